@@ -1,6 +1,6 @@
-"""Which results of a graph have memory of their own, told by the operators that made them; copies where they must.
+"""Results of a graph that have memory of their own, by their operators; copies of results that must have it.
 
-A compiler's passes simplify `x * 1` to `x`. As a value that is right; as a result it is not: the caller may write to
+A compiler's passes simplify `x * 1` to `x`. As a value that is right; as a result it is wrong: the caller may write to
 the result, and would write to `x`.
 """
 
@@ -35,12 +35,12 @@ def results_of(gm: fx.GraphModule) -> list[Any]:
 def tensors_in(gm: fx.GraphModule) -> list[torch.Tensor]:
     """The constants of a graph."""
     paths = {str(node.target) for node in gm.graph.nodes if node.op == "get_attr"}
-    found = [operator.attrgetter(path)(gm) for path in sorted(paths)]
-    return [value for value in found if isinstance(value, torch.Tensor)]
+    attributes = [operator.attrgetter(path)(gm) for path in sorted(paths)]
+    return [value for value in attributes if isinstance(value, torch.Tensor)]
 
 
 def memory_of(node: fx.Node) -> Memory:
-    """The memory that the value of `node` is in, or may be in: a view's is that of its base."""
+    """The memory that the value of `node` is in, or may be in: for a view the memory of its base."""
     while True:
         source, index = node, None
         if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
@@ -60,19 +60,19 @@ def makes_memory(memory: Memory) -> bool:
 
 def written_inputs(gm: fx.GraphModule) -> tuple[int, ...]:
     """Positions of the inputs that the graph itself writes to."""
-    found: set[fx.Node] = set()
+    roots: set[fx.Node] = set()
     for node in gm.graph.nodes:
         if node.op == "call_function" and isinstance(node.target, OpOverload):
             written = [node.args[i] for i in op_info(node.target).writes if i < len(node.args)]
-            found.update(memory_of(value)[0] for value in written if isinstance(value, fx.Node))
-    return tuple(i for i, node in enumerate(_inputs(gm)) if node in found)
+            roots.update(memory_of(value)[0] for value in written if isinstance(value, fx.Node))
+    return tuple(i for i, node in enumerate(_inputs(gm)) if node in roots)
 
 
 def copy_shared_results(gm: fx.GraphModule, before: fx.GraphModule, mode: Any) -> bool:
     """Copy each result of `gm` that shares memory with an input, or with another result, and does not in `before`.
 
-    `gm` was made of `before` by passes that keep inputs and results in their order. The copies have the strides that
-    the results have in `before`. Returns whether there is any.
+    `gm` was made from `before` by passes that keep the order of inputs and results. The copies have the strides of the
+    results in `before`. Returns whether there is any.
     """
     output = next(iter(reversed(gm.graph.nodes)))
     results = results_of(gm)
@@ -120,7 +120,7 @@ def _call(graph: fx.Graph, mode: Any, op: Any, node: fx.Node, *args: Any, **kwar
     value = node.meta["val"]
     if not isinstance(value, FakeTensor):
         value = mode.from_tensor(value)  # a constant's
-    made = graph.call_function(op, (node, *args), kwargs)
+    call = graph.call_function(op, (node, *args), kwargs)
     with torch.no_grad(), mode:
-        made.meta["val"] = op(value, *args, **kwargs)
-    return made
+        call.meta["val"] = op(value, *args, **kwargs)
+    return call

@@ -1,7 +1,7 @@
-"""Operators replaced by their decompositions in a graph that is captured already.
+"""Operators replaced by their decompositions in a captured graph.
 
-Capture decomposes what it is asked to as it goes. What functionalization makes of in-place operators comes later, so
-a few are left; a graph that came from elsewhere may have any.
+Capture decomposes operators as it records them. Functionalization adds operators later, so a few are left; a graph from
+elsewhere may have any.
 """
 
 from __future__ import annotations
@@ -26,12 +26,10 @@ def decompose(
     fake_mode: FakeTensorMode,
     leave: Collection[fx.Node] = (),
 ) -> int:
-    """Replace, in place, every call of an operator in `table` by what it decomposes into; how many there were.
+    """Replace, in place, every call of an operator in `table` by its decomposition; returns their number.
 
-    Nodes in `leave` stay.
-
-    A decomposition that gives `NotImplemented`, or refuses its arguments so, leaves the call as it is. Equal calls, as
-    those of a model's layers, are traced once, but where sizes are symbolic.
+    Nodes in `leave` stay. A decomposition that returns or raises `NotImplemented` leaves the call as it is. Equal
+    calls, as in a model's layers, are traced once, unless their sizes are symbolic.
     """
     count, traced = 0, dict[Any, fx.GraphModule]()
     for node in list(gm.graph.nodes):
@@ -49,7 +47,7 @@ def _expand(
     node: fx.Node,
     table: Mapping[Any, Callable[..., Any]],
     fake_mode: FakeTensorMode,
-    known: dict[Any, fx.GraphModule],
+    traces: dict[Any, fx.GraphModule],
 ) -> bool:
     operands = node.all_input_nodes
     values = [operand.meta["val"] for operand in operands]
@@ -57,23 +55,23 @@ def _expand(
     if all(isinstance(value, torch.Tensor) and not symbols_in(value) for value in values):
         place = {operand: (i, values[i].storage_offset(), layout_of(values[i])) for i, operand in enumerate(operands)}
         key = structure_of(node, place.__getitem__)
-    if key not in known:
-        known[key] = _traced(node, values, table, fake_mode)
-    traced = known[key]
+    if key not in traces:
+        traces[key] = _traced(node, values, table, fake_mode)
+    traced = traces[key]
     if any(inner.target is node.target for inner in traced.graph.nodes):
         return False
     inputs = iter(operands)
-    made: dict[fx.Node, Any] = {}
+    copies: dict[fx.Node, Any] = {}
     with graph.inserting_before(node):
         for inner in traced.graph.nodes:
             if inner.op == "placeholder":
-                made[inner] = next(inputs)
+                copies[inner] = next(inputs)
             elif inner.op == "get_attr":
                 return False
             elif inner.op == "output":
-                _replace(node, fx.map_arg(inner.args[0], made.__getitem__))
+                _replace(node, fx.map_arg(inner.args[0], copies.__getitem__))
             else:
-                made[inner] = new = graph.node_copy(inner, made.__getitem__)
+                copies[inner] = new = graph.node_copy(inner, copies.__getitem__)
                 new.meta |= {k: v for k, v in dict.items(node.meta) if k not in ("val", "spec", "tensor_meta")}
     graph.erase_node(node)
     return True

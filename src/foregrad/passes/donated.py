@@ -1,8 +1,8 @@
-"""Which inputs of a backward it may overwrite: what the forward made for it alone.
+"""Donated inputs: inputs of a backward that it may overwrite, since the forward made them for it alone.
 
-A compiler that knows them writes gradients over activations that are not read again, in place of fresh memory. What is
-found here holds for the usual call; whether it does in this one (the graph may be kept, a hook may keep a tensor) is
-looked at before each: `runtime.donated`.
+A compiler that knows them writes gradients over activations that are not read again, in place of fresh memory. The
+analysis holds for the usual call. Whether it holds in a given call (the graph may be kept, a hook may keep a tensor) is
+checked before each: `runtime.donated`.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ def donated_inputs(partitioned: Partitioned) -> tuple[int, ...]:
     saved = {node.name: node for node in partitioned.saved_nodes}
     shared = Counter(memory_of(node) for node in results_of(partitioned.forward) if isinstance(node, fx.Node))
     returned = {memory_of(node)[0] for node in dense_results(partitioned.backward) if isinstance(node, fx.Node)}
-    found = []
+    positions = []
     for i, node in enumerate(n for n in partitioned.backward.graph.nodes if n.op == "placeholder"):
         source = saved.get(node.name)
         if source is None or node in returned:
             continue  # a tangent; a gradient
         memory = memory_of(source)
         if memory[0].op == "call_function" and shared[memory] == 1 and _is_written_once(node, is_view=_is_view(source)):
-            found.append(i)
-    return tuple(found)
+            positions.append(i)
+    return tuple(positions)
 
 
 def _is_written_once(node: fx.Node, *, is_view: bool) -> bool:
-    """Whether each element of a tensor has memory of its own; of views with symbolic sizes it isn't asked."""
+    """Whether each element of a tensor has memory of its own; False for views with symbolic sizes."""
     spec = spec_of(node)
     if not isinstance(spec, TensorSpec):
         return False

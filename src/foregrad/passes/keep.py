@@ -1,4 +1,4 @@
-"""Saving more than the backward reads: what only a second derivative needs."""
+"""Further residuals, which only a second derivative needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["also_saved", "results_read"]
 
 
 def results_read(joint: JointGraph) -> set[str]:
-    """The differentiable outputs that the backward reads: it is by their own history that it depends on them."""
+    """The differentiable outputs that the backward reads: its dependence on them goes through their own history."""
     signature = joint.signature
     outputs = joint.outputs()
     placeholders = joint.placeholders()
@@ -24,7 +24,7 @@ def results_read(joint: JointGraph) -> set[str]:
     for node in joint.graph.nodes:
         if node.op == "call_function" and not after.isdisjoint(node.all_input_nodes):
             after.add(node)
-    found = set()
+    read = set()
     for i in signature.differentiable:
         stack, seen = [outputs[i]], set()
         if i in signature.runtime_views:
@@ -34,44 +34,44 @@ def results_read(joint: JointGraph) -> set[str]:
             seen.add(node)
             for user in node.users:
                 if user in after:
-                    found.add(outputs[i].name)
+                    read.add(outputs[i].name)
                 elif _is_view(user) and user.args[0] is node and user not in seen:
                     stack.append(user)
-    return found
+    return read
 
 
 def also_saved(partitioned: Partitioned, names: Iterable[str]) -> Partitioned:
-    """Let the forward save the values of the nodes called `names`, too, where it has them."""
+    """The halves with the values of the nodes called `names` saved too, if the forward has them."""
     saved = {node.name for node in partitioned.saved_nodes}
-    wanted = set(names) - saved
-    found = [n for n in partitioned.forward.graph.nodes if n.name in wanted]
-    more = [n for n in found if isinstance(spec_of(n), TensorSpec)]
-    sizes = [n for n in found if isinstance(n.meta.get("val") if n.op == "placeholder" else None, torch.SymInt)]
+    missing = set(names) - saved
+    present = [n for n in partitioned.forward.graph.nodes if n.name in missing]
+    more = [n for n in present if isinstance(spec_of(n), TensorSpec)]
+    sizes = [n for n in present if isinstance(n.meta.get("val") if n.op == "placeholder" else None, torch.SymInt)]
     if not more and not sizes:
         return partitioned
     signature = partitioned.joint.signature
     tensors = signature.num_forward_outputs + len(partitioned.saved_tensors)
     forward, backward = fx.Graph(), fx.Graph()
-    made: dict[fx.Node, fx.Node] = {}
+    copies: dict[fx.Node, fx.Node] = {}
     for node in partitioned.forward.graph.nodes:
         if node.op == "output":
-            kept = [None if n is None else made[n] for n in node.args[0]]
-            more_kept, more_sizes = ([made[n] for n in nodes] for nodes in (more, sizes))
+            kept = [None if n is None else copies[n] for n in node.args[0]]
+            more_kept, more_sizes = ([copies[n] for n in nodes] for nodes in (more, sizes))
             forward.output([*kept[:tensors], *more_kept, *kept[tensors:], *more_sizes])
         else:
-            made[node] = forward.node_copy(node, made.__getitem__)
-            made[node].meta = node.meta
+            copies[node] = forward.node_copy(node, copies.__getitem__)
+            copies[node].meta = node.meta
     before_tangents, before_tensors = len(saved), len(partitioned.saved_sizes)
-    made = {}
+    copies = {}
     for number, node in enumerate(partitioned.backward.graph.nodes):
         inserted = (sizes if number == before_tensors else []) + (more if number == before_tangents else [])
         for kept_node in inserted:
             backward.placeholder(kept_node.name).meta = kept_node.meta
         if node.op == "output":
-            backward.output([None if n is None else made[n] for n in node.args[0]])
+            backward.output([None if n is None else copies[n] for n in node.args[0]])
         else:
-            made[node] = backward.node_copy(node, made.__getitem__)
-            made[node].meta = node.meta
+            copies[node] = backward.node_copy(node, copies.__getitem__)
+            copies[node].meta = node.meta
     return Partitioned(
         partitioned.joint,
         make_graph_module(partitioned.forward, forward, "Forward"),

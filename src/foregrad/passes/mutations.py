@@ -1,7 +1,7 @@
-"""Writes to inputs as operators of the graph, for backends that do them better than the runtime can.
+"""Writes to inputs as operators of the graph, for backends that do them better than the runtime.
 
-A graph without gradients may write its new values into its inputs by itself, as its last act: a compiler that fuses
-then writes them once, where the runtime would copy.
+A graph without gradients may write its new values into its inputs by itself, at its end: a compiler that fuses then
+writes them once, and the runtime need not copy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 def with_mutations_inside(partitioned: Partitioned) -> Partitioned:
     """Put each plain update of an input into the forward graph, as a `copy_` at its end.
 
-    The graph returns what `copy_` gives in the place of the new value. Updates that count no version, of inputs
+    The graph returns the result of `copy_` in place of the new value. Updates that count no version, or are of inputs
     that overlap themselves or whose sizes change too, stay with the runtime.
     """
     joint = partitioned.joint

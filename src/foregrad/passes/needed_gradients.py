@@ -1,6 +1,6 @@
-"""The backward for the case that only some of its gradients are asked for, as by `autograd.grad(y, x)`.
+"""The backward for the case that only some of its gradients are needed, as for `autograd.grad(y, x)`.
 
-Eager computes no other; neither does this.
+Eager computes no others; neither does this.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from .._torch.replay import replayed
 __all__ = ["only_gradients"]
 
 
-def only_gradients(backward: fx.GraphModule, wanted: Collection[int]) -> fx.GraphModule:
-    """`backward` without what only the gradients at other positions than `wanted` need: those become None."""
+def only_gradients(backward: fx.GraphModule, positions: Collection[int]) -> fx.GraphModule:
+    """`backward` cut down to the gradients at `positions`; all other gradients become None."""
     output = next(iter(reversed(backward.graph.nodes)))
-    kept = [gradient if i in wanted else None for i, gradient in enumerate(output.args[0])]
+    kept = [gradient if i in positions else None for i, gradient in enumerate(output.args[0])]
     needed = set()
     stack = [gradient for gradient in kept if gradient is not None]
     while stack:

@@ -1,9 +1,9 @@
 """Outlining: each repeated region of a graph becomes a graph module of its own, which the graph calls at each place.
 
-A compiler that takes regions compiles each of them once. To the graph a call is one node (`call_module`), whose value
+A compiler that takes regions compiles each of them once. In the graph a call is one node (`call_module`), whose value
 is a tuple; names and metadata of the results stay on the nodes that take them out of it.
 
-Memory stays as it was: each tensor that a region returns is in memory of its own, which the region made. Other views
+Aliasing is unchanged: each tensor that a region returns is in memory of its own, which the region made. Other views
 are taken by the graph itself, of the region's operands and results. Symbolic sizes in a region are among its operands.
 
 Regions write nowhere, and are called where their operators stood: random numbers are drawn in the order of the graph.
@@ -27,7 +27,7 @@ from .repeats import Repeat, find_repeats, is_view
 __all__ = ["called_region", "is_random", "is_random_region", "outlined", "piece", "sizes_are_given"]
 
 _KEY = "foregrad region"
-_MANY, _SEVERAL = 8, 16  # copies, and operators in each, from which on it pays
+_MANY, _SEVERAL = 8, 16  # copies, and operators in each, at which outlining begins to pay
 
 
 def outlined(
@@ -49,8 +49,8 @@ def outlined(
         29 21
     """
     fewest = 2 if always else _MANY
-    found = (_Region.of(repeat) for repeat in find_repeats(gm.graph, keep_out, fewest=fewest, several=several))
-    regions = [region for region in found if region is not None]
+    candidates = (_Region.of(repeat) for repeat in find_repeats(gm.graph, keep_out, fewest=fewest, several=several))
+    regions = [region for region in candidates if region is not None]
     if not regions:
         return gm
     stem = "region"
@@ -90,7 +90,7 @@ def is_random_region(region: fx.GraphModule) -> bool:
 
 
 class _Region:
-    """A repeat: what its copies do themselves, and return; and the views that the graph takes in their place."""
+    """A repeat: the operators in its copies, their results, and the views that the graph takes in their place."""
 
     def __init__(self, repeat: Repeat, returned: set[int], views: set[int]) -> None:
         self.repeat, self.returned, self.views = repeat, sorted(returned), sorted(views)
@@ -105,7 +105,7 @@ class _Region:
 
     @classmethod
     def of(cls, repeat: Repeat) -> _Region | None:
-        """None where something else than tensors would be returned, or a size is not known from the operands."""
+        """The region of a repeat; None if it would return other values than tensors, or lack a size in its operands."""
         body = repeat.copies[0]
         place = {node: r for r, node in enumerate(body)}
         made_by = {r: _maker(body[r]) for r in repeat.results}
@@ -121,8 +121,8 @@ class _Region:
                 views.add(r)
                 waiting += [place[operand] for operand in body[r].all_input_nodes if operand in place]
         region = cls(repeat, returned, views)
-        known = sizes_are_given([repeat.inputs[0][q] for q in region.reads], region.body)
-        return region if returned and known else None
+        sizes_known = sizes_are_given([repeat.inputs[0][q] for q in region.reads], region.body)
+        return region if returned and sizes_known else None
 
     def module(self, gm: fx.GraphModule) -> fx.GraphModule:
         """The region as a graph of its own."""
@@ -143,14 +143,14 @@ class _Region:
         args = tuple(copier.copies[inputs[q]] for q in self.reads)
         call = writer.add(f"{title}_{j}", "call_module", title, args, {}, meta)
         for position, node in enumerate(results):
-            made = writer.add(node.name, "call_function", operator.getitem, (call, position), {}, copier.metadata(node))
-            copier.copies[node] = made
+            item = writer.add(node.name, "call_function", operator.getitem, (call, position), {}, copier.metadata(node))
+            copier.copies[node] = item
         for r in self.views:
             copier.copy(copy[r])
 
 
 def _maker(node: fx.Node) -> fx.Node:
-    """The node that made the memory of a value, or the last one known in it."""
+    """The node that made the memory of a value, or the last view before one that is unknown."""
     while is_view(node):
         node = node.args[0]  # type: ignore[assignment]
     return node
@@ -163,21 +163,21 @@ def is_random(node: fx.Node) -> bool:
 
 def sizes_are_given(inputs: Collection[fx.Node], nodes: Collection[fx.Node]) -> bool:
     """Whether each symbol in the sizes of some nodes is a number, or a dimension, of an input."""
-    known: set[Any] = set()
+    symbols: set[Any] = set()
     for node in inputs:
         spec = spec_of(node)
         numbers = spec.shape if isinstance(spec, TensorSpec) else [node.meta.get("val")]
-        known |= {symbol_of(number) for number in numbers}
+        symbols |= {symbol_of(number) for number in numbers}
     specs = [spec_of(node) for node in (*inputs, *nodes)]
     tensors = [part for spec in specs for part in (spec if isinstance(spec, tuple) else (spec,)) if part is not None]
     sizes = (size for spec in tensors for size in (*spec.shape, *spec.stride, spec.offset) if type(size) is not int)
-    return all(known.issuperset(symbols_in(size)) for size in sizes)
+    return all(symbols.issuperset(symbols_in(size)) for size in sizes)
 
 
 def piece(
     gm: fx.GraphModule, inputs: Collection[fx.Node], nodes: Collection[fx.Node], results: Sequence[Any], name: str
 ) -> fx.GraphModule:
-    """Some nodes of a graph, in their order, as a graph of its own; constants that they read are in it."""
+    """Some nodes of a graph, in their order, as a graph of its own, with the constants that they read."""
     copier = GraphCopier()
     for node in inputs:
         copier.placeholder(node)

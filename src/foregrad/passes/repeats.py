@@ -1,7 +1,7 @@
 """Regions of a graph that repeat: the layers of a model, in a joint graph or in one half, with or without modules.
 
 Structure is the key: operators, constants, shapes, strides, dtypes, devices, which value reads which, which operands
-are one and the same, what the graph returns. Names of modules only choose between equally good places to cut.
+are equal, which values the graph returns. Names of modules only choose between equally good places to cut.
 
 A row of copies is a stretch of the graph's order in which equal operators come again at one distance. The stretch is
 cut where the fewest bytes pass from one copy to the next; copies at its ends that are wired differently are peeled off.
@@ -31,7 +31,7 @@ __all__ = ["Repeat", "find_repeats", "is_view", "layout_key", "layout_of", "stru
 
 _FEWEST = 2  # operators in a copy
 _CANDIDATES = 24  # distances that are tried
-_TRIES = 12  # rows of copies looked at, of those that a stretch may have
+_TRIES = 12  # rows of copies that are tried in a stretch
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class Repeat:
     """A row of equal copies, in their order.
 
     * `copies[j][r]`: node r of copy j. Node r is the same operator in each.
-    * `inputs[j][q]`: what copy j reads from outside itself as operand q; equal operands are one. Constants of the
-      graph, which are the same in all copies, are not among them.
+    * `inputs[j][q]`: the outside value that copy j reads as operand q; equal operands are one. Constants of the
+      graph, which are equal in all copies, are not among them.
     * `results`: the r that are read outside their copy, or returned, in any copy.
     * `label`: the path of the module that the first copy's nodes have in common, if any.
     """
@@ -56,11 +56,11 @@ def find_repeats(
 ) -> tuple[Repeat, ...]:
     """The repeated regions of a graph that have at least `fewest` copies, in the order of their first nodes.
 
-    None overlap. Nodes in `keep_out` are in none. A copy has at least `several` operators that compute: smaller ones
-    are put together.
+    Regions do not overlap, and have no nodes in `keep_out`. A copy has at least `several` operators that compute:
+    smaller copies are joined.
     """
     order = _Order(graph, keep_out)
-    found: list[Repeat] = []
+    repeats: list[Repeat] = []
     waiting = [(0, len(order.nodes))]
     while waiting:
         start, stop = waiting.pop()
@@ -70,18 +70,18 @@ def find_repeats(
                 break
         else:
             continue
-        found.append(repeat)
+        repeats.append(repeat)
         begin = order.place[repeat.copies[0][0]]
         waiting += [(start, begin), (begin + length * len(repeat.copies), stop)]
-    return tuple(sorted(found, key=lambda repeat: order.place[repeat.copies[0][0]]))
+    return tuple(sorted(repeats, key=lambda repeat: order.place[repeat.copies[0][0]]))
 
 
 class _Order:
-    """The operators of a graph in their order, with a number that is equal for equal ones."""
+    """The operators of a graph in their order, with equal numbers for equal operators."""
 
     def __init__(self, graph: fx.Graph, keep_out: Collection[fx.Node]) -> None:
         *nodes, output = graph.nodes
-        ahead: set[fx.Node] = set()  # what can be computed before all copies
+        ahead: set[fx.Node] = set()  # nodes that can be computed before all copies
         self.nodes: list[fx.Node] = []
         for node in nodes:
             if node.op in ("placeholder", "get_attr") or (_is_scalar(node) and ahead.issuperset(node.all_input_nodes)):
@@ -105,8 +105,8 @@ class _Order:
         return structure_of(node, _kind_of_operand), node in self.returned
 
     def rows(self, start: int, stop: int, several: int) -> list[tuple[int, int, int]]:
-        """(first, length, count) of rows of copies in a stretch: by what they cover, the shortest of equals first."""
-        found = []
+        """(first, length, count) of rows of copies in a stretch, by the nodes they cover, the shortest copies first."""
+        candidates = []
         for length in sorted(self._distances(start, stop)):
             for first, end in self._runs(start, stop - length, length):
                 one = self.nodes[first : first + length]
@@ -115,14 +115,14 @@ class _Order:
                     continue
                 whole = length * -(-several // computing)
                 count = (end - first + length) // whole
-                # What a longer copy covers more than a shorter one has to be more than an end.
+                # A longer copy must cover more than a shorter one by more than an end.
                 if count > 1:
-                    found.append((count * whole - whole // 2, first, whole, count))
-        found.sort(key=lambda row: (-row[0], row[2]))
-        return [(first, length, count) for _, first, length, count in found[:_TRIES]]
+                    candidates.append((count * whole - whole // 2, first, whole, count))
+        candidates.sort(key=lambda row: (-row[0], row[2]))
+        return [(first, length, count) for _, first, length, count in candidates[:_TRIES]]
 
     def _distances(self, start: int, stop: int) -> list[int]:
-        """The distances at which operators come again most often."""
+        """The most frequent distances between equal operators."""
         seen: dict[int, int] = {}
         times: collections.Counter[int] = collections.Counter()
         for i in range(start, stop):
@@ -134,7 +134,7 @@ class _Order:
         return [d for d, _ in times.most_common(_CANDIDATES) if _FEWEST <= d <= (stop - start) // 2]
 
     def _runs(self, start: int, stop: int, length: int) -> Iterator[tuple[int, int]]:
-        """The stretches of at least `length` operators each of which comes again after `length` others."""
+        """The stretches of at least `length` operators whose equals follow at distance `length`."""
         keys, begin = self.keys, start
         for i in range(start, stop + 1):
             if i == stop or keys[i] != keys[i + length]:
@@ -159,7 +159,7 @@ class _Order:
         return self._described(best) if len(best) > 1 else None
 
     def _cuts(self, first: int, end: int, length: int) -> list[int]:
-        """Where a copy may start, after `first`: where the fewest bytes pass comes first."""
+        """The places after `first` at which a copy may start, ordered by the bytes that pass them."""
         passing = [0] * (end - first + 1)
         for i in range(first, end):
             last = max((p for user in self.nodes[i].users if (p := self.place.get(user, end)) < end), default=i)
@@ -178,7 +178,7 @@ class _Order:
         return sorted(range(length), key=price)[:8]
 
     def _wiring(self, copy: Sequence[fx.Node]) -> tuple[Any, tuple[fx.Node, ...]]:
-        """(what each node reads, by its place in the copy or as an operand from outside, these operands)."""
+        """(the operands of each node, by place in the copy or by number among outside operands; the outside ones)."""
         place = {node: r for r, node in enumerate(copy)}
         outside: dict[fx.Node, int] = {}
         reads: list[tuple[int, Any]] = []
@@ -205,7 +205,7 @@ class _Order:
 
 
 def _longest_alike(wirings: Sequence[Any]) -> tuple[int, int]:
-    """The longest stretch of equal ones."""
+    """The longest stretch of equal wirings."""
     best, begin = (0, 0), 0
     for j in range(1, len(wirings) + 1):
         if j == len(wirings) or wirings[j] != wirings[begin]:
@@ -215,7 +215,7 @@ def _longest_alike(wirings: Sequence[Any]) -> tuple[int, int]:
 
 
 def structure_of(node: fx.Node, name: Callable[[fx.Node], Any]) -> Any:
-    """What a node computes, as something hashable: operator, constants, layout; `name` says what an operand is."""
+    """A hashable key of a node's computation: operator, constants, layout; `name` gives the key of an operand."""
     return node.target, _part(node.args, name), _part(node.kwargs, name), layout_of(_value(node))
 
 
@@ -226,11 +226,11 @@ def layout_of(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return tuple(map(layout_of, value))
     if isinstance(value, TensorSpec) and (token := value.token) is not None:
-        known = _LAYOUTS.get(token)
-        if known is None:  # a token tells of the offset too
+        layout_id = _LAYOUTS.get(token)
+        if layout_id is None:  # a token tells of the offset too
             layout = value.shape, value.stride, value.dtype, value.device
-            known = _LAYOUTS[token] = _LAYOUTS.setdefault(layout, object())
-        return known
+            layout_id = _LAYOUTS[token] = _LAYOUTS.setdefault(layout, object())
+        return layout_id
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided:
             return object()
@@ -241,7 +241,7 @@ def layout_of(value: Any) -> Any:
     return *sizes, value.dtype, value.device, value.conj, value.neg
 
 
-_LAYOUTS: dict[object, object] = {}  # by token, and by what counts here: comparing one object is cheap
+_LAYOUTS: dict[object, object] = {}  # by token, and by layout without offset: comparing one object is cheap
 
 
 def _value(node: fx.Node) -> Any:
@@ -279,7 +279,7 @@ def _part(value: Any, name: Callable[[fx.Node], Any]) -> Any:
 
 _PLAIN = (int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
 _SEEDS, _SEED = "prims.inductor_seeds.default", "prims.inductor_lookup_seed.default"
-# Read at places counted from the beginning of the memory, whatever the offset of the tensor that they are given.
+# Operators that read at offsets from the beginning of the memory, whatever the offset of their operand.
 _FROM_MEMORY = {"as_strided", "as_strided_copy", "as_strided_scatter"}
 
 
@@ -300,7 +300,7 @@ def _target(node: fx.Node) -> str:
 
 
 def _is_scalar(node: fx.Node) -> bool:
-    """Whether a value is a number, or one of the seeds that random numbers are made of."""
+    """Whether a value is a number, or a seed of random numbers."""
     value = _value(node)
     return isinstance(value, _NUMBERS) or _target(node) == _SEED
 
@@ -325,8 +325,8 @@ def _may_repeat(node: fx.Node) -> bool:
 
 
 def layout_key(node: fx.Node) -> Any:
-    """Something equal for nodes that make tensors of equal layouts, in memory of their own; None where that is not
-    certain from operators and operands' values.
+    """A key that is equal for nodes that make tensors of equal layouts, in memory of their own; None if operator and
+    operands do not decide that.
     """
     values = [operand.meta.get("val") for operand in node.all_input_nodes]
     if not values or not isinstance(node.target, OpOverload) or not _may_repeat(node) or is_view(node):

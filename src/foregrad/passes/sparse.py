@@ -1,7 +1,7 @@
-"""Graphs with sparse gradients, for compilers that know dense tensors only: cut where the first sparse tensor is made.
+"""Graphs with sparse gradients, for compilers of dense tensors: cut where the first sparse tensor is made.
 
-What comes before is a graph of plain dense tensors. The rest, a few operators that end in gradients as a rule, runs on
-eager's kernels.
+The head is a graph of plain dense tensors. The tail, as a rule a few operators that end in gradients, runs on eager's
+kernels.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ __all__ = ["Cut", "around_sparse", "cut_at_sparse", "dense_results", "is_random"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cut:
-    """`head` returns what the graph does, None at the positions in `moved`, and then what it makes for `tail`, which
-    returns the results at those positions. `tail` takes the inputs at the positions in `around` before that.
+    """The two parts of a graph. `head` returns the graph's results, None at the positions in `moved`, and then values
+    for `tail`, which returns the results at those positions. `tail` takes the inputs at the positions in `around`, then
+    the values from `head`.
     """
 
     head: fx.GraphModule
@@ -35,15 +36,15 @@ class Cut:
 
 def sparse_nodes(graph: fx.Graph) -> set[fx.Node]:
     """The nodes whose values are sparse tensors."""
-    found: set[fx.Node] = set()
+    nodes: set[fx.Node] = set()
     for node in graph.nodes:
-        if node.op == "call_function" and gives_sparse(node.target, node.args, found.__contains__):
-            found.add(node)
-    return found
+        if node.op == "call_function" and gives_sparse(node.target, node.args, nodes.__contains__):
+            nodes.add(node)
+    return nodes
 
 
 def cut_at_sparse(module: fx.GraphModule) -> Cut | None:
-    """The two parts of a graph; None where all of it is dense."""
+    """The two parts of a graph; None if the whole graph is dense."""
     below = sparse_nodes(module.graph)
     if not below:
         return None
@@ -54,18 +55,18 @@ def cut_at_sparse(module: fx.GraphModule) -> Cut | None:
     results = results_of(module)
     moved = tuple(i for i, result in enumerate(results) if result in below)
     read = (node for user in nodes if user in below for node in user.all_input_nodes)
-    given = [node for node in dict.fromkeys(read) if node not in below]
+    operands = [node for node in dict.fromkeys(read) if node not in below]
     inputs = [node for node in nodes if node.op == "placeholder"]
-    around = tuple(i for i, node in enumerate(inputs) if node in given)
-    made = [node for node in given if node.op != "placeholder"]
+    around = tuple(i for i, node in enumerate(inputs) if node in operands)
+    handed = [node for node in operands if node.op != "placeholder"]
     head, tail = GraphCopier(), GraphCopier()
     for node in nodes:
         if node.op == "placeholder":
             head.placeholder(node)
         elif node not in below:
             head.copy(node)
-    head.output([*(None if i in moved else result for i, result in enumerate(results)), *made])
-    for node in (*(inputs[i] for i in around), *made):
+    head.output([*(None if i in moved else result for i, result in enumerate(results)), *handed])
+    for node in (*(inputs[i] for i in around), *handed):
         tail.placeholder(node)
     for node in nodes:
         if node in below:
@@ -76,7 +77,7 @@ def cut_at_sparse(module: fx.GraphModule) -> Cut | None:
 
 
 def around_sparse(module: fx.GraphModule, prepare: Callable[[fx.GraphModule], fx.GraphModule]) -> fx.GraphModule:
-    """`prepare(module)`, where that is given the part without sparse tensors; `module` itself where it fails."""
+    """`prepare(module)`, applied to the part without sparse tensors; `module` itself if that changes nothing."""
     cut = cut_at_sparse(module)
     if cut is None:
         return prepare(module)
@@ -87,20 +88,20 @@ def around_sparse(module: fx.GraphModule, prepare: Callable[[fx.GraphModule], fx
     results, count = results_of(prepared), len(results_of(module))
     *nodes, end = cut.tail.graph.nodes
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    made = dict(zip(nodes, [*(inputs[i] for i in cut.around), *results[count:]], strict=False))
+    copies = dict(zip(nodes, [*(inputs[i] for i in cut.around), *results[count:]], strict=False))
     with graph.inserting_before(output):
-        for node in nodes[len(made) :]:
-            made[node] = graph.node_copy(node, made.__getitem__)
-            made[node].meta = node.meta
+        for node in nodes[len(copies) :]:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+            copies[node].meta = node.meta
     for position, result in zip(cut.moved, end.args[0], strict=True):
-        results[position] = made[result]
+        results[position] = copies[result]
     output.args = (results[:count],)
     prepared.recompile()
     return prepared
 
 
 def dense_results(module: fx.GraphModule) -> list[Any]:
-    """The results of a graph, with the dense tensors that sparse ones are made of in their place."""
+    """The results of a graph, with sparse results replaced by their dense parts."""
     cut = cut_at_sparse(module)
     if cut is None:
         return results_of(module)
@@ -109,9 +110,7 @@ def dense_results(module: fx.GraphModule) -> list[Any]:
 
 
 def only_in_gradients(backward: fx.GraphModule) -> frozenset[int]:
-    """The tangents that a backward does nothing with but to make sparse gradients of them, which are laid out as what
-    comes in is.
-    """
+    """The tangents from which a backward only makes sparse gradients; these have the layout of the incoming tangent."""
     tangents = [node for node in backward.graph.nodes if node.op == "placeholder" and node.name.startswith("tangents_")]
     return frozenset(
         i

@@ -22,16 +22,16 @@ _KEY = "foregrad stage"
 
 
 def stage_of(module: fx.GraphModule) -> tuple[int, ...] | None:
-    """The inputs whose gradients are the first results of a graph that is a stage; None for any other."""
-    found: tuple[int, ...] | None = module.meta.get(_KEY)
-    return found
+    """The inputs whose gradients are the first results of a stage; None if the graph is no stage."""
+    inputs: tuple[int, ...] | None = module.meta.get(_KEY)
+    return inputs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stage:
     """`module`: (values handed over, tangents) -> (gradients of `inputs`, values that later stages read).
 
-    `reads` are the names of what it takes, `hands` of what it gives besides the gradients.
+    `reads`: the names of its inputs; `hands`: the names of its results besides the gradients.
     """
 
     module: fx.GraphModule
@@ -49,17 +49,16 @@ def with_stages(joint: JointGraph, sizes: Sequence[int]) -> JointGraph:
 
 
 def _stages_of(signature: Signature, sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The inputs whose gradients come together: parameters, as they arrive in eager, until they have `sizes` bytes
-    (the last of which holds for all that follow), and with the last ones all other inputs. Empty where one stage does.
+    """The inputs of each stage: parameters, in the order in which eager's gradients arrive, until they have `sizes`
+    bytes (the last size holds for all further stages). All other inputs are in the last stage. Empty for one stage.
 
-    What a call does to inputs with gradients is not told apart: such functions have one stage, as have those that
-    autograd is told more of than a node.
+    A function has one stage if it has effects on inputs with gradients, or effects on autograd beyond its node.
     """
     s = signature
-    given = [info for info, has in zip(s.inputs, s.gradients, strict=True) if has]
     writes = [e for e in s.log if not (isinstance(e, Write) and e.is_whole) or s.gradients[e.input]]
+    differentiable = [info for info, has in zip(s.inputs, s.gradients, strict=True) if has]
     more = (writes, s.in_backward, s.passed, s.hooks, s.has_wrappers, s.decisions, s.checks, s.rootless)
-    if not sizes or s.is_inference or any(more) or any(not info.spec.is_static for info in given):
+    if not sizes or s.is_inference or any(more) or any(not info.spec.is_static for info in differentiable):
         return ()
     parameters = [i for i in s.arrival if s.gradients[i] and isinstance(s.inputs[i].slot, Param)]
     stages: list[list[int]] = [[]]
@@ -70,14 +69,14 @@ def _stages_of(signature: Signature, sizes: Sequence[int]) -> tuple[tuple[int, .
             stages.append([])
         left -= int(s.inputs[index].spec.nbytes)
         stages[-1].append(index)
-    known = set(parameters)
-    stages[-1] += [i for i, has in enumerate(s.gradients) if has and i not in known]
+    in_order = set(parameters)
+    stages[-1] += [i for i, has in enumerate(s.gradients) if has and i not in in_order]
     leaves = {i for i, info in enumerate(s.inputs) if info.is_leaf}
     return tuple(tuple(queued_to_arrive(stage, s.arrival, leaves)) for stage in stages) if len(stages) > 1 else ()
 
 
 def cut_in_stages(backward: fx.GraphModule, stages: Sequence[tuple[int, ...]]) -> list[Stage]:
-    """The stages of a backward graph, cut where the last gradient of each is there."""
+    """The stages of a backward graph, each cut after its last gradient."""
     nodes = [node for node in backward.graph.nodes if node.op not in ("output", "get_attr")]
     position = {node: at for at, node in enumerate(nodes)}
     gradients = next(iter(reversed(backward.graph.nodes))).args[0]
@@ -85,15 +84,15 @@ def cut_in_stages(backward: fx.GraphModule, stages: Sequence[tuple[int, ...]]) -
     for stage in stages[:-1]:
         ends.append(max(ends[-1], *(position[gradients[i]] + 1 for i in stage)))
     ends.append(len(nodes))
-    later: list[set[fx.Node]] = [set()]  # what is read after each stage, the last first
+    later: list[set[fx.Node]] = [set()]  # the nodes read after each stage, the last first
     for stage, start, end in reversed(list(zip(stages, ends, ends[1:], strict=False))):
         reads = {n for node in nodes[start:end] for n in node.all_input_nodes} | {gradients[i] for i in stage}
         later.insert(0, later[0] | reads)
-    found = []
+    cut = []
     for number, (stage, start, end) in enumerate(zip(stages, ends, ends[1:], strict=False)):
         own = [node for node in nodes[start:end] if node.op != "placeholder"]
-        found.append(_stage(backward, own, [gradients[i] for i in stage], later[number + 1], stage))
-    return found
+        cut.append(_stage(backward, own, [gradients[i] for i in stage], later[number + 1], stage))
+    return cut
 
 
 def _stage(
@@ -102,8 +101,8 @@ def _stage(
     inside = set(own)
     reads = dict.fromkeys(n for node in own for n in node.all_input_nodes if n.op != "get_attr")
     reads |= dict.fromkeys(gradients)
-    given = sorted((n for n in reads if n not in inside), key=lambda n: n.name.startswith("tangents_"))
+    operands = sorted((n for n in reads if n not in inside), key=lambda n: n.name.startswith("tangents_"))
     hands = [node for node in own if node in later]
-    module = piece(backward, given, own, [*gradients, *hands], "Stage")
+    module = piece(backward, operands, own, [*gradients, *hands], "Stage")
     module.meta[_KEY] = inputs
-    return Stage(module, inputs, tuple(n.name for n in given), tuple(n.name for n in hands))
+    return Stage(module, inputs, tuple(n.name for n in operands), tuple(n.name for n in hands))

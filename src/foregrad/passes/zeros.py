@@ -1,8 +1,8 @@
-"""The backward for the case that some outputs have no gradient coming in.
+"""The backward for the case that some outputs get no cotangent.
 
 Eager leaves out the paths that start at such outputs (multiplying zeros by infinity on the way would make NaNs).
 A backward graph is linear in its tangents, so a missing tangent is a zero that linear operators pass on: the
-graph is cut down to what the tangents that did come in reach.
+graph is cut down to the nodes that the present tangents reach.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ __all__ = ["without_tangents"]
 
 aten = torch.ops.aten
 
-# Operators that give zeros for zeros, wherever the zeros go in: sums, products, rearrangements. Those whose name says
-# that they are a derivative do so too.
+# Operators that give zeros for zeros in any operand: sums, products, rearrangements. Operators that are derivatives by
+# name do so too.
 _LINEAR = {
     aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar,
     aten.neg.default,
@@ -58,51 +58,51 @@ _LINEAR = {
     aten._linalg_solve_ex.default, aten._conj_physical.default, aten.index_fill.int_Tensor, aten.xlogy.Tensor,
     aten.special_xlog1py.default, aten._unsafe_masked_index_put_accumulate.default, operator.getitem, MAKE,
 }  # fmt: skip
-# The same, where the number that they fill in is zero: its position.
+# Operators that do so if the number that they fill in is zero: its position.
 _FILLS = {
     aten.masked_fill.Scalar: 2, aten.constant_pad_nd.default: 2, aten.index_fill.int_Scalar: 3, aten.scatter.value: 3,
     aten._unsafe_masked_index.default: 3,
 }  # fmt: skip
-# Of those that are run on copies of what they write to.
+# Operators that do so among those run on copies of the arguments that they write to.
 _IN_PLACE = {aten.mul_.Scalar, aten.mul_.Tensor, aten.div_.Scalar, aten.div_.Tensor}
 
 
 def without_tangents(
     backward: fx.GraphModule, num_saved: int, mask: tuple[bool, ...], reached_from: Sequence[GradientPaths]
 ) -> fx.GraphModule:
-    """`backward` specialized to the tangents at True positions of `mask` coming in; it takes only those.
+    """`backward` specialized to the tangents at True positions of `mask`, which alone are its inputs.
 
-    `reached_from` is the signature's: gradients that no such tangent leads to are None, and so are those that depend on
-    none of them, where PyTorch's own formulas say so.
+    `reached_from` is the signature's: a gradient is None if no present tangent leads to it, or if it depends on none of
+    them and PyTorch's own formulas leave it undefined.
     """
     old = backward.graph
     placeholders = [n for n in old.nodes if n.op == "placeholder"]
     tangents = placeholders[num_saved:]
-    given = [t for t, present in zip(tangents, mask, strict=True) if present]
+    present_tangents = [t for t, present in zip(tangents, mask, strict=True) if present]
     sparse = sparse_nodes(old)
     # The gradient of an embedding without indices is empty, and depends on no tangent.
     empty = sparse - _depending(old, tangents)
     depends = _depending(old, [*tangents, *empty])
-    zeros = _zeros(old, depends, [t for t in tangents if t not in given])
+    zeros = _zeros(old, depends, [t for t in tangents if t not in present_tangents])
     graph = fx.Graph()
-    made: dict[fx.Node, Any] = {}
-    sizes = _Sizes(graph, made)
+    copies: dict[fx.Node, Any] = {}
+    sizes = _Sizes(graph, copies)
     sums: list[fx.Node] = []
 
     def value(node: fx.Node) -> Any:
-        if node in sparse and node not in made:  # of zeros, as many as there are
-            made[node] = graph.node_copy(node, value)
-            made[node].meta = node.meta
-        elif node in zeros and node not in made:
-            made[node] = _materialized(graph, node, sizes)
-        return made[node]
+        if node in sparse and node not in copies:  # a sparse zero is computed as before
+            copies[node] = graph.node_copy(node, value)
+            copies[node].meta = node.meta
+        elif node in zeros and node not in copies:
+            copies[node] = _materialized(graph, node, sizes)
+        return copies[node]
 
     for node in old.nodes:
         if node.op == "placeholder" and node in zeros:
             continue
         if node.op == "output":
             present = frozenset(i for i, is_given in enumerate(mask) if is_given)
-            alive = _depending(old, [*given, *empty])
+            alive = _depending(old, [*present_tangents, *empty])
             gradients = []
             everything = GradientPaths(frozenset(range(len(mask))), frozenset(range(len(mask))))
             for gradient, reach in zip(node.args[0], reached_from or [everything] * len(node.args[0]), strict=True):
@@ -112,25 +112,25 @@ def without_tangents(
         elif node not in zeros:
             survivor = _other_summand(node, zeros, sparse)
             if survivor is not None:
-                made[node] = made[survivor]
+                copies[node] = copies[survivor]
                 continue
-            made[node] = graph.node_copy(node, value)
-            made[node].meta = node.meta
+            copies[node] = graph.node_copy(node, value)
+            copies[node].meta = node.meta
             if sparse and node.target is aten.add.Tensor and node.args[0] not in sparse:
-                sums.append(made[node])
+                sums.append(copies[node])
     _reorder(sums, sparse_nodes(graph) if sums else set())
     graph.eliminate_dead_code(is_impure_node=_stays)
     return make_graph_module(backward, graph, "PartialBackward")
 
 
 def _stays(node: fx.Node) -> bool:
-    """Whether a node that nobody reads stays; asked from the end of the graph on."""
+    """Whether an unread node stays; asked for nodes from the end of the graph on."""
     random = replayed(node)
     return node.op in ("placeholder", "output") or (random is not None and bool(random.users))
 
 
 def _zeros(graph: fx.Graph, depends: set[fx.Node], missing: list[fx.Node]) -> set[fx.Node]:
-    """The nodes known to be zero, of those that depend on a tangent."""
+    """The nodes that depend on a tangent and are zero."""
     zeros = set(missing)
     for node in graph.nodes:
         is_linear = node.op == "call_function" and node in depends and _is_linear(node)
@@ -151,7 +151,7 @@ def _is_linear(node: fx.Node) -> bool:
 
 
 def _depending(graph: fx.Graph, tangents: list[fx.Node]) -> set[fx.Node]:
-    """The nodes that some of `tangents` go into, these too."""
+    """The nodes that depend on `tangents`, with the tangents themselves."""
     alive = set(tangents)
     for node in graph.nodes:
         if node.op == "call_function" and not alive.isdisjoint(node.all_input_nodes):
@@ -160,8 +160,8 @@ def _depending(graph: fx.Graph, tangents: list[fx.Node]) -> set[fx.Node]:
 
 
 def _other_summand(node: fx.Node, zeros: set[fx.Node], sparse: set[fx.Node]) -> fx.Node | None:
-    """For the sum of a zero and something of the same layout: that something. Of a dense zero and a sparse gradient
-    it is the latter, which eager has left sparse.
+    """For the sum of a zero and a value of the same layout: the value. For a dense zero and a sparse gradient: the
+    gradient, which eager leaves sparse.
     """
     if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
         return None
@@ -178,7 +178,7 @@ def _other_summand(node: fx.Node, zeros: set[fx.Node], sparse: set[fx.Node]) -> 
 
 
 def _reorder(sums: list[fx.Node], sparse: set[fx.Node]) -> None:
-    """Where the first summand is sparse by now, which it was not: autograd then adds it to what comes in."""
+    """Swap the summands if the first has become sparse: autograd then adds it to the incoming gradient."""
     for node in sums:
         if node.args[0] in sparse:
             node.args = (*reversed(node.args),)
@@ -204,28 +204,28 @@ def _materialized(graph: fx.Graph, node: fx.Node, sizes: _Sizes) -> Any:
 
 
 class _Sizes:
-    """Symbolic sizes in the backward, read off what it is given."""
+    """Symbolic sizes in the backward, read off its inputs."""
 
-    def __init__(self, graph: fx.Graph, made: dict[fx.Node, Any]) -> None:
+    def __init__(self, graph: fx.Graph, copies: dict[fx.Node, Any]) -> None:
         self.graph = graph
-        self.made = made
-        self.known: dict[Any, fx.Node] = {}
+        self.copies = copies
+        self.node_by_symbol: dict[Any, fx.Node] = {}
 
     def node(self, number: Any) -> Any:
         for symbol in symbols_in(number):
-            if symbol not in self.known:
-                self.known[symbol] = self._find(symbol)
-        return write_expression(self.graph, number, self.known)
+            if symbol not in self.node_by_symbol:
+                self.node_by_symbol[symbol] = self._find(symbol)
+        return write_expression(self.graph, number, self.node_by_symbol)
 
     def _find(self, symbol: Any) -> fx.Node:
-        for node in self.made.values():
+        for node in self.copies.values():
             if node.op != "placeholder":
                 continue
             spec = spec_of(node)
             if not isinstance(spec, TensorSpec):
                 if symbol_of(node.meta.get("val")) == symbol:
-                    found: fx.Node = node
-                    return found
+                    number: fx.Node = node
+                    return number
                 continue
             for dim, size in enumerate(spec.shape):
                 if symbol_of(size) == symbol:
@@ -233,6 +233,6 @@ class _Sizes:
                     size_node.meta = {"val": size}
                     return size_node
         raise UnsupportedError(
-            f"the backward for only some of the outputs needs the size {symbol}, which nothing it was given has. "
+            f"the backward for only some of the outputs needs the size {symbol}, which none of its inputs has. "
             "Compile with dynamic=False, or use all outputs in the loss."
         )

@@ -1,7 +1,7 @@
 """The two differentiable steps at the ends of compiled graphs: a wrapper to its plain tensors, and back.
 
-Autograd sees the wrapper outside and plain tensors inside. A gradient goes through these steps as its class has it: a
-wrapper's gradient is a wrapper like it, of other metadata perhaps, or a plain tensor (see `WrapperSpec.is_whole`).
+Autograd sees the wrapper outside and plain tensors inside. The class decides on the gradient that goes through: a
+wrapper like the result, perhaps of other metadata, or a plain tensor (see `WrapperSpec.is_whole`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 Parts = Sequence["torch.Tensor | None"]
-Take = Callable[[Any], "Parts | None"]  # the gradient of a wrapper, as one of each plain tensor
+Take = Callable[[Any], "Parts | None"]  # the gradient of a wrapper, as a gradient for each plain tensor
 Layout = tuple[torch.Size, torch.dtype] | None
 
 
@@ -55,8 +55,8 @@ class _Unwrap(torch.autograd.Function):
         ctx.gradient = gradient
         kept = zip(spec.paths(), all_parts, spec.carries, strict=False)
         ctx.kept = {path: part for path, part, carries in kept if not carries}
-        given = zip(all_parts, spec.carries, strict=True)
-        parts = tuple(c.make() for c in spec.carriers) or tuple(part.detach() for part, carries in given if carries)
+        pairs = zip(all_parts, spec.carries, strict=True)
+        parts = tuple(c.make() for c in spec.carriers) or tuple(part.detach() for part, carries in pairs if carries)
         ctx.layouts = [(part.shape, part.dtype, part.device) for part in parts]
         return parts
 
@@ -68,11 +68,11 @@ class _Unwrap(torch.autograd.Function):
             return handed[0][1] if handed else None, None, None
         if not hasattr(ctx, "kept"):
             return gradients[0], None, None
-        given = zip(gradients, ctx.layouts, strict=True)
-        found = (torch.zeros(like[0], dtype=like[1], device=like[2]) if g is None else g for g, like in given)
+        pairs = zip(gradients, ctx.layouts, strict=True)
+        filled = (torch.zeros(like[0], dtype=like[1], device=like[2]) if g is None else g for g, like in pairs)
         spec = ctx.gradient
         parts = [
-            next(found) if carries else ctx.kept[path]
+            next(filled) if carries else ctx.kept[path]
             for path, carries in zip(spec.paths(), spec.carries, strict=False)
         ]
         return wrap(spec, parts), None, None
@@ -83,9 +83,9 @@ class _Wrap(torch.autograd.Function):
     def forward(ctx: Any, spec: WrapperSpec, take: Take, *parts: torch.Tensor) -> Any:
         ctx.set_materialize_grads(False)
         ctx.take, ctx.layouts = take, layouts_of(parts)
-        # What has no gradient stays the same object: the ragged size of a tensor goes by its offsets.
-        given = zip(parts, spec.carries, strict=False)
-        return rebuilt(spec, [part.detach() if carries else part for part, carries in given])
+        # A part without gradients stays one object: the ragged size of a tensor is tied to its offsets.
+        pairs = zip(parts, spec.carries, strict=False)
+        return rebuilt(spec, [part.detach() if carries else part for part, carries in pairs])
 
     @staticmethod
     @dynamo_off()  # which would look into what the class of a wrapper does
@@ -99,7 +99,7 @@ _unwrap, _wrap = engine.direct_apply(_Unwrap), engine.direct_apply(_Wrap)
 
 
 def unwrap(wrapper: Any, spec: WrapperSpec, gradient: WrapperSpec | None = None) -> Sequence[torch.Tensor]:
-    """The plain tensors that stand for a wrapper. `gradient`: what its gradient is like, as the wrapper if None."""
+    """The plain tensors that stand for a wrapper. `gradient`: the spec of its gradient, that of the wrapper if None."""
     if not spec.requires_grad or torch.is_inference_mode_enabled():
         return _plain(wrapper, spec)
     with torch.enable_grad():
@@ -107,8 +107,8 @@ def unwrap(wrapper: Any, spec: WrapperSpec, gradient: WrapperSpec | None = None)
     parts = parts_of(wrapper)
     if spec.is_apart:
         return [*(part.detach() for part in parts), *([carrying] if spec.is_whole else carrying)]
-    given = iter(carrying)
-    return [next(given) if carries else part for part, carries in zip(parts, spec.carries, strict=True)]
+    carriers = iter(carrying)
+    return [next(carriers) if carries else part for part, carries in zip(parts, spec.carries, strict=True)]
 
 
 def unwrapping(spec: WrapperSpec, gradient: WrapperSpec | None) -> Callable[[Any], Sequence[torch.Tensor]]:
@@ -117,19 +117,19 @@ def unwrapping(spec: WrapperSpec, gradient: WrapperSpec | None) -> Callable[[Any
 
 
 def wrap(spec: WrapperSpec, parts: Sequence[torch.Tensor], take: Take | None = None) -> Any:
-    """The wrapper with these plain tensors in it, and their history. `take`: what takes its gradient apart."""
+    """The wrapper around these plain tensors, with their history. `take`: takes the wrapper's gradient apart."""
     if spec.keeps_parts:
-        made = rebuilt(spec, parts)
-        return made if made.requires_grad is spec.requires_grad else made.requires_grad_(spec.requires_grad)
+        wrapper = rebuilt(spec, parts)
+        return wrapper if wrapper.requires_grad is spec.requires_grad else wrapper.requires_grad_(spec.requires_grad)
     if not (torch.is_grad_enabled() and any(part.requires_grad for part in parts)):
         return rebuilt(spec, parts[: len(spec.carries)])
     return _wrap(spec, take or functools.partial(taken_gradient, spec), *parts)
 
 
 def taken_by(take: Take, gradient: Any, layouts: Sequence[Layout], edges: Sequence[tuple[Any, int]]) -> Parts:
-    """The gradient that comes in for a result of a compiled function, by plain tensor, which have these `layouts`.
+    """The cotangent of a result of a compiled function, for each plain tensor, in these `layouts`.
 
-    One of another kind is left with the function's node, where these edges lead.
+    A cotangent of another kind is left with the function's node, where the `edges` lead.
     """
     parts = take(gradient)
     if parts is not None and all(
@@ -142,39 +142,39 @@ def taken_by(take: Take, gradient: Any, layouts: Sequence[Layout], edges: Sequen
 
 
 def layouts_of(parts: Parts) -> list[Layout]:
-    """What autograd would else make equal by itself."""
+    """The shapes, dtypes and devices to which autograd would convert gradients by itself."""
     return [None if part is None else (part.shape, part.dtype) for part in parts]
 
 
 def taken_gradient(spec: WrapperSpec, gradient: Any) -> Parts | None:
-    """A gradient that comes in for a result of a compiled function, by plain tensor; None for one of another class or
-    metadata, unless its class can convert it.
+    """The cotangent of a result of a compiled function, for each plain tensor; None if it is of another class or
+    metadata, and its class can't convert it.
     """
     if spec.is_whole:
         return None if is_wrapper(gradient) else [*[None] * len(spec.carries), gradient]
-    given: Any = gradient
+    like_result: Any = gradient
     if not _is_like(gradient, spec):
-        given = converted(gradient, spec.metadata, spec.cls)
-        cls = type(given)
-        if cls is not spec.cls or given.shape != spec.layout(parts_of(given))[0]:
+        like_result = converted(gradient, spec.metadata, spec.cls)
+        cls = type(like_result)
+        if cls is not spec.cls or like_result.shape != spec.layout(parts_of(like_result))[0]:
             return None
-    parts = taken_apart(given)
+    parts = taken_apart(like_result)
     return [part if carries else None for part, carries in zip(parts, spec.carries, strict=True)]
 
 
 def converted(gradient: Any, metadata: Any, cls: type) -> Any:
-    """A gradient as its class makes one of another class or metadata of it; None where it does not."""
+    """A gradient converted by its class to another class or metadata; None if the class does not convert it."""
     convert = getattr(gradient, "__coerce_same_metadata_as_tangent__", None)
     if convert is None:
         return None
     try:
         return convert(metadata) if type(gradient) is cls else convert(metadata, cls)
-    except Exception:  # of the class: a DTensor can't be placed as a sum of others
+    except Exception:  # the class's own: a DTensor can't be placed as a sum of others
         return None
 
 
 def taken_apart(gradient: Any) -> Sequence[torch.Tensor]:
-    """The plain tensors of a gradient, differentiable where derivatives of the backward are wanted."""
+    """The plain tensors of a gradient, differentiable if derivatives of the backward are needed."""
     if gradient.requires_grad and torch.is_grad_enabled():
         return unwrap(gradient, spec_of(gradient))
     return parts_of(gradient)
@@ -189,8 +189,8 @@ def unexpected(gradient: Any) -> UnsupportedTensorError:
     cls = type(gradient)
     what = f"a {cls.__qualname__} with metadata {gradient.__tensor_flatten__()[1]}" if is_wrapper(gradient) else ""
     return UnsupportedTensorError(
-        f"the gradient that comes in for a result of a compiled function is {what or f'a {cls.__qualname__}'}, and its "
-        "backward was compiled for another kind. Give one like the result, or run this part uncompiled."
+        f"the gradient passed in for a result of a compiled function is {what or f'a {cls.__qualname__}'}, and its "
+        "backward was compiled for another kind. Pass one like the result, or run this part uncompiled."
     )
 
 
@@ -212,7 +212,7 @@ _plain_gradients: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDiction
 
 
 def learn_gradient(cls: type, *, is_plain: bool) -> None:
-    """Of a class of wrappers: gradients were found to be plain tensors, or wrappers."""
+    """Record that gradients of a class of wrappers are plain tensors, or wrappers."""
     _plain_gradients[cls] = is_plain
 
 
@@ -220,7 +220,7 @@ _carriers: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def learn_carriers(spec: WrapperSpec, carriers: Sequence[Carrier]) -> None:
-    """Of a wrapper that is an input of a capture: its gradient was found to hold such plain tensors."""
+    """Record the plain tensors in the gradient of a wrapper that is an input of a capture."""
     wrapper = spec.of() if spec.of is not None else None
     if wrapper is not None:
         _carriers[wrapper] = tuple(carriers)
@@ -229,8 +229,8 @@ def learn_carriers(spec: WrapperSpec, carriers: Sequence[Carrier]) -> None:
 def predicted_spec(wrapper: Any) -> WrapperSpec:
     """The spec of a wrapper that is to be an input or output of graphs.
 
-    Whether its gradient is a plain tensor is known from earlier captures, else taken to be so where an inner tensor has
-    no gradients.
+    Earlier captures tell whether its gradient is a plain tensor. Without any, it is taken to be one if an inner tensor
+    has no gradients.
     """
     spec = spec_of(wrapper)
     if spec.requires_grad and has_plain_gradient(spec):
@@ -240,7 +240,7 @@ def predicted_spec(wrapper: Any) -> WrapperSpec:
 
 
 def has_plain_gradient(spec: WrapperSpec) -> bool:
-    """Whether the gradient of a wrapper is a plain tensor, as far as is known."""
+    """Whether the gradient of a wrapper is a plain tensor, as recorded or predicted."""
     return _plain_gradients.get(spec.cls, not (all(spec.carries) or is_jagged(spec.cls)))
 
 
@@ -251,13 +251,13 @@ class Samples:
         self._known: dict[int, tuple[Any, WrapperSpec, Sequence[torch.Tensor]]] = {}
 
     def __call__(self, wrapper: Any) -> tuple[WrapperSpec, Sequence[torch.Tensor]]:
-        """The spec of a wrapper, and the plain tensors: the same ones each time."""
-        found = self._known.get(id(wrapper))
-        if found is None:
+        """The spec of a wrapper, and its plain tensors: equal objects at each call."""
+        sample = self._known.get(id(wrapper))
+        if sample is None:
             spec = dataclasses.replace(predicted_spec(wrapper), of=weakref.ref(wrapper))
             with plain_execution():
-                found = self._known[id(wrapper)] = wrapper, spec, _samples(wrapper, spec)
-        return found[1:]
+                sample = self._known[id(wrapper)] = wrapper, spec, _samples(wrapper, spec)
+        return sample[1:]
 
 
 def _samples(wrapper: Any, spec: WrapperSpec) -> Sequence[torch.Tensor]:
@@ -267,5 +267,5 @@ def _samples(wrapper: Any, spec: WrapperSpec) -> Sequence[torch.Tensor]:
     if spec.is_apart:
         own = len(spec.carries)
         return [*(part.detach() for part in parts[:own]), *(p.detach().requires_grad_() for p in parts[own:])]
-    given = zip(parts, spec.carries, strict=True)
-    return [part.detach().requires_grad_() if carries else part for part, carries in given]
+    pairs = zip(parts, spec.carries, strict=True)
+    return [part.detach().requires_grad_() if carries else part for part, carries in pairs]

@@ -1,7 +1,7 @@
 """Gradients that go from one autograd node to another whole, beside the edges between them.
 
-Edges of the compiled function's node carry plain tensors, of the sizes that it was captured with. A gradient of another
-kind (another class, other metadata, a plain tensor for a wrapper) is left with the node, for the backward that runs.
+Edges of the compiled function's node carry plain tensors of the captured sizes. A gradient of another kind (another
+class, other metadata, a plain tensor for a wrapper) is left with the node, for the backward that runs now.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _HANDED = "foregrad: gradients of other kinds"  # in a node's metadata
 
 
 def hand_over(edges: Sequence[tuple[Any, int]], gradient: Any) -> bool:
-    """Leave a gradient with the compiled function whose outputs these edges lead to, all of them; whether they do."""
-    known = [edge for edge in edges if edge[0] is not None]
-    nodes = {node for node, _ in known}
-    if len(nodes) != 1 or not is_node_with(known[0][0], TAKES_HANDED):
+    """Leave a gradient with the compiled function that all these edges lead to. False if there is no single one."""
+    connected = [edge for edge in edges if edge[0] is not None]
+    nodes = {node for node, _ in connected}
+    if len(nodes) != 1 or not is_node_with(connected[0][0], TAKES_HANDED):
         return False
-    hand_to(known[0][0], gradient, tuple(number for _, number in known))
+    hand_to(connected[0][0], gradient, tuple(number for _, number in connected))
     return True
 
 
@@ -33,6 +33,6 @@ def hand_to(node: Any, gradient: Any, places: tuple[int, ...] = ()) -> None:
 
 
 def take_handed(node: Any) -> list[tuple[tuple[int, ...], Any]]:
-    """What was left with a node in this backward: the places that it is for, and the gradient."""
+    """The gradients left with a node in this backward, each with the outputs that it is for."""
     handed = node.metadata.pop(_HANDED, ())
     return [(places, gradient) for backward, places, gradient in handed if backward == current_backward()]

@@ -1,4 +1,4 @@
-"""Histories of wrappers that a compiled function writes to, and of results that others were computed from."""
+"""Autograd histories of wrappers that a compiled function writes to, and of its interior outputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["give_history", "giving_history"]
 
 
 class _History(torch.autograd.Function):
-    """To autograd an operator in place, though the plain tensors in the wrapper are written already."""
+    """An in-place operator to autograd; the plain tensors in the wrapper were written before."""
 
     @staticmethod
     def forward(ctx: Any, wrapper: Any, take: Callable[[Any], Sequence[Any] | None], *parts: torch.Tensor) -> Any:
@@ -32,7 +32,7 @@ class _History(torch.autograd.Function):
     def backward(ctx: Any, gradient: Any) -> Any:
         if gradient is None:
             return (None,) * len(ctx.needs_input_grad)
-        # What the base of a view gets where the view was written must be said, what went to the old elements need not.
+        # The base of a view needs a gradient where the view was written; the old elements need none.
         before = torch.zeros_like(gradient) if ctx.of_view else None
         return before, None, *taken_by(ctx.take, gradient, ctx.layouts, ctx.next_functions[1:])
 
@@ -42,7 +42,7 @@ _history = engine.direct_apply(_History)
 
 def giving_history(spec: WrapperSpec) -> Callable[..., None]:
     """A function for rendered code: `give(wrapper, *parts)` gives a wrapper the history of plain tensors, which have
-    its elements. `spec`: of the wrapper then. Its version counter moves once.
+    its elements. `spec`: the wrapper's spec after the write. Its version counter moves once.
     """
     places = spec.carrying()
 
@@ -54,6 +54,6 @@ def giving_history(spec: WrapperSpec) -> Callable[..., None]:
 
 
 def give_history(take: Callable[[Any], Sequence[Any] | None], wrapper: Any, *parts: torch.Tensor) -> None:
-    """Give a wrapper the history of these tensors; `take` gives the gradient of each from that of the wrapper."""
+    """Give a wrapper the history of these tensors; `take` computes their gradients from the wrapper's gradient."""
     with torch.enable_grad():
         _history(wrapper, take, *parts)

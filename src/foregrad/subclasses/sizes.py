@@ -35,10 +35,10 @@ class OuterSizes:
 def outer_sizes(
     cls: type, shape: Sizes, stride: Sizes, parts: Sequence[torch.Tensor], ragged: int | None = None
 ) -> OuterSizes | None:
-    """How these sizes follow from those of `parts`; None where none is symbolic. `ragged`: the part that ragged sizes
-    belong to.
+    """The sizes of a wrapper as expressions of the sizes of `parts`; None if no size is symbolic. `ragged`: the part
+    that ragged sizes belong to.
 
-    Raises `UnsupportedTensorError` where one depends on a size that no plain tensor has.
+    Raises `UnsupportedTensorError` if a size depends on one that no plain tensor has.
     """
     if not has_symbolic(shape) and not has_symbolic(stride):
         return None
@@ -71,14 +71,15 @@ def _texts(cls: type, numbers: Sizes, places: dict[Any, str]) -> tuple[int | str
             continue
         if not all(symbol in places for symbol in expression.free_symbols):
             raise UnsupportedTensorError(
-                f"a {cls.__qualname__} has a size that varies from call to call and that no tensor in it has."
+                f"a {cls.__qualname__} has a size that varies from call to call and that no tensor inside it has. "
+                "Compile with dynamic=False."
             )
         texts.append(expression_text(expression, places, _global))
     return tuple(texts)
 
 
 def concrete_sizes(numbers: Sizes) -> tuple[int, ...]:
-    """Sizes with those in them that vary as they are at capture, -1 for those that are ragged."""
+    """Sizes as plain numbers: a symbolic size has its value at capture, a ragged size is -1."""
     return tuple(-1 if is_ragged(number) else concrete(number) for number in numbers)
 
 

@@ -1,7 +1,7 @@
-"""What a wrapper subclass is made of: `WrapperSpec`, and the way from a wrapper to its plain tensors and back.
+"""`WrapperSpec`: the structure of a wrapper subclass, and the way from a wrapper to its plain tensors and back.
 
-A traceable wrapper subclass says by `__tensor_flatten__` which attributes hold its inner tensors, which may be wrappers
-themselves, and is made again by `__tensor_unflatten__`. Graphs take and give the plain tensors at the ends.
+`__tensor_flatten__` of a traceable wrapper subclass names the attributes that hold its inner tensors, which may be
+wrappers themselves, and `__tensor_unflatten__` rebuilds it. Graphs take and return the plain tensors at the leaves.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 
 
 class GradientKindError(UnsupportedTensorError):
-    """The gradient of a wrapper is no wrapper, or is one: captures to come know."""
+    """The kind of a wrapper's gradient is not the predicted one. It is recorded, so another capture succeeds."""
 
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
@@ -43,7 +43,7 @@ _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Carrier:
-    """One plain tensor of a gradient: where in it, and what it is like."""
+    """One plain tensor of a gradient: its path in the gradient, and its metadata."""
 
     path: str
     shape: tuple[int, ...]
@@ -57,17 +57,17 @@ class Carrier:
 
 @dataclasses.dataclass(frozen=True)
 class WrapperSpec:
-    """One wrapper: its class, the attributes that hold inner tensors, and what else `__tensor_unflatten__` takes.
+    """One wrapper: its class, the attributes that hold inner tensors, and the other arguments of
+    `__tensor_unflatten__`.
 
-    `inner[i]` is the spec of the tensor in `names[i]` where that is a wrapper too, None where it is plain.
-    `shape` and `stride` are those at capture, `sizes` says how those that vary follow from the plain tensors.
-    `constants` are what it holds besides tensors, and where (a device mesh). `carries[i]`: plain tensor i, of all in
-    order, is of a dtype that has gradients. `requires_grad`: of the wrapper.
-    `is_whole`: its gradient is a plain tensor of its own shape, not a wrapper like it: an input without elements, one
-    more after the plain tensors, stands for the wrapper where gradients are concerned. `carriers`: its gradient is a
-    wrapper of other plain tensors than it is itself; one input without elements stands for each that has gradients.
-    `keeps_parts`: the function made it of tensors with histories of their own, and it is a leaf itself.
-    `of`: a reference to the wrapper, where it is an input of a capture.
+    `inner[i]` is the spec of the tensor in `names[i]` if that is a wrapper too, None if it is plain. `shape` and
+    `stride` are those at capture, `sizes` the expressions of sizes that vary. `constants`: (path, value) of objects
+    that are no tensors (a device mesh). `carries[i]`: plain tensor i, of all in order, has a dtype with gradients.
+    `is_whole`: its gradient is a plain tensor of its shape, not a wrapper. A further input without elements, after the
+    plain tensors, then carries the wrapper's gradient. `carriers`: its gradient is a wrapper of other plain tensors; an
+    input without elements then carries the gradient of each. `keeps_parts`: the function made the wrapper of tensors
+    with histories of their own, and the wrapper is a leaf. `of`: a reference to the wrapper, if it is an input of a
+    capture.
     """
 
     cls: type
@@ -91,20 +91,20 @@ class WrapperSpec:
 
     @property
     def is_apart(self) -> bool:
-        """Whether gradients go by inputs of their own, not by the plain tensors."""
+        """Whether further inputs carry the gradients, not the plain tensors."""
         return self.is_whole or bool(self.carriers)
 
     @property
     def count(self) -> int:
-        """How many inputs of a graph stand for it."""
+        """The number of inputs of a graph that stand for the wrapper."""
         return len(self.carries) + self.is_whole + len(self.carriers)
 
     def carrying(self) -> list[int]:
-        """Which of these have gradients."""
+        """The positions of those inputs that have gradients."""
         return [len(self.carries)] if self.is_whole else [i for i, carries in enumerate(self.carries) if carries]
 
     def paths(self) -> list[str]:
-        """How each of these is reached from the wrapper: `.a`, or `.a.data`."""
+        """The path of each plain tensor from the wrapper: `.a`, or `.a.data`."""
         carriers = [f".grad{carrier.path}" for carrier in self.carriers]
         return [*self._inner_paths(), *([""] if self.is_whole else []), *carriers]
 
@@ -116,9 +116,9 @@ class WrapperSpec:
                 yield from (f".{name}{rest}" for rest in spec._inner_paths())
 
     def may_vary(self, part: int, dim: int) -> bool:
-        """Whether a size of one of the plain tensors may be symbolic: not so those of parameters.
+        """Whether a size of one of the plain tensors may be symbolic; sizes of parameters may not.
 
-        A ragged size can be multiplied by plain numbers only: of a jagged tensor, those that go by the batch may be.
+        A ragged size can be multiplied by plain numbers only, so in a jagged tensor only sizes by the batch may be.
         """
         if self.is_parameter or part >= len(self.carries) + self.is_whole:
             return False
@@ -127,7 +127,9 @@ class WrapperSpec:
         )
 
     def varies(self, part: int) -> bool:
-        """Whether sizes of a plain tensor that may vary are known to: of a jagged tensor, all but its batch."""
+        """Whether the variable sizes of a plain tensor vary from the first call on: so in a jagged tensor, but for its
+        batch.
+        """
         return is_jagged(self.cls) and self.names[part] not in ("_offsets", "_lengths")
 
     def layout(self, parts: Sequence[torch.Tensor]) -> tuple[Any, Any]:
@@ -170,13 +172,13 @@ class WrapperSpec:
         return bool(size == self.layout(() if self.sizes is None else parts_of(tensor))[0])
 
     def has_metadata(self, metadata: Any) -> bool:
-        """Whether metadata of another wrapper mean the same, as its class says."""
+        """Whether metadata of another wrapper are equal, as its class defines it."""
         if is_jagged(self.cls):
             return bool(self.metadata["ragged_idx"] == metadata["ragged_idx"])
         guard = getattr(self.cls, "__metadata_guard__", None)
         try:
             return bool(guard(self.metadata, metadata) if guard is not None else self.metadata == metadata)
-        except Exception:  # of what is compared: then nothing is known of it
+        except Exception:  # from the user's comparison: the metadata count as different
             return False
 
 
@@ -186,12 +188,12 @@ def is_wrapper(value: Any) -> bool:
 
 
 def is_parameter(wrapper: Any) -> bool:
-    """Whether `torch.nn.Parameter` was called on it: it is of its own class still."""
+    """Whether `torch.nn.Parameter` was called on the wrapper, which keeps its own class."""
     return bool(getattr(wrapper, "_is_param", False))
 
 
 def spec_of(wrapper: Any, *, is_whole: bool = False) -> WrapperSpec:
-    """The spec of a wrapper; `UnsupportedTensorError` where nothing tells what its sizes or metadata are in a call."""
+    """The spec of a wrapper. Raises `UnsupportedTensorError` if its sizes or metadata in a call can't be computed."""
     names, metadata = wrapper.__tensor_flatten__()
     inner: list[WrapperSpec | None] = []
     carries: list[bool] = []
@@ -207,7 +209,8 @@ def spec_of(wrapper: Any, *, is_whole: bool = False) -> WrapperSpec:
         carries += [_has_gradients(part.dtype) and not (jagged and name != CARRYING)] if spec is None else spec.carries
     if has_symbolic(metadata):
         raise UnsupportedTensorError(
-            f"the metadata of a {type(wrapper).__qualname__} hold a size that varies from call to call."
+            f"the metadata of a {type(wrapper).__qualname__} hold a size that varies from call to call. Compile with "
+            "dynamic=False."
         )
     shape, stride = tuple(wrapper.shape), tuple(wrapper.stride())
     ragged = list(parts).index(ragged_source(tuple(parts))) if jagged else None
@@ -219,18 +222,18 @@ def spec_of(wrapper: Any, *, is_whole: bool = False) -> WrapperSpec:
 
 
 def bare_spec(wrapper: Any) -> WrapperSpec:
-    """Its spec, whatever history it has."""
+    """The spec of a wrapper without regard to its history."""
     return dataclasses.replace(spec_of(wrapper), requires_grad=False, is_leaf=True, is_parameter=False)
 
 
 def parts_of(wrapper: Any) -> list[torch.Tensor]:
     """The plain tensors inside, in order."""
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for name in wrapper.__tensor_flatten__()[0]:
         part = getattr(wrapper, name)
         if isinstance(part, torch.Tensor):
-            found += parts_of(part) if is_wrapper(part) else [part]
-    return found
+            tensors += parts_of(part) if is_wrapper(part) else [part]
+    return tensors
 
 
 def is_of_capture(value: Any) -> bool:
@@ -241,7 +244,7 @@ def is_of_capture(value: Any) -> bool:
 
 
 def rebuilt(spec: WrapperSpec, parts: Sequence[torch.Tensor]) -> Any:
-    """The wrapper that these plain tensors are in, without history."""
+    """The wrapper around these plain tensors, without history."""
     inner: dict[str, Any] = {}
     rest = list(parts)
     for name, part in zip(spec.names, spec.inner, strict=True):
@@ -262,5 +265,5 @@ def _has_gradients(dtype: torch.dtype) -> bool:
 
 
 def holds_tensors(types: Sequence[type]) -> bool:
-    """Whether one of these classes of arguments is a wrapper's, which says itself what an operator does."""
+    """Whether one of these classes of arguments is a wrapper's, which implements operators itself."""
     return any(hasattr(cls, "__tensor_flatten__") and hasattr(cls, "__tensor_unflatten__") for cls in types)
