@@ -177,6 +177,7 @@ def _capture(
         ("takes or returns wrapper subclasses of tensors", s.has_wrappers),
         ("checks values of tensors", s.checks),
         ("writes to tensors in its backward", s.in_backward),
+        ("sets `.grad` of tensors", s.gradients_left),
         (f"writes {', '.join(dict.fromkeys(write.path for write in s.python_writes))}", s.python_writes),
     ):
         if does:

@@ -18,12 +18,17 @@ from typing import Any
 import torch
 
 __all__ = [
+    "UNHOOKED",
     "asked_by",
     "defined_hooks_only",
+    "gradient_hooks",
     "gradients_cut",
+    "hooked_as",
     "leads_to",
     "only_defined",
+    "own_gradient",
     "refuse_hooks",
+    "set_gradient",
     "spare_leaves",
     "unless_cut",
     "without_tensor_hooks",
@@ -167,6 +172,58 @@ def leads_to(roots: Sequence[Any], node: Any, positions: Sequence[int]) -> bool:
             seen.add(edge[0])
             edges.extend(edge[0].next_functions)
     return False
+
+
+_TABLES = ("_backward_hooks", "_post_accumulate_grad_hooks")
+UNHOOKED = f"not ({{0}}.{_TABLES[0]} or {{0}}.{_TABLES[1]})"  # Python that asks a tensor
+
+
+def gradient_hooks(tensor: torch.Tensor) -> dict[str, Any]:
+    """The hooks that run when a gradient arrives at a leaf, by Python that asks the leaf `{}` for each; {} for none."""
+    with torch._C.DisableTorchFunction():
+        tables: dict[str, Any] = {table: getattr(tensor, table) for table in _TABLES}
+    found: dict[str, Any] = {}
+    for table, hooks in tables.items():
+        if hooks:
+            found[f"len({{}}.{table})"] = len(hooks)
+            found |= {f"[*{{}}.{table}.values()][{at}]": hook for at, hook in enumerate(hooks.values())}
+    return found
+
+
+@contextlib.contextmanager
+def hooked_as(stand_ins: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[None]:
+    """Context: each first tensor of these pairs of leaves has the hooks of the second one. Hooks that are given a
+    tensor get the second.
+    """
+    handles = []
+    with torch._C.DisableTorchFunction():
+        for leaf, real in stand_ins:
+            gradients, tensors = ((getattr(real, table) or {}).values() for table in _TABLES)
+            handles += [leaf.register_hook(hook) for hook in gradients]
+            calls = [functools.partial(_call_with, hook, real) for hook in tensors]
+            handles += [leaf.register_post_accumulate_grad_hook(call) for call in calls]
+    try:
+        yield
+    finally:
+        with torch._C.DisableTorchFunction():
+            for handle in handles:
+                handle.remove()
+
+
+def _call_with(hook: Any, real: torch.Tensor, _: torch.Tensor) -> Any:
+    return hook(real)
+
+
+def own_gradient(tensor: torch.Tensor) -> torch.Tensor | None:
+    """`.grad`, whatever torch-function mode is on."""
+    with torch._C.DisableTorchFunction():
+        return tensor.grad
+
+
+def set_gradient(tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
+    """Set `.grad`, whatever torch-function mode is on."""
+    with torch._C.DisableTorchFunction():
+        tensor.grad = gradient
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ import os
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -93,8 +93,8 @@ class Hooks:
         """The arguments with a stand-in for each real tensor."""
         raise NotImplementedError
 
-    def engine(self, accumulates: bool) -> contextlib.AbstractContextManager[None]:
-        """The context that autograd's engine runs under. `accumulates`: it adds to `.grad`."""
+    def engine(self, roots: Sequence[Any] | None) -> contextlib.AbstractContextManager[None]:
+        """The context that autograd's engine runs under. `roots`: whose gradients it adds to `.grad`; None: to none."""
         raise NotImplementedError
 
     def read(self, module: torch.nn.Module, name: str) -> None:
@@ -343,7 +343,8 @@ def _swapped(value: torch.Tensor) -> torch.Tensor:
 
 def _engine(*args: Any, **kwargs: Any) -> Any:
     hooks: Hooks | None = getattr(_active, "hooks", None)
-    with contextlib.nullcontext() if hooks is None else hooks.engine(kwargs.get("accumulate_grad", False)):
+    roots = args[0] if kwargs.get("accumulate_grad", False) else None
+    with contextlib.nullcontext() if hooks is None else hooks.engine(roots):
         return _original_engine(*args, **kwargs)
 
 

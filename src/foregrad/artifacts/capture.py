@@ -274,6 +274,12 @@ def _check_effects(joint: JointGraph, name: str) -> None:
             "buffer and write to that in place, or return it; call the function once before exporting it where only "
             "its first call writes."
         )
+    if signature.gradients_left:
+        slot = signature.inputs[min(signature.gradients_left)].slot
+        raise UnsupportedSideEffectError(
+            f"`{name}` writes to `.grad` of {slot}, which an artifact can't: set it to None at the end "
+            "(`zero_grad()`), or use torch.autograd.grad."
+        )
     if signature.settings:
         raise UnsupportedSideEffectError(
             f"`{name}` leaves {signature.settings[0][0]} changed for what comes after it, which an artifact does not: "

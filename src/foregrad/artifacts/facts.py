@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from .._torch.hooks import UNHOOKED, gradient_hooks
+
 __all__ = ["QUESTIONS"]
 
 QUESTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -20,4 +22,6 @@ QUESTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "{}.is_shared()": lambda x: x.is_shared(),
     "{}.is_pinned()": lambda x: x.is_pinned(),
     "{}.grad is None": lambda x: x.grad is None,
+    "{0}.is_leaf and {0}.grad is None": lambda x: x.is_leaf and x.grad is None,
+    UNHOOKED: lambda x: not gradient_hooks(x),
 }

@@ -23,7 +23,7 @@ from ..frontend.reads import Reads
 from ..frontend.sources import Source
 from ..frontend.tree import Tree
 from ..frontend.wrappers import FoundWrappers
-from ..graph.signature import BaseOf, InputInfo, MemoryOf, PartOf
+from ..graph.signature import BaseOf, GradientOf, InputInfo, MemoryOf, PartOf
 from ..graph.source import Names, unpacked
 from ..subclasses.conversion import unwrapping
 from ..subclasses.spec import WrapperSpec
@@ -245,16 +245,19 @@ class CallGuards(GuardMaker):
 
     def _bases(self, inputs: list[str]) -> None:
         for name, info in zip(inputs, self.signature.inputs, strict=True):
-            if isinstance(info.source, BaseOf):
-                self.let(f"{name} = {inputs[info.source.input]}._base")
-        bases = [i for i, info in enumerate(self.signature.inputs) if isinstance(info.source, BaseOf)]
+            if isinstance(info.source, (BaseOf, GradientOf)):
+                of = inputs[info.source.input]
+                if isinstance(info.source, GradientOf):  # PyTorch warns who asks another
+                    self.require(f"{of}.is_leaf", f"{self.slots[info.source.input]}.is_leaf", True, f"{of}.is_leaf")
+                self.let(f"{name} = {of}.{'_base' if isinstance(info.source, BaseOf) else 'grad'}")
+        bases = [i for i, info in enumerate(self.signature.inputs) if isinstance(info.source, (BaseOf, GradientOf))]
         self._check_tensors(bases, inputs)
 
     def _tensor_metadata(self, inputs: list[str], static: dict[int, Any]) -> None:
         here = [
             i
             for i, info in enumerate(self.signature.inputs)
-            if not isinstance(info.source, (MemoryOf, BaseOf)) and i not in static and info.number is None
+            if not isinstance(info.source, (MemoryOf, BaseOf, GradientOf)) and i not in static and info.number is None
         ]
         self._check_tensors(here, inputs)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..config import Config
+from ..errors import EscapedTensorError
 from ..frontend.call import FlatCall
 from ..graph.source import Names, compile_source
 from ..phases import compiling, phase
@@ -30,6 +31,7 @@ class Specializer:
         self, function: Callable[..., Any], pipeline: Pipeline, config: Config, name: str, sizes: SizesSeen
     ) -> None:
         self.function, self.pipeline, self.config, self.name, self.sizes = function, pipeline, config, name, sizes
+        self._errors: set[tuple[type, str]] = set()  # that backwards raise without symbols too
 
     def specialize(self, call: FlatCall, specializations: Sequence[Specialization]) -> Specialization:
         """Capture, partition, compile and render for this call. `specializations`: the graphs so far."""
@@ -71,12 +73,12 @@ class Specializer:
                 product = self.pipeline.build(call, self.name, self.config)
                 constants = fixed_numbers(product.captured.joint)
                 self.sizes.make_constant(call.paths[i] for i in constants)
-                if product.captured.joint.error is None:
+                if not self._is_of_symbols(product, call):
                     return call, product
                 constants = call.numbers
             except ConstantNumbers as error:
                 constants = error.leaves
-            except DrawsDiffer:
+            except (DrawsDiffer, EscapedTensorError):
                 raise
             except Exception:  # whatever is wrong apart from symbols, the next try raises
                 constants = call.numbers
@@ -110,4 +112,18 @@ class Specializer:
             product = self.pipeline.build(call, self.name, self.config)
         except Exception:  # whatever is wrong apart from symbols, the next try raises
             return None
-        return product if product.captured.joint.error is None else None
+        return None if self._is_of_symbols(product, call) else product
+
+    def _is_of_symbols(self, product: Product, call: FlatCall) -> bool:
+        """Whether a backward raises because of symbolic sizes and numbers, not because eager's does."""
+        error = product.captured.joint.error
+        if error is None or (type(error), str(error)) in self._errors:
+            return False
+        static = dataclasses.replace(call, sizes=None, dynamic={}, varied=frozenset(), numbers=frozenset())
+        try:
+            plain = self.pipeline.build(static, self.name, self.config).captured.joint.error
+        except Exception:
+            return True
+        if plain is not None:
+            self._errors.add((type(plain), str(plain)))
+        return (type(error), str(error)) not in self._errors

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from .._torch.guards import GLOBAL_HOOKS
+from .._torch.hooks import gradient_hooks
 from .._torch.plain_types import own_names
 from .._torch.stand_ins import is_stand_in
 from ..graph.slots import Closure
@@ -411,6 +412,7 @@ class UserState:
             if holder.before:
                 self._push(holder, holder.before.items())
                 self._with_attributes.append((value, holder))
+            self._stack += [(hook, parent, step) for hook in gradient_hooks(value).values()]
 
     def _cached_function(self, value: Any, parent: Holder | None, step: Any) -> None:
         self.caches.append(Holder(CACHE, value, parent, step, "", CACHE.read(value)))

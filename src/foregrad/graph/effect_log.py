@@ -24,6 +24,7 @@ __all__ = [
     "Recorded",
     "RunGraph",
     "SetData",
+    "SetGradient",
     "SetStorage",
     "TakeView",
     "ViewStep",
@@ -212,6 +213,21 @@ class BumpVersion(Effect):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class SetGradient(Effect):
+    """`.grad` of an input becomes the function's output `output`, or None.
+
+    `first`: it does before the function computes anything with what it held, whose memory the call can do without.
+    """
+
+    output: int | None
+    first: bool = False
+
+    def __str__(self) -> str:
+        what = "None" if self.output is None else f"result {self.output}"
+        return f"set .grad of input {self.input} to {what}{', first of all' if self.first else ''}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class RunGraph(Effect):
     """The compiled forward runs, in the autograd node where there is one."""
 
@@ -297,8 +313,12 @@ def with_graph(
     It comes first, but for the first marks of inputs that are `taken` by autograd, and views taken before those; not
     so for `leaves` that require grad already and are detached before they are marked. With `counts_first` it comes
     after the versions that move, too, and what comes before those. Where the node is made later, the graph comes
-    first and all else in program order.
+    first and all else in program order. Gradients that nobody looks at go first of all.
     """
+    gone = [effect for effect in log if isinstance(effect, SetGradient) and effect.first]
+    if gone:
+        rest = [effect for effect in log if effect not in gone]
+        return [*gone, *with_graph(rest, taken, leaves, counts_first=counts_first)]
     if any(isinstance(effect, AttachNode) for effect in log):
         return [RunGraph(), *log]
     detached: dict[int, int] = {}

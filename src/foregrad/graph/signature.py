@@ -19,6 +19,7 @@ from .effect_log import (
     MarkRequiresGrad,
     OutputInfo,
     SetData,
+    SetGradient,
     Write,
 )
 from .effects import BackwardEffects, CheckInfo
@@ -30,6 +31,7 @@ __all__ = [
     "BaseOf",
     "ConstantOutput",
     "DecisionInfo",
+    "GradientOf",
     "GradientPaths",
     "Handle",
     "InputInfo",
@@ -47,6 +49,13 @@ __all__ = [
 @dataclasses.dataclass(frozen=True, slots=True)
 class BaseOf:
     """Source of an input that is the tensor another input is a view of."""
+
+    input: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GradientOf:
+    """Source of an input that another input has in `.grad` when the call begins."""
 
     input: int
 
@@ -288,6 +297,11 @@ class Signature:
         """The inputs whose elements are written, but for writes in memory that they are given."""
         writes = (effect for effect in self.log if isinstance(effect, Write))
         return tuple(write for write in writes if write.is_whole and not write.swapped)
+
+    @property
+    def gradients_left(self) -> frozenset[int]:
+        """Inputs whose `.grad` is set."""
+        return frozenset(effect.input for effect in self.log if isinstance(effect, SetGradient))
 
     @property
     def swapped(self) -> frozenset[int]:

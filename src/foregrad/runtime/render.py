@@ -33,6 +33,7 @@ from ..graph.effect_log import (
     QueryGradFn,
     RunGraph,
     SetData,
+    SetGradient,
     SetStorage,
     TakeView,
     Write,
@@ -120,6 +121,7 @@ class _Renderer(LineWriter):
         self.with_history: set[str] = set()  # views that have a history of their own by now
         self.passed = dict(self.signature.passed)
         self.joins = self._joins()
+        self.gradients: dict[str, int | None] = {}  # by the variable of a tensor, the output that `.grad` becomes
         self.made_by = ""  # the variable of the node, where that is needed
         self.are_inputs_done = False  # nothing more happens to them
         self.unwritten = {update.input: update for update in self.signature.updates if update.differentiable}
@@ -201,6 +203,11 @@ class _Renderer(LineWriter):
             self.under(guards, [f"{op}({', '.join([name, *arguments])})"])
         elif isinstance(effect, QueryGradFn):
             self.lines.append(f"{name}.grad_fn")
+        elif isinstance(effect, SetGradient):
+            if effect.first and not self.signature.may_stop:
+                self.lines.append(f"{name}.grad = None")
+            else:  # a call that stops has left none
+                self.gradients[name] = effect.output
         else:
             assert isinstance(effect, BumpVersion)
             self.lines.append(f"{self._increment_version()}({name})")
@@ -397,6 +404,7 @@ class _Renderer(LineWriter):
         if self.signature.settings:
             settings = self.bind("settings", dict(self.signature.settings))
             self.lines.append(f"{self.bind('apply_settings', apply_settings)}({settings})")
+        self.lines += [f"{name}.grad = {'None' if at is None else values[at]}" for name, at in self.gradients.items()]
         signature = self.signature
         result, *written = self._packed(values)
         if self.node is not None and self.of_wrappers.needs_node(self.node):

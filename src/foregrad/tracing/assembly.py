@@ -17,7 +17,7 @@ from ..graph.eager_regions import Region
 from ..graph.effect_log import Effect, MarkWrapper, Write, WriteWrapper, attached
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
-from ..graph.signature import BaseOf, GradientPaths, InputInfo, MemoryOf, Signature, SizeSymbol
+from ..graph.signature import BaseOf, GradientOf, GradientPaths, InputInfo, MemoryOf, Signature, SizeSymbol
 from ..subclasses.spec import is_wrapper
 from .derivatives.backward import Backward, InnerGradients, takes_gradient
 from .derivatives.derived_effects import effects_of
@@ -26,6 +26,7 @@ from .derivatives.resumable_trace import ResumableTrace, read_again
 from .derivatives.session import Session
 from .effects.analysis import Analysis
 from .effects.gradient_looks import fitting
+from .effects.gradients import Gradients
 from .effects.lowering import log_of, log_of_results
 from .effects.python_state import PythonState
 from .effects.result_gradients import check_new_leaves, check_watched_inside, retained_by
@@ -37,6 +38,7 @@ from .heap.refusals import changed_with_gradients
 from .heap.view_chain import memory_root
 from .inputs.inputs import Inputs
 from .inputs.lifting import Lifting
+from .inputs.tensor_sources import GradientSource
 from .recorder.recorder import Recorder
 from .tape.gradient_paths import passed_through, saving_nodes
 from .tape.graph import build_module
@@ -67,10 +69,12 @@ class Assembly:
     made_generators: tuple[tuple[torch.Generator, torch.Tensor], ...]
     state: PythonState
     regions: list[Region]
+    gradients: Gradients
 
     def separate_outputs(self, analysis: Analysis) -> None:
         """Copy an output that would share memory with an input or with another output when eager's does not."""
         recorder = self.recorder
+        self._take_over_gradients(analysis)
         taken: set[int] = set()
         for index, entry in enumerate(analysis.entries):
             if not isinstance(entry.spec, TensorSpec):
@@ -84,6 +88,24 @@ class Assembly:
                 root = entry
                 analysis.entries[index] = entry
             taken.add(id(root))
+
+    def _take_over_gradients(self, analysis: Analysis) -> None:
+        """Gradients that are left in `.grad` as they were computed: stand-ins of them are referred to by the capture,
+        so that autograd copies what it would take over in eager.
+        """
+        entries = analysis.entries
+        taken = {id(memory_root(entry)) for entry in entries}
+        for value in self.gradients.values:
+            index = analysis.by_fake.get(id(value))
+            entry = None if index is None or analysis.fakes[index] is not None else entries[index]
+            if index is None or entry is None or entry.target is not aten.copy.default:
+                continue
+            source = entry.args[1]
+            root = memory_root(source)
+            is_whole = entry.args[0] is source and source.spec == analysis.specs[index] == entry.spec
+            if is_whole and root.target is not None and id(root) not in taken:
+                taken.add(id(root))
+                entries[index] = source
 
     def joint(
         self,
@@ -128,6 +150,7 @@ class Assembly:
         returned = [leaf for leaf in inputs.wrappers.leaves if is_wrapper(leaf)]
         check_new_leaves(self.name, results, analysis.outputs, of_inputs, analysis.fakes, returned)
         number = {id(r): i for i, r in enumerate(records)}
+        number_of = number | {id(r.real): i for i, r in enumerate(inputs.records)}
         of_part = {id(r.stand_in): i for i, r in enumerate(records)}
         wrappers = len(records) + len(inputs.numbers)  # they come after the inputs
         number |= {id(known): wrappers + inputs.wrappers.inputs.index(known) for known in inputs.wrappers.inputs}
@@ -140,7 +163,7 @@ class Assembly:
         runs_in_inference = torch.is_inference_mode_enabled() and not differentiable
         signature = Signature(
             inputs=(
-                *(_input_info(r, i, number, shared_of) for i, r in enumerate(records)),
+                *(_input_info(r, i, number_of, shared_of) for i, r in enumerate(records)),
                 *(
                     InputInfo(n.slot, n.entry.spec or _NUMBER, False, True, n.argument, number=n.type)  # type: ignore[arg-type]
                     for n in inputs.numbers
@@ -160,6 +183,7 @@ class Assembly:
             runtime_views=frozenset(i for i, e in enumerate(analysis.entries) if memory_root(e) is not e),
             log=(
                 *self._with_wrappers(self._log(analysis, described, records[len(inputs.records) :]), analysis, number),
+                *self.gradients.effects(number, len(analysis.outputs)),
                 *log_of_results(analysis),
             ),
             outputs=tuple(analysis.outputs),
@@ -324,11 +348,14 @@ def _now_at(source: Source) -> Any:
 
 
 def _input_info(record: InputRecord, index: int, number: dict[int, int], shared_of: dict[int, int]) -> InputInfo:
+    """`number`: by the id of its record, and of its real tensor, which input it is."""
     source: Any = record.source
     if index in shared_of:
         source = MemoryOf(shared_of[index])
     elif isinstance(source, InputRecord):
         source = BaseOf(number[id(source)])
+    elif isinstance(source, GradientSource):
+        source = GradientOf(number[id(source.owner)])
     return InputInfo(
         slot=record.slot,
         spec=record.spec,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -160,6 +161,9 @@ class CaptureParts(Host):
 
     def on_numpy(self, function: Any) -> None:
         self.functions.on_numpy(function)
+
+    def accumulating(self, roots: Sequence[Any]) -> AbstractContextManager[None]:
+        return self.facts.gradients.accumulating(roots)
 
     def ask(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         return self.facts.ask(func, args, kwargs)

@@ -169,7 +169,8 @@ class CaptureRun(CaptureParts):
         if self.learned.replays_views and changed and any(r.stand_in.requires_grad for r in inputs.records):
             self.learned.replays_views = False
             return None
-        return self.state.outputs(result, inputs.wrappers.of_results(result, inputs.adopt))
+        gradients = self.facts.gradients.finish()
+        return self.state.outputs(result, inputs.wrappers.of_results(result, inputs.adopt), gradients)
 
     def _analyzed(self, out_leaves: list[Any], paths: list[str]) -> Analysis:
         """How each written input and each output is given back."""
@@ -213,7 +214,8 @@ class CaptureRun(CaptureParts):
         """The joint graph, and what goes with it."""
         recorder, inputs = self.recorder, self.inputs
         parts = self.inner, self.lifting, self.hooks, self.made_generators.used(), self.state, self.regions.made
-        assembly = Assembly(self.name, self.fake_mode, self.symbols, inputs, recorder, self.backward, *parts)
+        gradients = self.facts.gradients
+        assembly = Assembly(self.name, self.fake_mode, self.symbols, inputs, recorder, self.backward, *parts, gradients)
         assembly.separate_outputs(analysis)
         recorder.decisions.numbers.decide_fixed()
         analysis.add_decisions(recorder.decisions.made)

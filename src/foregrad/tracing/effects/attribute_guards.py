@@ -19,17 +19,17 @@ from ...frontend.expected import ABSENT
 from ...frontend.libraries import is_outside
 from ...frontend.reads import table_of
 from ...frontend.scan import Scan
-from ...frontend.sources import Source
-from ...graph.slots import Closure
 from ...graph.spelling import key_text
 from ...subclasses.spec import is_wrapper
 from ..heap.records import InputRecord
 from ..inputs.inputs import Inputs
 from ..inputs.wrapper_inputs import WrapperInput
+from .gradients import Gradients
 
 __all__ = ["ATTRIBUTES", "Facts"]
 
 _TENSOR: Any = torch.Tensor
+_SET_GRAD = _TENSOR.grad.__set__
 _PARAMETER = torch.nn.Parameter
 _TABLES = {"vars", "__dict__", "__getstate__"}  # names in code by which it comes to all attributes of a tensor
 ATTRIBUTES = "tuple({}.__dict__)"
@@ -56,6 +56,7 @@ class Facts:
         self.where = where
         # By the input's record, the question and the attribute that it is for: see `note`.
         self.made: dict[tuple[int, str, str | None], tuple[Asked, Any]] = {}
+        self.gradients = Gradients(inputs, self.note, where)
 
     def ask(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The answer, or NotImplemented when it may be had from what stands for the tensor."""
@@ -65,7 +66,7 @@ class Facts:
         record = self._record(args[0])
         if record is None:
             return NotImplemented
-        return rule(self, record, func)
+        return self._set_grad(record, func, *args[1:]) if func is _SET_GRAD else rule(self, record, func)
 
     def missing(self, tensor: torch.Tensor, name: str) -> None:
         """The program, or PyTorch's C++ in its place, asked for an attribute that the tensor does not have.
@@ -226,31 +227,29 @@ class Facts:
         )
 
     def _grad(self, record: Asked, func: Any) -> Any:
+        if isinstance(record, InputRecord):
+            return self.gradients.read(record)
         real, stand_in = record.real, record.stand_in
         if not real.is_leaf and not real.retains_grad:
             return None
-        grad = real.grad
-        if grad is None:
-            self.note(record, "{}.grad is None", True)
-            return func(stand_in) if stand_in.is_leaf else None
-        self.note(record, "{}.grad is None", False)
-        source = record.source
-        if not isinstance(source, Source):
+        if real.grad is not None:
             raise UnsupportedError(
                 f"`.grad` of `{record.slot}` is read at {self.where()}: pass that gradient as an argument instead."
             )
-        steps = (*source.steps, ("attr", "grad"))
-        self.inputs.sources.add(grad, Source(Closure(f"{record.slot}.grad"), source.root, steps))
-        return grad
+        self.note(record, "{}.grad is None", True)
+        return func(stand_in) if stand_in.is_leaf else None
 
-    def _set_grad(self, record: Asked, func: Any) -> Any:
+    def _set_grad(self, record: Asked, func: Any, value: Any = None) -> Any:
+        if isinstance(record, InputRecord):
+            self.gradients.set(record, value)
+            return NotImplemented
         if record.real.grad is not None:
             raise UnsupportedSideEffectError(
                 f"`.grad` of {record.slot} is set at {self.where()}, which a compiled call can't repeat. Set it "
                 "outside the compiled function, for example by the optimizer's `zero_grad()`."
             )
         self.note(record, "{}.grad is None", True)
-        return NotImplemented  # what it is set to is looked at when the function has run: see `check_gradients`
+        return NotImplemented  # what it is set to is looked at when the function has run: see `check_tensors`
 
     def _accumulated(self, record: Asked, func: Any) -> Any:
         raise UnsupportedSideEffectError(

@@ -34,6 +34,8 @@ from .side_effects import used_up_error
 
 __all__ = ["PythonState"]
 
+_Named = tuple[list[Any], list[str]]  # values, and what people call them
+
 
 class PythonState:
     """What the function can reach, as it is before the run. `writes` and `spec` are known once it has run: the writes,
@@ -222,9 +224,9 @@ class PythonState:
         """The containers in whose places journals are matter for what the function does."""
         self.containers.update(dict.fromkeys(self._only_written(), True))
 
-    def outputs(self, result: Any, unwrap: Unwrap) -> tuple[list[Any], list[str], Tree]:
-        """The leaves of the result, then those of the written values, which are more outputs; what people call them;
-        the structure of the result.
+    def outputs(self, result: Any, unwrap: Unwrap, more: _Named) -> tuple[list[Any], list[str], Tree]:
+        """The leaves of the result, then those of the written values and of `more`, which are more outputs; what people
+        call them; the structure of the result.
         """
         changed = self._changed
         self._after = [(holder, _now_in(holder)) for holder in changed]
@@ -239,9 +241,9 @@ class PythonState:
         )
         found.call_methods(self.journals.calls())
         self.writes = tuple(map(self.made.in_arguments, found.entries))
-        opened = self.made.all(result, found.values, unwrap, objects=self.call.objects)
+        opened = self.made.all(result, found.values + more[0], unwrap, objects=self.call.objects)
         tree, self.spec = opened.tree.children
-        named = zip(found.paths, self.spec.children, strict=True)
+        named = zip(found.paths + more[1], self.spec.children, strict=True)
         return opened.leaves, [*tree.paths("out"), *(p for name, child in named for p in child.paths(name))], tree
 
     def reached(self) -> dict[type, frozenset[int]]:

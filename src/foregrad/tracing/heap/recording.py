@@ -6,7 +6,7 @@ The recorder hands itself to its parts, which live in rooms below its own: this 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -45,9 +45,13 @@ class Host(Hooks):
         swapped: tuple[tuple[Any, ...], dict[str, Any]] = self.lifting.swap(args, kwargs)
         return swapped
 
-    def engine(self, accumulates: bool) -> contextlib.AbstractContextManager[None]:
-        context: contextlib.AbstractContextManager[None] = self.lifting.in_engine(accumulates)
+    def engine(self, roots: Sequence[Any] | None) -> contextlib.AbstractContextManager[None]:
+        context: contextlib.AbstractContextManager[None] = self.lifting.in_engine(roots)
         return context
+
+    def accumulating(self, roots: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+        """The context in which gradients of `roots` are added to `.grad`."""
+        return contextlib.nullcontext()
 
     def past_the_edges(self, root: Value) -> None:
         """A write leaves the input that `root` is."""

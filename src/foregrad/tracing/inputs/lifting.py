@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -131,17 +131,18 @@ class Lifting(TorchFunctionMode):
         """The function has run: whether hooks are left on its own tensors."""
         self.has_hooks = has_hooks
 
-    def in_engine(self, accumulates: bool) -> Any:
+    def in_engine(self, roots: Sequence[Any] | None) -> Any:
         """Context for autograd's engine, all of it on this thread: torch functions in the backward of a custom
-        Function, and in hooks, get stand-ins too. `accumulates`: it writes gradients into `.grad`.
+        Function, and in hooks, get stand-ins too. `roots`: see `Hooks.engine`.
         """
-        if accumulates:
-            self.accumulated_at = self.where()
-        return self._engine()
+        if roots is None:
+            return self._engine(contextlib.nullcontext())
+        self.accumulated_at = self.where()
+        return self._engine(self.host.accumulating(roots))
 
     @contextlib.contextmanager
-    def _engine(self) -> Iterator[None]:
-        with single_threaded_backward(), contextlib.nullcontext() if is_function_mode_on(self) else self:
+    def _engine(self, around: contextlib.AbstractContextManager[None]) -> Iterator[None]:
+        with around, single_threaded_backward(), contextlib.nullcontext() if is_function_mode_on(self) else self:
             yield
 
     def swap(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -13,9 +13,19 @@ from ...frontend.reads import Reads
 from ...frontend.sources import Source, find_sources
 from ...frontend.user_state import UserState
 from ...graph.meta import TensorSpec
-from ...graph.slots import Closure
+from ...graph.slots import Closure, Slot
 
-__all__ = ["TensorSources"]
+__all__ = ["GradientSource", "TensorSources"]
+
+
+class GradientSource(Source):
+    """Where the gradient is that an input has in `.grad` when the call begins: at the tensor `owner`."""
+
+    __slots__ = ("owner",)
+
+    def __init__(self, slot: Slot, owner: torch.Tensor) -> None:
+        super().__init__(slot, owner, (("attr", "grad"),))
+        self.owner = owner
 
 
 class TensorSources:

@@ -51,8 +51,13 @@ def is_constant(entry: Entry) -> bool:
 
 
 def _is_small(entry: Entry) -> bool:
-    specs = entry.spec if isinstance(entry.spec, tuple) else (entry.spec,)
-    return all(spec is None or (type(spec.nbytes) is int and spec.nbytes <= _LIMIT_BYTES) for spec in specs)
+    return _has_few_bytes(entry.spec)
+
+
+def _has_few_bytes(spec: Any) -> bool:
+    if isinstance(spec, tuple):  # of several results, one of which may be a list
+        return all(map(_has_few_bytes, spec))
+    return spec is None or (type(spec.nbytes) is int and spec.nbytes <= _LIMIT_BYTES)
 
 
 def evaluate_entry(entry: Entry) -> Any:

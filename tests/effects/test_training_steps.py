@@ -1,0 +1,136 @@
+"""A compiled training step leaves what eager leaves, bit by bit: parameters, `.grad`, the optimizer, Python's state."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import foregrad
+from tests.effects.training_steps import PROGRAMS, network
+
+
+def compiled(function):
+    return foregrad.compile(function, backend="eager", on_unsupported="raise")
+
+
+def is_same(a, b):
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(is_same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(is_same, a, b))
+    return type(a) is type(b) and a == b
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_as_in_eager(name):
+    run, graphs = PROGRAMS[name]
+    torch.manual_seed(0)
+    expected, _ = run(lambda function: function)
+    drawn = torch.rand(1)
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found, call = run(compiled)
+    assert is_same(found, expected)
+    assert torch.equal(torch.rand(1), drawn)
+    assert 1 <= len(foregrad.explain_recompiles(call)) <= graphs
+
+
+def test_gradients_that_go_first_are_freed_before_the_graph_runs():
+    """Two sets of gradients at a time would be one more than in eager."""
+    model, alive = network(), []
+
+    def watching(gm, example_inputs):
+        def run(*args):
+            alive.append(model[0].weight.grad)
+            return gm(*args)
+
+        return run
+
+    @foregrad.compile(backend=watching)
+    def step(x):
+        model.zero_grad()
+        model(x).sum().backward()
+
+    for _ in range(3):
+        step(torch.ones(2, 8))
+        assert model[0].weight.grad is not None
+    assert alive == [None, None, None]
+
+
+def test_no_gradient_is_copied_that_eager_takes_over():
+    model = network()
+
+    @foregrad.compile(backend="eager")
+    def step(x):
+        model.zero_grad()
+        model(x).square().mean().backward()
+
+    step(torch.ones(2, 8))
+    (specialization,) = step.foregrad.specializations
+    targets = [str(node.target) for node in specialization.product.captured.joint.graph.nodes]
+    assert not [target for target in targets if "copy" in target or "clone" in target]
+
+
+def test_one_gradient_of_two_parameters_is_two_tensors():
+    first, second = (nn.Parameter(torch.ones(3)) for _ in range(2))
+
+    @foregrad.compile(backend="eager")
+    def step(x):
+        first.grad = second.grad = None
+        ((first + second) * x).sum().backward()
+
+    step(torch.ones(3))
+    first.grad.add_(1)
+    assert second.grad.tolist() == [1, 1, 1]
+
+
+def test_a_backward_that_begins_outside_is_refused_before_it_runs():
+    weight = torch.ones(3, requires_grad=True)
+    loss = weight.sum()
+
+    def step(x):
+        torch.autograd.backward([loss])
+        return x + 1
+
+    with pytest.raises(
+        foregrad.errors.UnsupportedError, match=r"writes to `\.grad` of .*loss at .*test_training_steps"
+    ):
+        compiled(step)(torch.ones(1))
+    assert weight.grad is None
+    loss.backward()
+
+
+def test_a_gradient_that_is_another_input_too_is_refused_by_name():
+    weight = torch.ones(3, requires_grad=True)
+    weight.grad = torch.ones(3)
+
+    def step(x):
+        weight.grad.add_(x)
+        (weight * x).sum().backward()
+
+    call = compiled(step)
+    call(torch.ones(3))
+    assert weight.grad.tolist() == [3, 3, 3]
+    with pytest.raises(foregrad.errors.UnsupportedError, match=r"\.grad` of .*weight is args"):
+        call(weight.grad)
+
+
+def test_a_hook_that_sets_a_gradient_runs_in_each_backward_outside():
+    weight = torch.ones(3, requires_grad=True)
+
+    def step(x):
+        y = x * 2
+        y.register_hook(lambda gradient: setattr(weight, "grad", None))
+        return (y * weight.detach()).sum()
+
+    call = compiled(step)
+    for _ in range(2):
+        weight.grad = torch.ones(3)
+        loss = call(torch.ones(3, requires_grad=True))
+        assert weight.grad is not None
+        loss.backward()
+        assert weight.grad is None
