@@ -280,7 +280,7 @@ class Grows(nn.Module):
 @pytest.mark.parametrize(
     ("model", "error", "says"),
     [
-        (HasInterface, UnsupportedOpError, "whose code is not known"),
+        (HasInterface, UnsupportedOpError, "whose code is unknown"),
         (Counts, UnsupportedSideEffectError, "sets its attribute `count`"),
         (Grows, UnsupportedOpError, "reads its attribute `numbers`"),
     ],

@@ -1,4 +1,4 @@
-"""What a call allocates on the CPU, as the allocator reports it. Checked on torch 2.13.0.
+"""Allocations of a call on the CPU, as the allocator reports them. Checked on torch 2.13.0.
 
 The reports go to a profiler of the thread. The call runs on a thread of its own, which has no modes, no autocast and
 no profiler: a profile that the user takes meanwhile neither sees the call nor is disturbed.
@@ -20,19 +20,19 @@ def peak_bytes(make_call: Callable[[], Callable[[], Any]]) -> int | None:
 
     `make_call` makes the call's operands, on the same thread.
     """
-    found: list[int] = []
+    peaks: list[int] = []
 
     def measure() -> None:
         try:
             with torch.no_grad():
-                found.append(_peak(make_call()))
+                peaks.append(_peak(make_call()))
         except Exception:
-            found.clear()
+            peaks.clear()
 
     thread = threading.Thread(target=measure, name="foregrad-allocations")
     thread.start()
     thread.join()
-    return found[0] if found else None
+    return peaks[0] if peaks else None
 
 
 def _peak(call: Callable[[], Any]) -> int:

@@ -1,7 +1,7 @@
-"""Functions and classes of PyTorch's that tell a capture from a call, as code of the user's finds them.
+"""Replacements for functions and classes of PyTorch's that would tell the user's code a capture from a call.
 
-For the time of a capture their names are bound to others, in the modules of PyTorch where they are looked up and in the
-modules whose code runs. These answer as for the tensor; PyTorch's own code has the originals.
+For the time of a capture their names are bound to replacements, in the modules of PyTorch where they are looked up and
+in the modules whose code runs. The replacements answer as for the tensor; PyTorch's own code has the originals.
 Checked on torch 2.13.0.
 """
 
@@ -26,12 +26,12 @@ _capturing: Callable[[], bool] = bool
 
 
 def is_capturing() -> bool:
-    """Whether this thread runs a function to capture it: what others ask is answered as ever."""
+    """Whether this thread runs a function to capture it. Questions on other threads get PyTorch's answers."""
     return _capturing()
 
 
 def _is_asked(frames: int = 2) -> bool:
-    """Whether code of the user's asks, on a thread that captures."""
+    """Whether the caller is the user's code, on a thread that captures."""
     asker = str(sys._getframe(frames).f_globals.get("__name__")).partition(".")[0]
     return _capturing() and asker not in ("torch", "foregrad")
 
@@ -49,13 +49,13 @@ def _has_torch_function_variadic(*values: Any) -> bool:
 
 
 def _any_overrides(values: Iterable[Any]) -> bool:
-    """Whether one of them overrides PyTorch's functions. In a capture a mode does."""
+    """Whether a value overrides PyTorch's functions; the capture's own mode does not count."""
     plain = (torch.Tensor, torch.nn.Parameter)
     return any(type(value) not in plain and hasattr(type(value), "__torch_function__") for value in values)
 
 
 class ViewReplay:
-    """Context of a capture, which has a setting of its own: what the function sets, and is told."""
+    """Context of a capture with a view-replay setting of its own, which the function sets and reads."""
 
     def __init__(self) -> None:
         with _C.DisableTorchFunction():
@@ -95,7 +95,7 @@ _engine_runs = _C._will_engine_execute_node
 
 @functools.wraps(_engine_runs)
 def _will_engine_execute_node(node: Any) -> bool:
-    """Hooks of several tensors ask. Of a leaf that is differentiated by, `autograd.grad` says so by an error."""
+    """Asked by hooks of several tensors. For a leaf in `inputs=` of `autograd.grad` PyTorch raises: then True."""
     if _capturing() and type(node).__name__ == "AccumulateGrad":
         with contextlib.suppress(RuntimeError):
             return bool(_engine_runs(node))
@@ -107,7 +107,7 @@ _no_functions, _no_subclasses = _C.DisableTorchFunction, _C.DisableTorchFunction
 
 
 class _NoFunctions:
-    """Code of the user's switches off what classes do with torch functions: not the mode that captures."""
+    """`torch._C.DisableTorchFunction` of the user's code: the capture's mode stays on."""
 
     def __new__(cls) -> Any:
         return _no_subclasses() if _is_asked() else _no_functions()
@@ -125,13 +125,13 @@ _WRITES_NO_TEXT = ("torch", "foregrad", "sympy", "logging")
 
 
 def _text_of_number(self: Any) -> str:
-    """Text of a symbolic size is text of its number, for which alone the graph is right."""
+    """The text of a symbolic size is the text of its number; the graph is then right for this number alone."""
     asker = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
     is_told = _capturing() and asker not in _WRITES_NO_TEXT
     return repr(int(self)) if is_told else _text_of_size(self)
 
 
-# A module or class, a name in it, what it is bound to
+# (a module or class, a name in it, the replacement)
 _Place = tuple[Any, str, Any]
 _PLACES: list[_Place] = [
     (torch.overrides, "has_torch_function", _has_torch_function),
@@ -153,7 +153,7 @@ _REPLACED: dict[int, Any] = {
 
 
 def rebind(functions: Mapping[Any, Any]) -> None:
-    """Have others in the place of these functions, too, under names that code of the user's has for them."""
+    """Replace further functions, under the names that the user's code has for them."""
     _REPLACED.update((id(original), replacement) for original, replacement in functions.items())
 
 
@@ -166,7 +166,7 @@ def install(is_capturing: Callable[[], bool]) -> None:
 
 
 def remove() -> None:
-    """Put torch's own back."""
+    """Restore torch's own."""
     for module, name, original in _originals:
         setattr(module, name, original)
 
@@ -176,13 +176,13 @@ _bound: dict[tuple[int, str], tuple[dict[str, Any], Any, Any, int]] = {}  # name
 
 
 class ReboundNames:
-    """The names in the user's modules that one capture has bound to others."""
+    """The names in the user's modules that one capture has bound to replacements."""
 
     def __init__(self) -> None:
         self._keys: list[tuple[int, str]] = []
 
     def bind(self, namespace: dict[str, Any], names: Iterable[str]) -> None:
-        """Code with these globals may run and loads these names."""
+        """Bind replacements in a namespace, for code that may run and loads `names`."""
         for name in names:
             key = id(namespace), name
             if id(namespace.get(name)) not in _REPLACED and key not in _bound:

@@ -1,7 +1,7 @@
-"""The folder that PyTorch's compilers keep files in. Where it can't be written, importing them fails.
+"""The folder for files of PyTorch's compilers. If it can't be written, importing them fails.
 
-Importing `torch._dynamo`, which fake tensors do too, makes that folder. `why_no_folder()` goes first: where the folder
-can't be made or written, a temporary one takes its place for this process. Checked on torch 2.13.0.
+Importing `torch._dynamo`, which fake tensors do too, makes that folder. `why_no_folder()` must be called before: if the
+folder can't be made or written, a temporary folder takes its place for this process. Checked on torch 2.13.0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 @functools.cache
 def why_no_folder() -> str | None:
-    """None where there is a folder to write to, by now; else why not. Whoever asks may import the rest of PyTorch."""
+    """None if there is a folder to write to; else the reason. After this call the rest of PyTorch can be imported."""
     folder = os.path.abspath(os.environ.get(_VARIABLE) or _usual())
     why = _fault(folder)
     if why is None:
@@ -33,7 +33,7 @@ def why_no_folder() -> str | None:
     try:
         other = tempfile.mkdtemp(prefix="foregrad-cache-")
     except OSError:
-        os.environ[_VARIABLE] = os.sep  # is there: PyTorch can be imported
+        os.environ[_VARIABLE] = os.sep  # exists, so PyTorch can be imported
         return f"its cache folder {folder} can't be written ({why}), and there is no temporary one"
     atexit.register(shutil.rmtree, other, ignore_errors=True)
     os.environ[_VARIABLE] = other
@@ -45,7 +45,7 @@ def why_no_folder() -> str | None:
 
 
 def _usual() -> str:
-    """Where PyTorch keeps them when nobody says otherwise."""
+    """PyTorch's default folder."""
     try:
         user = getpass.getuser()
     except (KeyError, ImportError, OSError):

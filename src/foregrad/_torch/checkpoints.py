@@ -1,7 +1,7 @@
 """`torch.utils.checkpoint` while a function is captured: a region is recorded once and tagged, not recorded twice.
 
 Checked on torch 2.11.0, 2.13.0. Selective checkpoint runs the forward under a dispatch mode that asks the user's policy
-about each operator; what the policy says is noted.
+about each operator; the policy's answers are recorded.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ __all__ = ["RegionsOfCapture", "install", "note_name", "remove"]
 
 
 class RegionsOfCapture(Protocol):
-    """What is told of regions. `depth`: how many are open, one in another; `chosen(depth, run)` calls `run`, which
-    gives (result of an operator, the policy for it), and returns the result. `named(tensor, name)`: the user names it.
+    """The capture's record of regions. `depth`: the number of nested regions that are open. `chosen(depth, run)` calls
+    `run`, which gives (result of an operator, its policy), and returns the result. `named(tensor, name)`: notes a name.
     """
 
     depth: int
@@ -42,7 +42,7 @@ _regions: Callable[[], RegionsOfCapture | None] = lambda: None  # noqa: E731
 
 
 class _TaggingHook:
-    """Stands in for checkpoint's saved-tensor hooks: marks what is recorded inside instead of dropping it."""
+    """Replacement for checkpoint's saved-tensor hooks: operators recorded inside are tagged, not dropped."""
 
     def __new__(cls, frame: Any) -> Any:
         regions = _regions()
@@ -50,22 +50,22 @@ class _TaggingHook:
 
 
 class _TaggingFunction:
-    """Stands in for the reentrant checkpoint's Function."""
+    """Replacement for the reentrant checkpoint's Function."""
 
     @staticmethod
     def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
         regions = _regions()
         if regions is None:
             return _original_reentrant.apply(function, preserve_rng_state, *args)
-        # Autograd sees one Function, of the arguments: whatever else the part reads has its gradient by their backward.
+        # To autograd it is one Function of the arguments: gradients of closed-over tensors come from its backward.
         needs = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
         with regions.region(), contextlib.nullcontext() if needs else torch.no_grad():
             return function(*args)
 
 
 def _tagged_region(self: Any, gmod: Any, *args: Any, **kwargs: Any) -> Any:
-    """A checkpointed region in a graph of Dynamo's. Where it has no policy, and before 2.13, it runs as it is, but for
-    tags on its own nodes; else it calls `checkpoint`.
+    """A checkpointed region in a graph of Dynamo's. Without a policy, before 2.13, it runs unchanged, except for tags
+    on its nodes; otherwise it calls `checkpoint`.
     """
     regions = _regions()
     calls_checkpoint = torch.__version__ >= (2, 13) or "_checkpoint_context_fn" in gmod.meta  # type: ignore[operator]
@@ -83,16 +83,16 @@ def _dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = No
     regions = _regions()
     if regions is None:
         return _original_dispatch(self, func, types, args, kwargs)
-    ask, said = self.policy_fn, []
+    ask, answers = self.policy_fn, []
 
     def asked(*args: Any, **kwargs: Any) -> Any:
-        said.append(ask(*args, **kwargs))
-        return said[-1]
+        answers.append(ask(*args, **kwargs))
+        return answers[-1]
 
     def run() -> tuple[Any, Any]:
         self.policy_fn = asked
         try:
-            return _original_dispatch(self, func, types, args, kwargs), said[-1] if said else None
+            return _original_dispatch(self, func, types, args, kwargs), answers[-1] if answers else None
         finally:
             self.policy_fn = ask
 
@@ -100,9 +100,9 @@ def _dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = No
 
 
 def note_name(tensor: torch.Tensor, name: str) -> None:
-    """Tell the capture on this thread, if there is one, that the user calls `tensor` by `name`.
+    """Note the user's `name` for `tensor` in the capture on this thread, if there is one.
 
-    Below transforms (`vmap`, `grad`) and wrapper subclasses, the tensors that they are made of are meant.
+    For a tensor of a transform (`vmap`, `grad`) or a wrapper subclass, the tensors inside get the name.
     """
     regions = _regions()
     if regions is None:
@@ -119,7 +119,7 @@ def note_name(tensor: torch.Tensor, name: str) -> None:
 
 
 def install(regions: Callable[[], RegionsOfCapture | None]) -> None:
-    """Put the patches in place; `regions()` gives what is told on this thread, or None where nothing is captured."""
+    """Install the patches; `regions()` gives the record of this thread's capture, or None."""
     global _regions
     _regions = regions
     _checkpoint._checkpoint_hook = _TaggingHook
@@ -130,7 +130,7 @@ def install(regions: Callable[[], RegionsOfCapture | None]) -> None:
 
 
 def remove() -> None:
-    """Put torch's own back."""
+    """Restore torch's own."""
     _checkpoint._checkpoint_hook = _original_hook
     _checkpoint.CheckpointFunction = _original_reentrant
     _Region.__call__ = _original_region

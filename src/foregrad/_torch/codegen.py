@@ -1,4 +1,4 @@
-"""The fastest callable for each operator, and what generated code must know of schemas. Checked on torch 2.13.0.
+"""The fastest callable for each operator, and schemas for generated code. Checked on torch 2.13.0.
 
 An `OpOverload` is called through a Python frame and a generic argument converter. Torch's own Python bindings
 (`torch.mm`, `Tensor.view`) parse their arguments in generated C++ and reach the dispatcher with the same operator
@@ -35,10 +35,10 @@ __all__ = [
 
 
 class Argument(NamedTuple):
-    """One parameter of an operator, as far as generated code cares.
+    """One parameter of an operator, for generated code.
 
-    `kind` is one of tensor, tensors, int, ints, float, bool, number, str, constant, or "" for what only the
-    generic door takes. `takes_number` means that a Python number may stand for the tensor.
+    `kind` is one of tensor, tensors, int, ints, float, bool, number, str, constant, or "" for a kind that only the
+    generic entry takes. `takes_number` means that a Python number may stand for the tensor.
     """
 
     name: str
@@ -51,11 +51,11 @@ class Argument(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FastCall:
-    """A direct binding for an operator, and when it may be used.
+    """A direct binding for an operator, and the conditions of its use.
 
     `spread`: the last positional argument, a list of integers, is passed as separate arguments.
-    `needs`: keywords that must be given, because without them another overload or the process's default is meant.
-    `only`: keywords that may be given. `positional`: those of them that the binding takes by position.
+    `needs`: required keywords, since without them another overload or the process's default is meant.
+    `only`: keywords that may be passed. `positional`: keywords that the binding takes by position.
     `appended`: text put after the arguments.
     """
 
@@ -133,19 +133,19 @@ _DOORS = _doors()
 
 def fast_operators() -> list[OpOverload]:
     """Every operator that may have a direct binding."""
-    found = []
+    operators = []
     for word in _DOORS:
         name, _, overload = word.partition(".")
         packet = getattr(torch.ops.aten, name, None)
         op = getattr(packet, overload or "default", None)
         if isinstance(op, OpOverload):
-            found.append(op)
-    return found
+            operators.append(op)
+    return operators
 
 
 @functools.lru_cache(maxsize=4096)
 def fast_call(op: OpOverload) -> FastCall | None:
-    """The direct binding for an operator; None when there is none, or this torch lacks it."""
+    """The direct binding for an operator; None if there is none, or this torch lacks it."""
     if type(op) is not OpOverload or op.namespace != "aten":
         return None
     word = str(op).removeprefix("aten.").removesuffix(".default")
@@ -199,7 +199,7 @@ def _argument(argument: Any, word: str) -> Argument:
 
 
 def raw_call(op: Any) -> Any:
-    """The C++ entry of an operator, without the Python frame around it. Same arguments, same result."""
+    """The C++ entry of an operator, with equal arguments and result, and without the Python frame around it."""
     return op._op if type(op) is OpOverload else op
 
 

@@ -1,4 +1,4 @@
-"""What a trace that is going on knows of the tensors it met, and torch's opaque objects. Checked on torch 2.13.0."""
+"""The tracing context that is active, its fakes, and torch's opaque objects. Checked on torch 2.13.0."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def shape_env() -> Any:
 
 
 def fake_mode_of(values: Any) -> Any:
-    """The fake mode of the trace that is going on, of the modes that are on, or of fakes among `values`; or None.
+    """The fake mode of the active trace, of the modes that are on, or of fakes among `values`; or None.
 
-    Raises what torch raises for two of them at once.
+    Raises torch's error if there are two different ones.
     """
     from torch._guards import detect_fake_mode
 
@@ -27,7 +27,7 @@ def fake_mode_of(values: Any) -> Any:
 
 
 def symbolic_context_of(tensor: torch.Tensor) -> Any:
-    """How the trace that is going on made a fake of this tensor: which sizes are symbolic, and where it is from."""
+    """The active trace's symbolic context of a tensor: which sizes are symbolic, and the tensor's source."""
     from torch._guards import TracingContext
 
     context = TracingContext.try_get()
@@ -44,7 +44,7 @@ def is_opaque(value: Any) -> bool:
 
 
 def is_opaque_value(value: Any) -> bool:
-    """Whether its class is registered as one of constants, which are as good as their equals (`Shard(0)`)."""
+    """Whether the value's class is registered as one of constants, of which equal ones are interchangeable."""
     try:
         from torch._library.opaque_object import is_opaque_value_type
     except ImportError:  # torch 2.11
@@ -53,7 +53,7 @@ def is_opaque_value(value: Any) -> bool:
 
 
 def new_symbolic_integer(env: Any, value: int, name: str) -> Any:
-    """A symbolic integer of `env` that is `value` now; a plain one where `env` specializes (0 and 1)."""
+    """A symbolic integer of `env` that is `value` now; a plain one if `env` specializes (0 and 1)."""
     from torch._dynamo.source import ConstantSource
 
     source = ConstantSource(name)

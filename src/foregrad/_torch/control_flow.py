@@ -1,11 +1,11 @@
-"""`torch.cond`, `torch.while_loop` and other operators that take functions, as the Python they mean.
+"""`torch.cond`, `torch.while_loop` and other operators that take functions, as equivalent Python.
 
-While a function is captured, a branch is a Python `if` on a value and a loop is a Python `while`: what was taken is
-recorded, and what decided it becomes one of the graph's decisions. Two things differ from a plain `if`, as they do in
-eager: an operand that the branch taken does not use gets a gradient of zeros, as does a tensor that only the other
-branch closes over, and all results have a history as soon as one of these has. (The parameters of a module that only
-the other branch closes over are no operands here: unused, they have no gradient.) The other operators are in `loops`;
-`flex_attention` stays one operator. Checked on torch 2.11.0, 2.13.0.
+While a function is captured, a branch is a Python `if` on a value and a loop is a Python `while`: the branch taken is
+recorded, and its condition becomes one of the graph's decisions. As in eager, two things differ from a plain `if`. An
+operand that the branch taken does not use gets a gradient of zeros, as does a tensor that only the other branch closes
+over; and all results have a history if one of these has. (Parameters of a module that only the other branch closes over
+are no operands here: unused, they have no gradient.) The other operators are in `loops`; `flex_attention` stays one
+operator. Checked on torch 2.11.0, 2.13.0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .operand_gradients import connected, with_unused
 __all__ = ["Attention", "install", "remove"]
 
 _original_asked = torch.compiler.is_dynamo_compiling
-# The functions that users call: each asks whether Dynamo compiles it, and else has Dynamo do so.
+# The functions that users call: each has Dynamo compile it, unless Dynamo does so already.
 _FRONTS = {
     ("torch._higher_order_ops.cond", "cond"),
     ("torch._higher_order_ops.while_loop", "while_loop"),
@@ -41,13 +41,13 @@ _FRONTS = {
 def _cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
     taken, other = (true_fn, false_fn) if pred else (false_fn, true_fn)
     result = connected(taken, tuple(operands))
-    known = {id(tensor) for tensor in (*operands, *_closed_over(taken))}
-    unused = [tensor for tensor in _closed_over(other) if id(tensor) not in known and tensor.requires_grad]
+    operand_ids = {id(tensor) for tensor in (*operands, *_closed_over(taken))}
+    unused = [tensor for tensor in _closed_over(other) if id(tensor) not in operand_ids and tensor.requires_grad]
     return with_unused(result, unused)
 
 
 def _closed_over(branch: Any) -> list[torch.Tensor]:
-    """The tensors among the variables, of the functions around it and global ones, that a branch names."""
+    """The tensors among the closure and global variables that a branch names."""
     code = getattr(branch, "__code__", None)
     if code is None:
         return []
@@ -74,7 +74,7 @@ def _subgraph(subgraph: Any, identifier: str | None, *operands: Any) -> Any:
 
 
 def print_formatted(format_str: str, *args: Any, **kwargs: Any) -> None:
-    """What the operator `print` does, on tensors of the call."""
+    """The effect of the operator `print`, on tensors of the call."""
     print(format_str.format(*args, **kwargs))
 
 
@@ -91,7 +91,7 @@ _original: dict[type, Any] = {kind: kind.__call__ for kind in (*_MEANING, type(A
 
 
 class Attention(Protocol):
-    """What `flex_attention` and its backward are in a capture."""
+    """Implementations of `flex_attention` and its backward in a capture."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any: ...
 
@@ -101,8 +101,8 @@ class Attention(Protocol):
 def install(
     is_capturing: Callable[[], bool], runner: Callable[[], Any], attention: Callable[[], Attention | None]
 ) -> None:
-    """Put the meanings in place, for threads on which `is_capturing()` says so; `runner()` gives what runs a function
-    on real tensors in each call: `run(function, args, kwargs)`.
+    """Install the Python equivalents, for threads on which `is_capturing()` is true; `runner()` gives
+    `run(function, args, kwargs)`, which runs a function on real tensors in each call.
     """
     meanings = dict(_MEANING)
 
@@ -116,7 +116,8 @@ def install(
         here = attention()
         if here is None:
             raise UnsupportedOpError(
-                "`flex_attention` is called in the derivative of a backward, which can't be compiled."
+                "`flex_attention` is called in the derivative of a backward, which can't be compiled. Take that "
+                "derivative outside the compiled function."
             )
         return getattr(here, part)(*args, **kwargs)
 
@@ -143,7 +144,7 @@ def install(
 
 
 def remove() -> None:
-    """Put torch's own back."""
+    """Restore torch's own."""
     for kind, original in _original.items():
         kind.__call__ = original  # type: ignore[method-assign]
     torch.compiler.is_dynamo_compiling = _original_asked

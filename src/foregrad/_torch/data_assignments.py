@@ -1,8 +1,8 @@
 """`x.data` and `x.data = y` in Dynamo's graphs, as eager runs them. Checked on torch 2.11.0, 2.13.0, 2.15.0.
 
-Dynamo writes `x.data = y` as `set_` under `no_grad` and a function that takes the version counter one back. That parts
-a leaf from the gradients of what was computed from it before, and the counter of a tensor that began at 0 still moves.
-Since 2.15 it writes an operator, which leaves strides and the storage as they were.
+Dynamo writes `x.data = y` as `set_` under `no_grad` and a function that decrements the version counter. That cuts a
+leaf off from gradients of earlier results, and the counter of a tensor that began at 0 still moves. Since 2.15 it
+writes an operator, which leaves strides and the storage unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LOWER = "_lower_version_count_by_1"
 
 
 def restore_data_assignments(gm: fx.GraphModule) -> None:
-    """In a graph, and in those within it: `.data` is read and assigned."""
+    """Restore reads and assignments of `.data` in a graph, and in the graphs within it."""
     for module in [m for m in gm.modules() if isinstance(m, fx.GraphModule)]:
         graph, changed = module.graph, False
         for node in list(graph.nodes):

@@ -1,8 +1,8 @@
-"""Functions under `torch.compiler.disable`: a capture runs them in its own way. Checked on torch 2.13.0.
+"""Functions under `torch.compiler.disable`, which a capture redirects. Checked on torch 2.13.0.
 
 Such a function is a closure of PyTorch's which asks Dynamo for its callback, then calls the user's function, a free
-variable of it. When it asks, during a capture, that variable is bound to a function of ours for this one call. What
-PyTorch itself has disabled (checkpoints, optimizers) is none of the user's marks.
+variable of it. When it asks, during a capture, that variable is bound to a function of ours for this one call.
+Functions that PyTorch itself has disabled (checkpoints, optimizers) are not redirected.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _bind(frame: types.FrameType, value: Any) -> None:
 
 
 def redirect(frame: types.FrameType, region_runner: Callable[[], Any]) -> None:
-    """Let the wrapper that runs in `frame` call what `region_runner()` gives, with the user's function."""
+    """Let the wrapper that runs in `frame` call the result of `region_runner()` with the user's function."""
     if frame.f_code is not _code_of_wrappers():
         return
     function = frame.f_locals[_VARIABLE]
@@ -48,7 +48,7 @@ def redirect(frame: types.FrameType, region_runner: Callable[[], Any]) -> None:
 
 
 class _Redirected:
-    """In the place of a disabled function, for one call; other threads may come by meanwhile."""
+    """Replacement for a disabled function during one call; other threads may call it meanwhile."""
 
     def __init__(self, function: Callable[..., Any], region_runner: Callable[[], Any]) -> None:
         self.function, self.region_runner = function, region_runner
@@ -63,8 +63,8 @@ class _Redirected:
 
 
 def _makes_tensor(function: Any, args: tuple[Any, ...]) -> bool:
-    """Whether it is the constructor of a tensor subclass, which its operators call too: what Dynamo does not trace of
-    that is no part of a graph, what comes of it is.
+    """Whether the function is the constructor of a tensor subclass, which the class's operators call too. Its result is
+    part of a graph, its code is not.
     """
     if not args or getattr(function, "__name__", "") not in ("__new__", "__init__"):
         return False
@@ -72,8 +72,8 @@ def _makes_tensor(function: Any, args: tuple[Any, ...]) -> bool:
 
 
 def is_disabled_by_torch(function: Any) -> bool:
-    """Whether a disabled function is PyTorch's, or disabled by it: a method is whose object it is, and of each dispatch
-    mode PyTorch disables the handler.
+    """Whether a disabled function is PyTorch's, or disabled by PyTorch: a method belongs to its object, and the handler
+    of every dispatch mode is disabled by PyTorch.
     """
     if getattr(function, "__name__", "") == "__torch_dispatch__":
         return True

@@ -43,22 +43,22 @@ def without_torch_functions() -> Any:
 
 
 def is_function_mode_on(mode: TorchFunctionMode | None) -> bool:
-    """Whether `mode` sees the torch functions that are called now: not so in its own handler."""
+    """Whether `mode` sees torch functions called now; in its own handler it does not."""
     c = torch._C
     return any(c._get_function_stack_at(i) is mode for i in range(c._len_torch_function_stack()))
 
 
 def is_inside_operator(mode: TorchDispatchMode) -> bool:
-    """Whether a kernel or a subclass's handler runs, or the handler of `mode`, in which it is off."""
+    """Whether a kernel, a subclass's handler or the handler of `mode` runs, where the mode is off."""
     c = torch._C
     is_on = any(c._get_dispatch_stack_at(i) is mode for i in range(c._len_torch_dispatch_stack()))
     return not is_on or c._dispatch_tls_is_dispatch_key_excluded(c.DispatchKey.AutogradFunctionality)
 
 
 class ThreadDispatchMode(TorchDispatchMode):
-    """A dispatch mode that other threads are not told of: PyTorch's flag that some mode is on is one for all threads.
+    """A dispatch mode that leaves PyTorch's flag that some mode is on alone: the flag is one for all threads.
 
-    Dynamo compiles nothing while it is set, and leaves that interleave would leave it set.
+    Dynamo compiles nothing while the flag is set, and interleaved exits on two threads would leave it set.
     """
 
     def __enter__(self) -> Any:
@@ -71,14 +71,14 @@ class ThreadDispatchMode(TorchDispatchMode):
 
 @contextlib.contextmanager
 def without_modes(function_mode: TorchFunctionMode | None, dispatch_mode: TorchDispatchMode) -> Iterator[None]:
-    """Context: these two modes see nothing; others do. The first may be off, or none."""
+    """Context: these two modes see nothing; other modes do. `function_mode` may be off, or None."""
     is_on = is_function_mode_on(function_mode)
     above: list[Any] = []
     while (mode := _pop_mode()) is not dispatch_mode:
         above.append(mode)
     functions: list[Any] = []
-    while is_on and (found := _pop_function_mode()) is not function_mode:
-        functions.append(found)
+    while is_on and (above_function_mode := _pop_function_mode()) is not function_mode:
+        functions.append(above_function_mode)
     _push_all(_push_mode, above)
     _push_all(_push_function_mode, functions)
     try:
@@ -128,7 +128,7 @@ _replays_views, _set_view_replay = _C._is_view_replay_enabled, _C._set_view_repl
 @contextlib.contextmanager
 def force_view_tracking(on: bool = True) -> Iterator[None]:
     """Context: autograd remembers how each view was made, so that in-place writes replay views, not strides."""
-    # A torch-function mode (`with torch.device(...)`) would call what these names are bound to while a capture runs.
+    # A torch-function mode (`with torch.device(...)`) would call the replacements of these names during a capture.
     with torch._C.DisableTorchFunction():
         before = _replays_views()
         _set_view_replay(on)
@@ -140,9 +140,9 @@ def force_view_tracking(on: bool = True) -> Iterator[None]:
 
 
 def symbolic_composites(on: bool) -> Any:
-    """Context: operators made of others keep symbolic sizes.
+    """Context: composite operators keep symbolic sizes.
 
-    Before 2.13 the C++ of some (matmul) reads sizes as plain numbers; the same in Python does not.
+    Before 2.13 the C++ of some (matmul) reads sizes as plain numbers; their Python versions do not.
     """
     if not on or torch.__version__ >= (2, 13):  # type: ignore[operator]
         return contextlib.nullcontext()
@@ -178,7 +178,7 @@ def _watch_again() -> None:
         torch.set_anomaly_enabled(*_anomaly)
 
 
-# Context: autograd looks for no anomalies. The switch is one for all threads.
+# Context: autograd's anomaly detection is off. The switch is one for all threads.
 without_anomaly_mode = InPlace(_stop_watching, _watch_again)
 
 
@@ -187,22 +187,22 @@ def clear_autocast_cache() -> None:
 
 
 def single_threaded_backward() -> Any:
-    """Context: a backward runs wholly on the thread that asked for it, whatever the device."""
+    """Context: a backward runs wholly on the calling thread, whatever the device."""
     return torch.autograd.set_multithreading_enabled(False)
 
 
 @contextlib.contextmanager
 def no_saved_tensors_hooks() -> Iterator[None]:
-    """Context: the hooks for saved tensors that are in force are not, save those that are set inside."""
+    """Context: hooks for saved tensors are off, except hooks that are set inside."""
     c = torch._C._autograd
-    found = []
+    stack = []
     while (hooks := c._top_saved_tensors_default_hooks(True)) is not None:
-        found.append(hooks)
+        stack.append(hooks)
         c._pop_saved_tensors_default_hooks()
     try:
         yield
     finally:
-        for hooks in reversed(found):
+        for hooks in reversed(stack):
             c._push_saved_tensors_default_hooks(*hooks)
 
 
@@ -222,7 +222,7 @@ _PYTHON = (torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot)
 
 
 def dispatching_again() -> Any:
-    """Context: modes and fakes see operators, where C++ has kept the operators that it calls from them."""
+    """Context: modes and fakes see operators called from C++ that would hide them."""
     c = torch._C
     excluded = c._dispatch_tls_local_exclude_set()
     if not any(map(excluded.has, _PYTHON)):
@@ -233,7 +233,7 @@ def dispatching_again() -> Any:
 
 
 def default_generator(device: torch.device) -> torch.Generator:
-    """The generator that operators on `device` draw from when given none."""
+    """The generator that operators on `device` draw from by default."""
     if device.type == "cpu":
         return torch.default_generator
     module = torch.get_device_module(device)

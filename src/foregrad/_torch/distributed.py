@@ -1,4 +1,4 @@
-"""What `torch.distributed` hands to functions, and its modules that talk to other processes around their forward.
+"""Collectives of `torch.distributed`, and modules that communicate with other processes around their forward.
 
 Checked on torch 2.13.0. These modules' classes are looked up only once they are imported: most programs have none.
 """
@@ -38,7 +38,9 @@ _BY_HOOKS = {"FSDPModule": "`fully_shard`"}
 
 
 def data_parallel(module: Any, *, in_forward: bool = False) -> str | None:
-    """What makes a module talk to others when it is called, or `in_forward`, when only its forward is; else None."""
+    """The name of the class by which a module communicates when it is called; `in_forward`: when its forward alone is
+    called. None for a module that does not.
+    """
     for imported, name in _WRAPPERS:
         cls: Any = getattr(sys.modules.get(imported), name, None)
         if cls is not None and isinstance(module, cls) and not (in_forward and name in _BY_HOOKS):
@@ -47,8 +49,8 @@ def data_parallel(module: Any, *, in_forward: bool = False) -> str | None:
 
 
 def bucket_sizes() -> tuple[int, ...]:
-    """The bytes of the first bucket of gradients, and of the others, of the `DistributedDataParallel` whose forward
-    runs; none outside of that.
+    """The bytes of the first and of the further gradient buckets of the `DistributedDataParallel` whose forward runs;
+    empty outside of one.
     """
     cls: Any = getattr(sys.modules.get("torch.nn.parallel.distributed"), "DistributedDataParallel", None)
     module = None if cls is None else cls._get_active_ddp_module()
@@ -67,17 +69,17 @@ _REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
 
 
 def reduction_of(op: Any) -> str | None:
-    """What functional collectives call the reduction that an operator was given; None for one that they don't have."""
+    """The name that functional collectives have for an operator's reduction; None if they lack it."""
     number = op.op()
     return _REDUCTIONS[number] if number < len(_REDUCTIONS) else None
 
 
 def group_of(group: Any) -> tuple[str, int]:
-    """The name and the number of members of the group that an operator was given."""
+    """The name and the size of the process group that is an operator's argument."""
     from torch._C._distributed_c10d import ProcessGroup
 
-    found: Any = ProcessGroup.unbox(group)
-    return found.group_name, found.size()
+    process_group: Any = ProcessGroup.unbox(group)
+    return process_group.group_name, process_group.size()
 
 
 def functional_collective(name: str) -> Any:
@@ -100,16 +102,16 @@ def run_collective(op: Any, args: list[Any], group: str) -> None:
 
 
 def finished_work() -> Any:
-    """What an operator returns for a collective that is over."""
+    """The work object for a collective that is finished."""
     from torch._C._distributed_c10d import FakeWork
 
     return FakeWork().boxed()
 
 
 def work_of(finish: Callable[[], None], tensors: Any) -> Any:
-    """What stands for a collective under way: `finish` is called once, when it is first waited for.
+    """A work object for a pending collective: `finish` is called once, at the first wait.
 
-    Somebody must keep it: what C++ has of it does not.
+    The caller must keep it alive: C++ does not.
     """
     return _work_class()(finish, tensors)
 

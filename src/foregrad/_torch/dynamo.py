@@ -1,4 +1,4 @@
-"""What Dynamo knows of a graph that it hands to a backend, and its registry of backends. Checked on torch 2.13.0.
+"""Dynamo's facts about a graph that it hands to a backend, and its registry of backends. Checked on torch 2.13.0.
 
 Nothing of Dynamo is imported before it is used: `import foregrad` stays quick.
 """
@@ -47,7 +47,7 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GraphInput:
-    """An input of a graph of Dynamo's. `source` is how the user's frame reaches it, as Python: `L['x']`.
+    """An input of a graph of Dynamo's. `source` is its path from the user's frame, as Python: `L['x']`.
 
     `kind` is "parameter", "buffer" or "argument". `is_static`: it keeps its address from call to call.
     """
@@ -59,8 +59,8 @@ class GraphInput:
 
 
 def graph_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[GraphInput]:
-    """What Dynamo says of each input; an empty source for graphs that are not its own."""
-    found = [GraphInput(f"input {i}", "", "argument", False) for i in range(len(example_inputs))]
+    """Dynamo's facts about each input; an empty source for graphs that are not its own."""
+    inputs = [GraphInput(f"input {i}", "", "argument", False) for i in range(len(example_inputs))]
     placeholders = [node for node in _nodes(gm) if node.op == "placeholder"]
     for index, (node, value) in enumerate(zip(placeholders, example_inputs, strict=False)):
         text = _source_text(_source_of(node))
@@ -70,8 +70,8 @@ def graph_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Grap
             kind = "parameter"
         elif "._buffers[" in text:
             kind = "buffer"
-        found[index] = GraphInput(node.name, text, kind, facts.get("_dynamo_static_input_type") is not None)
-    return found
+        inputs[index] = GraphInput(node.name, text, kind, facts.get("_dynamo_static_input_type") is not None)
+    return inputs
 
 
 def unused_inputs(gm: Any) -> list[int]:
@@ -81,16 +81,16 @@ def unused_inputs(gm: Any) -> list[int]:
 
 
 def known_inputs(gm: Any, example_inputs: Sequence[Any]) -> list[Any]:
-    """The inputs as Dynamo traced them: fakes, with a `SymInt` for each size that it left open, where it says."""
-    known = list(example_inputs)
+    """The inputs as Dynamo traced them: fakes, with a `SymInt` for each open size; else the example inputs."""
+    inputs = list(example_inputs)
     placeholders = [node for node in _nodes(gm) if node.op == "placeholder"]
-    for index, node in enumerate(placeholders[: len(known)]):
-        known[index] = node.meta.get("example_value", known[index])
-    return known
+    for index, node in enumerate(placeholders[: len(inputs)]):
+        inputs[index] = node.meta.get("example_value", inputs[index])
+    return inputs
 
 
 def branches_on_values(gm: Any) -> bool:
-    """Whether the graph, or a function of its operators, has a `cond`, a loop on values, or a `print`, which looks."""
+    """Whether the graph, or a function of its operators, reads values: a `cond`, a loop on values, or a `print`."""
     if not isinstance(gm, fx.GraphModule):
         return False
     hops = torch.ops.higher_order
@@ -106,18 +106,18 @@ def is_dynamo_graph(gm: Any) -> bool:
 
 def parameter_sources(gm: Any) -> Mapping[str, Any] | None:
     """Dynamo's source of each parameter and buffer of its graph; None for a graph that it exported."""
-    found: Mapping[str, Any] | None = getattr(gm, "_param_name_to_source", None)
-    return found
+    sources: Mapping[str, Any] | None = getattr(gm, "_param_name_to_source", None)
+    return sources
 
 
 def placeholder_sources(gm: fx.GraphModule) -> list[tuple[Any, bool]]:
     """For each placeholder: Dynamo's source, or None, and whether it keeps its address from call to call."""
-    found = []
+    sources = []
     for node in _nodes(gm):
         if node.op == "placeholder":
             facts = node.meta.get("tensor_dict") or {}
-            found.append((_source_of(node), facts.get("_dynamo_static_input_type") is not None))
-    return found
+            sources.append((_source_of(node), facts.get("_dynamo_static_input_type") is not None))
+    return sources
 
 
 def _source_of(node: fx.Node) -> Any:
@@ -138,8 +138,8 @@ def _source_text(source: Any) -> str:
 
 
 def source_lines(gm: Any) -> tuple[CodeType, dict[int, tuple[str, dict[str, Any]]]] | None:
-    """(the code that fx made of a graph, for each of its lines the user's stack and what is known of its node);
-    None for another module.
+    """(the code that fx generated for a graph, for each of its lines the user's stack and the node's origin); None for
+    another module.
     """
     if not isinstance(gm, fx.GraphModule):
         return None
@@ -148,22 +148,22 @@ def source_lines(gm: Any) -> tuple[CodeType, dict[int, tuple[str, dict[str, Any]
         make_code()  # Dynamo's graphs make their code when they are first called
     start: Any = gm._prologue_start
     lines: Any = gm._lineno_map or {}
-    nodes, found = dict(enumerate(_nodes(gm))), {}
+    nodes, origin_by_line = dict(enumerate(_nodes(gm))), {}
     for line, index in lines.items():
         node = nodes.get(index)
         if node is not None and node.op not in ("placeholder", "output"):
-            found[line + start] = (node.stack_trace or "", _origin_of(node))
-    return type(gm).forward.__code__, found
+            origin_by_line[line + start] = (node.stack_trace or "", _origin_of(node))
+    return type(gm).forward.__code__, origin_by_line
 
 
 def _origin_of(node: fx.Node) -> dict[str, Any]:
-    """The metadata that nodes made of this one have as well."""
+    """The metadata that nodes derived from this one inherit."""
     from torch.fx.traceback import NodeSource, NodeSourceAction
 
-    found: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         key: node.meta[key] for key in ("nn_module_stack", "source_fn_stack", "custom") if key in node.meta
     }
-    return {**found, "from_node": [NodeSource(node, "foregrad", NodeSourceAction.CREATE)]}
+    return {**metadata, "from_node": [NodeSource(node, "foregrad", NodeSourceAction.CREATE)]}
 
 
 @contextlib.contextmanager
@@ -177,7 +177,7 @@ def own_tracing_context(mode: FakeTensorMode | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _graphs_uncached(mode: FakeTensorMode | None) -> Iterator[None]:
-    """Context: Inductor's cache of graphs is off where sizes are symbolic: their names mean something here only."""
+    """Context: Inductor's cache of graphs is off if sizes are symbolic: their names mean something here only."""
     if mode is None or mode.shape_env is None:
         yield
         return
@@ -191,11 +191,11 @@ def _graphs_uncached(mode: FakeTensorMode | None) -> Iterator[None]:
 def compiler_context(
     mode: FakeTensorMode | None, labels: Sequence[str], *, static_inputs: Sequence[int], updates: int, outputs: int
 ) -> Iterator[Callable[[], list[Any] | None]]:
-    """Context: what compilers written for AOTAutograd find around them; gives what they report of output strides.
+    """Context: the environment of compilers written for AOTAutograd; gives a function for their reported strides.
 
-    The tracing context is Dynamo's, if there is one, but for what is told of this graph: its fake mode, its name, which
-    inputs keep their address, how many of its first results are new values of inputs (`updates`), how many results
-    its function has.
+    The tracing context is Dynamo's, if there is one, with entries for this graph: its fake mode, its name, the inputs
+    that keep their address, the number of first results that are new values of inputs (`updates`), the number of its
+    function's results.
     """
     from torch._guards import TracingContext, tracing
 
@@ -207,7 +207,7 @@ def compiler_context(
     context.hop_dispatch_set_cache = fresh.hop_dispatch_set_cache
     context.aot_graph_name = list(labels)
     context.params_flat, context.params_flat_unwrap_subclasses, context.params_unwrapped_to_flat_index = [], [], []
-    context.fakify_first_call = True  # strides are to be reported as symbols where they are, not as this call's numbers
+    context.fakify_first_call = True  # symbolic strides are reported as symbols, not as this call's numbers
     context.fw_metadata = types.SimpleNamespace(
         static_input_indices=list(static_inputs),
         num_mutated_inp_runtime_indices=updates,
@@ -231,8 +231,8 @@ def takes_floats(gm: fx.GraphModule) -> bool:
     """Whether Dynamo made Python floats inputs of the graph, as tensors of no dimension."""
     for node in _nodes(gm):
         if node.op == "call_method" and node.target == "item" and isinstance(node.args[0], fx.Node):
-            given = node.args[0].meta.get("grapharg")
-            if getattr(given, "pass_arg_as_tensor", False) and isinstance(
+            argument = node.args[0].meta.get("grapharg")
+            if getattr(argument, "pass_arg_as_tensor", False) and isinstance(
                 node.meta.get("example_value"), torch.SymFloat
             ):
                 return True
@@ -240,21 +240,21 @@ def takes_floats(gm: fx.GraphModule) -> bool:
 
 
 def restarts() -> tuple[type[BaseException], ...]:
-    """Exceptions that ask Dynamo to start again, which are no failures."""
+    """Exceptions by which Dynamo starts again, which are no failures."""
     from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 
     return (TensorifyScalarRestartAnalysis,)
 
 
 def compiler_counters() -> Any:
-    """Dynamo's counters of what ahead-of-time autograd was asked and did: "total", "ok", "not_ok"."""
+    """Dynamo's counters of ahead-of-time autograd: "total", "ok", "not_ok"."""
     from torch._dynamo.utils import counters
 
     return counters["aot_autograd"]
 
 
 def shielded(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
-    """`function`, which Dynamo will call as it is and never look into."""
+    """`function`, which Dynamo will call without tracing it."""
     result: Callable[..., Any] = torch.compiler.disable(function, reason=reason)
     return result
 
@@ -269,7 +269,7 @@ def without_modes() -> Iterator[None]:
 
 
 def real_inputs(inputs: Sequence[Any]) -> list[Any]:
-    """Fake tensors replaced by zeros of the same layout (of the sizes at capture, where those are symbolic)."""
+    """The inputs with fakes replaced by zeros of equal layout; symbolic sizes have their values at capture."""
     return [_real(value) for value in inputs]
 
 
@@ -277,17 +277,17 @@ def _real(value: Any) -> Any:
     if not isinstance(value, FakeTensor):
         return value
     sizes, strides = [size_hint(n) for n in value.size()], [size_hint(n) for n in value.stride()]
-    made = torch.empty_strided(
+    zeros = torch.empty_strided(
         sizes, strides, dtype=value.dtype, device=value.device, requires_grad=value.requires_grad
     )
     with torch.no_grad():
-        return made.zero_()
+        return zeros.zero_()
 
 
 def skip_foregrad() -> None:
-    """Keep Dynamo, where it has been imported, from looking into foregrad's own code and what it renders.
+    """Keep Dynamo, if it has been imported, from tracing foregrad's own and rendered code.
 
-    It would otherwise try to compile a compiled function's wrappers, in calls and backwards after a graph break.
+    Otherwise Dynamo tries to compile a compiled function's wrappers, in calls and backwards after a graph break.
     """
     rules: Any = sys.modules.get("torch._dynamo.trace_rules")
     package = str(pathlib.Path(__file__).parent.parent)
@@ -304,8 +304,8 @@ def known_backends() -> list[str]:
 
 
 def lookup_backend(name: str) -> Callable[..., Any]:
-    """The function behind a name of torch.compile's."""
+    """The backend function of a name that `torch.compile` takes."""
     from torch._dynamo.backends.registry import lookup_backend
 
-    found: Callable[..., Any] = lookup_backend(name)
-    return found
+    backend: Callable[..., Any] = lookup_backend(name)
+    return backend

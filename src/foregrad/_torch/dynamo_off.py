@@ -1,8 +1,7 @@
-"""Dynamo compiles nothing of what a capture runs: compiled functions inside are Python to it. Checked on torch 2.11.0,
-2.13.0.
+"""Dynamo is off during a capture, so compiled functions inside run as Python. Checked on torch 2.11.0, 2.13.0.
 
-Dynamo looks at every frame of Python that runs under it, those too that C++ calls where no exception may leave: an
-error of its own there ends the process. And what it makes of fakes is of no use to anybody.
+Dynamo traces every frame of Python that runs under it, also frames called from C++ that may not raise: an error of its
+own there ends the process. And graphs that it makes of fakes are useless.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _originals: dict[str, Any] = {}
 
 @contextlib.contextmanager
 def dynamo_off() -> Iterator[None]:
-    """Context: on this thread, Dynamo looks at no frames, until something inside calls for it."""
+    """Context: on this thread, Dynamo traces no frames, until code inside turns it on."""
     before = _set_eval_frame(None)
     try:
         yield
@@ -35,8 +34,8 @@ def dynamo_off() -> Iterator[None]:
 
 
 def install(is_capturing: Callable[[], bool], region_runner: Callable[[], Any]) -> None:
-    """Make functions that Dynamo compiled run as they are, on threads on which `is_capturing()` says so; those that it
-    is told to leave alone, by what `region_runner()` gives there.
+    """Make functions that Dynamo compiled run as Python, on threads on which `is_capturing()` is true. Functions that
+    are disabled for Dynamo run by the result of `region_runner()`.
     """
 
     def compile(model: Any = None, **options: Any) -> Any:
@@ -55,7 +54,7 @@ def install(is_capturing: Callable[[], bool], region_runner: Callable[[], Any]) 
             return original(callback)
         count = getattr(module, "set_fullgraph_compiled_frame_count", None)
         if count is not None:
-            count(-1)  # nobody asks whether a graph was made of all of it
+            count(-1)  # no full graph is required here
         if callback is None and region_runner() is not None:
             redirect(sys._getframe(1), region_runner)
         return None
@@ -65,7 +64,7 @@ def install(is_capturing: Callable[[], bool], region_runner: Callable[[], Any]) 
 
 
 def remove() -> None:
-    """Put torch's own back."""
+    """Restore torch's own."""
     torch.compile = _original_compile
     if _originals:
         sys.modules[_EVAL_FRAME]._callback_from_stance = _originals.pop("_callback_from_stance")  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
 """Dynamo's tables of functions, which it makes when it first needs them. Checked on torch 2.13.0.
 
-They know torch's functions by identity. Made by another thread while a capture has some of them replaced, they would
-know the replacements for the rest of the process: Dynamo would break graphs where it has none to break.
+The tables hold torch's functions by identity. A table that another thread makes while a capture has some of these
+replaced would hold the replacements for the rest of the process: Dynamo would break graphs without need.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ _MODULES = (
     *(f"torch._dynamo.variables.{name}" for name in ("torch", "builder", "builtin", "functions", "tensor")),
 )
 _Cache = type(functools.cache(lambda: None))
-_tables: dict[str, list[Any]] = {}  # by module, those that are loaded
+_tables: dict[str, list[Any]] = {}  # the loaded tables, by module
 _made: set[int] = set()
 
 
 def note_tables() -> None:
-    """Before functions are replaced."""
+    """Note the tables made so far; called before functions are replaced."""
     _made.clear()
     for name in _MODULES:
         _made.update(id(table) for table in _tables_of(name) if _is_made(table))
 
 
 def forget_replacements() -> None:
-    """After they are put back: Dynamo makes tables made meanwhile once more when it needs them."""
+    """Drop the tables made meanwhile, which Dynamo then makes anew; called after functions are restored."""
     for name in _MODULES:
         for table in _tables_of(name):
             if _is_made(table) and id(table) not in _made:
                 table.cache_clear()
     by_id: Any = getattr(sys.modules.get(_RULES), "_builtin_function_ids", None)
-    if by_id is not None and by_id.function_ids is not None:  # where a replacement's id may be instead
+    if by_id is not None and by_id.function_ids is not None:  # may have the id of a replacement
         by_id.add(id(builtins.print))
 
 

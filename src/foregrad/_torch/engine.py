@@ -40,7 +40,7 @@ count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 
 def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """The C++ apply of a Function, without a Python one around it, which looks for functorch transforms up to 2.14."""
+    """The C++ apply of a Function, without Python's around it, which looks for functorch transforms up to 2.14."""
     return super(torch.autograd.Function, function).apply  # type: ignore[misc, no-any-return]
 
 
@@ -51,11 +51,11 @@ def single_level(name: str, methods: dict[str, Any]) -> Callable[..., Any]:
 
 
 def beside_threads(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """An apply from `direct_apply` that doesn't stand still where other threads use the same leaves.
+    """An apply from `direct_apply` that doesn't deadlock with other threads that use the same leaves.
 
-    `Function.apply` locks each leaf to find its accumulator, and has the GIL meanwhile. An operator in another thread
-    may wait for the GIL under that lock: where the accumulator is held from Python alone, as it is once somebody asked
-    for `next_functions`. An alias, which is made without the GIL, holds the accumulators too.
+    `Function.apply` locks each leaf to find its accumulator while it holds the GIL. An operator in another thread may
+    wait for the GIL under that lock, if only Python holds the accumulator, as after a read of `next_functions`. An
+    alias, which is made without the GIL, holds the accumulators too.
     """
 
     def call(others: Any, *taken: torch.Tensor) -> Any:
@@ -70,13 +70,13 @@ _FEW = 16  # gradients that may be asked for one by one
 
 
 def wanted_gradients(node: Any, *, exact: bool = False) -> tuple[bool, ...] | None:
-    """Which gradients of a node that is running go anywhere: those of `inputs=` and on the way there. None: all.
+    """A mask of the gradients of a running node that are needed: those for `inputs=` or on the way there. None: all.
 
-    Unless `exact`, there may be more of them.
+    Unless `exact`, the mask may have more gradients.
     """
-    if hasattr(node, "wanted_gradients"):  # one of ours, in C++
-        found: tuple[bool, ...] | None = node.wanted_gradients()
-        return found
+    if hasattr(node, "wanted_gradients"):  # foregrad's own node in C++
+        mask: tuple[bool, ...] | None = node.wanted_gradients()
+        return mask
     following = [following for following, _ in node.next_functions]
     needs_input_grad = [True] * len(following)
     if exact or len(following) <= _FEW:
@@ -84,12 +84,12 @@ def wanted_gradients(node: Any, *, exact: bool = False) -> tuple[bool, ...] | No
             with contextlib.suppress(RuntimeError):  # see below
                 needs_input_grad[position] = node_after is None or bool(_will_run(node_after))
         return None if all(needs_input_grad) else tuple(needs_input_grad)
-    # A leaf that autograd.grad was called for says so by an error, which takes as long as a hundred answers. Such are
-    # asked for together: what lies between the first and the last of them counts as wanted.
+    # For a leaf in autograd.grad's `inputs=` the query raises, which takes as long as a hundred answers. So only the
+    # first and the last such leaf are queried: all gradients between them count as needed.
     for positions in (range(len(following)), range(len(following) - 1, -1, -1)):
         for position in positions:
             if following[position] is None:
-                continue  # nobody asks for it, but what is compiled for all gradients will do
+                continue  # not needed, but the backward compiled for all gradients will do
             try:
                 needs_input_grad[position] = bool(_will_run(following[position]))
             except RuntimeError:
@@ -103,7 +103,7 @@ _will_run: Callable[[Any], bool] = torch._C._will_engine_execute_node
 
 
 def is_node_with(node: Any, attribute: str) -> bool:
-    """Whether a node is one of ours: in C++, or of a Function with this attribute."""
+    """Whether a node is foregrad's: in C++, or of a Function with this attribute."""
     return hasattr(node, "wanted_gradients") or hasattr(getattr(node, "_forward_cls", None), attribute)
 
 

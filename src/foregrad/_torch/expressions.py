@@ -1,8 +1,8 @@
 """Symbolic sizes as data: sympy expressions to nested lists and back, and a `ShapeEnv` made again from them.
 
 An expression is an integer, a symbol's name, `true`, `false`, or `[function, argument, ...]` with a function from a
-fixed table. Nothing is parsed or evaluated as text, no power of two numbers is computed, and how long a number an
-expression may come to is known before anything is computed. Checked on torch 2.13.0.
+fixed table. Nothing is parsed or evaluated as text, no power of two numbers is computed, and the length of an
+expression's value is bounded before anything is computed. Checked on torch 2.13.0.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def _functions() -> dict[str, Any]:
     import sympy
     from torch.utils._sympy import functions
 
-    found = {name: getattr(sympy, name) for name in ("Add", "Mul", "Pow", "Eq", "Ne", "Lt", "Le", "Gt", "Ge")}
-    found |= {name: getattr(sympy, name) for name in ("And", "Or", "Not")}
+    table = {name: getattr(sympy, name) for name in ("Add", "Mul", "Pow", "Eq", "Ne", "Lt", "Le", "Gt", "Ge")}
+    table |= {name: getattr(sympy, name) for name in ("And", "Or", "Not")}
     names = (
         "FloorDiv", "ModularIndexing", "Where", "PythonMod", "Mod", "CleanDiv", "CeilToInt", "FloorToInt",
         "TruncToInt", "IntTrueDiv", "FloatTrueDiv", "ToFloat", "Max", "Min", "PowByNatural", "Identity",
     )  # fmt: skip
-    return found | {name: getattr(functions, name) for name in names if hasattr(functions, name)}
+    return table | {name: getattr(functions, name) for name in names if hasattr(functions, name)}
 
 
 @functools.cache
@@ -42,7 +42,7 @@ def _names() -> dict[Any, str]:
     import sympy
 
     named = {cls: name for name, cls in _functions().items()}
-    # What `Lt(a, b)` makes is a `StrictLessThan`, and so on.
+    # `Lt(a, b)` makes a `StrictLessThan`, and so on.
     classes = {"Eq": sympy.Equality, "Ne": sympy.Unequality, "Lt": sympy.StrictLessThan, "Le": sympy.LessThan}
     return named | {cls: name for name, cls in classes.items()} | {
         sympy.StrictGreaterThan: "Gt", sympy.GreaterThan: "Ge"
@@ -50,12 +50,12 @@ def _names() -> dict[Any, str]:
 
 
 def raw_expression(number: Any) -> Any:
-    """The expression of a symbolic number as it was made, whatever has been found out since."""
+    """The expression of a symbolic number as it was made, without later replacements of symbols."""
     return number.node._expr
 
 
 def expression_to(expression: Any, *, floats: bool = False) -> Any:
-    """A sympy expression as data; `ValueError` for a function that is not in the table, for `floats` unless asked."""
+    """A sympy expression as data. Raises `ValueError` for unknown functions, and for floats unless `floats`."""
     import sympy
 
     if expression is sympy.true or expression is sympy.false:
@@ -70,15 +70,15 @@ def expression_to(expression: Any, *, floats: bool = False) -> Any:
         return ["Float", float(expression).hex()]
     name = _names().get(type(expression))
     if name is None:
-        raise ValueError(f"a size is computed by {type(expression).__name__}")
+        raise ValueError(f"a size is computed by the unknown function {type(expression).__name__}")
     arguments = expression.args
-    if name in ("Add", "Mul", "And", "Or", "Max", "Min"):  # whose order is that of hashes in part
+    if name in ("Add", "Mul", "And", "Or", "Max", "Min"):  # sympy orders these by hashes in part
         arguments = sorted(arguments, key=sympy.default_sort_key)
     return [name, *(expression_to(argument, floats=floats) for argument in arguments)]
 
 
 def expression_from(data: Any, symbols: Mapping[str, Any], depth: int = 0, *, floats: bool = False) -> Any:
-    """The expression that `expression_to` made data of; `ValueError` for anything else."""
+    """The expression from the data of `expression_to`. Raises `ValueError` for any other data."""
     import sympy
 
     if not depth:
@@ -102,7 +102,7 @@ def expression_from(data: Any, symbols: Mapping[str, Any], depth: int = 0, *, fl
         return sympy.Float(float.fromhex(rest[0]))
     function = _functions().get(name)
     if function is None:
-        raise ValueError(f"a size is computed by {name!r}, which is not known")
+        raise ValueError(f"a size is computed by the unknown function {name!r}")
     arguments = [expression_from(item, symbols, depth + 1, floats=floats) for item in rest]
     if name in ("Pow", "PowByNatural") and not (
         len(arguments) == 2 and arguments[1].is_Integer and abs(arguments[1]) <= 16 and not arguments[0].is_number
@@ -112,7 +112,7 @@ def expression_from(data: Any, symbols: Mapping[str, Any], depth: int = 0, *, fl
 
 
 def _check_bits(data: Any) -> None:
-    """Raise `ValueError` where an expression has too many parts, or may come to a number that is too long."""
+    """Raise `ValueError` if an expression has too many parts, or its value may be too long a number."""
     left = _MOST_PARTS
 
     def bits(data: Any, depth: int) -> int:
@@ -124,12 +124,12 @@ def _check_bits(data: Any) -> None:
             return data.bit_length() if isinstance(data, int) else _BITS_OF_SIZE
         name, lengths = data[:1], [bits(item, depth + 1) for item in data[1:]]
         if name in (["Pow"], ["PowByNatural"]) and isinstance(data[-1], int):
-            found = sum(lengths) * abs(data[-1])
+            length = sum(lengths) * abs(data[-1])
         else:
-            found = sum(lengths) if name in (["Add"], ["Mul"], ["Rational"]) else max(lengths, default=1)
-        if found > _MOST_BITS:
-            raise ValueError("an expression of sizes that may come to a number of thousands of digits")
-        return found
+            length = sum(lengths) if name in (["Add"], ["Mul"], ["Rational"]) else max(lengths, default=1)
+        if length > _MOST_BITS:
+            raise ValueError("an expression of sizes whose value may have thousands of digits")
+        return length
 
     bits(data, 0)
 
@@ -138,12 +138,12 @@ def _check_bits(data: Any) -> None:
 
 
 def table_to(table: SymbolTable, *, floats: bool = False) -> dict[str, Any]:
-    """The symbols of a capture and what was found out about them; `ValueError` for symbolic floats."""
+    """The symbols of a capture and their guards. Raises `ValueError` for symbolic floats."""
     if table.floats:
         raise ValueError("it computes with symbolic floats")
     symbols = []
-    for kind, found in (("size", table.bound), ("computed", table.computed)):
-        for symbol in found:
+    for kind, table_part in (("size", table.bound), ("computed", table.computed)):
+        for symbol in table_part:
             low, high = table.limits(symbol)
             name, source = str(symbol), _source(table, symbol)
             hint = table.size_at_capture(symbol)
@@ -152,17 +152,17 @@ def table_to(table: SymbolTable, *, floats: bool = False) -> dict[str, Any]:
 
 
 def _source(table: SymbolTable, symbol: Any) -> str:
-    """What a symbol was made from, which its name follows from."""
+    """The source of a symbol, from which its name follows."""
     env = table.env
-    found = (getattr(env, "var_to_sources", None) or {}).get(symbol)
-    if not found:
+    sources = (getattr(env, "var_to_sources", None) or {}).get(symbol)
+    if not sources:
         return str(symbol)
-    name = found[0].name
+    name = sources[0].name
     return str(name() if callable(name) else name)
 
 
 def restored_table(data: Any) -> tuple[SymbolTable, dict[str, Any]]:
-    """The table that `table_to` made data of, and its symbols by their names in the data."""
+    """The table from the data of `table_to`, and its symbols by their names in the data."""
     table, symbols = SymbolTable(), {}
     for entry in data["symbols"]:
         name, source, kind, hint, least, most = (
@@ -176,19 +176,19 @@ def restored_table(data: Any) -> tuple[SymbolTable, dict[str, Any]]:
         if hint < 2 or not least <= hint or (most is not None and most < hint):
             raise ValueError(f"the size of the symbol {name!r} is out of its range")
         if kind == "size":
-            made = table.symbol(hint, source, None, (least, most))
+            number = table.symbol(hint, source, None, (least, most))
         else:
-            made = table.computed_symbol(hint, source)
-        symbols[name] = made.node._expr
+            number = table.computed_symbol(hint, source)
+        symbols[name] = number.node._expr
     for guard in data["guards"]:
         expression = expression_from(guard, symbols)
         if not bool(table.env.evaluate_expr(expression)):
-            raise ValueError("a condition on sizes that is false for the sizes it was found with")
+            raise ValueError("a condition on sizes that is false for the sizes at capture")
     return table, symbols
 
 
 def restored_number(table: SymbolTable, expression: Any, kind: type = int) -> Any:
-    """A symbolic integer (float, bool) with this expression; the plain one where an integer is a number."""
+    """A symbolic integer (float, bool) with this expression; a plain integer if the expression is a number."""
     if expression.is_Integer and kind is int:
         return int(expression)
     env = table.env

@@ -44,10 +44,10 @@ _make_subclass: Any = torch.Tensor._make_subclass
 
 
 class NewFakeMode(FakeTensorMode):
-    """A fake mode that leaves the process able to fork, and, after two threads were in one, to compile (`flags_kept`).
+    """A fake mode after which the process can still fork, and, after its use on two threads, compile (`flags_kept`).
 
-    Where PyTorch is built for CUDA and there is no GPU, entering its fake mode pretends that there is one device. The
-    next backward then starts a thread for that device, and no forked child can run a backward any more.
+    If PyTorch is built for CUDA and there is no GPU, entering its fake mode pretends that there is one device. The next
+    backward then starts a thread for that device, and no forked child can run a backward any more.
     """
 
     @property
@@ -70,7 +70,7 @@ class NewFakeMode(FakeTensorMode):
             flags_kept.__exit__()
 
     def create_symbolic_nested_int(self, *, nt_tensor_id: int | None = None) -> torch.SymInt:
-        """The size of a ragged dimension that no symbol stands for: it has no value in any call."""
+        """The size of a ragged dimension: an integer without a value, so no symbol."""
         return new_ragged_size()
 
 
@@ -100,15 +100,15 @@ class FakeFactory:
         return self.over(meta, device)
 
     def over(self, meta: torch.Tensor, device: torch.device) -> FakeTensor:
-        """A fake over the memory of a meta tensor, laid out as that is."""
-        made = self._made.get(device)
-        if made is None:
+        """A fake over the memory of a meta tensor, in its layout."""
+        template = self._made.get(device)
+        if template is None:
             fake = FakeTensor(self.mode, meta, device)
-            made = self._made[device] = (fake.fake_device, fake.__dict__.copy())
+            template = self._made[device] = (fake.fake_device, fake.__dict__.copy())
         else:
-            fake = _make_subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=made[0])
+            fake = _make_subclass(FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=template[0])
             self._mark(fake)
-        _set_attributes(fake, made[1].copy())
+        _set_attributes(fake, template[1].copy())
         return fake
 
     @classmethod
@@ -146,7 +146,7 @@ def new_fake_over(
 ) -> FakeTensor:
     """A fake tensor over a fake storage (made by `meta_storage`).
 
-    `set_` with symbolic sizes asks whether they are contiguous, which guards them: there only the memory is exchanged.
+    `set_` with symbolic sizes asks whether they are contiguous, which adds guards. So only the memory is exchanged.
     """
     factory = FakeFactory.of(mode)
     with _NoDispatch():
@@ -162,15 +162,15 @@ def new_fake_over(
 
 
 def fake_grouped_mm(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`aten._grouped_mm` on fakes: what torch has for them takes bfloat16 alone, the CPU's kernel other floats too."""
+    """`aten._grouped_mm` on fakes: torch's rule takes bfloat16 alone, the CPU's kernel other floats too."""
     func = torch.ops.aten._grouped_mm.default
     dtype = args[0].dtype
     if dtype is torch.bfloat16 or args[1].dtype is not dtype:
         return mode.dispatch(func, (), args, kwargs)
     lowered = [new_fake(mode, t.shape, t.stride(), torch.bfloat16, fake_device(t)) for t in args[:2]]
     out: Any = mode.dispatch(func, (), (*lowered, *args[2:]), kwargs)
-    wanted = kwargs.get("out_dtype") or dtype
-    return new_fake(mode, out.shape, out.stride(), wanted, fake_device(args[0]))
+    out_dtype = kwargs.get("out_dtype") or dtype
+    return new_fake(mode, out.shape, out.stride(), out_dtype, fake_device(args[0]))
 
 
 def fake_multilabel_margin_loss(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -194,7 +194,7 @@ def _fake_masked_fill(func: Any) -> Any:
 
 def _fake_sort(func: Any) -> Any:
     def run(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The kernels lay results out as the argument is, also in dimensions of size 1."""
+        """The kernels' results have the argument's strides, also in dimensions of size 1."""
         out: Any = mode.dispatch(func, (), args, kwargs)
         stride = torch.empty_strided(args[0].shape, args[0].stride(), device="meta").clone().stride()
         if all(t.stride() == stride for t in out):
@@ -210,7 +210,7 @@ def _fake_uniform(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _fake_view(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """FakeTensor leaves the strides of dimensions of size one as they were; the kernel computes them."""
+    """`aten.view` on fakes: FakeTensor keeps the strides of dimensions of size one, the kernel computes them."""
     source: Any = args[0]
     out: Any = mode.dispatch(torch.ops.aten.view.default, (), args, kwargs)
     if not has_symbolic((*source.shape, *source.stride(), *args[1])) and 1 in out.shape:
@@ -221,7 +221,7 @@ def _fake_view(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, An
     return out
 
 
-# Operators for which torch's fakes are not what its kernels give.
+# Operators for which torch's rules for fakes differ from its kernels.
 CORRECTED: dict[Any, Any] = {
     torch.ops.aten.view.default: _fake_view,
     torch.ops.aten.sort.default: _fake_sort(torch.ops.aten.sort.default),
@@ -235,9 +235,9 @@ CORRECTED: dict[Any, Any] = {
 
 
 def symbolic_fake(mode: FakeTensorMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An operator on fakes of symbolic sizes, by its kernel in Python where there is one.
+    """An operator on fakes of symbolic sizes, by its Python kernel if there is one.
 
-    Kernels in C++ may read sizes as plain numbers: some raise, others make a graph for each size without a word.
+    Kernels in C++ may read sizes as plain numbers: some raise, others silently specialize the graph.
     """
     from torch._dispatch.python import enable_python_dispatcher
 
@@ -252,7 +252,7 @@ def meta_storage(nbytes: int) -> torch.UntypedStorage:
 
 
 def fake_device(tensor: torch.Tensor) -> torch.device:
-    """The device a tensor says it is on, without the dispatch that `.device` costs on a fake."""
+    """The device of a tensor, without the dispatch that `.device` costs on a fake."""
     return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
 
 

@@ -1,6 +1,6 @@
 """PyTorch's `flex_attention` and its backward, as graphs call them. Checked on torch 2.13.0.
 
-The operators take functions of single scores (`score_mod`, `mask_mod`), which are graphs of their own by then.
+The operators take functions of single scores (`score_mod`, `mask_mod`) as graphs of their own.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ __all__ = ["ATTENTION", "BACKWARD", "IN_GRAPHS", "has_kernel", "indexed_by_tenso
 ATTENTION: Any = torch.ops.higher_order.flex_attention
 BACKWARD: Any = torch.ops.higher_order.flex_attention_backward
 
-_OPTIONS = {ATTENTION: 6, BACKWARD: 11}  # of the arguments: what kernels are told
-# Compilers ask operators what they give under a fake mode; which operators that is for, they look up by its class.
+_OPTIONS = {ATTENTION: 6, BACKWARD: 11}  # the position of the kernel's options among the arguments
+# Compilers run operators under a fake mode, whose rules are looked up by its class.
 for _operator in (ATTENTION, BACKWARD):
     _operator.python_key_table.setdefault(NewFakeMode, _operator.python_key_table[FakeTensorMode])
 
-# Of the backward's arguments.
+# Positions among the backward's arguments.
 _JOINT, _BUFFERS = 8, 12
-_SCALARS = 5  # gradients that the joint graph gives before those of the buffers
+_SCALARS = 5  # gradients that the joint graph returns before the gradients of the buffers
 
 
 def indexed_by_tensors() -> Any:
@@ -37,8 +37,8 @@ def indexed_by_tensors() -> Any:
 
 
 def strides_like(shape: Sequence[Any], strides: Sequence[Any]) -> tuple[Any, ...]:
-    """The strides of a result of this shape, or of a gradient, that is laid out like a query, key or value: dense, the
-    dimensions in the same order, but for the last one, which is innermost.
+    """The strides of a result, or of a gradient, of this shape in the layout of a query, key or value: dense, with the
+    dimensions in the same order, except that the last is innermost.
     """
     order = sorted(range(len(shape)), key=lambda dim: strides[dim])
     result = _dense(shape, order)
@@ -63,7 +63,7 @@ def _attention(*args: Any) -> Any:
 
 
 def _backward(*args: Any) -> Any:
-    """PyTorch gives gradients to buffers that require them; a graph's inputs don't, but its joint graph says which."""
+    """The backward. PyTorch gives gradients to buffers that require grad; here the joint graph tells which do."""
     joint = args[_JOINT]
     results = next(iter(reversed(joint.graph.nodes))).args[0]
     buffers = tuple(
@@ -75,14 +75,14 @@ def _backward(*args: Any) -> Any:
 
 
 def has_kernel(node: fx.Node) -> bool:
-    """Whether Inductor has a kernel for this call: on accelerators it has; on the CPU, for the output alone."""
+    """Whether Inductor has a kernel for this call: always on accelerators; on the CPU, for the output alone."""
     if node.target not in IN_GRAPHS:
         return False
-    given: Any = node.args
-    options = given[_OPTIONS[node.target]]
-    if "OUTPUT_LOGSUMEXP" not in options:  # the operator as it is, without what `flex_attention` adds
+    arguments: Any = node.args
+    options = arguments[_OPTIONS[node.target]]
+    if "OUTPUT_LOGSUMEXP" not in options:  # the bare operator, without the options that `flex_attention` adds
         return False
-    if given[0].meta["val"].device.type != "cpu":
+    if arguments[0].meta["val"].device.type != "cpu":
         return True
     if node.target is BACKWARD or options["OUTPUT_LOGSUMEXP"] or not torch.cpu._is_avx2_supported():
         return False

@@ -1,9 +1,9 @@
 """Backwards of custom Functions in Dynamo's graphs, as eager runs them. Checked on torch 2.11.0, 2.13.0.
 
 Dynamo traces such a backward with gradients off, and writes that into its graph: a second derivative through it would
-be missing, and so would a gradient that the function takes of one. Here the backward has the grad mode that it is run
-in, but for operators that the user's source has under `no_grad`. Of `once_differentiable` Dynamo leaves the body: that
-it was there is known from its frame in the traces of the operators.
+be missing, and so would a gradient of a gradient inside the function. Here the backward runs in the caller's grad mode,
+except for operators under `no_grad` in the user's source. Dynamo drops the decorator `once_differentiable`; its frame
+in the traces of the operators shows that it was there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _set_grad_enabled: Any = torch._C._set_grad_enabled
 
 
 def restore_grad_mode(gm: fx.GraphModule) -> None:
-    """In a graph, and in those within it: custom Functions' backwards have the grad mode that they have in eager."""
+    """Give backwards of custom Functions in a graph, and in the graphs within it, eager's grad mode."""
     for module in [m for m in gm.modules() if isinstance(m, fx.GraphModule)]:
         for node in module.graph.nodes:
             if node.op == "call_function" and node.target is torch.ops.higher_order.autograd_function_apply:
@@ -39,7 +39,7 @@ def restore_grad_mode(gm: fx.GraphModule) -> None:
 
 
 def _is_off(nodes: list[fx.Node]) -> bool:
-    """Whether Dynamo turned gradients off for all of these."""
+    """Whether Dynamo turned gradients off for all these nodes."""
     return len(nodes) > 1 and all(nodes[i].target is _set_grad_enabled for i in (0, -1)) and nodes[0].args == (False,)
 
 
@@ -76,10 +76,10 @@ def _results(body: fx.GraphModule) -> Any:
 
 
 def _decorated(body: fx.GraphModule, count: int) -> fx.GraphModule:
-    """`body`, the first `count` arguments of which are gradients."""
+    """`body` as once-differentiable; its first `count` arguments are gradients."""
     graph = fx.Graph()
-    given = [graph.placeholder(node.name) for node in body.graph.find_nodes(op="placeholder")]
-    returned = graph.call_function(_once, (graph.get_attr("body"), count, *given))
+    arguments = [graph.placeholder(node.name) for node in body.graph.find_nodes(op="placeholder")]
+    returned = graph.call_function(_once, (graph.get_attr("body"), count, *arguments))
     size = range(len(_results(body)))
     graph.output(tuple(graph.call_function(operator.getitem, (returned, i)) for i in size))
     root = torch.nn.Module()
@@ -92,8 +92,8 @@ def _once(body: fx.GraphModule, count: int, *values: Any) -> Any:
     def backward(ctx: None, *gradients: Any) -> Any:
         return fx.Interpreter(body).run(*gradients, *values[count:])
 
-    found = backward(None, *values[:count])
-    return found if isinstance(found, tuple) else (found,)
+    gradients = backward(None, *values[:count])
+    return gradients if isinstance(gradients, tuple) else (gradients,)
 
 
 # ------------------------------------------------------------------------------------------------------ the source
@@ -106,11 +106,11 @@ def _is_under_no_grad(trace: str) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _turns_off(file: str, line: int) -> bool:
-    found, smallest = False, None
+    is_off_inside, smallest = False, None
     for first, last, is_off in _blocks(file, len(linecache.getlines(file))):
         if first <= line <= last and (smallest is None or last - first <= smallest):
-            found, smallest = is_off, last - first
-    return found
+            is_off_inside, smallest = is_off, last - first
+    return is_off_inside
 
 
 def _is_of_once(forward: fx.GraphModule) -> bool:
@@ -145,15 +145,15 @@ def _tree(file: str, length: int) -> ast.Module:
 @functools.lru_cache(maxsize=16)
 def _blocks(file: str, length: int) -> tuple[tuple[int, int, bool], ...]:
     """(first line, last line, whether gradients are off) of blocks of a file that set the grad mode."""
-    found = []
+    blocks = []
     for node in ast.walk(_tree(file, length)):
         if isinstance(node, ast.With):
-            said, body = [item.context_expr for item in node.items], node.body
+            expressions, body = [item.context_expr for item in node.items], node.body
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            said, body = node.decorator_list, node.body
+            expressions, body = node.decorator_list, node.body
         else:
             continue
-        text = " ".join(map(ast.unparse, said))
+        text = " ".join(map(ast.unparse, expressions))
         if "enable_grad" in text or any(name in text for name in _OFF):
-            found.append((body[0].lineno, body[-1].end_lineno or body[-1].lineno, "enable_grad" not in text))
-    return tuple(found)
+            blocks.append((body[0].lineno, body[-1].end_lineno or body[-1].lineno, "enable_grad" not in text))
+    return tuple(blocks)

@@ -1,8 +1,8 @@
 """Tensors of classes with `__torch_function__` alone, in a capture. Checked on torch 2.13.0.
 
-What the program holds of such a tensor there is a handle: an object of that very class, with the attributes and without
-data. The mode that sees each torch function gives it to the class as eager does, and what comes out of the class is run
-on the stand-ins of the handles.
+During a capture the program holds a handle for such a tensor: an object of its class, with the attributes and without
+data. The mode that sees each torch function passes it to the class as eager does. Functions that the class then calls
+run on the stand-ins of the handles.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _C: Any = torch._C
 _TENSOR: Any = torch.Tensor
 _as_subclass, _make_subclass = _TENSOR.as_subclass, _TENSOR._make_subclass
 _NOT_THESE = (torch.nn.Parameter, UninitializedBuffer)
-# What asks about, or changes, the tensor object itself rather than its values.
+# Functions that read or change the tensor object itself, not its values.
 _OF_THE_OBJECT: frozenset[Any] = frozenset(
     [getattr(_TENSOR, name).__get__ for name in ("grad", "_base", "_backward_hooks", "retains_grad")]
     + [getattr(_TENSOR, name).__set__ for name in ("grad", "data", "requires_grad")]
@@ -38,14 +38,14 @@ _WITH_GRADIENTS: frozenset[Any] = frozenset(
 
 
 def is_function_class(cls: type) -> bool:
-    """Whether tensors of a class are data as any, and differ by what the class does with torch functions."""
-    known = _known.get(cls)
-    if known is None:
-        known = _known[cls] = _is_function_class(cls)
-    return known
+    """Whether tensors of a class are plain data whose class only overrides torch functions."""
+    is_one = _is_class_of_functions.get(cls)
+    if is_one is None:
+        is_one = _is_class_of_functions[cls] = _is_function_class(cls)
+    return is_one
 
 
-_known: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+_is_class_of_functions: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 
 
 def _is_function_class(cls: type) -> bool:
@@ -56,14 +56,14 @@ def _is_function_class(cls: type) -> bool:
 
 
 def plain_alias(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A plain tensor with the data and the history of one of a class; None where there is none that is as good."""
+    """A plain tensor with the data and the history of a tensor of a class; None if no such alias is equivalent."""
     with _C.DisableTorchFunctionSubclass(), torch.enable_grad():
         alias = _as_subclass(tensor, torch.Tensor)
         return alias if alias.requires_grad is tensor.requires_grad else None
 
 
 def as_class(tensor: torch.Tensor, cls: type, attributes: dict[str, Any]) -> Any:
-    """A new plain tensor, made one of a class."""
+    """A new plain tensor turned into one of a class."""
     tensor.__class__ = cls
     tensor.__dict__.update(attributes)
     return tensor
@@ -103,24 +103,24 @@ class FunctionClasses:
         return handle
 
     def is_given(self, handle: Any) -> bool:
-        """Whether it is that of an argument."""
+        """Whether a handle is that of an argument."""
         return id(handle) in self._given
 
     def stand_in(self, handle: Any) -> torch.Tensor | None:
-        """What stands for the tensor that a handle is; None for any other object."""
-        known = self._stand_ins.get(id(handle))
-        return None if known is None else known[1]
+        """The stand-in of a handle; None for any other object."""
+        entry = self._stand_ins.get(id(handle))
+        return None if entry is None else entry[1]
 
     # ---------------------------------------------------------------- torch functions
 
     def by_class(self, mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """What the classes of the arguments make of a torch function; `NotImplemented` where it is none of theirs."""
+        """The result of a torch function by the classes of its arguments; `NotImplemented` if none overrides it."""
         if not types or not _C._is_torch_function_enabled() or not any(map(is_function_class, types)):
             return NotImplemented
-        given = () if kwargs is None else (kwargs,)
+        keywords = () if kwargs is None else (kwargs,)
         with mode:
             for value in _overloaded(types, args, kwargs or {}):
-                result = value.__torch_function__(func, types, args, *given)
+                result = value.__torch_function__(func, types, args, *keywords)
                 if result is not NotImplemented:
                     return result
         raise TypeError(
@@ -128,29 +128,30 @@ class FunctionClasses:
         )
 
     def run(self, call: Callable[..., Any], func: Any, args: Any, kwargs: Any) -> Any:
-        """A torch function on the stand-ins of the handles that it is given; where one is the result, its handle is."""
+        """A torch function on the stand-ins of its arguments; a stand-in among the results becomes its handle."""
         used: dict[int, Any] = {}
         args = tuple(self._plain(arg, used) for arg in args)
         kwargs = {key: self._plain(value, used) for key, value in (kwargs or {}).items()}
-        given = [stand_in for stand_in, handle in used.values() if id(handle) in self._given]
-        if given and (func in _OF_THE_OBJECT or (func in _WITH_GRADIENTS and _requires_grad(given[0]))):
+        of_arguments = [stand_in for stand_in, handle in used.values() if id(handle) in self._given]
+        if of_arguments and (func in _OF_THE_OBJECT or (func in _WITH_GRADIENTS and _requires_grad(of_arguments[0]))):
             self.refuse(next(iter(used.values()))[1], f"`{getattr(func, '__name__', func)}` of")
         result = call(func, args, kwargs)
         return self._back(result, used) if used else result
 
     def refuse(self, handle: Any, what: str) -> None:
         raise UnsupportedTensorError(
-            f"{what} a {type(handle).__qualname__} at {self.where()}: of tensors whose class has `__torch_function__` "
-            "alone, PyTorch's functions can be compiled. Use it as a plain tensor there (`.as_subclass(torch.Tensor)`)."
+            f"{what} a {type(handle).__qualname__} at {self.where()}: tensors whose class has `__torch_function__` "
+            "alone can be compiled only in PyTorch's functions. Use it as a plain tensor there "
+            "(`.as_subclass(torch.Tensor)`)."
         )
 
     def _plain(self, value: Any, used: dict[int, Any]) -> Any:
         if isinstance(value, torch.Tensor):
-            known = self._stand_ins.get(id(value))
-            if known is None:
+            entry = self._stand_ins.get(id(value))
+            if entry is None:
                 return value
-            used[id(known[1])] = known[1], value
-            return known[1]
+            used[id(entry[1])] = entry[1], value
+            return entry[1]
         if type(value) in (list, tuple):
             return type(value)(self._plain(item, used) for item in value)
         if type(value) is dict:
@@ -167,21 +168,21 @@ class FunctionClasses:
     # ---------------------------------------------------------------- other classes
 
     def as_subclass(self, tensor: Any, cls: type, adopt: Callable[[Any], Any]) -> Any:
-        """`tensor.as_subclass(cls)`, which no mode is asked about."""
-        made = torch.ops.aten.alias.default(self._own(tensor, adopt))
-        return made if cls is torch.Tensor else self._handle(cls, made)
+        """`tensor.as_subclass(cls)`, which no mode sees."""
+        alias = torch.ops.aten.alias.default(self._own(tensor, adopt))
+        return alias if cls is torch.Tensor else self._handle(cls, alias)
 
     def make_subclass(self, cls: type, tensor: Any, requires_grad: bool, adopt: Callable[[Any], Any]) -> Any:
         """`torch.Tensor._make_subclass(cls, tensor, requires_grad)`."""
-        made = self._own(tensor, adopt).detach()
-        made.requires_grad_(requires_grad)
+        alias = self._own(tensor, adopt).detach()
+        alias.requires_grad_(requires_grad)
         if cls is torch.nn.Parameter:
-            become_parameter(made)
-        return made if cls in (torch.Tensor, torch.nn.Parameter) else self._handle(cls, made)
+            become_parameter(alias)
+        return alias if cls in (torch.Tensor, torch.nn.Parameter) else self._handle(cls, alias)
 
     def _own(self, tensor: Any, adopt: Callable[[Any], Any]) -> Any:
-        known = self.stand_in(tensor)
-        return adopt(tensor) if known is None else known
+        own = self.stand_in(tensor)
+        return adopt(tensor) if own is None else own
 
 
 def _requires_grad(fake: torch.Tensor) -> bool:
@@ -190,14 +191,14 @@ def _requires_grad(fake: torch.Tensor) -> bool:
 
 
 def _overloaded(types: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:
-    """The arguments of these classes, one of each, in the order in which they are asked: subclasses first."""
-    found: list[Any] = []
+    """The arguments of these classes, one of each, in PyTorch's order: subclasses first."""
+    overriding: list[Any] = []
     todo = [*args, *kwargs.values()]
     for value in todo:
         if type(value) in types:
-            if all(type(value) is not type(other) for other in found):
-                at = (i for i, other in enumerate(found) if issubclass(type(value), type(other)))
-                found.insert(next(at, len(found)), value)
+            if all(type(value) is not type(other) for other in overriding):
+                at = (i for i, other in enumerate(overriding) if issubclass(type(value), type(other)))
+                overriding.insert(next(at, len(overriding)), value)
         elif type(value) in (list, tuple):
             todo += value
-    return found
+    return overriding

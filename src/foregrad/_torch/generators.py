@@ -1,11 +1,11 @@
-"""Random generators: who makes and who seeds one, operators that draw from another. Checked on torch 2.11.0, 2.13.0.
+"""Random generators that a function makes or seeds, and operators that draw from them. Checked on torch 2.11.0, 2.13.0.
 
 While a thread captures, the methods of `torch.Generator` that seed a generator or tell its state are watched on that
 thread. The class is immutable for Python code, so its table is written to, and CPython told so. Nothing is learned
 from the state of a generator: other threads draw from the default one meanwhile.
 
-The name `torch.Generator` is bound to a class that makes generators and notes them: those that a function makes begin
-anew in each call. Known weakness: `type(generator) is torch.Generator` is False for the time of a capture.
+The name `torch.Generator` is bound to a class that makes generators and notes them: a generator that a function makes
+begins anew in each call. Known weakness: `type(generator) is torch.Generator` is False during a capture.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _TELLS = (
 _table: dict[str, Any] = gc.get_referents(torch.Generator.__dict__)[0]
 _originals: dict[str, Any] = {name: _table[name] for name in (*_SEEDS, *_TELLS) if name in _table}
 
-# Frames between who asks and the generator.
+# Frames between the caller and the generator.
 _PASSED_OVER = {__name__, "torch.random", "torch._compile", "torch._dynamo.eval_frame", "contextlib"}
-# What asks for states to put them back around what a capture does not run, or does in its own way.
+# Functions that read states to restore them, around code that a capture does not run or runs in its own way.
 _HARMLESS = {"torch.utils.checkpoint"}
 
 
@@ -54,10 +54,10 @@ def _address(generator: Any) -> int:
 
 
 class MadeGenerators:
-    """The generators that a function makes while it is captured, with the states that they begin with.
+    """The generators that a function makes during a capture, with their initial states.
 
-    `drawn_from` gives those that operators draw from which were recorded so far. C++ hands them other objects of
-    Python's: generators are told apart by their address there.
+    `drawn_from` gives the generators that recorded operators draw from. C++ hands these out as other Python objects, so
+    generators are identified by their address in C++.
     """
 
     def __init__(self, drawn_from: Callable[[], Iterable[torch.Generator]]) -> None:
@@ -72,18 +72,20 @@ class MadeGenerators:
         return isinstance(generator, _Original) and _address(generator) in self._states
 
     def used(self) -> tuple[tuple[torch.Generator, torch.Tensor], ...]:
-        """The generators that operators draw from, with their states at the beginning."""
+        """The made generators that operators draw from, with their initial states."""
         drawn = {_address(generator) for generator in self._drawn_from()} if self._states else set()
         return tuple(pair for key, pair in self._states.items() if key in drawn)
 
     def unknown(self) -> bool:
-        """Whether operators draw from one that is as new, and was not made under the name `torch.Generator`."""
-        known = {_address(generator) for generator, _ in self._states.values()}
-        others = [g for g in self._drawn_from() if _address(g) not in known and g is not default_generator(g.device)]
+        """Whether operators draw from a new generator that was not made under the name `torch.Generator`."""
+        addresses = {_address(generator) for generator, _ in self._states.values()}
+        others = [
+            g for g in self._drawn_from() if _address(g) not in addresses and g is not default_generator(g.device)
+        ]
         return any(_is_new(generator) for generator in others)
 
     def allows(self, name: str, generator: torch.Generator) -> bool:
-        """Whether this method gives the same, and does the same, in every call."""
+        """Whether this method of the generator has equal results and effects in every call."""
         if generator not in self:
             return False
         is_drawn = any(_address(used) == _address(generator) for used, _ in self.used())
@@ -111,9 +113,9 @@ class _Making(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         generator = _Original(*args, **kwargs)
-        made = _made_by_thread()
-        if made is not None and not _is_asked_by_torch():
-            made.note(generator)
+        generators = _made_by_thread()
+        if generators is not None and not _is_asked_by_torch():
+            generators.note(generator)
         return generator
 
     def __instancecheck__(cls, instance: Any) -> bool:
@@ -137,7 +139,7 @@ class _Generator(metaclass=_Making):
 
 
 def asked_class() -> type:
-    """What the name `torch.Generator` is bound to for the time of a capture."""
+    """The class that the name `torch.Generator` is bound to during a capture."""
     return _Generator
 
 
@@ -146,20 +148,20 @@ def _is_asked_by_torch() -> bool:
 
 
 def install(made_by_thread: Callable[[], MadeGenerators | None]) -> None:
-    """Watch, on threads that capture: for those `made_by_thread()` is not None."""
+    """Watch generators on threads that capture, where `made_by_thread()` is not None."""
     global _made_by_thread
     _made_by_thread = made_by_thread
 
     def watched(name: str, original: Any) -> Callable[..., Any]:
         def method(self: torch.Generator, *args: Any, **kwargs: Any) -> Any:
-            made = made_by_thread()
-            if made is None:
+            generators = made_by_thread()
+            if generators is None:
                 return original(self, *args, **kwargs)
-            if not made.allows(name, self):
+            if not generators.allows(name, self):
                 _check(name)
             result = original(self, *args, **kwargs)
-            if name in _SEEDS and self in made:
-                made.note(self)
+            if name in _SEEDS and self in generators:
+                generators.note(self)
             return result
 
         method.__name__ = name
@@ -174,7 +176,7 @@ def install(made_by_thread: Callable[[], MadeGenerators | None]) -> None:
 
 
 def remove() -> None:
-    """Put torch's own back."""
+    """Restore torch's own."""
     torch.Generator = torch._C.Generator = _Original  # type: ignore[misc]
     before = dict(_table)  # as in `install`
     _table.update(_originals)
@@ -187,7 +189,7 @@ def _changed() -> None:
 
 
 def _check(name: str) -> None:
-    """Raise where the function that is captured asks; PyTorch itself may read what it likes."""
+    """Raise `UnsupportedSideEffectError` if the captured function is the caller; PyTorch's own code may call."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__") in _PASSED_OVER:
         frame = frame.f_back
@@ -196,15 +198,15 @@ def _check(name: str) -> None:
         return
     while frame is not None and (_is_of(_module(frame), "torch") or _module(frame) == "contextlib"):
         if _module(frame).startswith("torch._dynamo."):
-            return  # which puts back what it found, round each function that it looks into
+            return  # restores the state around each function that it traces
         frame = frame.f_back
     where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "the function"
     raise UnsupportedSideEffectError(
         f"{where} seeds a random generator (`Generator.{name}`), which a compiled call would not repeat. Seed before "
         "the call instead."
         if name in _SEEDS
-        else f"{where} asks for the state of a random generator (`Generator.{name}`), which a compiled call would not "
-        "do again. Ask before the call, and pass what it says."
+        else f"{where} reads the state of a random generator (`Generator.{name}`), which a compiled call would not "
+        "do again. Read it before the call, and pass the result."
     )
 
 
@@ -220,13 +222,13 @@ def _is_of(module: str, package: str) -> bool:
 
 
 def drawing_from(op: Any, generator: torch.Generator) -> Callable[..., Any] | None:
-    """The random operator `op` as a function of the same arguments that draws from `generator`; None: there is none."""
+    """The random operator `op` as a function of equal arguments that draws from `generator`; None if there is none."""
     if _takes_generator(op):
         return lambda *args, **kwargs: op(*args[: _position(op)], **{**kwargs, "generator": generator})
-    wanted = _signature(op)
+    signature = _signature(op)
     for name in op.overloadpacket.overloads():
         other = getattr(op.overloadpacket, name)
-        if _takes_generator(other) and [a for a in _signature(other) if a[0] != "generator"] == wanted:
+        if _takes_generator(other) and [a for a in _signature(other) if a[0] != "generator"] == signature:
             return lambda *args, **kwargs: other(*args, **kwargs, generator=generator)
     if op is torch.ops.aten.native_dropout.default and generator.device.type == "cpu":
         return lambda source, p, train: _native_dropout(source, p, train, generator)
@@ -238,7 +240,7 @@ def _takes_generator(op: Any) -> bool:
 
 
 def _position(op: Any) -> int:
-    """Where the generator is among the arguments: after it come those by keyword only."""
+    """The position of the generator among the arguments; keyword-only arguments follow."""
     return next(i for i, argument in enumerate(op._schema.arguments) if argument.name == "generator")
 
 

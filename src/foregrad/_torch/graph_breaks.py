@@ -1,6 +1,6 @@
-"""Where Dynamo breaks a function into several graphs, and why. Checked on torch 2.13.0.
+"""Graph breaks: the places at which Dynamo breaks a function into several graphs. Checked on torch 2.13.0.
 
-`torch._dynamo.explain` says the same, and has Dynamo forget everything that it compiled in the process.
+`torch._dynamo.explain` finds these too, but makes Dynamo drop everything that it compiled in the process.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["GraphBreak", "compiled_by_dynamo", "graph_breaks"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GraphBreak:
-    """A place where Dynamo ends a graph: the user's line, and what Dynamo says of it."""
+    """A place where Dynamo ends a graph: the user's line, and Dynamo's reason."""
 
     line: str
     reason: str
 
 
 def compiled_by_dynamo(function: Any) -> Any:
-    """The function or module that `torch.compile` made this one of; None for any other."""
+    """The function or module behind a result of `torch.compile`; None for any other function."""
     inner = getattr(function, "_orig_mod", None)
     if isinstance(function, torch.nn.Module) and isinstance(inner, torch.nn.Module):
         return inner
@@ -36,7 +36,7 @@ def compiled_by_dynamo(function: Any) -> Any:
 def graph_breaks(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[int, list[GraphBreak]]:
-    """How many graphs Dynamo makes of a call, which runs for real, and where it breaks them."""
+    """(the number of graphs that Dynamo makes of a call, its graph breaks). The function really runs."""
     graphs: list[fx.GraphModule] = []
 
     def keep(gm: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
@@ -44,7 +44,7 @@ def graph_breaks(
         return gm.forward
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Dynamo's own looks at tensors warn
+        warnings.simplefilter("ignore")  # Dynamo's own reads of tensors warn
         torch.compile(function, backend=keep)(*args, **kwargs)
     reasons = [getattr(gm, "compile_subgraph_reason", None) for gm in graphs]
     return len(graphs), [_break(reason) for reason in reasons if reason is not None and reason.graph_break]

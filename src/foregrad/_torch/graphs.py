@@ -1,4 +1,4 @@
-"""fx graphs built node by node, what operators say of themselves, and sizes of symbols. Checked on torch 2.13.0.
+"""fx graphs built node by node, facts about operators, and symbols in sizes. Checked on torch 2.13.0.
 
 `fx.Graph.create_node` looks for symbolic numbers in every argument and makes every name unique again: some 20 us a
 node. A graph copied out of another one needs neither, and `GraphCopier` takes a quarter of that.
@@ -35,10 +35,10 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OperatorFacts:
-    """What an operator's schema and tags say.
+    """Facts from an operator's schema and tags.
 
-    `name` is `namespace::name` without the overload. `written` are the positions of arguments that it writes to;
-    `dropout` is (position, name, default) of its dropout probability, when it has one.
+    `name` is `namespace::name` without the overload. `written` are the (position, name) of arguments that it writes to;
+    `dropout` is (position, name, default) of its dropout probability, if it has one.
     """
 
     name: str
@@ -87,7 +87,7 @@ def operator_facts(op: Any) -> OperatorFacts:
 
 
 def size_hint(size: Any, fallback: int = 4096) -> int:
-    """A size as a plain number, for estimates: of a symbolic one what it was at capture, with no guard added."""
+    """A size as a plain number, for estimates: a symbolic size has its value at capture, and no guard is added."""
     if isinstance(size, int):
         return size
     hint = size.node.hint
@@ -105,14 +105,14 @@ def symbols_in(value: Any) -> set[Any]:
 
 
 def symbol_of(value: Any) -> Any:
-    """The symbol that a symbolic integer is, or None when it is an expression."""
+    """The symbol of a symbolic integer; None if it is another expression."""
     if isinstance(value, torch.SymInt) and value.node.expr.is_Symbol:
         return value.node.expr
     return None
 
 
 def tensor_metadata(tensor: torch.Tensor) -> Any:
-    """What `node.meta["tensor_meta"]` holds of a tensor."""
+    """The value of `node.meta["tensor_meta"]` for a tensor."""
     from torch.fx.passes.shape_prop import _extract_tensor_metadata
 
     return _extract_tensor_metadata(tensor)
@@ -151,7 +151,7 @@ def _is_nested(shape: Sequence[int], stride: Sequence[int], order: Sequence[int]
 
 
 class GraphWriter:
-    """Appends nodes to a new graph without what `Graph.create_node` does besides: `graph` is the result."""
+    """Appends nodes to a new graph, `graph`, without the checks of `Graph.create_node`."""
 
     def __init__(self) -> None:
         self.graph = fx.Graph()
@@ -161,7 +161,7 @@ class GraphWriter:
         self._count: dict[str, int] = {}
 
     def add(self, name: str, op: str, target: Any, args: tuple[Any, ...], kwargs: Any, meta: dict[str, Any]) -> fx.Node:
-        """A node called `name`, which no other may be."""
+        """A node called `name`, which no other node has."""
         node = fx.Node(self.graph, name, op, target, args, kwargs)
         # Setting it as an attribute would take the node out of the graph's index and put it back.
         object.__setattr__(node, "meta", meta)
@@ -179,7 +179,7 @@ class GraphWriter:
         return node
 
     def name(self, base: str) -> str:
-        """A name that no node has: `base`, or with a number behind it, as `Graph.create_node` would choose."""
+        """A name that no node has: `base`, with a number behind it if needed, as `Graph.create_node` would choose."""
         count = self._count.get(base)
         if count is None:
             name = self._names.create_name(base, None)
@@ -230,7 +230,7 @@ class GraphCopier:
 
 
 def copied(graph: fx.Graph, metadata: Callable[[fx.Node], dict[str, Any]] | None = None) -> fx.Graph:
-    """A copy of a graph, with the names of its nodes, and their metadata or what `metadata` gives for it."""
+    """A copy of a graph with the names of its nodes, and their metadata or the result of `metadata`."""
     copier = GraphCopier() if metadata is None else GraphCopier(metadata)
     for node in graph.nodes:
         if node.op == "placeholder":

@@ -1,4 +1,4 @@
-"""PyTorch's C++ guards, and state of the thread that only private names tell. Checked on torch 2.13.0."""
+"""PyTorch's C++ guards, and state of the thread behind private names. Checked on torch 2.13.0."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ATTENTION_FLAGS: list[Callable[[], bool]] = [
     torch._C._get_cudnn_sdp_enabled,
 ]
 
-# Run around the call of every module.
+# Hooks that run around the call of every module.
 GLOBAL_HOOKS: list[dict[int, Any]] = [
     nn_module._global_backward_pre_hooks,
     nn_module._global_backward_hooks,
@@ -50,7 +50,7 @@ GLOBAL_HOOKS: list[dict[int, Any]] = [
     nn_module._global_forward_hooks,
 ]
 
-# Modules that choose a kernel by this switch, and where it is kept.
+# Modules that choose a kernel by a switch, and the place of the switch.
 FAST_PATH = vars(torch.backends.mha), "_is_fastpath_enabled"
 READ_FAST_PATH = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer)
 
@@ -62,7 +62,7 @@ class _Probe:
 def _counts_attributes() -> bool:
     """Whether an assignment to an attribute is a write that the version of the object's `__dict__` counts.
 
-    CPython 3.13.0 keeps attributes beside the `__dict__` of their object, and tells nobody of such writes:
+    CPython 3.13.0 keeps attributes beside the `__dict__` of their object, and does not count such writes:
     https://github.com/python/cpython/issues/125608.
     """
     probe = _Probe()
@@ -83,8 +83,8 @@ def versions_tell(table: dict[Any, Any]) -> bool:
 
 
 def matmul_precision() -> str | tuple[str, ...]:
-    """The precision of float32 matrix products; one a backend, where it was set for one alone: PyTorch tells none for
-    all of them then, but raises.
+    """The precision of float32 matrix products; one for each backend if it was set for one alone: PyTorch then raises
+    when asked for the precision of all.
     """
     try:
         return torch._C._get_float32_matmul_precision()
@@ -93,12 +93,12 @@ def matmul_precision() -> str | tuple[str, ...]:
 
 
 def current_device() -> Any:
-    """The device of `torch.set_default_device` or `with torch.device(...)`; None where there is none."""
+    """The device of `torch.set_default_device` or `with torch.device(...)`; None without either."""
     return getattr(function_mode(0), "device", None) if count_function_modes() else None
 
 
 def global_state() -> dict[str, Any]:
-    """What a `GlobalStateGuard` compares, for people: slow."""
+    """The state that a `GlobalStateGuard` compares, for people; slow."""
     state: dict[str, Any] = {
         "grad mode": torch.is_grad_enabled(),
         "default dtype": torch.get_default_dtype(),
@@ -136,7 +136,7 @@ class Tree:
         self._kind = GuardManagerType.GUARD_MANAGER
         self._root: Any = torch._C._dynamo.guards.RootGuardManager()
         self._objects = objects
-        # PyTorch looks for a node among all that are there: of many objects, each part has a node between.
+        # PyTorch searches all children for a node, so many objects are split into parts with a node each.
         self._parts: dict[int, Any] | None = {} if len(objects) > _PART else None
         self.check: Callable[[tuple[Any, ...]], bool] = self._root.check if self._parts is None else self._check_parts
 
@@ -155,7 +155,7 @@ class Tree:
 
     def key(self, node: Any, holder: Any, key: Any) -> Any:
         """The node of `holder[key]`, for dicts."""
-        # PyTorch looks at an immutable item only when the version of the dict is another one.
+        # PyTorch checks an immutable item only if the version of the dict has changed.
         example = holder[key] if versions_tell(holder) else _MUTABLE
         return node.dict_getitem_manager(key, "", example, self._kind)
 
@@ -168,7 +168,7 @@ class Tree:
 
     @staticmethod
     def unchanged(node: Any, holder: dict[Any, Any]) -> None:
-        """The dict has not been written to since now."""
+        """Guard on the dict being unwritten from now on."""
         node.add_dict_version_guard(holder, [], None)
 
     @staticmethod
@@ -184,7 +184,7 @@ class Tree:
 
     @staticmethod
     def equals(node: Any, value: Any) -> None:
-        """Equal to `value` and of the same type."""
+        """Guard on equality with `value`, and on the type."""
         node.add_equals_match_guard(value, [], None)
 
     @staticmethod
@@ -197,7 +197,7 @@ class Tree:
         node.add_type_match_guard(id(cls), [], None)
 
     def shape(self, index: int, value: Any, cls: type, table: dict[str, Any]) -> None:
-        """What the weak reference at `index` leads to, `value` now, is of that class, with that `__dict__`."""
+        """Guard on the class and the `__dict__` of the object behind the weak reference at `index`, `value` now."""
         node = self.of(index).weakref_call_manager("", value, self._kind)
         self.type_is(node, cls)
         self.is_(node.get_generic_dict_manager("", table, self._kind), table)

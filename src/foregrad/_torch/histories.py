@@ -1,4 +1,4 @@
-"""Where histories lead: a walk over autograd's nodes; which nodes keep tensors.
+"""Autograd histories: paths over autograd's nodes, and nodes that keep tensors.
 
 Checked on torch 2.13.0: `_sequence_nr`, `_saved_*`, `_raw_saved_*`, the names of nodes.
 """
@@ -25,9 +25,9 @@ __all__ = [
     "was_freed",
 ]
 
-# Nodes of PyTorch's that, as custom Functions, give zeros where others leave a gradient out. And those whose second
-# and third outputs, statistics, send a gradient on where none comes in for the first: to the first input alone, and
-# only both together.
+# Nodes of PyTorch's that, as custom Functions, give zeros where other nodes leave a gradient undefined. And nodes whose
+# second and third outputs, statistics, pass a gradient on if none arrives for the first output: to the first input
+# alone, and only both together.
 _NORM = frozenset({"NativeGroupNormBackward0"})
 GIVING_ZEROS = frozenset({"TriangularSolveBackward0"})
 WITH_PAIRED_STATISTICS: frozenset[str] = frozenset()
@@ -44,7 +44,7 @@ def lead_to(others: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> 
         return False
     leaves = {id(t) for t in targets if t.grad_fn is None}
     inner = {(t.grad_fn, t.output_nr) for t in targets if t.grad_fn is not None}
-    # What made a tensor has a lower number than what was made of it; leaves have none.
+    # The node of a tensor has a lower number than the nodes of its results; leaves have none.
     lowest = 0 if leaves else min(node._sequence_nr() for node, _ in inner)
     seen = set(roots)
     while roots:
@@ -62,15 +62,15 @@ def lead_to(others: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> 
 
 
 def have_hooks(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether there is a hook on one of the tensors, which would see, and may change, any gradient taken by it."""
+    """Whether one of the tensors has a hook, which would see, and may change, its gradient."""
     return any(t._backward_hooks for t in tensors)
 
 
 def views_taken_at_once(view: torch.Tensor) -> tuple[Any, Callable[[torch.Tensor], Sequence[torch.Tensor]]] | None:
-    """Of one of several views of a tensor that an operator gives: the autograd node of all, and what takes them again.
+    """For one of several views from a single operator: the autograd node of all, and a function that takes them again.
 
-    None for any other view. Taken again one by one they would have a node each: the gradient of one then meets zeros
-    in the place of the others', which PyTorch makes plain tensors.
+    None for any other view. Views taken again one by one would have a node each, and the gradient of one would meet
+    zeros in place of the others', which PyTorch makes plain tensors.
     """
     node: Any = view.grad_fn
     take = _AT_ONCE.get(type(node).__name__)
@@ -105,7 +105,7 @@ _AT_ONCE: dict[str, Callable[[Any], functools.partial[Any]]] = {
 
 @contextlib.contextmanager
 def noting_arrival(leaves: Mapping[int, torch.Tensor]) -> Iterator[dict[int, None]]:
-    """Context: the keys of the leaves in the order in which gradients by them are there."""
+    """Context: gives the keys of the leaves, in the order in which their gradients arrive."""
     arrived: dict[int, None] = {}
     with torch._C.DisableTorchFunction():
         notes = [(t, t.register_hook(functools.partial(_note, arrived, key))) for key, t in leaves.items()]
@@ -120,12 +120,12 @@ def noting_arrival(leaves: Mapping[int, torch.Tensor]) -> Iterator[dict[int, Non
 
 
 def _note(arrived: dict[int, None], key: int, gradient: torch.Tensor) -> None:
-    arrived.pop(key, None)  # where the engine has run before, and stopped at an error
+    arrived.pop(key, None)  # present if the engine ran before and stopped at an error
     arrived[key] = None
 
 
 def keeps_tensors(node: Any) -> bool:
-    """Whether an autograd node saved tensors for its backward: without `retain_graph` it then runs but once."""
+    """Whether an autograd node saved tensors for its backward, so that without `retain_graph` it runs only once."""
     if isinstance(node, torch.autograd.function.BackwardCFunction):
         return was_freed(node) or bool(node._raw_saved_tensors)
     kind: Any = type(node)
@@ -134,15 +134,15 @@ def keeps_tensors(node: Any) -> bool:
         return False
     if all(following is not None for following, _ in node.next_functions):
         return True
-    # What only the gradients of other inputs would have needed is not kept.
+    # A tensor that only gradients of other inputs would need is not kept.
     try:
         return any(getattr(node, name) is not None for name in names)
-    except RuntimeError:  # let go of, or written to since
+    except RuntimeError:  # freed, or written to since
         return True
 
 
 def was_freed(node: Any) -> bool:
-    """Whether a node in Python let go of its saved tensors."""
+    """Whether a node in Python has freed its saved tensors."""
     if not isinstance(node, torch.autograd.function.BackwardCFunction):
         return False
     try:

@@ -1,8 +1,8 @@
 """Hooks on the outputs of compiled functions. Checked on torch 2.13.0.
 
-A node of several outputs runs when a gradient comes in for one of them, and autograd calls the hooks of all. In eager
-each output has operators of its own, whose hooks are not called where nothing comes in. Neither are those of a leaf
-that nothing arrives at.
+A node of several outputs runs if a gradient arrives for one of them, and autograd calls the hooks of all outputs. In
+eager each output has operators of its own, whose hooks are not called without a gradient. Nor are hooks of a leaf at
+which no gradient arrives.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _UnlessNone(functools.partial[Any]):
 
 
 def _spared(hook: Any) -> Any:
-    # Those of several tensors count their calls, and expect one for each tensor whose node runs.
+    # Hooks of several tensors count their calls, and expect one for each tensor whose node runs.
     counts = getattr(hook, "__module__", "") == torch.autograd.graph.__name__
     return hook if counts or isinstance(hook, _UnlessNone) else _UnlessNone(hook)
 
@@ -59,7 +59,7 @@ _thread = threading.local()
 
 
 class _UnlessCut(functools.partial[Any]):
-    """A hook that is not called with None where gradients were cut off on their way to its tensor."""
+    """A hook that is not called with None if gradients were cut off on their way to its tensor."""
 
     def __call__(self, gradient: Any) -> Any:
         return None if gradient is None and getattr(_thread, "is_cut", False) else self.func(gradient)
@@ -73,7 +73,7 @@ def unless_cut(hook: Any) -> Any:
 
 @contextlib.contextmanager
 def gradients_cut() -> Iterator[None]:
-    """Context: gradients go only a part of their way. In eager they go on, or their hooks are not called."""
+    """Context: gradients are cut off on their way. In eager they go on, or their hooks are not called."""
     before = getattr(_thread, "is_cut", False)
     _thread.is_cut = True
     try:
@@ -83,7 +83,7 @@ def gradients_cut() -> Iterator[None]:
 
 
 def spare_leaves(node: Any, gradients: Sequence[Any]) -> None:
-    """Before `node` returns these gradients: hooks of leaves that it has none for are not called with None."""
+    """Keep hooks of leaves from calls with None, before `node` returns these gradients."""
     for (following, _), gradient in zip(node.next_functions, gradients, strict=True):
         leaf = None if gradient is not None else getattr(following, "variable", None)
         hooks: Any = getattr(leaf, "_backward_hooks", None) or {}
@@ -92,12 +92,12 @@ def spare_leaves(node: Any, gradients: Sequence[Any]) -> None:
 
 
 def only_defined(tensor: Any) -> None:
-    """Before the first hook of a result is registered: none is to be called with None."""
+    """Keep hooks of a result from calls with None, before the first is registered."""
     tensor._backward_hooks = _OnlyDefined()
 
 
 def defined_hooks_only(function: type[torch.autograd.Function]) -> None:
-    """Hooks on the outputs of the Function are called with gradients only."""
+    """Make hooks on the outputs of a Function be called with gradients only."""
     cls: Any = function._backward_cls
     register = cls._register_hook_dict
 
@@ -110,7 +110,7 @@ def defined_hooks_only(function: type[torch.autograd.Function]) -> None:
 
 
 class _Refusing(collections.OrderedDict[Any, Any]):
-    """The hooks of a tensor that nobody may put one on; it has one itself, which does not count."""
+    """The hooks of a tensor that refuses further hooks; its own hook does not count."""
 
     refuse: Callable[[], None]
 
@@ -122,9 +122,9 @@ class _Refusing(collections.OrderedDict[Any, Any]):
 
 
 def refuse_hooks(tensor: Any, hook: Callable[[Any], None], refuse: Callable[[], None]) -> None:
-    """From now on `register_hook` on the tensor, which has no hooks, calls `refuse`.
+    """Make `register_hook` on a tensor without hooks call `refuse` from now on.
 
-    `hook` runs when a gradient for it is asked for, or comes by, with that or None.
+    `hook` runs with the tensor's gradient, or None, when one is asked for or arrives.
     """
     hooks = _Refusing()
     collections.OrderedDict.__setitem__(hooks, 0, hook)
@@ -141,12 +141,12 @@ _ENGINE = torch.autograd.graph._engine_run_backward.__code__
 
 
 def asked_by(tensor: torch.Tensor) -> Sequence[Any]:
-    """In a hook: what is differentiated, where that is by `tensor`; nothing where it is not."""
-    frame = _engine_of(sys._getframe(1))
-    # A thread of the engine, for another device: the one that waits for it is one of the others.
-    frames = [frame] if frame is not None else list(filter(None, map(_engine_of, sys._current_frames().values())))
-    for found in frames:
-        values = found.f_locals
+    """In a hook: the outputs that are differentiated with respect to `tensor`; empty if it is not among the inputs."""
+    own = _engine_of(sys._getframe(1))
+    # On a thread of the engine, for another device, the waiting thread is one of the others.
+    frames = [own] if own is not None else list(filter(None, map(_engine_of, sys._current_frames().values())))
+    for frame in frames:
+        values = frame.f_locals
         inputs = values["args"][3] if len(values["args"]) > 3 else ()
         if any(t is tensor for t in inputs):
             return tuple(values["t_outputs"])

@@ -46,7 +46,7 @@ Strides = list[tuple[Any, ...] | None]
 
 
 def cpp_compiler_found() -> bool:
-    """Whether a C++ compiler is on the path; quick, Inductor has the last word when it compiles."""
+    """Whether a C++ compiler is on the path: a quick test, which Inductor's own search may overrule."""
     asked = os.environ.get("CXX")
     return any(shutil.which(name) for name in ([asked] if asked else ["g++", "clang++", "c++"]))
 
@@ -59,8 +59,8 @@ def triton_found() -> bool:
     return bool(has_triton())
 
 
-# What PyTorch's decompositions get wrong, seen on torch 2.13.0: the first counts classes after a target of -1, the
-# others round numbers between floats otherwise than the kernel when asked for integers.
+# Wrong decompositions of PyTorch's, seen on torch 2.13.0: the first counts classes after a target of -1, the others
+# round numbers between floats unlike the kernel when integers are asked for.
 _WRONG = (torch.ops.aten.multilabel_margin_loss_forward.default,)
 _WRONG_FOR_INTEGERS = tuple(getattr(torch.ops.aten.linspace, name) for name in torch.ops.aten.linspace.overloads())
 
@@ -69,15 +69,15 @@ _WRONG_FOR_INTEGERS = tuple(getattr(torch.ops.aten.linspace, name) for name in t
 def _load() -> None:
     """Import the whole of Inductor, as PyTorch's own way into it does.
 
-    Its modules reach for one another as attributes of `torch._inductor`, and expect that somebody has imported them:
-    the decomposition of max pooling, say, asks the lowerings.
+    Its modules use one another as attributes of `torch._inductor`, and expect them to be imported: the decomposition of
+    max pooling uses the lowerings.
     """
     importlib.import_module("torch._inductor.compile_fx")
     _count_kernels()
 
 
 def _count_kernels() -> None:
-    """Have Inductor's bar over the kernels that it waits for tell how far it is, in threads where foregrad compiles."""
+    """Make Inductor's progress bar of kernels report to foregrad, in threads where foregrad compiles."""
     module: Any = importlib.import_module("torch._inductor.async_compile")
     original = getattr(module, "tqdm", None)
     if original is not None:
@@ -87,7 +87,7 @@ def _count_kernels() -> None:
 
 
 class _Kernels:
-    """In place of a bar."""
+    """Replacement for Inductor's progress bar."""
 
     def __init__(self, total: int) -> None:
         self.done, self.total = 0, total
@@ -98,13 +98,13 @@ class _Kernels:
         counted(self.done, self.total, "kernels")
 
     def set_postfix_str(self, text: str) -> None:
-        """Nobody reads it."""
+        """Accepted and ignored, as the bar's method."""
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Accepted and ignored, as the bar's method."""
 
 
-# Kernels that check values, as probabilities and deviations are, and whose decompositions do not.
+# Operators whose kernels check values (probabilities, deviations) and whose decompositions do not.
 _CHECKING = [torch.ops.aten.binary_cross_entropy.default, torch.ops.aten.bernoulli.default]
 _CHECKING += [torch.ops.aten.normal.Tensor_Tensor, torch.ops.aten.normal.float_Tensor]
 
@@ -124,7 +124,7 @@ def decompositions() -> Mapping[Any, Callable[..., Any]]:
         if op in table:
             added[op] = functools.partial(_no_negative, table[op])
     if not draws_as_eager():
-        left_out += [aten.bernoulli_.float, aten.bernoulli_.Tensor]  # refuse a generator; without it, come as the other
+        left_out += [aten.bernoulli_.float, aten.bernoulli_.Tensor]  # refuse a generator
         added[aten.bernoulli.p] = _bernoulli
     return {op: function for op, function in table.items() if op not in left_out} | added
 
@@ -147,7 +147,7 @@ def _unless_of_integers(decomposition: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _index_add(decomposition: Callable[..., Any], x: Any, dim: int, index: torch.Tensor, *args: Any, **kw: Any) -> Any:
-    """`index_add`, whose decomposition can't do with an index without dimensions (torch 2.13.0)."""
+    """`index_add`, whose decomposition fails for an index without dimensions (torch 2.13.0)."""
     index = index.reshape(1) if index.dim() == 0 and x.dim() > 0 else index
     return _no_negative(decomposition, x, dim, index, *args, **kw)
 
@@ -155,7 +155,7 @@ def _index_add(decomposition: Callable[..., Any], x: Any, dim: int, index: torch
 def _no_negative(
     decomposition: Callable[..., Any], x: Any, dim: int, index: torch.Tensor, *args: Any, **kw: Any
 ) -> Any:
-    """A decomposition by indexing, of an operator that refuses negative indices: they are made out of bounds."""
+    """A decomposition by indexing of an operator that refuses negative indices: these are moved out of bounds."""
     size = x.shape[dim] if x.dim() > 0 else 1
     return decomposition(x, dim, torch.where(index < 0, size, index), *args, **kw)
 
@@ -168,9 +168,9 @@ def draws_as_eager() -> bool:
 
 
 def _bernoulli(x: torch.Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> Any:
-    """What dropout draws on a CPU, as Inductor's own random numbers, which fuse with what reads them.
+    """The draw of dropout on a CPU, as Inductor's own random numbers, which fuse with their readers.
 
-    Its lowering of this operator is not to be used: a kernel may read the memory before the numbers are drawn into it.
+    Inductor's lowering of this operator is wrong: a kernel may read the memory before the numbers are drawn into it.
     """
     if generator is not None:
         return NotImplemented
@@ -195,9 +195,9 @@ def setting_names() -> list[str]:
 
 
 def environment_key() -> str | None:
-    """A digest of what Inductor's results depend on besides the graph: settings and sources, its own and PyTorch's.
+    """A digest of everything but the graph that Inductor's results depend on: settings, its sources and PyTorch's.
 
-    None where its caches are off, or it was given passes that it can't tell apart.
+    None if its caches are off, or it has custom passes without a key.
     """
     _load()
     from torch._guards import TracingContext, tracing
@@ -212,7 +212,7 @@ def environment_key() -> str | None:
     try:
         try:
             FxGraphCache._check_can_cache(nothing, require_shape_env=False)
-        except TypeError:  # up to 2.12 it wants a trace that is going on, with symbolic sizes
+        except TypeError:  # up to 2.12 it needs an active trace, with symbolic sizes
             with tracing(TracingContext(FakeTensorMode(shape_env=shape_env()))):
                 FxGraphCache._check_can_cache(nothing)
         return str(compiled_fx_graph_hash(nothing, [], {}, [])[0])
@@ -236,8 +236,8 @@ def propagate(
 ) -> None:
     """Give every node a fake value (`meta["val"]`) that shares memory as the real one will.
 
-    Nodes in `known` keep the one that they have. Nodes of one key, None aside, make tensors of the same layouts in
-    memory of their own.
+    Nodes in `known` keep their value. Nodes with equal keys other than None make tensors of equal layouts in memory of
+    their own.
     """
     from torch._dispatch.python import enable_python_dispatcher
 
@@ -258,18 +258,18 @@ def _propagator() -> Any:
             key_of: Callable[[fx.Node], Any],
         ) -> None:
             super().__init__(gm, mode=mode)
-            self.mode, self.known, self.key_of, self.made = mode, known, key_of, dict[Any, Any]()
+            self.mode, self.known, self.key_of, self.results = mode, known, key_of, dict[Any, Any]()
 
         def run_node(self, node: fx.Node) -> Any:
             if node in self.known:
                 return node.meta["val"]
             key = self.key_of(node)
-            if key is None or key not in self.made:
+            if key is None or key not in self.results:
                 result = super().run_node(node)
                 if key is not None:
-                    self.made[key] = result
+                    self.results[key] = result
                 return result
-            result = node.meta["val"] = torch.utils._pytree.tree_map_only(torch.Tensor, self.again, self.made[key])
+            result = node.meta["val"] = torch.utils._pytree.tree_map_only(torch.Tensor, self.again, self.results[key])
             return result
 
         def again(self, value: torch.Tensor) -> torch.Tensor:
@@ -300,7 +300,7 @@ def joint_passes(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def lays_out_convolutions() -> bool:
-    """Whether Inductor runs whatever convolution on a CPU channels last."""
+    """Whether Inductor runs every convolution on a CPU channels last."""
     from torch._inductor import config
 
     with_mkldnn = torch._C._get_mkldnn_enabled() and torch.backends.mkldnn.is_available()
@@ -319,12 +319,12 @@ def compile_graph(
     donated: Sequence[int] = (),
     tag: str = "",
 ) -> tuple[Callable[[list[Any]], Any], Strides]:
-    """Compile a functional graph (it is changed meanwhile): (boxed callable, the strides of its outputs, None for
-    those that are no tensors).
+    """Compile a functional graph, which is changed: (boxed callable, the strides of its outputs, None for an output
+    that is no tensor).
 
-    `visible_outputs` are those whose strides must be the graph's; `static_inputs` keep their address from call to
-    call. Kernels may write into the `donated` inputs of a backward. A graph with symbolic sizes is kept, and had from
-    earlier, under a `tag` alone: whoever gives one knows the conditions on sizes that go with it.
+    `visible_outputs` must have the strides of the graph; `static_inputs` keep their address from call to call. Kernels
+    may write into the `donated` inputs of a backward. A graph with symbolic sizes is cached under a `tag` only: the
+    caller keeps the conditions on sizes that belong to the tag.
     """
     _load()
     from torch._guards import TracingContext, tracing
@@ -339,7 +339,7 @@ def compile_graph(
     settings: dict[str, Any] = {}
     if is_backward and _lays_out_convolutions(gm):
         settings["force_layout_optimization"] = True
-    # Its cache of graphs does not go by what Inductor fixes symbolic sizes to.
+    # The key of Inductor's cache of graphs leaves out the values that it fixes symbolic sizes to.
     if not tag and any(_has_open_sizes(value) for value in inputs):
         settings["fx_graph_cache"] = False
     cache = contextlib.ExitStack()
@@ -354,19 +354,19 @@ def compile_graph(
             is_backward=is_backward,
             is_inference=is_inference,
         )
-        found = list(strides or ())
+        output_strides = list(strides or ())
     function = compiled
     if isinstance(compiled, CompiledFxGraph) and set(compiled.device_types) <= {"cpu"}:
-        # What its own __call__ does on top is for Triton's tuning and for the profiler.
+        # Its own __call__ only adds Triton's tuning and the profiler.
         function = compiled.current_callable or compiled
-    return _boxed(function, compiled), found
+    return _boxed(function, compiled), output_strides
 
 
 def _lays_out_convolutions(gm: fx.GraphModule) -> bool:
-    """Whether Inductor would choose the layout of this backward graph's convolutions, were they a forward's.
+    """Whether Inductor would choose the layout of this backward graph's convolutions if they were a forward's.
 
-    It looks for forward convolutions only, and lays out a backward one as the saved input and weight are. Those are the
-    user's own here, not the copies in another layout that the forward made of them.
+    Inductor looks for forward convolutions only, and lays out a backward one like the saved input and weight. Here
+    these are the user's own, not the forward's copies in another layout.
     """
     from torch._inductor.graph import GraphLowering
 
@@ -390,10 +390,10 @@ def _lays_out_convolutions(gm: fx.GraphModule) -> bool:
 def _cached_apart(
     mode: FakeTensorMode | None, visible: Sequence[int], donated: Sequence[int], own: str
 ) -> Iterator[None]:
-    """Context: graphs go to Inductor's cache, and come from there, by what is `visible`, what is `donated` and a tag of
-    their `own` too.
+    """Context: the keys of Inductor's cache of graphs contain the `visible` outputs, the `donated` inputs and the tag
+    `own`.
 
-    Its own key leaves them out. In another function the same outputs may be saved values, in any layout.
+    Inductor's own key leaves them out, though in another function equal outputs may be residuals, in any layout.
     """
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -420,7 +420,7 @@ _OUT_OF_BOUNDS = "index out of bounds"
 
 
 class IndexOutOfBoundsError(IndexError, RuntimeError):
-    """A kernel's check of an index failed. Eager's operators raise the one error or the other."""
+    """A kernel's check of an index failed. Eager's operators raise one of these two errors."""
 
 
 def _boxed(function: Callable[[list[Any]], Any], owner: Any) -> Callable[[list[Any]], Any]:
@@ -438,11 +438,11 @@ def _boxed(function: Callable[[list[Any]], Any], owner: Any) -> Callable[[list[A
 
 
 def _context(mode: FakeTensorMode | None, donated: Sequence[int]) -> Any:
-    """A tracing context of our own: one of Dynamo's would describe the graph that it captured, not this one."""
+    """A tracing context for this graph: one of Dynamo's would describe the graph that it captured."""
     from torch._guards import TracingContext
 
     context: Any = TracingContext(mode)
-    context.fakify_first_call = True  # strides are to be reported as symbols where they are, not as this call's numbers
+    context.fakify_first_call = True  # symbolic strides are reported as symbols, not as this call's numbers
     if donated:
-        context.fw_metadata = types.SimpleNamespace(bw_donated_idxs=list(donated))  # all that is read of it here
+        context.fw_metadata = types.SimpleNamespace(bw_donated_idxs=list(donated))  # the only field read here
     return context

@@ -31,7 +31,7 @@ __all__ = [
     "ragged_source",
 ]
 
-CARRYING = "_values"  # the one of its tensors that gradients are of
+CARRYING = "_values"  # the inner tensor that has gradients
 _ids = itertools.count(1 << 40)  # far from PyTorch's own
 
 
@@ -46,28 +46,28 @@ def is_ragged(size: Any) -> bool:
 
 
 def coefficient(size: Any) -> int:
-    """Of a ragged size: what multiple it is."""
+    """The factor of a ragged size that is a multiple of another."""
     return int(size.node.nested_int_coeff())
 
 
 def is_dispatch_argument(tensor: Any) -> bool:
-    """Whether this is the tensor without a meaning that PyTorch hands to operators to have them come to the class."""
+    """Whether this is the dummy tensor that PyTorch passes to operators so that they dispatch to the class."""
     return is_jagged(type(tensor)) and tensor is nested_tensor._dummy_instance
 
 
 @contextlib.contextmanager
 def dispatch_argument_of_capture() -> Iterator[None]:
-    """Context: where that tensor is made inside, of fakes, it is forgotten afterwards."""
-    known = nested_tensor._dummy_instance
+    """Context: a dummy tensor that is made inside, of fakes, is dropped afterwards."""
+    before = nested_tensor._dummy_instance
     try:
         yield
     finally:
-        if known is None:
+        if before is None:
             nested_tensor._dummy_instance = None
 
 
 def ragged_source(names: tuple[str, ...]) -> str:
-    """Which of the tensors in a jagged one its ragged size belongs to."""
+    """The inner tensor of a jagged one that its ragged size belongs to."""
     return "_lengths" if "_lengths" in names else "_offsets"
 
 
@@ -82,13 +82,13 @@ def ragged_size(source: torch.Tensor, times: int = 1) -> Any:
 
 
 def new_ragged_size() -> torch.SymInt:
-    """A ragged size that is no other's."""
+    """A ragged size that no other tensor has."""
     return torch.SymInt(NestedIntNode(next(_ids), 1))
 
 
 @dataclasses.dataclass(frozen=True)
 class JaggedParts:
-    """A jagged tensor without lengths, taken apart: `ragged` is the dimension, `least` and `most` lengths, if known."""
+    """A jagged tensor without lengths, taken apart: `ragged` is the dimension, `least` and `most` bound its lengths."""
 
     values: torch.Tensor
     offsets: torch.Tensor
@@ -98,7 +98,7 @@ class JaggedParts:
 
 
 def parts_of_jagged(tensor: Any) -> JaggedParts:
-    """What a jagged tensor is made of, its values as a view of it."""
+    """The parts of a jagged tensor, its values as a view of it."""
     return JaggedParts(
         tensor.values(), tensor.offsets(), tensor._ragged_idx, tensor._maybe_min_seqlen, tensor._maybe_max_seqlen
     )
@@ -106,8 +106,8 @@ def parts_of_jagged(tensor: Any) -> JaggedParts:
 
 def jagged_of(values: Any, offsets: Any, ragged: int, least: int | None = None, most: int | None = None) -> Any:
     """The jagged tensor that views `values`."""
-    made = nested_tensor.nested_view_from_values_offsets
-    return made(values, offsets, ragged_idx=ragged, min_seqlen=least, max_seqlen=most)
+    make = nested_tensor.nested_view_from_values_offsets
+    return make(values, offsets, ragged_idx=ragged, min_seqlen=least, max_seqlen=most)
 
 
 def attends_by_math(

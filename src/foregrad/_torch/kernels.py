@@ -6,7 +6,7 @@ least, every one in a namespace of its own, and one Python module binds a file's
 text are Inductor's, and so is the folder where the result is kept. Kernels that can't share a file, or files that do
 not compile, go Inductor's way.
 
-Known weakness: what is kept is the file. A graph of which one kernel is new compiles its neighbours again.
+Known weakness: whole files are cached. A graph with one new kernel compiles its neighbours again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _active = threading.local()
 def kernels_together() -> Iterator[None]:
     """Context: kernels of all graphs that Inductor compiles in it, on this thread, are compiled together at its end.
 
-    In another such context it does nothing of its own.
+    Nested in another such context, it does nothing.
     """
     if getattr(_active, "waiting", None) is not None:
         yield
@@ -80,12 +80,12 @@ class _Pending:
         self.alone = alone
 
     def __call__(self, *args: Any) -> Any:
-        made = self.alone()
-        return (made.result() if hasattr(made, "result") else made)(*args)
+        kernel = self.alone()
+        return (kernel.result() if hasattr(kernel, "result") else kernel)(*args)
 
 
 def _cpp_pybinding(self: Any, argtypes: list[str], source_code: str) -> Any:
-    """Takes the place of `AsyncCompile.cpp_pybinding`, which generated code calls for each kernel."""
+    """Replacement for `AsyncCompile.cpp_pybinding`, which generated code calls for each kernel."""
     alone = functools.partial(_originals[0], self, argtypes, source_code)
     if getattr(_active, "waiting", None) is None or not _can_share(source_code):
         return alone()
@@ -93,7 +93,7 @@ def _cpp_pybinding(self: Any, argtypes: list[str], source_code: str) -> Any:
 
 
 def _wait(self: Any, scope: dict[str, Any]) -> None:
-    """Takes the place of `AsyncCompile.wait`, which generated code calls after its last kernel."""
+    """Replacement for `AsyncCompile.wait`, which generated code calls after its last kernel."""
     if any(isinstance(value, _Pending) for value in scope.values()):
         if getattr(_active, "waiting", None) is not None:
             _active.waiting.append((scope, self.submit))
@@ -103,19 +103,19 @@ def _wait(self: Any, scope: dict[str, Any]) -> None:
 
 
 def _compile_waiting(waiting: Sequence[tuple[dict[str, Any], Any]]) -> None:
-    """Put compiled kernels where those of some graphs wait."""
+    """Replace the pending kernels of some graphs by compiled ones."""
     pending = [
         (scope, name, kernel) for scope, _ in waiting for name, kernel in scope.items() if isinstance(kernel, _Pending)
     ]
     sources = list(dict.fromkeys(kernel.source for _, _, kernel in pending))
-    made: dict[str, Callable[..., Any]] = {}
+    function_by_source: dict[str, Callable[..., Any]] = {}
     if len(sources) > 1:
         try:
-            made = _compiled(sources, _compilers_at_once(), waiting[0][1])
+            function_by_source = _compiled(sources, _compilers_at_once(), waiting[0][1])
         except Exception as error:
             log.warning("kernels are compiled one by one, because together they failed: %s", _first_line(error))
     for scope, name, kernel in pending:
-        scope[name] = made[kernel.source] if kernel.source in made else kernel.alone()
+        scope[name] = function_by_source[kernel.source] if kernel.source in function_by_source else kernel.alone()
         if hasattr(scope[name], "result"):
             scope[name] = scope[name].result()
 
@@ -128,8 +128,8 @@ def _first_line(error: Exception) -> str:
 
 
 def _can_share(source: str) -> bool:
-    """Whether a kernel's text may stand in a namespace beside others: one entry, and nothing for the preprocessor but
-    headers and pragmas.
+    """Whether a kernel's text may stand in a namespace beside others: it has one entry, and no directives of the
+    preprocessor but headers and pragmas.
     """
     directives = re.findall(r"^\s*#\s*(\w+)", source, re.MULTILINE)
     entries = re.findall(r'extern\s+"C"[^;{]*?\bkernel\s*\(', source)
@@ -138,17 +138,17 @@ def _can_share(source: str) -> bool:
 
 @runs_compiler
 def _compiled(sources: Sequence[str], compilers: int, submit: Any) -> dict[str, Callable[..., Any]]:
-    """`{source: function}`; `submit` has as many files compiled at once as there may be `compilers`."""
+    """`{source: function}`; `submit` compiles up to `compilers` files at once."""
     files = _shared_out(sources, compilers)
-    # What is submitted takes the lock that the submitter holds, and so must run on another thread. Where there is none,
-    # a file is compiled when it is loaded.
+    # A submitted task takes the lock that the submitter holds, so it must run on another thread. Without one, a file is
+    # compiled when it is loaded.
     loads = [_cache().load_async(_file(kernels), submit_fn=submit if compilers > 1 else None) for kernels in files]
-    made: dict[str, Callable[..., Any]] = {}
+    function_by_source: dict[str, Callable[..., Any]] = {}
     for kernels, load in zip(files, loads, strict=True):
         module = load()
         module.read_addresses_with(torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr)  # type: ignore[attr-defined]
-        made |= {source: getattr(module, _name(source)) for source in kernels}
-    return made
+        function_by_source |= {source: getattr(module, _name(source)) for source in kernels}
+    return function_by_source
 
 
 def _compilers_at_once() -> int:

@@ -1,11 +1,11 @@
-"""PyTorch's operators that loop, as the Python they mean, and those that only mark the function that they call.
+"""PyTorch's operators that loop, as equivalent Python, and operators that only mark the function that they call.
 
 Each step is recorded by itself, so a graph is right for one number of steps: a size of an argument, which is guarded,
-or what values decide, which is looked at. Checked on torch 2.11.0, 2.13.0.
+or a number decided by values, which is checked. Checked on torch 2.11.0, 2.13.0.
 
 Known weaknesses: a loop of a thousand steps is a graph of a thousand copies of its body. A tensor that the function
-closes over gets its gradients one after the other, where PyTorch adds those of `map` up at once: they are the same to
-the last bits only.
+closes over gets its gradients one after the other, where PyTorch adds up those of `map` at once: the sums differ in
+their last bits.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ __all__ = ["MEANINGS", "run_while"]
 
 
 def run_while(condition: Any, body: Any, carried: Sequence[Any], others: Sequence[Any]) -> tuple[Any, ...]:
-    """What `while_loop` carries in the end, in the containers that its body returns it in."""
+    """The final carried values of `while_loop`, in the containers that its body returns."""
     steps, tree = _carried(condition, body, carried, others)
     last: tuple[Any, ...] = steps[-1] if tree is None else tree_unflatten(steps[-1], tree)
     return last
 
 
 def _carried(condition: Any, body: Any, carried: Sequence[Any], others: Sequence[Any]) -> tuple[list[Any], Any]:
-    """What each step gives, flat, and its containers. Where there is none, copies of what it starts with."""
+    """(the flat results of each step, their containers); without any step, copies of the initial values."""
     steps: list[tuple[Any, ...]] = []
     now, tree = tuple(carried), None
     while condition(*now, *others):
@@ -68,12 +68,12 @@ def _scan(
     def run(*values: Any) -> tuple[Any, ...]:
         carried, outputs, tree = values[:carries], [], None
         for slices in zip(*(x.unbind(0) for x in values[carries:count]), strict=True):
-            made, tree = tree_flatten(combine_fn(*carried, *slices, *values[count:]))
-            carried = tuple(made[:carries])
-            outputs.append(made[carries:])
-        found = (*carried, *(_stacked(parts) for parts in zip(*outputs, strict=True)))
-        # `torch.scan` called as it is, and not in a graph of Dynamo's, is to get its containers back.
-        return tree_unflatten(found, tree) if isinstance(combine_fn, functools.partial) else found  # type: ignore[arg-type]
+            parts, tree = tree_flatten(combine_fn(*carried, *slices, *values[count:]))
+            carried = tuple(parts[:carries])
+            outputs.append(parts[carries:])
+        results = (*carried, *(_stacked(parts) for parts in zip(*outputs, strict=True)))
+        # `torch.scan` called by the user, not in a graph of Dynamo's, gets its containers back.
+        return tree_unflatten(results, tree) if isinstance(combine_fn, functools.partial) else results  # type: ignore[arg-type]
 
     return connected(run, (*init, *xs, *additional_inputs))
 
@@ -102,7 +102,7 @@ def _stacked(parts: Sequence[Any]) -> Any:
 
 
 def _called(function: Any, *operands: Any, **settings: Any) -> Any:
-    """For operators that mark a function for a compiler: what it does is the same."""
+    """The function's result, for operators that only mark a function for a compiler."""
     return connected(function, operands)
 
 

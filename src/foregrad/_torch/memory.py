@@ -1,6 +1,6 @@
-"""Whose a tensor's memory is at the moment. Checked on torch 2.13.0.
+"""Ownership of a tensor's memory. Checked on torch 2.13.0.
 
-Counts say so: of Python's references to the tensor and to its storage, of PyTorch's to either.
+Reference counts decide: Python's to the tensor and to its storage, PyTorch's to either.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ Owned = Callable[[list[Any], tuple[int, ...]], bool]
 
 
 def owned() -> Owned:
-    """`owned()(values, positions)`: whether the list `values` alone leads to the memory of its tensors at these."""
+    """`owned()(values, positions)`: whether only the list `values` refers to the memory of its tensors there."""
     module = native()
     return owned_in_python if module is None else module.owned
 
 
 def owned_in_python(values: list[Any], positions: Sequence[int]) -> bool:
-    """What the C++ part does, where it was not built."""
+    """The Python version of the C++ function."""
     alone = _alone()
     return all(_is_plain(values[i]) and _counts(values, i) == alone for i in positions)
 
 
 def has_storage(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has memory of its own: a transform's wrapper has none, and no sparse one."""
+    """Whether a tensor has memory of its own; a transform's wrapper or a sparse tensor has none."""
     return tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Memory that can't grow is another library's (NumPy's, another process's), which does not count who uses it."""
+    """Whether the memory is PyTorch's. Memory that can't grow belongs to another library, which counts no users."""
     return type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.untyped_storage().resizable()
 
 
@@ -50,5 +50,5 @@ def _counts(values: list[Any], i: int) -> tuple[int, ...]:
 
 @functools.cache
 def _alone() -> tuple[int, ...]:
-    """The counts of a tensor that a list alone holds: looking at it adds some, other ones in each version."""
+    """The counts of a tensor that only a list holds. The query itself adds some, which depend on the version."""
     return _counts([torch.empty(1)], 0)

@@ -1,7 +1,7 @@
-"""PyTorch's flags that some dispatch mode is on: they are the process's, where a mode is a thread's.
+"""PyTorch's flags that some dispatch mode is on: the flags are per process, a mode is per thread.
 
-Each mode puts back what it found. Two of them, on two threads, that are left in the order in which they were entered
-leave the flags set, and Dynamo compiles nothing any more. `flags_kept` puts them back once no thread is inside of it.
+Each mode restores the flags that it found. Two modes on two threads that exit in the order of their entry leave the
+flags set, and Dynamo compiles nothing any more. `flags_kept` restores them once no thread is inside of it.
 Checked on torch 2.11.0, 2.13.0.
 
 Known weakness: a mode of the program's that is on in one thread meanwhile, and was not before, goes unseen then.

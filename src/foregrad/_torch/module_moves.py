@@ -1,7 +1,7 @@
-"""`module.to(device)`, `.float()`, `.cpu()` inside a capture, where every tensor of the module is so already.
+"""`module.to(device)`, `.float()`, `.cpu()` inside a capture, if they change no tensor of the module.
 
-PyTorch assigns each parameter to itself then (`param.data = param`). It does otherwise for fake tensors: it would put
-new parameters in their places. Checked on torch 2.11.0, 2.13.0.
+PyTorch then assigns each parameter to itself (`param.data = param`). For fake tensors it would replace the parameters.
+Checked on torch 2.11.0, 2.13.0.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _apply(self: torch.nn.Module, fn: Callable[[Any], Any], recurse: bool = True
 
 
 def install(is_capturing: Callable[[], bool], swapped: Callable[[Any], Any]) -> None:
-    """`swapped(tensor)` is what stands for a tensor in this thread's capture."""
+    """Install the patch; `swapped(tensor)` is the stand-in of a tensor in this thread's capture."""
     global _is_capturing, _swapped
     _is_capturing, _swapped = is_capturing, swapped
     torch.nn.Module._apply = _apply  # type: ignore[method-assign]

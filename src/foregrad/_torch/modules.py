@@ -14,7 +14,7 @@ __all__ = ["make_graph_module", "with_nested_arguments"]
 
 
 class _Late:
-    """A class attribute of graph modules whose code is not made yet: makes the code, and gives what is there then."""
+    """A class attribute of graph modules whose code is not made yet: makes the code, and gives the real attribute."""
 
     def __set_name__(self, owner: Any, name: str) -> None:
         self.name = name
@@ -27,9 +27,9 @@ class _Late:
 
 
 class LateGraphModule(fx.GraphModule):
-    """A `GraphModule` that generates its code when somebody calls it, or looks at its `forward` or its `code`.
+    """A `GraphModule` that generates its code when it is called, or its `forward` or `code` is read.
 
-    Whoever looks finds the function itself, which TorchScript must. `recompile` does nothing before that.
+    A reader gets the function itself, as TorchScript needs. `recompile` does nothing before that.
     """
 
     # Without annotations and properties: TorchScript would compile them.
@@ -62,7 +62,7 @@ class LateGraphModule(fx.GraphModule):
 def make_graph_module(
     root: torch.nn.Module | dict[str, Any], graph: fx.Graph, name: str = "GraphModule"
 ) -> fx.GraphModule:
-    """A graph module that makes its code late. What the graph reads of itself is taken from `root`."""
+    """A graph module that makes its code late. Attributes that the graph reads are taken from `root`."""
     return LateGraphModule(root, graph, name)
 
 

@@ -1,6 +1,6 @@
-"""The C++ part of calls, where it was built for this PyTorch. Checked on torch 2.13.0.
+"""The C++ part of calls, if it was built for this PyTorch. Checked on torch 2.13.0.
 
-`native` is the module with `Function`, `TensorCheck` and, where dicts count their writes, `VersionCheck`; or None.
+`native` is the module with `Function`, `TensorCheck` and, if dicts count their writes, `VersionCheck`; or None.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger("foregrad.native")
 
 @functools.cache
 def native() -> Any:
-    """The extension module, loaded on first use; None where there is none."""
+    """The extension module, loaded on first use; None if there is none."""
     path = find_library(torch.__version__)
     if path is None:
         if build_in_background(torch.__version__):
@@ -48,7 +48,7 @@ def native() -> Any:
         _warn(error)
         return None
     module.set_before_hooks(only_defined)
-    # Where PyTorch lists the nodes written in C++: it is how `isinstance(node, torch.autograd.graph.Node)` knows them.
+    # PyTorch's list of nodes written in C++, by which `isinstance(node, torch.autograd.graph.Node)` decides.
     setattr(torch._C._functions, module.CompiledFunctionBackward.__name__, module.CompiledFunctionBackward)
     return module
 
@@ -69,10 +69,10 @@ def make_tensor_check(
     *,
     distinct: bool,
 ) -> Any:
-    """`check(*tensors)` and `check.all(tuple)`: whether tensors have the metadata of these.
+    """`check(*tensors)` and `check.all(tuple)`: whether tensors have the metadata of `tensors`.
 
-    None where it can't tell: not built, or there are tensors that aren't plain memory. A size or stride of None is
-    not looked at. `distinct`: no two may be one object.
+    None if the extension is not built, or a tensor isn't plain memory. A size or stride of None is not checked.
+    `distinct`: no two may be one object.
     """
     module = native()
     if module is None or not all(map(_is_plain, tensors)):
@@ -81,19 +81,19 @@ def make_tensor_check(
 
 
 def make_version_check(dicts: Sequence[dict[Any, Any]], shapes: Sequence[tuple[Any, type, dict[str, Any]]] = ()) -> Any:
-    """`check(anything)`: whether none of these dicts has been written to since now, and each object in `shapes` (weak
-    reference, class, `__dict__`) has kept them; None where it can't tell.
+    """`check(anything)`: whether no dict has been written to since now, and each object in `shapes` (weak reference,
+    class, `__dict__`) has kept both. None if the extension has no such check.
     """
-    made = getattr(native(), "VersionCheck", None)
-    return None if made is None else made(tuple(dicts), tuple(shapes))
+    make = getattr(native(), "VersionCheck", None)
+    return None if make is None else make(tuple(dicts), tuple(shapes))
 
 
 def make_observer(
     of_callee: Callable[[Any], int], of_code: Callable[[Any, Any], int], on_call: Callable[[Any, Any], None]
 ) -> Any:
-    """See `frontend/observer.py`, which has the same in Python; None where there is none."""
-    made = getattr(native(), "Observer", None)
-    return None if made is None else made(of_callee, of_code, on_call)
+    """The C++ version of `frontend/observer.py`; None if the extension has none."""
+    make = getattr(native(), "Observer", None)
+    return None if make is None else make(of_callee, of_code, on_call)
 
 
 def _is_plain(tensor: Any) -> bool:

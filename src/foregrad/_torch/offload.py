@@ -1,8 +1,7 @@
 """Operators that move a saved tensor to host memory and back. Checked on torch 2.11.0, 2.13.0.
 
-From an accelerator, the copy goes to pinned memory on a stream of its own, so that the forward runs on meanwhile. From
-the CPU, where there is no other memory, it goes to a temporary file that is mapped, which the operating system may
-write out.
+From an accelerator, the copy goes to pinned memory on a stream of its own, so the forward runs on meanwhile. From the
+CPU, which has no other memory, it goes to a mapped temporary file, which the operating system may write out.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _library.define("reload(Tensor host, Device device) -> Tensor")
 
 
 def _span(x: torch.Tensor) -> int:
-    """Elements from the first to the last one."""
+    """The number of elements of memory from the first to the last element."""
     if x.numel() == 0:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
@@ -49,22 +48,22 @@ def _offload(x: torch.Tensor) -> torch.Tensor:
 
 def _reload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     source = _flat(host)
-    found = torch.empty(source.shape, dtype=host.dtype, device=device)
+    copy = torch.empty(source.shape, dtype=host.dtype, device=device)
     if device.type == "cpu":
-        found.copy_(source)
+        copy.copy_(source)
     else:
         stream, current = _stream(device), torch.get_device_module(device).current_stream(device)
         stream.wait_stream(current)  # the memory may still be in use there
         with torch.get_device_module(device).stream(stream):
-            found.copy_(source, non_blocking=True)
+            copy.copy_(source, non_blocking=True)
         current.wait_stream(stream)
-        found.record_stream(stream)
-    return found.as_strided(host.shape, host.stride())
+        copy.record_stream(stream)
+    return copy.as_strided(host.shape, host.stride())
 
 
 @functools.cache
 def _stream(device: torch.device) -> Any:
-    """One stream for both ways: what comes back has arrived before."""
+    """One stream for both directions, so a copy back follows the copy out."""
     return torch.get_device_module(device).Stream(device)
 
 

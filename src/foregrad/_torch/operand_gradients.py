@@ -1,4 +1,4 @@
-"""The gradients of an operator that takes functions, where they are not those of the Python that it means.
+"""Gradients of an operator that takes functions, where they differ from those of the equivalent Python.
 
 PyTorch's operators have all their operands as inputs: one that the functions do not use gets a gradient of zeros, and
 all results have a history as soon as one of the operands has. Checked on torch 2.11.0, 2.13.0.
@@ -16,7 +16,7 @@ __all__ = ["connected", "is_differentiable", "with_unused", "without_derivative"
 
 
 class _Operands(torch.autograd.Function):
-    """The operands as they are; a gradient that does not arrive is zeros."""
+    """The operands unchanged; a missing gradient is zeros."""
 
     @staticmethod
     def forward(ctx: Any, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -64,16 +64,16 @@ def connected(run: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
     if not at:
         return run(*operands)
     tracked = _Operands.apply(*(operands[i] for i in at))
-    given = list(operands)
+    arguments = list(operands)
     for i, operand in zip(at, tracked, strict=True):
-        given[i] = operand
+        arguments[i] = operand
 
     def linked(result: Any) -> Any:
         if not is_differentiable(result) or result.requires_grad:
             return result
         return _Unused.apply(result, *tracked)
 
-    return tree_map(linked, run(*given))
+    return tree_map(linked, run(*arguments))
 
 
 def with_unused(results: Any, unused: Sequence[torch.Tensor]) -> Any:
@@ -90,10 +90,10 @@ def without_derivative(name: str, run: Callable[..., Any], operands: tuple[Any, 
         return run(*operands)
     with torch.no_grad():
         results = run(*operands)
-    found: list[torch.Tensor] = []
-    tree_map(lambda value: found.append(value) if is_differentiable(value) else None, results)
-    made = iter(_Undifferentiable.apply(name, found, *(operands[i] for i in at)) if found else ())
-    return tree_map(lambda value: next(made) if is_differentiable(value) else value, results)
+    tensors: list[torch.Tensor] = []
+    tree_map(lambda value: tensors.append(value) if is_differentiable(value) else None, results)
+    refusing = iter(_Undifferentiable.apply(name, tensors, *(operands[i] for i in at)) if tensors else ())
+    return tree_map(lambda value: next(refusing) if is_differentiable(value) else value, results)
 
 
 def _tracked(operands: tuple[Any, ...]) -> list[int]:

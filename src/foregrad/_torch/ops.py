@@ -21,7 +21,7 @@ __all__ = [
     "tag_random",
 ]
 
-# What `torch.nn.utils.rnn` calls.
+# The operators that `torch.nn.utils.rnn` calls.
 _VF: Any = torch._VF
 PACK_PADDED, PAD_PACKED = _VF._pack_padded_sequence, _VF._pad_packed_sequence
 
@@ -33,7 +33,7 @@ def mkldnn_rnn_layer_for_training(*args: Any) -> Any:
 
 
 def has_composite_implicit_kernel(op: OpOverload) -> bool:
-    """Whether `op` only exists as its decomposition (some have that and kernels too: those are operators)."""
+    """Whether `op` exists only as its decomposition; an operator that also has kernels does not count."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     name = op.name()
     return has(name, "CompositeImplicitAutograd") and not (has(name, "CPU") or has(name, "CUDA"))
@@ -49,17 +49,17 @@ def tag_random(op: OpOverload) -> bool:
 
 @functools.lru_cache(4096)
 def depends_on_values(op: OpOverload) -> bool:
-    """Whether an operator's sizes or results can't be told from its arguments' metadata."""
+    """Whether an operator's result sizes depend on more than its arguments' metadata."""
     return torch.Tag.dynamic_output_shape in op.tags or torch.Tag.data_dependent_output in op.tags
 
 
 def is_builtin(op: OpOverload) -> bool:
-    """Whether an operator is PyTorch's own: those live as long as the process and never change."""
+    """Whether an operator is PyTorch's own, so that it lives as long as the process and never changes."""
     return op.namespace in ("aten", "prims")
 
 
 def overloads_of(namespace: str, name: str) -> list[OpOverload]:
-    """Every overload of an operator; empty when there is no such operator."""
+    """Every overload of an operator; empty if there is no such operator."""
     space = getattr(torch.ops, namespace)
     if not hasattr(space, name):
         return []

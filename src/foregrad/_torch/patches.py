@@ -1,19 +1,19 @@
-"""What capture replaces in torch while it runs, on the capturing thread only. Checked on torch 2.13.0.
+"""Patches of torch while a capture runs, effective on the capturing thread only. Checked on torch 2.13.0.
 
-* `torch.nn.Module.__call__`: to know which module is running.
-* `torch.nn.Module.__getattribute__`: to know which of a module's attributes the function reads.
-* `torch.nn.Module.__setattr__`: to know which it sets to what they are.
-* `torch.Tensor.__getattr__`: to know which attributes a tensor was asked for that it does not have.
+* `torch.nn.Module.__call__`: records the module that is running.
+* `torch.nn.Module.__getattribute__`: records the module attributes that the function reads.
+* `torch.nn.Module.__setattr__`: records attributes that are set to their present value.
+* `torch.Tensor.__getattr__`: records reads of attributes that a tensor does not have.
 * `print`, and the method by which loggers write: see `program_output`.
-* the methods of generators that seed them or tell their state: see `generators`.
-* `torch.autograd.Function.apply`: to hand stand-ins to custom Functions that are given closed-over tensors.
-* the registration of hooks on nodes (`y.grad_fn.register_hook`): to know which of them the backward has called.
-* the engine behind `torch.autograd.grad` and `backward`: torch functions in the backward of a custom Function, and in
-  hooks, get stand-ins too.
+* methods of generators that seed them or read their state: see `generators`.
+* `torch.autograd.Function.apply`: passes stand-ins for closed-over tensors to custom Functions.
+* the registration of hooks on nodes (`y.grad_fn.register_hook`): records the hooks that the backward calls.
+* the engine behind `torch.autograd.grad` and `backward`: passes stand-ins to torch functions in the backward of a
+  custom Function, and in hooks.
 * `torch.utils.checkpoint`: see `checkpoints`.
-* what tells a stand-in from a tensor: see `asked`. Libraries ask whether they are being traced in order to keep away
-  from branches on values: these branches can be taken here, so that they are told no, and do what they do in eager.
-* `torch.cond` and its like: see `control_flow`; what `torch.func`'s transforms wrap: see `transforms`; scripted
+* functions that tell a stand-in from a tensor: see `asked`. Libraries ask whether they are traced to avoid branches on
+  values. Such branches can be captured, so the answer is no, and the libraries run as in eager.
+* `torch.cond` and its like: see `control_flow`; wrapping by `torch.func`'s transforms: see `transforms`; scripted
   functions: see `torchscript`; `module.to(device)`: see `module_moves`.
 """
 
@@ -67,12 +67,12 @@ class FunctionsOfCapture(Protocol):
 
 
 class Hooks:
-    """What the patches tell the capture of their thread, and ask it for. A capture overrides what it wants to know."""
+    """The calls of the patches to the capture of their thread. A capture overrides the methods that it needs."""
 
     checkpoints: checkpoints.RegionsOfCapture
     made_generators: generators.MadeGenerators
-    notes_reads = False  # whether `read` and `missing` are told
-    refuses_output = False  # whether `refuse_output` is told
+    notes_reads = False  # whether `read` and `missing` are called
+    refuses_output = False  # whether `refuse_output` is called
     region: RunRegion | None = None  # runs eager regions
     functions: FunctionsOfCapture | None = None
     attention: control_flow.Attention | None = None
@@ -84,10 +84,10 @@ class Hooks:
         self.swaps: list[Callable[[Any], Any]] = []  # of arguments of custom Functions, see `swapping`
 
     def enter_module(self, module: torch.nn.Module) -> None:
-        """A module is called."""
+        """Called when a module is called."""
 
     def leave_module(self) -> None:
-        """Its call ends."""
+        """Called when a module's call ends."""
 
     def swap(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with a stand-in for each real tensor."""
@@ -98,23 +98,23 @@ class Hooks:
         raise NotImplementedError
 
     def read(self, module: torch.nn.Module, name: str) -> None:
-        """An attribute of a module is read."""
+        """Called when an attribute of a module is read."""
 
     def missing(self, tensor: torch.Tensor, name: str) -> None:
-        """A tensor is asked for an attribute that it does not have."""
+        """Called when an attribute is read that a tensor does not have."""
 
     def read_scripted(self, state: Any, name: str) -> None:
-        """Compiled code of TorchScript reads an attribute."""
+        """Called when compiled code of TorchScript reads an attribute."""
 
     def refuse_output(self, verb: str) -> None:
-        """The program is about to print or log."""
+        """Called before the program prints or logs."""
 
     def node_hook(self, hook: Callable[[Any], Any], register: Callable[[Any], Any]) -> Any:
         """Register a hook of the program's on a node."""
         return register(hook)
 
     def storage_as_tensor(self, *args: Any, **kwargs: Any) -> torch.Tensor | None:
-        """The tensor whose memory `set_` is given; None: what it is given already is one."""
+        """The tensor over the storage that is `set_`'s argument; None if the argument is a tensor."""
         return None
 
 
@@ -143,7 +143,7 @@ MARK = "_foregrad_eager_region"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Called:
-    """A call of a module, or of a custom Function, without what is patched around it. Equal to others of the same."""
+    """The unpatched call of a module or of a custom Function. Equal for equal owners."""
 
     original: Callable[..., Any]
     owner: Any
@@ -173,7 +173,7 @@ def _call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _set(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """`Tensor.set_` asks no torch-function mode, and would leave them on for what it does."""
+    """`Tensor.set_`, which calls no torch-function mode, and would leave them on while it runs."""
     hooks: Hooks | None = getattr(_active, "hooks", None)
     if hooks is None:
         return _original_set(self, *args, **kwargs)
@@ -183,7 +183,7 @@ def _set(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def _tolist(self: torch.Tensor) -> Any:
-    """`Tensor.tolist` reads memory, also where PyTorch calls it under a torch function: a stand-in has none."""
+    """`Tensor.tolist`, which reads memory: a stand-in has none."""
     hooks: Hooks | None = getattr(_active, "hooks", None)
     return _original_tolist(self) if hooks is None or not is_stand_in(self) else numbers_in(self)
 
@@ -194,30 +194,30 @@ def numbers_in(tensor: torch.Tensor) -> Any:
 
 
 def _reduce(self: torch.Tensor, proto: int) -> Any:
-    """What pickles, copies and files hold of a tensor: of plain ones without attributes it asks no torch function."""
+    """A tensor's data for pickles, copies and files, which for plain tensors calls no torch function."""
     if not _is_capturing() or not is_stand_in(self):
         return _original_reduce(self, proto)
     return torch.overrides.handle_torch_function(torch.Tensor.__reduce_ex__, (self,), self, proto)
 
 
 def _use_count(self: torch.Tensor) -> int:
-    """`torch.utils.swap_tensors` asks for it before it exchanges anything."""
+    """`Tensor._use_count`, which `torch.utils.swap_tensors` calls before it exchanges anything."""
     if _is_capturing():
         raise UnsupportedSideEffectError(
-            "the tensors behind two objects are exchanged (`torch.utils.swap_tensors`), or it is asked how many hold "
-            "one: a compiled call can't repeat that. Do it outside the compiled function."
+            "the tensors behind two objects are exchanged (`torch.utils.swap_tensors`), or a tensor's use count is "
+            "read: a compiled call can't repeat that. Do it outside the compiled function."
         )
     return int(_original_use_count(self))
 
 
 def classes_of_capture() -> FunctionClasses | None:
-    """The tensors of classes with `__torch_function__` alone in this thread's capture; None where there is none."""
+    """The tensors of classes with `__torch_function__` alone in this thread's capture; None without a capture."""
     hooks: Hooks | None = getattr(_active, "hooks", None)
     return None if hooks is None else hooks.classes
 
 
 def _of_class(self: torch.Tensor, cls: Any) -> Any:
-    """`as_subclass`, which asks no torch-function mode."""
+    """`as_subclass`, which calls no torch-function mode."""
     classes = classes_of_capture()
     if classes is None or not (cls is torch.Tensor or is_function_class(cls)):
         return _as_subclass(self, cls)
@@ -225,7 +225,7 @@ def _of_class(self: torch.Tensor, cls: Any) -> Any:
 
 
 def _made_of_class(cls: Any, data: torch.Tensor, require_grad: bool = False, **kwargs: Any) -> Any:
-    """`Tensor._make_subclass`, too."""
+    """`Tensor._make_subclass`, which calls no torch-function mode."""
     classes = classes_of_capture()
     if classes is None or kwargs or not (cls in (torch.Tensor, torch.nn.Parameter) or is_function_class(cls)):
         return _make_subclass(cls, data, require_grad, **kwargs)
@@ -236,32 +236,32 @@ _SCRIPTED_CODE = (torch.jit._script.__file__, torch.jit._trace.__file__)
 _MODULE_CODE = torch.nn.Module.__getattr__.__code__.co_filename
 _OUR_CODE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _ALL = "*"
-# By the id of the code, whose hash would be worked out anew each time; as many as there are functions in the program.
+# By the id of the code, since the hash of code is computed anew each time; one entry for each function that reads.
 _NOT_READ_BY: dict[int, tuple[str, types.CodeType]] = {}
 
 
 def _not_read_by(file: str) -> str:
-    """The attribute that code in a file reads for itself, not for the user's function; all, when the code is ours."""
+    """The attribute that code in a file reads for itself, not for the user's function; all for foregrad's code."""
     if file.startswith(_OUR_CODE) or file in _SCRIPTED_CODE:
         return _ALL
-    return "__dict__" if file == _MODULE_CODE else ""  # a module's tables, which PyTorch looks into for every attribute
+    return "__dict__" if file == _MODULE_CODE else ""  # PyTorch reads a module's tables for every attribute
 
 
 def _getattribute(self: torch.nn.Module, name: str) -> Any:
     hooks: Hooks | None = getattr(_active, "hooks", None)
     if hooks is not None and hooks.notes_reads:
         reader = sys._getframe(1).f_code
-        known = _NOT_READ_BY.get(id(reader))
-        if known is None:
-            known = _NOT_READ_BY[id(reader)] = (_not_read_by(reader.co_filename), reader)
-        unread = known[0]
+        entry = _NOT_READ_BY.get(id(reader))
+        if entry is None:
+            entry = _NOT_READ_BY[id(reader)] = (_not_read_by(reader.co_filename), reader)
+        unread = entry[0]
         if unread not in (name, _ALL):
             hooks.read(self, name)
     return _original_getattribute(self, name)
 
 
 def _setattr(self: torch.nn.Module, name: str, value: Any) -> None:
-    """A write of the very object that is there changes nothing as long as that is there: it counts as a look."""
+    """`Module.__setattr__`: a write of the present object changes nothing while that is there, so it is a read."""
     hooks: Hooks | None = getattr(_active, "hooks", None)
     if hooks is not None and hooks.notes_reads:
         own = _original_getattribute(self, "__dict__")
@@ -275,7 +275,7 @@ def _missing(self: torch.Tensor, name: str) -> Any:
     hooks: Hooks | None = getattr(_active, "hooks", None)
     if hooks is not None and hooks.notes_reads:
         reader = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
-        if reader not in ("torch", "foregrad") and name != "_wrapped_number":  # which C++ asks of a number's tensor
+        if reader not in ("torch", "foregrad") and name != "_wrapped_number":  # C++ reads it of a number's tensor
             with torch._C.DisableTorchFunction():  # as in `_swap`
                 hooks.missing(self, name)
     raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'", name=name, obj=self)
@@ -301,8 +301,8 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _context_of(cls: Any, results: Any) -> dict[str, Any]:
-    """The attributes that a custom Function set on its context; none where there is no backward."""
-    with torch._C.DisableTorchFunction():  # what a program asks for is noted
+    """The attributes that a custom Function set on its context; none if there is no backward."""
+    with torch._C.DisableTorchFunction():  # a torch function would be recorded as the program's
         results = results if isinstance(results, tuple) else (results,)
         nodes = [result.grad_fn for result in results if isinstance(result, torch.Tensor)]
     node = next((node for node in nodes if getattr(node, "_forward_cls", None) is cls), None)
@@ -310,7 +310,7 @@ def _context_of(cls: Any, results: Any) -> dict[str, Any]:
 
 
 def _run_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """What PyTorch has as `apply`: a class method, written in C since 2.15."""
+    """PyTorch's own `apply`: a class method, written in C since 2.15."""
     return _original_apply.__get__(None, cls)(*args, **kwargs)
 
 
@@ -325,7 +325,7 @@ def applied_function() -> Any:
 
 
 def _swap(hooks: Hooks, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    with torch._C.DisableTorchFunction():  # `swap` asks tensors what they are: a mode would swap them first
+    with torch._C.DisableTorchFunction():  # `swap` reads facts of tensors: a mode would swap them first
         for swap in reversed(hooks.swaps):
             args, kwargs = swap(args), swap(kwargs)
         return hooks.swap(args, kwargs)
@@ -349,7 +349,7 @@ def _engine(*args: Any, **kwargs: Any) -> Any:
 
 
 def _register_on_node(table: Any, hook: Any) -> Any:
-    """A hook of a node; those that PyTorch's own code registers (for hooks of modules) are none of the program's."""
+    """Register a hook on a node; hooks that PyTorch's own code registers (for hooks of modules) are not recorded."""
     hooks: Hooks | None = getattr(_active, "hooks", None)
     register = functools.partial(_original_register.__func__, table)
     if hooks is None:
@@ -360,7 +360,7 @@ def _register_on_node(table: Any, hook: Any) -> Any:
 
 @contextlib.contextmanager
 def hooks_off() -> Iterator[None]:
-    """Context: this thread runs as if nothing were patched."""
+    """Context: the patches have no effect on this thread."""
     before = getattr(_active, "hooks", None)
     _active.hooks = None
     try:
@@ -370,14 +370,14 @@ def hooks_off() -> Iterator[None]:
 
 
 def region_runner() -> RunRegion | None:
-    """What runs eager regions on this thread; None where no capture does."""
+    """The function that runs eager regions on this thread; None if there is none."""
     hooks: Hooks | None = getattr(_active, "hooks", None)
     return None if hooks is None else hooks.region
 
 
 @contextlib.contextmanager
 def swapping(swap: Callable[[Any], Any]) -> Iterator[None]:
-    """Context: custom Functions get what `swap` makes of their arguments, before anything else is swapped."""
+    """Context: custom Functions get the results of `swap` for their arguments, before any other swap."""
     hooks: Hooks | None = getattr(_active, "hooks", None)
     if hooks is None:
         yield
@@ -472,7 +472,7 @@ _patches = InPlace(_install, _remove)
 
 @contextlib.contextmanager
 def patched(hooks: Hooks) -> Iterator[None]:
-    """Context: the patches are in place for this thread; others run as if they were not."""
+    """Context: the patches are in effect for this thread, and for no other."""
     before = getattr(_active, "hooks", None)
     with _patches, dynamo_off.dynamo_off():
         _active.hooks = hooks

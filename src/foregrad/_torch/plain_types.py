@@ -1,11 +1,11 @@
-"""What code of the user's is told of the type of a drawn array, generator, iterator or container that is watched.
+"""The answer to `type(x)` in the user's code for stand-ins of arrays, generators, iterators and containers.
 
-Stand-ins of tensors are of the tensors' own type. Those of other objects are not, and no object can answer `type(x)`
-for itself. So where a module's code calls `type`, the name `type` in its globals is bound, for the time of a capture,
-to a class that answers the type of what a stand-in stands for and is as `type` otherwise.
+Stand-ins of tensors are of the tensors' own type. Stand-ins of other objects are not, and no object can answer
+`type(x)` for itself. So in a module whose code calls `type`, the name `type` in its globals is bound during a capture
+to a class that answers the type of the object behind a stand-in, and is like `type` otherwise.
 
-Known weakness: `C is type`, in a module that also calls `type`, is False for the time of a capture where `C` was come
-by in another way than by `type(...)` and that name: `x.__class__`, a default, another module's. `==` is right.
+Known weakness: in a module that also calls `type`, `C is type` is False during a capture if `C` comes from elsewhere
+than `type(...)` and that name: `x.__class__`, a default, another module. `==` is right.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class _AsType(type):
         if len(args) == 1 and not kwargs:
             kind = type(args[0])
             if kind is type or kind is _AsType:
-                return _Type  # which is what the asking code finds under that name
-            told = _told.get(kind)
-            return kind if told is None or not is_capturing() else told(args[0])
+                return _Type  # the object that the calling code finds under that name
+            answer = _answers.get(kind)
+            return kind if answer is None or not is_capturing() else answer(args[0])
         return type(*args, **kwargs)
 
     def __instancecheck__(cls, instance: Any) -> bool:
@@ -70,14 +70,14 @@ class _Type(type, metaclass=_AsType):
 _Type.__name__ = _Type.__qualname__ = type.__name__
 _Type.__module__ = type.__module__
 
-_told: dict[type, Callable[[Any], type]] = {}
+_answers: dict[type, Callable[[Any], type]] = {}
 _lock = make_lock()
-_bound: dict[int, tuple[dict[str, Any], int]] = {}  # by id of the globals: how many captures want it
+_bound: dict[int, tuple[dict[str, Any], int]] = {}  # by id of the globals: the number of captures that bind there
 
 
-def tell_type(kind: type, told: Callable[[Any], type]) -> None:
-    """Say what the user's code is told of the type of objects of this kind, too."""
-    _told[kind] = told
+def tell_type(kind: type, answer: Callable[[Any], type]) -> None:
+    """Register the answer to `type(x)` in the user's code for stand-ins of this kind."""
+    _answers[kind] = answer
 
 
 def _bind(namespace: dict[str, Any]) -> None:
@@ -98,12 +98,12 @@ def _unbind(namespace: dict[str, Any]) -> None:
 
 
 def own_names(namespace: dict[str, Any]) -> dict[str, Any]:
-    """What is in a module's globals without what is bound there for a capture."""
+    """A module's globals without the names that a capture has bound there."""
     return {name: value for name, value in namespace.items() if value is not _Type}
 
 
 class PlainTypes:
-    """Context of one capture: the modules whose code it runs, as far as they ask for types."""
+    """Context of one capture: the modules whose code it runs and calls `type`."""
 
     def __init__(self) -> None:
         self._namespaces: dict[int, dict[str, Any]] = {}
@@ -119,24 +119,24 @@ class PlainTypes:
         self._namespaces.clear()
 
     def loaded(self, namespace: dict[str, Any], names: frozenset[str]) -> None:
-        """Code with these globals may run and loads these of them."""
+        """Bind names for code that has these globals, may run and loads `names`."""
         if "type" in names:
             self.namespace(namespace)
         self._rebound.bind(namespace, names)
 
     def unbind(self) -> None:
-        """The function has returned: the names it loads are bound to what they were."""
+        """Restore the names, after the function has returned."""
         self._rebound.unbind()
 
     def namespace(self, namespace: dict[str, Any]) -> None:
-        """Code with these globals may run and calls `type`."""
+        """Bind `type` for code that has these globals and may run."""
         taken = "type" in namespace or getattr(namespace.get("__builtins__"), "type", type) is not builtins.type
         if id(namespace) not in self._namespaces and not taken:
             self._namespaces[id(namespace)] = namespace
             _bind(namespace)
 
     def module(self, cls: type) -> None:
-        """A module of this class runs: its methods may, and functions and classes beside them."""
+        """Bind names for a module class whose methods may run, with functions and classes beside them."""
         if cls in _asked_by:
             asking = _asked_by[cls]
         else:

@@ -1,4 +1,4 @@
-"""What a captured function prints or logs: a capture that is to leave nothing behind is told before it happens."""
+"""Prints and logs of a captured function: the capture is called before anything is written."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from ..interrupts import runs_user_code
 __all__ = ["install", "remove"]
 
 _NOT_THE_PROGRAMS = ("foregrad", "torch.")
-_OF_FAKES = "torch._subclasses."  # whose kernels tell of their errors, with a traceback
+_OF_FAKES = "torch._subclasses."  # logs errors of its kernels, with a traceback
 _original_print = builtins.print
 _original_handle = logging.Logger.handle
 
 
 def install(teller: Callable[[], Callable[[str], None] | None], is_capturing: Callable[[], bool]) -> None:
-    """`teller()` gives None, or what to call before anything is written on this thread, with what is done and where."""
+    """Install the patches. `teller()` gives None, or a function that is called before anything is written on this
+    thread, with a text of what is done and where.
+    """
 
     @runs_user_code
     def print(*args: Any, **kwargs: Any) -> None:
@@ -32,7 +34,7 @@ def install(teller: Callable[[], Callable[[str], None] | None], is_capturing: Ca
     @runs_user_code
     def handle(self: logging.Logger, record: logging.LogRecord) -> None:
         if record.name.startswith(_OF_FAKES) and is_capturing():
-            return  # the program is to see the error itself
+            return  # the program sees the error itself
         tell = teller()
         if tell is not None and _is_written(self, record):
             tell(f"logs at {record.pathname}:{record.lineno} in {record.funcName}")

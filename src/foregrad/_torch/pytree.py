@@ -17,12 +17,12 @@ def registered_functions(cls: type) -> tuple[Callable[[Any], tuple[Any, Any]], C
 
 
 def refuse_flattening(cls: type, refuse: Callable[..., Any]) -> None:
-    """PyTorch's pytree takes objects of unknown classes for leaves, by their type: of this class, it asks `refuse`."""
+    """Make PyTorch's pytree call `refuse` for objects of a class, which it would take for leaves."""
     pytree.register_pytree_node(cls, refuse, refuse)
 
 
 def spec_of_structure(value: Any) -> Any:
-    """The structure of a container as PyTorch has it."""
+    """PyTorch's `TreeSpec` of a container."""
     return pytree.tree_structure(value)
 
 
@@ -32,5 +32,5 @@ def leaves_of(value: Any) -> list[Any]:
 
 
 def named_leaves(value: Any, name: str) -> list[tuple[str, Any]]:
-    """The leaves with how each is reached from `name`: `out[0]['x']`."""
+    """The leaves, each with its path from `name`: `out[0]['x']`."""
     return [(name + pytree.keystr(path), leaf) for path, leaf in pytree.tree_leaves_with_path(value)]

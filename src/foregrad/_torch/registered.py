@@ -23,9 +23,9 @@ def refusable_namespaces() -> frozenset[str]:
 
 
 def operator_called(name: str) -> OpOverload | None:
-    """The operator of the dispatcher with this full name, as `aten::add.Tensor`; None where there is none.
+    """The operator of the dispatcher with this full name, as `aten::add.Tensor`; None if there is none.
 
-    TorchScript's own functions, which have names of the same form, are none.
+    TorchScript's own functions, which have names of this form too, do not count.
     """
     try:
         if not torch._C._dispatch_has_kernel(name):
@@ -35,10 +35,10 @@ def operator_called(name: str) -> OpOverload | None:
     space, _, rest = name.partition("::")
     short, _, overload = rest.partition(".")
     packet = getattr(getattr(torch.ops, space), short, None)
-    found = getattr(packet, overload or "default", None)
-    return found if isinstance(found, OpOverload) and found.name() == name else None
+    operator = getattr(packet, overload or "default", None)
+    return operator if isinstance(operator, OpOverload) and operator.name() == name else None
 
 
 def default_generator() -> Any:
-    """The generator of the CPU that is used when none is given."""
+    """The default generator of the CPU."""
     return torch.default_generator

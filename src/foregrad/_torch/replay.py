@@ -1,7 +1,7 @@
 """Operators that note the state of a random generator, go back to it, and return. Checked on torch 2.11.0, 2.13.0.
 
-They are for graphs that run node by node in their order: no data ties what draws to what winds the generator back. Who
-drops nodes from such a graph asks `replayed`.
+They are for graphs that run node by node in their order: no data dependency ties a random operator to the node that
+rewinds its generator. A pass that drops nodes from such a graph asks `replayed`.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ for _op in (NOTE, REWIND, RESUME):
 
 
 def replayed(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The random operator that runs between `node`, which returns to the state before it, and that one's operand, which
-    goes back; None for other nodes. The three are there together or not at all.
+    """The random operator between `node`, which resumes the generator's state, and the operand of `node`, which rewinds
+    it; None for other nodes. A graph has all three or none.
     """
     return node.prev if node.target is RESUME else None
 
 
 def rewinding(node: torch.fx.Node) -> torch.fx.Node | None:
-    """What goes back to a state right before `node`, a random operator, draws from it; None for other nodes."""
+    """The node that rewinds the generator right before the random operator `node`; None for other nodes."""
     return node.prev if node.prev.target is REWIND else None

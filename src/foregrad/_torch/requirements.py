@@ -1,9 +1,8 @@
-"""What foregrad takes from the private parts of PyTorch, and whether the PyTorch at hand has it.
+"""Private names of PyTorch that foregrad uses, and whether the installed PyTorch has them.
 
-The sources of this package are the list: each private name under `torch` that they import, reach or spell out, and,
-where they call one, the arguments that they pass. (What they ask of PyTorch's objects is not on it.) What the sources
-can't say is in `FALLS_BACK`, by file: what goes another way without its names. Checked on torch 2.11.0, 2.12.0, 2.13.0,
-2.14.1, 2.15.0.
+The list is read off the sources of this package: each private name under `torch` that they import, reach or spell out,
+with the arguments of its calls. (Attributes of PyTorch's objects are not on it.) `FALLS_BACK` adds, by file, the
+feature that takes another way without its names. Checked on torch 2.11.0, 2.12.0, 2.13.0, 2.14.1, 2.15.0.
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ FALLS_BACK = {
 class Requirement:
     """A private name of PyTorch's, dotted, that files of this package use.
 
-    `optional`: the code asks whether it is there. `calls`: how it is called, as (number of arguments by position,
-    names of the others), for calls that pass neither `*args` nor `**kwargs`.
+    `optional`: the code tests whether it exists. `calls`: its calls, as (number of positional arguments, names of the
+    others), for calls that pass neither `*args` nor `**kwargs`.
     """
 
     name: str
@@ -75,18 +74,18 @@ class Requirement:
 
     @property
     def falls_back(self) -> str:
-        """What goes another way without it."""
+        """The feature that takes another way without the name."""
         return "; ".join(dict.fromkeys(FALLS_BACK.get(file, _IN_ALL) for file in self.files))
 
     def fault(self) -> str | None:
-        """What is wrong with it in this PyTorch; None where nothing is."""
+        """The fault of the name in this PyTorch; None if there is none."""
         try:
-            found = _look_up(self.name)
+            object_ = _look_up(self.name)
         except (ImportError, AttributeError) as error:
             return None if self.optional else f"it is missing ({error})"
         try:
-            signature = inspect.signature(found)
-        except (TypeError, ValueError):  # not one to call, or written in C
+            signature = inspect.signature(object_)
+        except (TypeError, ValueError):  # not callable, or written in C
             return None
         for count, names in sorted(self.calls):
             try:
@@ -97,14 +96,14 @@ class Requirement:
 
 
 def missing() -> list[tuple[str, str, str]]:
-    """(name, what is wrong with it, what falls back) for each private name that this PyTorch lacks or has changed."""
+    """(name, fault, fallback) for each private name that this PyTorch lacks or has changed."""
     faults = [(requirement, requirement.fault()) for requirement in requirements()]
     return [(requirement.name, fault, requirement.falls_back) for requirement, fault in faults if fault is not None]
 
 
 @functools.cache
 def requirements() -> tuple[Requirement, ...]:
-    """All of them, by name."""
+    """All requirements, by name."""
     uses: dict[str, _Uses] = {}
     for path in sorted(Path(__file__).parent.glob("*.py")):
         for name, optional, call in _names_in(path.read_text(encoding="utf-8")):
@@ -125,15 +124,15 @@ class _Uses:
 
 
 def _look_up(name: str) -> Any:
-    """What a dotted name stands for; submodules are imported."""
+    """The object of a dotted name; submodules are imported."""
     first, *rest = name.split(".")
-    found, path, in_modules = importlib.import_module(first), first, True
+    object_, path, in_modules = importlib.import_module(first), first, True
     for part in rest:
         path = f"{path}.{part}"
         # A package's attribute may hide the submodule of that name.
-        in_modules = in_modules and hasattr(found, "__path__") and _is_module(path)
-        found = importlib.import_module(path) if in_modules else getattr(found, part)
-    return found
+        in_modules = in_modules and hasattr(object_, "__path__") and _is_module(path)
+        object_ = importlib.import_module(path) if in_modules else getattr(object_, part)
+    return object_
 
 
 def _is_module(path: str) -> bool:
@@ -146,7 +145,7 @@ _Found = tuple[str, bool, "tuple[int, tuple[str, ...]] | None"]
 
 
 def _names_in(source: str) -> Iterator[_Found]:
-    """(name, whether the code asks for it, how it is called) for each use of a private name in a source."""
+    """(name, whether the code tests for it, its call) for each use of a private name in a source."""
     tree = ast.parse(source)
     bound = _bound_in(tree)
     asked = _asked_in(tree)
@@ -155,12 +154,12 @@ def _names_in(source: str) -> Iterator[_Found]:
         for name in _names_of(node, bound):
             if _is_private(name):
                 call = None if id(node) in asked else _shape_of(calls.get(id(node)))
-                # A name that was bound before says nothing of whether it may be missing.
+                # Use of a name that was bound before does not show whether it may be missing.
                 yield name, id(node) in asked or isinstance(node, ast.Name), call
 
 
 def _names_of(node: ast.AST, bound: dict[str, str]) -> list[str]:
-    """What a node imports, or reaches by an attribute."""
+    """The names that a node imports, or reaches by an attribute."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names if _is_of_torch(alias.name)]
     if isinstance(node, ast.ImportFrom):
@@ -178,7 +177,7 @@ def _names_of(node: ast.AST, bound: dict[str, str]) -> list[str]:
 
 
 def _bound_in(tree: ast.Module) -> dict[str, str]:
-    """What the names of a source stand for, where it is something of PyTorch's."""
+    """The names of a source that are bound to PyTorch's, with their dotted names."""
     bound: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -198,14 +197,14 @@ def _bound_in(tree: ast.Module) -> dict[str, str]:
 
 
 def _asked_in(tree: ast.Module) -> set[int]:
-    """The nodes in a `try` that goes on without what is missing or changed, and those with a default, by id."""
-    found: set[int] = set()
+    """The ids of nodes in a `try` that goes on without a missing name, and of `getattr` calls with a default."""
+    ids: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Try) and any(_catches_missing(handler) for handler in node.handlers):
-            found.update(id(inner) for statement in node.body for inner in ast.walk(statement))
+            ids.update(id(inner) for statement in node.body for inner in ast.walk(statement))
         elif isinstance(node, ast.Call) and _is_getattr(node) and len(node.args) == 3:
-            found.add(id(node))
-    return found
+            ids.add(id(node))
+    return ids
 
 
 def _catches_missing(handler: ast.ExceptHandler) -> bool:
@@ -214,7 +213,7 @@ def _catches_missing(handler: ast.ExceptHandler) -> bool:
 
 
 def _dotted(node: ast.expr, bound: dict[str, str]) -> str | None:
-    """A chain of attributes that begins at something of PyTorch's, as text."""
+    """A chain of attributes that begins at a name of PyTorch's, as text."""
     if isinstance(node, ast.Name):
         return bound.get(node.id)
     if isinstance(node, ast.Attribute):
@@ -232,7 +231,7 @@ def _is_of_torch(name: str | None) -> bool:
 
 
 def _is_private(name: str) -> bool:
-    """Operators may be underscored, and Python's own names are."""
+    """Whether a dotted name has a private part; operators, and Python's own names, do not count."""
     parts = name.split(".")
     if parts[1:2] == ["ops"] or re.fullmatch("__.*__", parts[-1]):
         return False
@@ -250,7 +249,7 @@ def _shape_of(call: ast.Call | None) -> tuple[int, tuple[str, ...]] | None:
 
 
 def untested(version: str | None = None) -> str | None:
-    """What to say of a version of PyTorch (default: this one's) that no test ran on; None for the tested ones."""
+    """The warning for a version of PyTorch (default: this one's) that no test ran on; None for the tested ones."""
     text = torch.__version__ if version is None else version
     numbers = re.match(r"(\d+)\.(\d+)", text)
     minor = (int(numbers[1]), int(numbers[2])) if numbers else NEWEST
@@ -265,7 +264,7 @@ def untested(version: str | None = None) -> str | None:
 
 @functools.cache
 def warn_if_untested() -> None:
-    """Say so once in a process."""
-    said = untested()
-    if said is not None:
-        warnings.warn(said, ForegradWarning, stacklevel=2)
+    """Warn of an untested PyTorch, once in a process."""
+    message = untested()
+    if message is not None:
+        warnings.warn(message, ForegradWarning, stacklevel=2)

@@ -1,7 +1,7 @@
-"""Settings of the thread and of the library that code turns on or off for what comes after it.
+"""Settings of the thread and of the library that a function may leave changed.
 
-Two tables. A compiled call sets again what changes numbers or gradients; a function that leaves another setting changed
-runs eagerly. Checked on torch 2.13.0; a setting that another version lacks is left out.
+There are two tables. A compiled call sets settings that change numbers or gradients; a function that leaves another
+setting changed runs eagerly. Checked on torch 2.13.0; a setting that another version lacks is left out.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ def _variable(holder: Any, name: str) -> _Setting:
     """A setting that is a variable of a module, a class or an object."""
 
     def write(value: Any) -> None:
-        if getattr(holder, name) != value:  # of a library that is missing none can be written to
+        if getattr(holder, name) != value:  # settings of a missing library can't be written
             setattr(holder, name, value)
 
     return (lambda: getattr(holder, name)), write
 
 
-# --------------------------------------------------------------------------------------- those of several parts
+# --------------------------------------------------------------------------------------- settings of several parts
 
-# What inherits from another comes after it: writing `generic` changes those that were never written to themselves.
+# A setting comes after the one it inherits from: writing `generic` changes settings that were never written.
 _PRECISIONS = [
     ("generic", "all"),
     *(("cuda", op) for op in ("all", "matmul", "conv", "rnn")),
@@ -65,9 +65,9 @@ def _set_precisions(values: tuple[str, ...]) -> None:
 
 
 def _matmul_precision() -> str | None:
-    """None where a precision was set for one backend alone: PyTorch tells none for all of them then."""
-    found = guards.matmul_precision()
-    return found if isinstance(found, str) else None
+    """The precision of all backends; None if it was set for one backend alone."""
+    precision = guards.matmul_precision()
+    return precision if isinstance(precision, str) else None
 
 
 def _set_matmul_precision(value: str | None) -> None:
@@ -101,13 +101,13 @@ _TINY, _ONE = [5e-324], [1.0]
 
 
 def _flushes_denormals() -> bool:
-    """Whether this thread takes the smallest numbers for zeros; nothing of PyTorch's tells."""
+    """Whether this thread flushes denormal numbers to zero, found out by arithmetic: PyTorch has no query."""
     return _TINY[0] * _ONE[0] == 0.0
 
 
 # --------------------------------------------------------------------------------------- the tables
 
-# Settings that a compiled call leaves as the function does.
+# Settings that a compiled call leaves changed as the function does.
 _SETTINGS: dict[str, _Setting] = {
     "grad mode": (torch.is_grad_enabled, _C._set_grad_enabled),
     "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
@@ -137,7 +137,7 @@ for _device in torch._C._autocast_supported_devices():
         functools.partial(torch.get_autocast_dtype, _device),
         functools.partial(torch.set_autocast_dtype, _device),
     )
-# What Dynamo and Inductor change for good when they are first used, in a function or outside.
+# Settings that Dynamo and Inductor change for good at their first use, in a function or outside.
 _SETTINGS["recursion limit"] = sys.getrecursionlimit, sys.setrecursionlimit
 _SETTINGS["checks of distributions"] = _variable(torch.distributions.Distribution, "_validate_args")
 REPLAYED = frozenset(_SETTINGS)
@@ -198,7 +198,7 @@ _SETTINGS |= {
 }
 
 
-# What kernels on the CPU compute by, read before each operator of a capture; cuDNN and cuBLAS where there is a device.
+# Settings that kernels depend on, read before each operator of a capture; cuDNN and cuBLAS only with a device.
 _CHEAP: dict[str, Callable[[], Any]] = {
     "the default dtype": torch.get_default_dtype,
     "deterministic algorithms": _C._get_deterministic_algorithms,
@@ -222,7 +222,7 @@ _OF_ALL = frozenset({"the default dtype", "flushing of denormal numbers"})
 _OF_ALL_BUT_POINTWISE = frozenset(
     {"deterministic algorithms", "filling of uninitialized memory", "the number of threads"}
 )
-# They take data as they are: under torch.compile, NumPy numbers become tensors under another default dtype.
+# Functions that take data unchanged: under torch.compile, NumPy numbers become tensors under another default dtype.
 _COMPUTE_NOTHING = {torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default}
 _COMPUTE_NOTHING |= {torch.ops.aten.detach.default}
 _PRODUCTS = ("conv", "mm", "mv", "dot", "linear", "rnn", "lstm", "gru", "einsum", "attention")
@@ -237,7 +237,7 @@ def _tags(op: Any) -> Sequence[Any]:
 
 
 def matters_to(name: str, op: Any) -> bool:
-    """Whether a setting of `ARITHMETIC` may change what an operator computes: one of PyTorch's, or a function."""
+    """Whether a setting of `ARITHMETIC` may change the result of an operator or a function of PyTorch's."""
     if op in _COMPUTE_NOTHING:
         return False
     if name in _OF_ALL:
@@ -248,11 +248,11 @@ def matters_to(name: str, op: Any) -> bool:
 
 
 def arithmetic() -> tuple[Any, ...]:
-    """What tells the settings of `ARITHMETIC` apart, in their order."""
+    """The values of the settings of `ARITHMETIC`, in their order."""
     return tuple([read() for read in _READ])
 
 
-# Functions that graphs of Dynamo's call to change settings, which Dynamo has changed already when they are compiled.
+# Functions by which graphs of Dynamo's change settings; Dynamo has changed these already when a graph is compiled.
 _MATMUL = ("float32 matmul precision", "float32 precisions")
 _DETERMINISM = ("deterministic algorithms",)
 _SETTERS: dict[str, tuple[str, ...]] = {
@@ -284,13 +284,13 @@ for _name in ("", "<lambda>", "write"):
 def set_by(graph: torch.fx.Graph) -> frozenset[str]:
     """The settings that a graph of Dynamo's changes, and the functions by which it changes others."""
     names = {getattr(node.target, "__name__", "") for node in graph.nodes if node.op == "call_function"}
-    found = {setting for name in names for setting in _SETTERS.get(name, ()) if setting in _SETTINGS}
-    return frozenset(found | names & _OTHERS)
+    changed = {setting for name in names for setting in _SETTERS.get(name, ()) if setting in _SETTINGS}
+    return frozenset(changed | names & _OTHERS)
 
 
 def changes_between_operators(graph: torch.fx.Graph) -> frozenset[str]:
     """The settings of `ARITHMETIC` that a graph of Dynamo's changes after one of its operators and before another."""
-    found: set[str] = set()
+    between: set[str] = set()
     waiting: set[str] = set()
     seen: set[str] = set()  # what mattered to operators so far
     for node in graph.nodes:
@@ -302,8 +302,8 @@ def changes_between_operators(graph: torch.fx.Graph) -> frozenset[str]:
         else:
             matter = {name for name in ARITHMETIC if node.op == "call_module" or matters_to(name, node.target)}
             seen |= matter
-            found |= waiting & matter
-    return frozenset(found)
+            between |= waiting & matter
+    return frozenset(between)
 
 
 def settings() -> dict[str, Any]:
@@ -329,8 +329,8 @@ def apply_settings(values: dict[str, Any]) -> None:
 
 
 def unfinished(was_inference: bool) -> str | None:
-    """A context that code has entered and not left, of those that are no settings; asked where there was none before,
-    inference mode apart.
+    """A context, in words, that code has entered and not left and that is no setting. Called if there was none before,
+    except for inference mode.
     """
     if torch.is_inference_mode_enabled() is not was_inference:
         return "inference mode"
@@ -340,7 +340,7 @@ def unfinished(was_inference: bool) -> str | None:
 
 
 def partitioner_settings() -> str:
-    """What PyTorch's own partitioners read besides their arguments: equal text for equal settings."""
+    """The settings of PyTorch's own partitioners, as text."""
     from torch._functorch import config
 
     return str(config.get_hash().hex())

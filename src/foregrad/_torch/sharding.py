@@ -1,7 +1,7 @@
-"""What DTensor computes of fakes to know its results' sizes, which is no part of a program. Checked on torch 2.13.0.
+"""DTensor's propagation of sizes, which is no part of a program. Checked on torch 2.13.0.
 
-It runs the operator on fakes of the whole tensors, the first time. A capture would take that for work of the function:
-what is drawn there would be drawn in each call.
+DTensor runs an operator on fakes of the whole tensors, the first time. A capture would record that as work of the
+function, and random numbers drawn there would be drawn in each call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _owner() -> Any:
 
 
 def install(is_capturing: Callable[[], bool]) -> None:
-    """Keep it from captures, on threads on which `is_capturing()` says that one goes on."""
+    """Hide the propagation from captures, on threads on which `is_capturing()` is true."""
     owner = _owner()
     original = getattr(owner, _METHOD, None)
     if original is None:
@@ -41,6 +41,6 @@ def install(is_capturing: Callable[[], bool]) -> None:
 
 
 def remove() -> None:
-    """Put torch's own back."""
+    """Restore torch's own."""
     if _originals:
         setattr(_owner(), _METHOD, _originals.pop())

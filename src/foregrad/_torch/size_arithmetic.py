@@ -1,10 +1,10 @@
 """Arithmetic on symbolic sizes, done once: torch's `SymNode` and `ShapeEnv` with memories. Checked on torch 2.13.0.
 
 A capture asks the same questions about the same few sizes tens of thousands of times (is this size that one? what is
-the product of these two?), and torch goes through sympy for each. Here the answer is kept with the expressions that
-were asked about, until a guard replaces a symbol. Guards are made when a question is first asked, as they are without.
+the product of these two?), and torch goes through sympy for each. Here answers are kept by their expressions, until a
+guard replaces a symbol. Guards are added when a question is first asked, as without this cache.
 
-Imported before the first capture with a symbolic size only: torch's own modules take more than a second.
+This module is imported only before the first capture with a symbolic size: torch's own modules take over a second.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ def _is_traced() -> bool:
 
 
 class _Results:
-    """What was computed from the expressions of one `ShapeEnv`, while it replaces symbols as it does in `version`."""
+    """Results computed from the expressions of one `ShapeEnv`, valid for one `version` of its replacements."""
 
-    __slots__ = ("found", "numbers", "version")
+    __slots__ = ("by_operands", "numbers", "version")
 
     def __init__(self) -> None:
-        self.found: dict[Any, Any] = {}
+        self.by_operands: dict[Any, Any] = {}
         self.numbers: dict[int, Any] = {}
         self.version = 0
 
 
 class Node(SymNode):
-    """A number or truth of symbolic sizes that finds results of earlier arithmetic; these are such nodes, too."""
+    """A number or truth of symbolic sizes that reuses results of earlier arithmetic, which are such nodes too."""
 
     results: _Results
-    decided: Any = None  # the value, once a guard says so
+    decided: Any = None  # the value, once a guard fixes it
     _plain: Any = None  # (version, the number that it can only be, or None)
 
     @property
@@ -53,18 +53,18 @@ class Node(SymNode):
         version = self.shape_env._replacements_version_counter  # type: ignore[union-attr]
         if self._expr_ver == version:
             return self._expr_cache
-        found: Any = SymNode.expr.fget(self)  # type: ignore[attr-defined]
-        self._expr_ver, self._expr_cache = version, found
-        return found
+        expression: Any = SymNode.expr.fget(self)  # type: ignore[attr-defined]
+        self._expr_ver, self._expr_cache = version, expression
+        return expression
 
     def maybe_as_int(self) -> int | None:
         version = self.shape_env._replacements_version_counter  # type: ignore[union-attr]
-        known = self._plain
-        if known is not None and known[0] == version:
-            return known[1]  # type: ignore[no-any-return]
-        found = SymNode.maybe_as_int(self)
-        self._plain = version, found
-        return found
+        cached = self._plain
+        if cached is not None and cached[0] == version:
+            return cached[1]  # type: ignore[no-any-return]
+        number = SymNode.maybe_as_int(self)
+        self._plain = version, number
+        return number
 
     def wrap_int(self, num: int) -> SymNode:
         numbers = self.results.numbers
@@ -75,10 +75,10 @@ class Node(SymNode):
 
 
 def remember(node: Any, results: _Results) -> Any:
-    """`node` of torch's as one of ours."""
+    """A node of torch's turned into a `Node` with these results."""
     if type(node) is SymNode:
-        ours: Any = node
-        ours.__class__, ours.results = Node, results
+        own: Any = node
+        own.__class__, own.results = Node, results
     return node
 
 
@@ -87,7 +87,7 @@ class Env(ShapeEnv):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Without this counter nobody can tell when an expression stands for another: each is computed anew.
+        # Without this counter replacements of symbols are not noticed, so each expression is computed anew.
         self.results = _Results() if hasattr(self, "_replacements_version_counter") else None
 
     def create_symintnode(self, *args: Any, **kwargs: Any) -> Any:
@@ -102,7 +102,7 @@ class Env(ShapeEnv):
         if sym_node.decided is not None:
             return sym_node.decided
         value = super().evaluate_sym_node(sym_node, size_oblivious, fallback_value)
-        # A node that has no value yet may get one; one of which no guard was made is asked again.
+        # A node without a value may get one later; a node without a guard is evaluated again.
         if sym_node.hint is not None and not size_oblivious and not self._suppress_guards_tls():
             sym_node.decided = value
         return value
@@ -112,18 +112,18 @@ def _remembered(name: str) -> Callable[[Node, Any], Any]:
     compute = getattr(SymNode, name)
 
     def method(self: Node, other: Any) -> Any:
-        # A number with the same expression as a truth is none of these; floats are rare.
+        # A number may have the expression of a truth, and is no result of it; floats are rare.
         if type(other) is not Node or self.pytype is float or other.pytype is float or _is_traced():
             return compute(self, other)
         results = self.results
         version = self.shape_env._replacements_version_counter  # type: ignore[union-attr]
         if results.version != version:
-            results.found.clear()
+            results.by_operands.clear()
             results.version = version
         key = name, self._expr, other._expr
-        node = results.found.get(key)
+        node = results.by_operands.get(key)
         if node is None:
-            node = results.found[key] = remember(compute(self, other), results)
+            node = results.by_operands[key] = remember(compute(self, other), results)
         return node
 
     method.__name__ = method.__qualname__ = name
@@ -143,7 +143,7 @@ def _once_decided(name: str) -> Callable[..., Any]:
 for _name in ("guard_bool", "expect_true", "guard_or_false", "guard_or_true"):
     setattr(Node, _name, _once_decided(_name))
 
-# `mod` is not among them: what it gives depends on the range of a symbol, which guards make narrower.
+# `mod` is not among them: its result depends on the range of a symbol, which guards narrow.
 for _name in (
     "add", "sub", "mul", "int_floordiv", "sym_min", "sym_max", "eq", "ne", "lt", "le", "gt", "ge", "and_", "or_",
 ):  # fmt: skip

@@ -1,14 +1,14 @@
-"""Stand-ins of tensors: plain tensors without memory, whose operators come to the dispatch mode that captures.
+"""Stand-ins of tensors: plain tensors without memory, whose operators reach the dispatch mode of the capture.
 
 `type(x)` is `torch.Tensor` (or `Parameter`), and the device, the sizes and the table of attributes are those of the
 tensor it stands for, in C++ too. A stand-in is made as a wrapper subclass and becomes a plain tensor by an assignment
-to `__class__`. It keeps the dispatch key of Python: where no mode is on, an operator raises and reads no memory. So
-whatever looks at views after the function has run does so under `Unrecorded`: a view's `grad_fn` runs operators.
+to `__class__`. It keeps the dispatch key of Python: if no mode is on, an operator raises and reads no memory. So code
+that reads views after the function has run does so under `Unrecorded`: a view's `grad_fn` runs operators.
 
 `Tensor._make_subclass(torch.Tensor, meta, dispatch_device=True)` gives plain tensors, too, but their device is asked of
-the mode: with gradients, `as_subclass`, or any operator where no mode is on, ends the process. What else asks no
-dispatch mode: `as_subclass`, `_make_subclass` and `tolist` (see `patches`); `torch.Tensor(x)`, which raises; methods of
-storages, which raise. Checked on torch 2.13.0.
+the mode: with gradients, `as_subclass`, or any operator without a mode, ends the process. Further functions that reach
+no dispatch mode: `as_subclass`, `_make_subclass` and `tolist` (see `patches`); `torch.Tensor(x)`, which raises; methods
+of storages, which raise. Checked on torch 2.13.0.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class _Unfinished(torch.Tensor):
-    """The class of a stand-in while it is made: only those that dispatch may be made without memory."""
+    """The class of a stand-in while it is made: only classes that dispatch may be made without memory."""
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
@@ -58,7 +58,7 @@ class _Unfinished(torch.Tensor):
 
 
 def is_stand_in(value: Any) -> TypeGuard[torch.Tensor]:
-    """Whether a value stands for a tensor in a capture; of sparse tensors fakes do."""
+    """Whether a value stands for a tensor in a capture; for sparse tensors fakes do."""
     kind = type(value)
     if kind in _PLAIN:
         return bool(_keys(value).has(_PYTHON))
@@ -67,76 +67,76 @@ def is_stand_in(value: Any) -> TypeGuard[torch.Tensor]:
 
 def new_stand_in(shape: Any, stride: Any, dtype: torch.dtype, device: torch.device, offset: Any = 0) -> torch.Tensor:
     """A stand-in over memory of its own."""
-    made: torch.Tensor = _make_wrapper(_Unfinished, shape, stride, offset, None, dtype, torch.strided, device)
-    _mark(made)
-    made.__class__ = torch.Tensor
-    return made
+    stand_in: torch.Tensor = _make_wrapper(_Unfinished, shape, stride, offset, None, dtype, torch.strided, device)
+    _mark(stand_in)
+    stand_in.__class__ = torch.Tensor
+    return stand_in
 
 
 def new_stand_in_over(
     base: torch.Tensor, shape: Any, stride: Any, dtype: torch.dtype, device: torch.device, offset: Any
 ) -> torch.Tensor:
     """A stand-in over the memory of another."""
-    made = new_stand_in(shape, stride, dtype, device, offset)
-    _share(made, base)
-    return made
+    stand_in = new_stand_in(shape, stride, dtype, device, offset)
+    _share(stand_in, base)
+    return stand_in
 
 
 def become_parameter(stand_in: torch.Tensor) -> None:
-    """It stands for a parameter from here on."""
+    """Turn a stand-in into one of a parameter."""
     stand_in.__class__ = torch.nn.Parameter
 
 
 def twin(stand_in: torch.Tensor) -> torch.Tensor:
-    """Another of the same layout, over the same memory, which no operator knows of."""
+    """Another stand-in of equal layout over the same memory, without history."""
     with _NoDispatch():
-        made: torch.Tensor = _make_subclass(_Unfinished, stand_in)
-    _mark(made)
-    made.__class__ = torch.Tensor
-    return made
+        other: torch.Tensor = _make_subclass(_Unfinished, stand_in)
+    _mark(other)
+    other.__class__ = torch.Tensor
+    return other
 
 
 def like(model: torch.Tensor, base: torch.Tensor | None, nbytes: Any) -> torch.Tensor:
     """A stand-in of the layout of `model`, over the memory of `base`, or without one over `nbytes` of its own.
 
-    Symbolic sizes make this the quick way: what follows from them (is it contiguous? how many elements?) costs
-    a fifth of a millisecond to find out, and is copied here.
+    With symbolic sizes this is the quick way: facts that follow from sizes (is it contiguous? how many elements?) cost
+    a fifth of a millisecond to compute, and are copied here.
     """
-    made = twin(model)
+    stand_in = twin(model)
     memory: Any = base
     if memory is None:
         memory = _make_wrapper(
             _Unfinished, (0,), (1,), 0, None, model.dtype, torch.strided, model.device, storage_size=nbytes
         )
-    _share(made, memory)
-    return made
+    _share(stand_in, memory)
+    return stand_in
 
 
 def like_source(source: torch.Tensor, views: Any) -> Any:
-    """Views of `source`, inference tensors if that is one and not otherwise, whatever mode is on."""
+    """Views of `source`, which are inference tensors exactly if it is one, whatever mode is on."""
     if isinstance(views, (tuple, list)):
         return type(views)(like_source(source, view) for view in views)
     with torch.inference_mode(mode=source.is_inference()), torch.no_grad():
-        made = new_stand_in_over(source, *_layout(views)[:2], views.dtype, views.device, views.storage_offset())
-    _copy_bits(made, views)
-    return made
+        view = new_stand_in_over(source, *_layout(views)[:2], views.dtype, views.device, views.storage_offset())
+    _copy_bits(view, views)
+    return view
 
 
 def on_meta(op: Any, spec: Any, nbytes: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A view operator on a meta tensor of this layout in a memory of `nbytes`. Nobody may keep the results."""
+    """A view operator on a meta tensor of this layout in a memory of `nbytes`. The results must not be kept."""
     with _NoDispatch():
         memory = torch.empty(nbytes // spec.dtype.itemsize, dtype=spec.dtype, device=_META)
         return op(_reinterpret(memory, spec.shape, spec.stride, spec.offset), *args, **kwargs)
 
 
 def set_layout(stand_in: torch.Tensor, new: torch.Tensor) -> None:
-    """Its sizes, strides and memory are those of `new` from here on: the object, its history and version stay."""
+    """Give a stand-in the sizes, strides and memory of `new`; the object, its history and version stay."""
     with _NoDispatch():
         _set_data(stand_in, new)
 
 
 class FakeRuns:
-    """Runs operators on fakes of the stand-ins that they are given, and gives stand-ins for what comes out.
+    """Runs operators on fakes of the stand-ins among their arguments, and gives stand-ins for the results.
 
     `is_symbolic`: fakes of symbolic sizes take long to make, and are kept.
     """
@@ -144,7 +144,7 @@ class FakeRuns:
     def __init__(self, mode: FakeTensorMode, is_symbolic: bool) -> None:
         self.mode, self.is_symbolic = mode, is_symbolic
         self._kept: dict[int, tuple[torch.Tensor, FakeTensor]] = {}  # by id of the stand-in
-        self._memory: dict[int, tuple[Any, Any]] = {}  # by storage: it, and that of its fakes
+        self._memory: dict[int, tuple[Any, Any]] = {}  # by storage: the storage, and the storage of its fakes
 
     def run(self, call: Callable[[Any, Any, Any], Any], func: Any, args: Any, kwargs: Any) -> Any:
         """`call(func, args, kwargs)` on fakes."""
@@ -162,8 +162,8 @@ class FakeRuns:
         return self._to_stand_ins(out, used)
 
     def _is_in_place(self, stand_in: torch.Tensor, fake: FakeTensor) -> bool:
-        known = self._memory.get(stand_in.untyped_storage()._cdata)
-        return known is not None and known[1]._cdata == fake.untyped_storage()._cdata
+        memories = self._memory.get(stand_in.untyped_storage()._cdata)
+        return memories is not None and memories[1]._cdata == fake.untyped_storage()._cdata
 
     def _to_fakes(self, value: Any, used: list[tuple[torch.Tensor, FakeTensor]]) -> Any:
         kind = type(value)
@@ -180,21 +180,21 @@ class FakeRuns:
         return value
 
     def fake_of(self, stand_in: torch.Tensor) -> FakeTensor:
-        """A fake of that layout; in one memory with those of others, where the stand-ins are."""
+        """A fake of the stand-in's layout; fakes share memory as their stand-ins do."""
         kept = self._kept.get(id(stand_in))
         storage = stand_in.untyped_storage()
         if kept is not None and kept[0] is stand_in and _is_same(_layout(stand_in), _layout(kept[1])):
-            known = self._memory.get(storage._cdata)
-            if known is not None and known[1]._cdata == kept[1].untyped_storage()._cdata:
+            memories = self._memory.get(storage._cdata)
+            if memories is not None and memories[1]._cdata == kept[1].untyped_storage()._cdata:
                 return kept[1]
         shape, stride, offset = _layout(stand_in)
-        known = self._memory.get(storage._cdata)
-        if known is None:
+        memories = self._memory.get(storage._cdata)
+        if memories is None:
             with _C.DisableTorchFunction():
                 memory = meta_storage(storage.nbytes())
             self._memory[storage._cdata] = storage, memory
         else:
-            memory = known[1]
+            memory = memories[1]
         with torch.inference_mode(mode=stand_in.is_inference()), _C.DisableTorchFunction():
             fake = new_fake_over(self.mode, memory, shape, stride, stand_in.dtype, stand_in.device, offset)
         _copy_bits(fake, stand_in)
@@ -204,12 +204,12 @@ class FakeRuns:
 
     def _to_stand_ins(self, out: Any, used: list[tuple[torch.Tensor, FakeTensor]]) -> Any:
         if type(out) is FakeTensor:
-            known = next((stand_in for stand_in, fake in used if fake is out), None)
-            if known is not None or out.layout is not torch.strided:
-                return out if known is None else known
-            made = self._stand_in(out, used)
-            used.append((made, out))
-            return made
+            existing = next((stand_in for stand_in, fake in used if fake is out), None)
+            if existing is not None or out.layout is not torch.strided:
+                return out if existing is None else existing
+            new = self._stand_in(out, used)
+            used.append((new, out))
+            return new
         if isinstance(out, (list, tuple)):
             return (list if isinstance(out, list) else tuple)(self._to_stand_ins(item, used) for item in out)
         return out
@@ -219,14 +219,15 @@ class FakeRuns:
         base = next((stand_in for stand_in, other in others if share_memory(other, fake)), None)
         with torch.inference_mode(mode=fake.is_inference()):
             if base is None:
-                made = new_stand_in(shape, stride, fake.dtype, fake.fake_device, offset)
+                stand_in = new_stand_in(shape, stride, fake.dtype, fake.fake_device, offset)
             else:
-                made = new_stand_in_over(base, shape, stride, fake.dtype, fake.fake_device, offset)
-        _copy_bits(made, fake)
+                stand_in = new_stand_in_over(base, shape, stride, fake.dtype, fake.fake_device, offset)
+        _copy_bits(stand_in, fake)
         if self.is_symbolic:
-            self._kept[id(made)] = made, fake
-            self._memory.setdefault(made.untyped_storage()._cdata, (made.untyped_storage(), fake.untyped_storage()))
-        return made
+            self._kept[id(stand_in)] = stand_in, fake
+            storage = stand_in.untyped_storage()
+            self._memory.setdefault(storage._cdata, (storage, fake.untyped_storage()))
+        return stand_in
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, Any, Any]:

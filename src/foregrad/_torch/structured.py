@@ -10,8 +10,8 @@ __all__ = ["trace_artifact"]
 
 
 def trace_artifact(name: str, text: Callable[[], str]) -> None:
-    """Put a text under a name into the trace, where it is on."""
-    # PyTorch's handler stands there without a folder, too, until something is written: the text would be made in vain.
+    """Put a text under a name into the trace, if it is on."""
+    # PyTorch's handler exists without a folder too, until the first write: the text would be made in vain.
     if any(getattr(handler, "root_dir", "") is not None for handler in trace_log.handlers):
         metadata = {"name": name, "encoding": "string"}
         trace_structured("artifact", metadata_fn=lambda: metadata, payload_fn=text, expect_trace_id=False)

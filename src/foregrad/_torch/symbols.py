@@ -1,7 +1,7 @@
 """Symbolic sizes: torch's `ShapeEnv`, its symbols, guards and expressions. Checked on torch 2.13.0.
 
-Importing torch's own modules for these costs more than a second, so that nothing here is imported before the first
-capture with a symbolic size.
+Importing torch's own modules for these costs more than a second, so nothing here is imported before the first capture
+with a symbolic size.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def is_symbolic(value: Any) -> bool:
 
 
 def may_vary(value: int) -> bool:
-    """Whether an integer may become symbolic: 0 and 1 never do, and arithmetic on symbols is to stay within 64 bits."""
+    """Whether an integer may become symbolic: 0 and 1 never do, and arithmetic on symbols must stay within 64 bits."""
     return 1 < value < 2**31
 
 
@@ -74,12 +74,12 @@ def map_symbolic(value: Any, fn: Callable[[Any], Any]) -> Any:
 
 
 def concrete(value: Any) -> Any:
-    """A symbolic number as the plain one it was at capture, with no guard added; anything else as it is."""
+    """The plain value of a symbolic number at capture, with no guard added; any other value unchanged."""
     return value.node.hint if isinstance(value, _SYMBOLIC) else value
 
 
 def same_numbers(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Whether two rows of numbers are the same, symbolic ones as expressions; adds no guard."""
+    """Whether two rows of numbers are equal, symbolic ones as expressions; adds no guard."""
     return len(a) == len(b) and all(_expression(x) == _expression(y) for x, y in zip(a, b, strict=True))
 
 
@@ -88,7 +88,7 @@ def _expression(number: Any) -> Any:
 
 
 def is_product_of_sizes(number: Any) -> bool:
-    """Whether a symbolic integer is a product of symbols that are two or more, and perhaps a positive number."""
+    """Whether a symbolic integer is a product of symbols that are at least 2, and perhaps of a positive number."""
     node = number.node
     expression, env = node.expr, node.shape_env
     if node.pytype is not int or env is None:
@@ -106,19 +106,19 @@ def is_product_of_sizes(number: Any) -> bool:
 
 
 def symbol_made(number: Any) -> Any:
-    """The symbol, or expression, that a symbolic number was made as, whatever has been found out of it since."""
+    """The symbol, or expression, of a symbolic number as it was made, without later replacements."""
     return number.node._expr
 
 
 class TracedSymbol(torch.SymFloat):
-    """A symbolic float of a class of our own: torch's operators take it as a number."""
+    """A symbolic float of foregrad's own class: torch's operators take it as a number."""
 
 
 class TracedInt(torch.SymInt):
-    """A symbolic integer that was a plain one to the program: it says that it is one, and shows as one.
+    """A symbolic integer in place of the program's plain one: `isinstance` and its text are those of an `int`.
 
-    So does what is computed from it. torch's own code must see the `plain` one. Arithmetic that gives floats is that
-    of Python, operator by operator, as the numbers of the capture do it (see `SymbolTable.tell`).
+    Results of its arithmetic are such integers too. torch's own code must get the `plain` one. Arithmetic that gives
+    floats is Python's, operator by operator, done by the numbers of the capture (see `SymbolTable.tell`).
     """
 
     def plain(self) -> Any:
@@ -166,7 +166,7 @@ def _on_plain(name: str) -> Callable[..., Any]:
 
 
 def _gives_a_float(op: Callable[..., Any], operands: Sequence[Any]) -> bool:
-    """Whether an operator on traced integers and other numbers gives a float, or compares one that is traced."""
+    """Whether an operator on traced integers and other numbers gives a float, or compares a traced float."""
     if op in _COMPARISONS:
         return any(isinstance(o, TracedSymbol) for o in operands)
     if op is operator.truediv or any(type(o) is float or isinstance(o, TracedSymbol) for o in operands):
@@ -175,9 +175,9 @@ def _gives_a_float(op: Callable[..., Any], operands: Sequence[Any]) -> bool:
 
 
 def numbers_told(number: TracedInt) -> Any:
-    """What the capture that an integer is of does its arithmetic by (see `SymbolTable.tell`); None: nothing does."""
-    told = getattr(number.node.shape_env, _TOLD, None)
-    return None if told is None else told()
+    """The numbers of the capture of an integer, which do its arithmetic (see `SymbolTable.tell`); or None."""
+    reference = getattr(number.node.shape_env, _TOLD, None)
+    return None if reference is None else reference()
 
 
 _TOLD = "_foregrad_numbers"
@@ -197,20 +197,20 @@ _OWN_OF_INTS = frozenset(name for name in dir(int) if not name.startswith("_"))
 
 
 class ClosedSizesError(Exception):
-    """Something was asked about sizes inside of `SymbolTable.closed`."""
+    """A further condition on sizes was needed inside of `SymbolTable.closed`."""
 
     @classmethod
     def is_behind(cls, error: BaseException | None) -> bool:
-        """Whether one of these led to an error."""
+        """Whether an error was caused by a `ClosedSizesError`."""
         while error is not None and not isinstance(error, cls):
             error = error.__cause__ or error.__context__
         return error is not None
 
 
 class SymbolTable:
-    """The symbols of one capture, each bound to something that is known when a call begins.
+    """The symbols of one capture, each bound to a value that exists when a call begins.
 
-    `env` is the `ShapeEnv` of fake tensors that were given; by default one of its own.
+    `env` is the `ShapeEnv` of the user's fake tensors; by default a new one.
     """
 
     def __init__(self, env: Any = None) -> None:
@@ -221,15 +221,15 @@ class SymbolTable:
         # Sizes that happen to be equal stay two symbols until an operator needs them equal.
         self.env = env or Env(duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
         self.floats: dict[Any, Any] = {}  # symbols of floats, with their values
-        self.bound: dict[Any, Any] = {}  # symbol -> whatever it was bound to
-        self.computed: dict[Any, None] = {}  # symbols whose values the graph itself finds
+        self.bound: dict[Any, Any] = {}  # symbol -> the object it was bound to
+        self.computed: dict[Any, None] = {}  # symbols whose values the graph itself computes
 
     def tell(self, numbers: Any) -> None:
-        """Arithmetic on integers of this table that gives floats is done by `numbers.apply(operator, *operands)`."""
+        """Have arithmetic on integers of this table that gives floats done by `numbers.apply(operator, *operands)`."""
         setattr(self.env, _TOLD, weakref.ref(numbers))
 
     def symbol(self, value: int, name: str, to: Any, limits: tuple[int | None, int | None] = (None, None)) -> Any:
-        """A symbolic integer that is `value` now; a plain 0 or 1 for these, which are never symbolic."""
+        """A symbolic integer that is `value` now; plain if it is 0 or 1, which are never symbolic."""
         symbol, number = self._integer(value, name)
         if isinstance(number, torch.SymInt):
             self.bound[symbol] = to
@@ -239,7 +239,7 @@ class SymbolTable:
         return number
 
     def computed_symbol(self, value: int, name: str) -> Any:
-        """A symbol for an integer that the graph computes: its value is known only when that has run."""
+        """A symbol for an integer that the graph computes, without a value before the graph has run."""
         symbol, number = self._integer(value, name)
         if isinstance(number, torch.SymInt):
             self.computed[symbol] = None
@@ -254,7 +254,7 @@ class SymbolTable:
         return symbol, self.env.create_symintnode(symbol, hint=value, source=source)
 
     def float_node(self, value: float, name: str) -> Any:
-        """What a symbolic float that is `value` now is made of."""
+        """The node of a symbolic float that is `value` now."""
         from torch._dynamo.source import ConstantSource
         from torch.fx.experimental.symbolic_shapes import DimDynamic
 
@@ -267,27 +267,27 @@ class SymbolTable:
         return number.node
 
     def found_of(self, symbol: Any) -> list[tuple[Callable[..., Any], float]] | None:
-        """What somebody needed to know of the symbol of a float: comparisons with numbers; None: its value."""
+        """The conditions on the symbol of a float, as comparisons with numbers; None if its value was needed."""
         if self.env.replace(symbol) != symbol:
             return None
-        found = []
+        conditions = []
         for expression in {guard.expr for guard in self.env.guards if symbol in guard.expr.free_symbols}:
             op = _RELATIONS.get(getattr(expression, "rel_op", ""))
             if op is None or expression.lhs is not symbol or not expression.rhs.is_number:
                 return None
-            found.append((op, float(expression.rhs)))
-        return found
+            conditions.append((op, float(expression.rhs)))
+        return conditions
 
     def guards(self, first: int = 0) -> list[Any]:
-        """What was found out about the sizes while capturing, as sympy expressions that must be true.
+        """The conditions on sizes from the capture, as sympy expressions that must be true.
 
-        `first`: how many of `num_found` to leave out.
+        `first`: the number of conditions, of `num_found`, to leave out.
         """
-        found = [guard.expr.subs(self.floats) for guard in self.env.guards[first:]]  # floats asked for are decided
-        return [expression for expression in found if expression.free_symbols]
+        expressions = [guard.expr.subs(self.floats) for guard in self.env.guards[first:]]
+        return [expression for expression in expressions if expression.free_symbols]
 
     def assume(self, expression: Any) -> bool:
-        """Find out that something holds, as an operator that asks for it would; whether it does."""
+        """Add a condition as an operator's query would; returns whether it holds at capture."""
         return bool(self.env.evaluate_expr(expression))
 
     def num_found(self) -> int:
@@ -297,21 +297,21 @@ class SymbolTable:
         return int(self.at_capture(symbol))
 
     def at_capture(self, expression: Any) -> Any:
-        """The number, or truth, that an expression was at capture; adds no guard."""
+        """The value of an expression at capture; adds no guard."""
         values = getattr(self.env, "backed_var_to_val", None) or self.env.var_to_val
         return expression.xreplace({symbol: values[symbol] for symbol in expression.free_symbols})
 
     @contextlib.contextmanager
     def closed(self) -> Iterator[None]:
-        """Context: who needs to know more about sizes than is known gets a `ClosedSizesError`."""
+        """Context: a query that needs a further condition on sizes raises `ClosedSizesError`."""
 
         def refuse(expression: Any, value: Any) -> None:
-            raise ClosedSizesError(f"{expression} is {value} at capture, which is not known of every size")
+            raise ClosedSizesError(f"{expression} is {value} at capture, which does not hold for every size")
 
         attributes: dict[str, Any] = vars(self.env)
         log = attributes["log"]
         attributes["log"] = _silent  # torch would warn of the refusal
-        attributes["_check_frozen"] = refuse  # which is asked before each guard
+        attributes["_check_frozen"] = refuse  # called before each guard
         try:
             yield
         finally:
@@ -319,15 +319,15 @@ class SymbolTable:
             del attributes["_check_frozen"]
 
     def limits(self, symbol: Any) -> tuple[int, int | None]:
-        """The least and the greatest value that a symbol was taken to have."""
+        """The least and the greatest value of a symbol, as assumed when it was made."""
         limits = self.env.var_to_range[symbol]
         high = None if limits.upper == _unlimited() or limits.upper > 2**62 else int(limits.upper)
         return int(limits.lower), high
 
     def value_of(self, symbol: Any) -> int | None:
-        """The one value that a symbol may have, when a guard fixed it."""
-        found = self.env.replace(symbol)
-        return int(found) if found.is_number else None
+        """The single value of a symbol that a guard has fixed; else None."""
+        replaced = self.env.replace(symbol)
+        return int(replaced) if replaced.is_number else None
 
 
 def _unlimited() -> Any:
@@ -337,12 +337,13 @@ def _unlimited() -> Any:
 
 
 def expression_in(number: Any, known: Mapping[Any, Any]) -> Any:
-    """The expression of a symbolic number, in `known` symbols where it has one.
+    """The expression of a symbolic number in symbols of `known`, if it has one.
 
-    A symbol that was found to equal another is replaced by that, which may be known later only.
+    The expression as it was made is the other choice: a symbol equal to another is replaced by that, which may become
+    known only later.
     """
-    found = number.node.expr
-    return found if all(symbol in known for symbol in found.free_symbols) else number.node._expr
+    expression = number.node.expr
+    return expression if all(symbol in known for symbol in expression.free_symbols) else number.node._expr
 
 
 def expression_text(expression: Any, names: Mapping[Any, str], bind: Callable[[str, Any], str]) -> str:
@@ -366,7 +367,7 @@ def expression_text(expression: Any, names: Mapping[Any, str], bind: Callable[[s
 def write_expression(graph: fx.Graph, number: Any, env: Mapping[Any, fx.Node], expression: Any = None) -> Any:
     """A symbolic number as nodes at the end of `graph`; `env` has the node of each symbol.
 
-    `expression`: the one to write, where the number has several.
+    `expression`: the expression to write, if the number has several.
     """
     from torch.utils._sympy.interp import sympy_interp
 
@@ -385,7 +386,7 @@ def write_expression(graph: fx.Graph, number: Any, env: Mapping[Any, fx.Node], e
 
 @functools.cache
 def _arithmetic() -> type:
-    """What each operator of an expression is in Python; torch's own leaves out the quotient of integers."""
+    """The Python of each operator in an expression; torch's own class lacks the quotient of integers."""
     from torch.utils._sympy.reference import PythonReferenceAnalysis
 
     class Arithmetic(PythonReferenceAnalysis):
@@ -395,16 +396,16 @@ def _arithmetic() -> type:
 
 
 def _after(graph: fx.Graph, node: fx.Node | None) -> Iterator[fx.Node]:
-    found = []
+    later_nodes = []
     for later in reversed(graph.nodes):
         if later is node:
             break
-        found.append(later)
-    return iter(reversed(found))
+        later_nodes.append(later)
+    return iter(reversed(later_nodes))
 
 
 def _value(node: fx.Node) -> Any:
-    def known(argument: Any) -> Any:
+    def value_of(argument: Any) -> Any:
         return argument.meta["val"] if isinstance(argument, fx.Node) else argument
 
-    return node.target(*map(known, node.args), **{k: known(v) for k, v in node.kwargs.items()})  # type: ignore[operator]
+    return node.target(*map(value_of, node.args), **{k: value_of(v) for k, v in node.kwargs.items()})  # type: ignore[operator]

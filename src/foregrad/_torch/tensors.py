@@ -55,21 +55,21 @@ def storage_key(tensor: torch.Tensor) -> int:
     """A number equal for tensors that share their memory."""
     try:
         key: int = tensor.untyped_storage()._cdata
-    except NotImplementedError:  # a transform's wrapper, which is in the memory of what it wraps
+    except NotImplementedError:  # a transform's wrapper, which is in the memory of the tensor inside
         key = bottom_of(tensor).untyped_storage()._cdata
     return key
 
 
 def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The tensor that autograd knows this one to be a view of."""
+    """The base of a view, as autograd records it; None for other tensors."""
     return tensor._base
 
 
 def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """`.grad` of a leaf, or of a tensor that retains it; None for any other.
 
-    `grad_fn` of a view is not read, nor is `is_leaf`: both give a view of what was written since another history, or
-    raise.
+    `grad_fn` and `is_leaf` of a view are not read: if the base was written since, both regenerate the view's history,
+    or raise.
     """
     if tensor.retains_grad:
         return tensor.grad
@@ -81,28 +81,28 @@ def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def is_view(tensor: torch.Tensor) -> bool:
-    """Whether autograd knows the tensor to be a view."""
+    """Whether the tensor is a view to autograd."""
     return tensor._is_view()
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """How often the tensor's memory was written to in place."""
+    """The version counter: the number of in-place writes to the tensor's memory."""
     return tensor._version
 
 
 def version_unseen(tensor: torch.Tensor) -> int:
-    """The version counter, read without telling a torch-function mode."""
+    """The version counter, read unseen by torch-function modes."""
     with torch._C.DisableTorchFunction():
         return tensor._version
 
 
 def set_version(tensor: torch.Tensor, version: int) -> None:
-    """Put the version counter of a tensor, which all have that share it, back to `version`."""
+    """Set the version counter of a tensor, and of all tensors that share it, to `version`."""
     torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
 def as_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """A view of another dtype, for more views to be taken of; None where the memory is no whole number of elements."""
+    """A view of another dtype, as a base for views; None if the memory is no whole number of elements."""
     if tensor.dtype is dtype:
         return tensor
     size = tensor.untyped_storage().nbytes()
@@ -112,9 +112,9 @@ def as_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
 
 
 def share_counters(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether a write to one of them counts for the other too, as after `detach`.
+    """Whether two tensors share a version counter, as after `detach`.
 
-    The C++ part compares the counters. Without it that is found out by trying: nothing else is told to Python.
+    The C++ part compares the counters. Without it the answer is found by a trial write: Python has no other way.
     """
     module = native()
     if module is not None:
@@ -128,7 +128,7 @@ def share_counters(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def history_of(tensor: torch.Tensor) -> Any:
-    """Its `grad_fn`; None also for a view that autograd lets nobody use any more."""
+    """The tensor's `grad_fn`; None also for a view whose use autograd refuses."""
     try:
         return tensor.grad_fn
     except RuntimeError:
@@ -136,17 +136,17 @@ def history_of(tensor: torch.Tensor) -> Any:
 
 
 def is_marked(tensor: torch.Tensor) -> bool:
-    """Whether it is a leaf that requires grad: also a view made under no_grad, through its base."""
+    """Whether the tensor is a leaf that requires grad; a view made under no_grad may be one through its base."""
     return tensor.requires_grad and is_usable(tensor) and tensor.is_leaf
 
 
 def kind_of(tensor: torch.Tensor) -> tuple[torch.dtype, bool, bool]:
-    """What strides say nothing of: the dtype, and whether it is conjugated or negated."""
+    """The dtype, and whether the tensor is conjugated, and negated: metadata beyond the strides."""
     return tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
 
 def leads_to_base(view: torch.Tensor) -> bool:
-    """Whether gradients of a view go to the tensor that it is a view of."""
+    """Whether gradients of a view go to its base."""
     return leads_to(view, base_of(view))
 
 
@@ -161,7 +161,7 @@ def leads_to(tensor: torch.Tensor, base: Any) -> bool:
 
 
 def is_usable(tensor: torch.Tensor) -> bool:
-    """False for a view whose base was written since, when autograd can't follow that: most uses of it raise."""
+    """False for a view whose base was written since in a way that autograd can't follow: most uses of it raise."""
     try:
         tensor.grad_fn  # noqa: B018
         return True
@@ -178,7 +178,7 @@ def allows_writes(tensor: torch.Tensor) -> bool:
 
 
 def is_no_grad_view(tensor: torch.Tensor) -> bool:
-    """Whether it is a view that was taken under no_grad."""
+    """Whether the tensor is a view that was taken under no_grad."""
     if not tensor._is_view():
         return False
     meta = torch._C._autograd._get_creation_meta(tensor)
@@ -186,17 +186,17 @@ def is_no_grad_view(tensor: torch.Tensor) -> bool:
 
 
 def allow_writes(view: torch.Tensor) -> None:
-    """Let a view made under no_grad be written to as others are."""
+    """Allow in-place writes to a view made under no_grad."""
     torch._C._autograd._set_creation_meta(view, torch._C._autograd.CreationMeta.DEFAULT)
 
 
 def copy_creation_meta(view: torch.Tensor, source: torch.Tensor) -> None:
-    """Let `view` be as fit for in-place writes as `source`: views made under no_grad are not."""
+    """Allow in-place writes to `view` exactly if they are allowed to `source`: views made under no_grad refuse them."""
     torch._C._autograd._set_creation_meta(view, torch._C._autograd._get_creation_meta(source))
 
 
 def exchange(a: torch.Tensor, b: torch.Tensor) -> None:
-    """Each of the two objects becomes the other tensor. Raises RuntimeError where something else refers to either."""
+    """Exchange the tensors behind two objects. Raises RuntimeError if another object refers to either."""
     torch._C._swap_tensor_impl(a, b)
     kept, other = dict(a.__dict__), dict(b.__dict__)
     a.__dict__.update(other)
@@ -204,9 +204,9 @@ def exchange(a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 def view_again(view: torch.Tensor, base: torch.Tensor, numbers: Sequence[int] | None = None) -> torch.Tensor:
-    """The view of `base` that `view` is of its own base, whatever the two tensors' kinds.
+    """The view of `base` that corresponds to `view` of its own base, whatever the kinds of the two bases.
 
-    `numbers`: those to use in place of the ones that `numbers_of_view` gives.
+    `numbers`: replacements for the numbers from `numbers_of_view`.
     """
     left = iter(numbers or ())
     again: torch.Tensor = view._view_func_unsafe(base, None if numbers is None else lambda _: next(left))
@@ -214,7 +214,7 @@ def view_again(view: torch.Tensor, base: torch.Tensor, numbers: Sequence[int] | 
 
 
 def numbers_of_view(view: torch.Tensor) -> list[Any]:
-    """The numbers that a view was taken with, as they were given: plain or symbolic."""
+    """The numbers among the arguments of a view's operator, plain or symbolic."""
     numbers: list[Any] = []
 
     def note(number: Any) -> Any:
@@ -227,7 +227,7 @@ def numbers_of_view(view: torch.Tensor) -> list[Any]:
 
 
 def is_inside_transform(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is one that a torch.func transform wraps around another."""
+    """Whether the tensor is a torch.func transform's wrapper around another."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
@@ -235,7 +235,7 @@ _SMALLER = {torch.int64: torch.int8, torch.float64: torch.float16, torch.complex
 
 
 def is_number(tensor: torch.Tensor) -> bool:
-    """Whether it is a number that PyTorch has made a tensor of, the 2 of `x * 2`: its dtype counts for nothing."""
+    """Whether the tensor is a number wrapped by PyTorch, the 2 of `x * 2`, whose dtype does not promote others."""
     smaller = _SMALLER.get(tensor.dtype)
     if tensor.dim() or smaller is None or tensor.device.type != "cpu":
         return False
@@ -249,7 +249,7 @@ def is_symbolic_zero(tensor: torch.Tensor) -> bool:
 
 
 def is_wrapper_subclass(tensor: torch.Tensor) -> bool:
-    """Whether the tensor only wraps others, or handles its operators itself."""
+    """Whether the tensor only wraps other tensors, or handles its operators itself."""
     plain: Any = torch.Tensor
     if type(tensor).__torch_dispatch__ is not plain.__torch_dispatch__:
         return True
@@ -257,7 +257,7 @@ def is_wrapper_subclass(tensor: torch.Tensor) -> bool:
 
 
 def whole_memory(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """All of the memory that `tensor` lives in, flat."""
+    """A flat tensor over all of the memory that `tensor` lives in."""
     storage = tensor.untyped_storage()
     with torch.no_grad():
         whole = torch.empty(0, dtype=dtype, device=tensor.device)
@@ -265,10 +265,10 @@ def whole_memory(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def of_other_mode(tensor: torch.Tensor) -> torch.Tensor:
-    """An alias of the tensor that is an inference tensor where `tensor` is none, and the other way round."""
+    """An alias of the tensor that is an inference tensor exactly if `tensor` is none."""
     with torch.inference_mode(mode=not tensor.is_inference()), torch.no_grad():
-        made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        made.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        alias.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
         if tensor.is_conj():
-            made = made.conj()
-        return made._neg_view() if tensor.is_neg() else made
+            alias = alias.conj()
+        return alias._neg_view() if tensor.is_neg() else alias

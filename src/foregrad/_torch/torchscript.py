@@ -2,7 +2,7 @@
 
 A scripted function that has run a few times runs by a plan: nodes that differentiate by themselves, fused kernels,
 which no recorder sees. In a capture a copy of its graph runs instead, without a plan, and with a module's tensors as
-arguments, so that stand-ins can be given for them. Checked on torch 2.13.0.
+arguments, so that stand-ins can be passed for them. Checked on torch 2.13.0.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["attributes_of", "decomposition_table", "install", "remove", "scripte
 
 
 def decomposition_table() -> dict[Any, Callable[..., Any]]:
-    """All of PyTorch's decompositions that need no backend's say."""
+    """All decompositions of PyTorch's that do not depend on a backend."""
     from torch._decomp import decomposition_table as table
 
     return dict(table)
 
 
 def scripted(gm: fx.GraphModule, warm_up: Sequence[Any]) -> Any:
-    """A graph of operators as an optimized TorchScript function; run once, when `warm_up` are real tensors.
+    """A graph of operators as an optimized TorchScript function; run once if `warm_up` are real tensors.
 
     TorchScript keeps autocast rules of its own, which a captured graph has applied already, so they are off here.
     """
@@ -45,7 +45,7 @@ def scripted(gm: fx.GraphModule, warm_up: Sequence[Any]) -> Any:
 
 
 def attributes_of(module: torch.jit.ScriptModule) -> list[str]:
-    """The names of the attributes, besides parameters, buffers and modules, that its object in C++ has."""
+    """The names of attributes of the module's object in C++, besides parameters, buffers and modules."""
     kind: Any = torch._C.ConcreteModuleType.from_jit_type(module._c._type())
     return list(kind.get_attributes())
 
@@ -53,7 +53,7 @@ def attributes_of(module: torch.jit.ScriptModule) -> list[str]:
 # ------------------------------------------------------------------------------------------------ inside a capture
 
 Swap = Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
-Read = Callable[[Any, str], None]  # is told of an attribute, by its name, of the object in C++ that has it
+Read = Callable[[Any, str], None]  # called for each attribute read: the object in C++, the name
 
 _CALLABLE: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.ScriptMethod)
 _ORIGINALS = tuple(kind.__call__ for kind in _CALLABLE)
@@ -61,7 +61,7 @@ _without_plans: Any = torch.jit.optimized_execution  # type: ignore[attr-defined
 
 
 def install(capture: Callable[[], tuple[Swap, Read] | None]) -> None:
-    """Scripted functions and methods run without a plan where `capture()` gives what finds stand-ins for tensors."""
+    """Make scripted functions and methods run without a plan if `capture()` gives a function that finds stand-ins."""
     run = _ORIGINALS[0]
     for kind, original in zip(_CALLABLE, _ORIGINALS, strict=True):
         kind.__call__ = _call_without_plan(original, run, capture)
@@ -76,20 +76,20 @@ def remove() -> None:
 def _call_without_plan(original: Any, run: Callable[..., Any], capture: Callable[[], tuple[Swap, Read] | None]) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         parts = capture()
-        given = None if parts is None or _is_of_cpp(self) else _by_position(self, args, kwargs)
-        if parts is None or given is None:  # too few arguments, say: that says what is wrong
+        arguments = None if parts is None or _is_of_cpp(self) else _by_position(self, args, kwargs)
+        if parts is None or arguments is None:  # for too few arguments, for instance, the original raises
             return original(self, *args, **kwargs)
         swap, read = parts
         function, of_module, constants = _planless(self, read)
-        given, _ = swap((*given, *of_module), {})
-        with torch._C.DisableTorchFunction():  # a constant is no tensor from outside
-            given = (*given, *map(torch.ops.aten.lift_fresh_copy.default, constants))
+        arguments, _ = swap((*arguments, *of_module), {})
+        with torch._C.DisableTorchFunction():  # a constant is not closed over
+            arguments = (*arguments, *map(torch.ops.aten.lift_fresh_copy.default, constants))
         if _is_method(self):
-            given = (self.owner, *given)
+            arguments = (self.owner, *arguments)
         mode = _KeepingErrors()
         try:
             with _without_plans(False), mode:
-                return run(function, *given)
+                return run(function, *arguments)
         except RuntimeError:
             if mode.error is not None:  # TorchScript makes a RuntimeError of each
                 raise mode.error from None
@@ -116,7 +116,7 @@ def _is_method(function: Any) -> bool:
 
 
 def _is_of_cpp(function: Any) -> bool:
-    """Whether a method is that of a class in C++, which has no graph."""
+    """Whether a method belongs to a class in C++, which has no graph."""
     try:
         return _is_method(function) and function.graph is None
     except RuntimeError:
@@ -124,23 +124,23 @@ def _is_of_cpp(function: Any) -> bool:
 
 
 def _by_position(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-    """All arguments in the schema's order, without `self`; None where they do not fit."""
-    wanted = function.schema.arguments[_is_method(function) :]
-    given = list(args)
-    for argument in wanted[len(args) :]:
+    """All arguments in the schema's order, without `self`; None if they do not fit."""
+    parameters = function.schema.arguments[_is_method(function) :]
+    values = list(args)
+    for argument in parameters[len(args) :]:
         if argument.name not in kwargs and not argument.has_default_value():
             return None
-        given.append(kwargs.get(argument.name, argument.default_value))
-    extra = set(kwargs) - {argument.name for argument in wanted[len(args) :]}
-    return None if extra or len(given) != len(wanted) else tuple(given)
+        values.append(kwargs.get(argument.name, argument.default_value))
+    extra = set(kwargs) - {argument.name for argument in parameters[len(args) :]}
+    return None if extra or len(values) != len(parameters) else tuple(values)
 
 
 def _planless(function: Any, read: Read) -> tuple[Any, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-    """(a copy that has no plan yet, the tensors of its module, its constants): the latter are its last arguments."""
-    with plain_execution():  # these compare constants, and compute others
+    """(a copy without a plan, its module's tensors, its constants); tensors and constants are its last arguments."""
+    with plain_execution():  # these passes compare and compute constants
         graph = _inlined(function)
         torch._C._jit_pass_constant_propagation(graph)
-    tensors: dict[int, tuple[torch.Tensor, Any]] = {}  # with what stands for it in the graph
+    tensors: dict[int, tuple[torch.Tensor, Any]] = {}  # each with its input in the graph
 
     def stand_in(tensor: torch.Tensor) -> Any:
         if id(tensor) not in tensors:
@@ -164,7 +164,7 @@ def _planless(function: Any, read: Read) -> tuple[Any, tuple[torch.Tensor, ...],
             _check_made(node)
         elif node.kind() in _OUT_OF_SIGHT:
             raise UnsupportedOpError(
-                f"TorchScript calls a function whose code is not known before it runs ({node.kind()} at "
+                f"TorchScript calls a function whose code is unknown before it runs ({node.kind()} at "
                 f"{node.sourceRange()}). Use it without torch.jit.script, or keep it outside."
             )
         elif node.kind() == "prim::NumToTensor":
@@ -178,8 +178,8 @@ def _planless(function: Any, read: Read) -> tuple[Any, tuple[torch.Tensor, ...],
     for node in list(_nodes(graph)):
         if node.kind() == "prim::Constant" and _has_tensors(value := node.output().toIValue()):
             node.output().replaceAllUsesWith(_in_place_of(node, graph, value, constant))
-    made = torch._C._create_function_from_graph("without_plan", graph)
-    return made, tuple(tensor for tensor, _ in tensors.values()), tuple(constants)
+    copy = torch._C._create_function_from_graph("without_plan", graph)
+    return copy, tuple(tensor for tensor, _ in tensors.values()), tuple(constants)
 
 
 def _has_tensors(value: Any) -> bool:
@@ -191,34 +191,34 @@ def _has_tensors(value: Any) -> bool:
 def _number_as_tensor(node: Any, graph: Any) -> Any:
     """A number as a tensor made by an operator, in place of one that TorchScript writes straight to memory."""
     number = next(node.inputs())
-    made = graph.create(
+    operator = graph.create(
         "aten::scalar_tensor", [number, *(graph.insertConstant(v) for v in _OF_KIND[str(number.type())])]
     )
-    for argument in list(made.inputs())[1:]:
+    for argument in list(operator.inputs())[1:]:
         argument.node().moveBefore(node)
-    made.insertBefore(node)
-    return made.output()
+    operator.insertBefore(node)
+    return operator.output()
 
 
 def _inlined(function: Any) -> Any:
-    """The function's graph, with that of everything that it calls in place of the call."""
+    """The function's graph, with the graphs of the functions that it calls in place of the calls."""
     graph = function.inlined_graph.copy()
     torch._C._jit_pass_inline_fork_wait(graph)
     calls = before = -1
-    while calls < 0 or calls not in (0, before):  # each time those inside what came in place of the last
+    while calls < 0 or calls not in (0, before):  # each round inlines the calls inside the graphs of the last
         torch._C._jit_pass_inline(graph)
         before, calls = calls, sum(node.kind() in ("prim::CallMethod", "prim::CallFunction") for node in _nodes(graph))
     return graph
 
 
 def _in_place_of(node: Any, graph: Any, value: Any, stand_in: Callable[[torch.Tensor], Any]) -> Any:
-    """A value in the graph for one that `node` reads of a module: an input for each tensor in it, else constants."""
+    """The graph's value for an attribute that `node` reads of a module: an input for each tensor, else constants."""
     if isinstance(value, torch.Tensor):
         return stand_in(value)
     if value is None or isinstance(value, (bool, int, float, str)):
-        made = graph.insertConstant(value)
-        made.node().moveBefore(node)
-        return made
+        replacement = graph.insertConstant(value)
+        replacement.node().moveBefore(node)
+        return replacement
     kind = _CONSTRUCTS.get(type(value))
     if kind is None or any(use.user.kind() in _WRITES_LISTS for use in node.output().uses()):
         raise UnsupportedOpError(
@@ -227,10 +227,10 @@ def _in_place_of(node: Any, graph: Any, value: Any, stand_in: Callable[[torch.Te
             "keep it outside."
         )
     items = [part for item in value.items() for part in item] if type(value) is dict else value
-    made = graph.create(kind, [_in_place_of(node, graph, item, stand_in) for item in items], 1)
-    made.insertBefore(node)
-    made.output().setType(node.output().type())
-    return made.output()
+    replacement = graph.create(kind, [_in_place_of(node, graph, item, stand_in) for item in items], 1)
+    replacement.insertBefore(node)
+    replacement.output().setType(node.output().type())
+    return replacement.output()
 
 
 # The dtype (as TorchScript numbers them), layout, device and memory of a tensor made of a number.
@@ -242,7 +242,7 @@ _WRITES_LISTS = {f"aten::{name}" for name in _LIST_WRITERS}
 
 
 def _check_made(node: Any) -> None:
-    """Raise for a tensor made of a list, whose numbers TorchScript writes straight to memory."""
+    """Raise `UnsupportedOpError` for a tensor made of a list, whose numbers TorchScript writes straight to memory."""
     if next(node.inputs()).type().kind() == "ListType":
         raise UnsupportedOpError(
             f"TorchScript makes a tensor of a list that is no constant ({node.sourceRange()}), which can't be "
@@ -251,7 +251,7 @@ def _check_made(node: Any) -> None:
 
 
 def _check_written(node: Any, owners: dict[str, Any], tensors: dict[int, tuple[torch.Tensor, Any]]) -> None:
-    """Raise unless an attribute is set to the tensor that it is already, as `self.count += 1` does."""
+    """Raise `UnsupportedSideEffectError` unless an attribute is set to its present tensor, as by `self.count += 1`."""
     owner_value, value = node.inputs()
     current = getattr(owners.get(owner_value.debugName()), node.s("name"), None)
     made_by = value.node()

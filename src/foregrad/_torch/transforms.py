@@ -1,7 +1,7 @@
 """The stack of torch.func transforms, and the wrappers each level puts around tensors. Checked on torch 2.13.0.
 
-A level is one active transform: the innermost is at the top. A tensor that a level tracks is a wrapper around what
-it is one level below. PyTorch's older `vmap`, which `torch.autograd.grad(is_grads_batched=True)` still uses, keeps
+A level is one active transform: the innermost is at the top. A tensor that a level tracks is a wrapper around the
+tensor of the level below. PyTorch's older `vmap`, which `torch.autograd.grad(is_grads_batched=True)` still uses, keeps
 wrappers and a nesting of its own.
 """
 
@@ -62,7 +62,7 @@ class Level:
         return self.interpreter.lower()
 
     def tracks(self, tensor: torch.Tensor) -> bool:
-        """Whether a "grad" level records what is done with the tensor."""
+        """Whether a "grad" level records operators on the tensor."""
         return tensor.requires_grad and _C.maybe_get_level(tensor) == self.number
 
 
@@ -92,7 +92,7 @@ def levels_off() -> Any:
 
 
 def of_batch(tensor: torch.Tensor, number: int) -> tuple[torch.Tensor, int | None]:
-    """(what a vmap level batches, along which dimension); the tensor itself and None where it does not."""
+    """(the tensor inside a vmap level's wrapper, its batch dimension); the tensor itself and None without a wrapper."""
     return _C._unwrap_batched(tensor, number)  # type: ignore[no-any-return]
 
 
@@ -101,7 +101,7 @@ def add_batch(tensor: torch.Tensor, dim: int, number: int) -> torch.Tensor:
 
 
 def unwrapped(tensor: torch.Tensor, number: int) -> torch.Tensor:
-    """What a "grad" or "jvp" level wraps; the tensor itself where it does not."""
+    """The tensor inside the wrapper of a "grad" or "jvp" level; the tensor itself without a wrapper."""
     return _C._unwrap_for_grad(tensor, number)  # type: ignore[no-any-return]
 
 
@@ -118,7 +118,7 @@ def bottom_of(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def vmap_level(size: int, randomness: str) -> Iterator[int]:
-    """Context: a new vmap; its number."""
+    """Context: a new vmap level; gives its number."""
     number = _C._vmap_increment_nesting(size, randomness)
     try:
         yield number
@@ -128,7 +128,7 @@ def vmap_level(size: int, randomness: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def jvp_level() -> Iterator[int]:
-    """Context: a new forward-mode level; its number. Dual numbers of the level are made by `forward_ad.make_dual`."""
+    """Context: a new forward-mode level; gives its number. `forward_ad.make_dual` makes its dual numbers."""
     from torch._functorch.eager_transforms import jvp_increment_nesting
 
     with jvp_increment_nesting() as number, forward_ad._set_fwd_grad_enabled(True):
@@ -140,14 +140,14 @@ def jvp_level() -> Iterator[int]:
 
 
 def single_level_functions() -> Any:
-    """Context: `torch.autograd.Function`s that deal with the wrappers of the top level themselves may be applied."""
+    """Context: a `torch.autograd.Function` that handles the wrappers of the top level itself may be applied."""
     from torch._functorch.utils import enable_single_level_autograd_function
 
     return enable_single_level_autograd_function()
 
 
 def _legacy_nesting() -> int:
-    """How many of the older vmaps are active."""
+    """The number of older vmaps that are active."""
     number = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
     return number
@@ -158,7 +158,7 @@ def legacy_vmap_active() -> bool:
 
 
 def batch_of(tensors: Sequence[torch.Tensor | None]) -> Batch | None:
-    """The batch that the innermost vmap, of either kind, makes of these tensors; None when it makes none."""
+    """The batch of these tensors in the innermost vmap, of either kind; None if it batches none of them."""
     level = top()
     if level is not None and level.kind == "vmap":
         pairs = [(None, None) if t is None else of_batch(t, level.number) for t in tensors]
@@ -179,14 +179,14 @@ def batch_of(tensors: Sequence[torch.Tensor | None]) -> Batch | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Batch:
-    """What a vmap batches: `parts` have the batch in their first dimension where `batched`. `level`: the vmap's."""
+    """Tensors inside a vmap: `parts` have the batch as first dimension if `batched`. `level`: the vmap's."""
 
     parts: Sequence[torch.Tensor | None]
     batched: Sequence[bool]
     level: Level | int
 
     def each(self, function: Callable[..., Sequence[torch.Tensor | None]]) -> tuple[torch.Tensor | None, ...]:
-        """`function` of each element of the batch, one after another and below the vmap, its results batched."""
+        """The batched results of `function` for each element of the batch, one after another and below the vmap."""
         pairs = list(zip(self.parts, self.batched, strict=True))
         size = next(len(t) for t, has in pairs if has and t is not None)
         with contextlib.nullcontext() if isinstance(self.level, int) else self.level.below():
@@ -202,11 +202,11 @@ class Batch:
 
 # ------------------------------------------------------------------------------------------------ entries
 
-_WRAPPERS: list[tuple[Any, str, Any]] = []  # (module, name, PyTorch's function) of what is replaced now
+_WRAPPERS: list[tuple[Any, str, Any]] = []  # (module, name, PyTorch's function) of each replaced function
 
 
 def install(swapped: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """What a transform is given is `swapped` before a level wraps it, which no torch-function mode sees."""
+    """Apply `swapped` to a transform's tensors before a level wraps them, which no torch-function mode sees."""
     from torch._functorch import eager_transforms, vmap
 
     for module, name in ((eager_transforms, "_wrap_for_grad"), (vmap, "_add_batch_dim")):
