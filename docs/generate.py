@@ -38,6 +38,7 @@ PAGES = (
     "explain.md",
     "memory.md",
     "regions.md",
+    "training_step.md",
     "subclasses.md",
     "toy.md",
 )
