@@ -57,9 +57,9 @@ def make_pipeline(
     *,
     lifted: Sequence[Source] = (),
 ) -> Pipeline:
-    """The pipeline that the arguments of `aot_module_simplified` mean. `decompositions` may be what gives a table."""
+    """The pipeline for the arguments of `aot_module_simplified`; `decompositions` may be a function giving a table."""
     if static_argnums is not None:
-        raise RuntimeError("static_argnums is not taken any more: plain values are part of the guards by themselves.")
+        raise RuntimeError("static_argnums is not supported: leave it out, plain values are guarded by themselves.")
     return Pipeline(
         fw_compiler,
         bw_compiler or fw_compiler,
@@ -88,11 +88,11 @@ def aot_function(
     """Compile `fn`: its forward with `fw_compiler`, its backward with `bw_compiler` (by default the same).
 
     A compiler takes (fx.GraphModule of ATen operators, example inputs) and returns a callable; one marked by
-    `make_boxed_func` gets its arguments as one list. Unlike PyTorch's, the result checks every call against what
-    was captured and captures again where it must, and takes closed-over tensors and parameters for inputs.
+    `make_boxed_func` gets its arguments as one list. Unlike PyTorch's, the result checks every call against guards,
+    captures again if they fail, and takes closed-over tensors and parameters as inputs.
 
     Args:
-        fn: takes tensors and plain values in nested containers, returns the like.
+        fn: takes and returns tensors and plain values in nested containers.
         partition_fn: splits the joint graph, see `default_partition`.
         decompositions: operators to replace while capturing.
         num_params_buffers: accepted; parameters are recognised without it.
@@ -146,9 +146,9 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
 
 def compile_aot_module(mod: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], recipe: Recipe) -> nn.Module:
     """`mod` compiled with the arguments of `aot_function`; `recipe` compiles its copies."""
-    given = inspect.signature(aot_function).bind(mod, *args, **kwargs)
-    given.apply_defaults()
-    settings = dict(given.arguments)
+    bound = inspect.signature(aot_function).bind(mod, *args, **kwargs)
+    bound.apply_defaults()
+    settings = dict(bound.arguments)
     dynamic = settings.pop("dynamic")
     for name in ("fn", "num_params_buffers", "hasher_type"):
         del settings[name]
@@ -165,11 +165,11 @@ def _aot_module(args: tuple[Any, ...], kwargs: Mapping[str, Any], mod: nn.Module
 
 def named_sources(module: nn.Module) -> list[Source]:
     """All parameters, then all buffers, each under every name it has."""
-    found = find_sources(module)
+    source_by_id = find_sources(module)
     tensors = [*module.named_parameters(), *module.named_buffers()]
     sources = []
     for index, (name, tensor) in enumerate(tensors):
-        source = found[id(tensor)]
+        source = source_by_id[id(tensor)]
         slot = Param(name) if index < len(list(module.named_parameters())) else Buffer(name)
         sources.append(Source(slot, source.root, source.steps))
     return sources
@@ -187,7 +187,7 @@ def aot_module_simplified(
     keep_inference_input_mutations: bool = False,
     inference_compiler: Compiler | None = None,
 ) -> Callable[..., Any]:
-    """Compile `mod` at once for example arguments (real or fake), without guards: for front ends that make their own.
+    """Compile `mod` at once for example arguments (real or fake), without guards: for front ends with their own guards.
 
     `mod` takes tensors and numbers without nesting and must return a tuple or list of tensors. Parameters and
     buffers are read from the module on each call.
@@ -221,7 +221,7 @@ def aot_module_simplified(
 
 
 def returning_sequence(mod: Callable[..., Any], entry_point: str) -> Callable[..., Any]:
-    """`mod`, whose result must be a tuple or list: what front ends that make their own guards promise."""
+    """`mod` with a check that its result is a tuple or list, as front ends with their own guards promise."""
 
     def call_module(*inner: Any) -> Any:
         out = mod(*inner)
@@ -236,11 +236,11 @@ def returning_sequence(mod: Callable[..., Any], entry_point: str) -> Callable[..
 
 
 def compile_unguarded(call: FlatCall, pipeline: Pipeline, name: str) -> tuple[Callable[..., Any], Product]:
-    """A function of the call's leaves, one by one, without guards; and what the pipeline made."""
+    """(a function of the call's leaves, one by one, without guards; the pipeline's product)."""
     try:
         product = pipeline.build(call, name, config.value)
-    except CheckFailed as found:
-        raise found.error from None
+    except CheckFailed as failure:
+        raise failure.error from None
     signature = product.captured.joint.signature
     _check_counters(signature, name)
     names = Names(["args", "call_module", "error", "forward"])
@@ -262,7 +262,7 @@ def compile_unguarded(call: FlatCall, pipeline: Pipeline, name: str) -> tuple[Ca
 
 
 def _check_counters(signature: Signature, name: str) -> None:
-    """Raise where a number takes the place of another: without guards it would be that of the capture in each call."""
+    """Raise `UnsupportedSideEffectError` for a write of a number: without guards every call would write the same."""
     ends = list(itertools.accumulate((child.size for child in signature.written_spec.children), initial=0))
     written = signature.outputs[signature.output_spec.size :]
     for write in signature.python_writes:
@@ -270,21 +270,21 @@ def _check_counters(signature: Signature, name: str) -> None:
         leaves = () if at is None else written[ends[at] : ends[at + 1]]
         if any(isinstance(leaf, ConstantOutput) and type(leaf.value) in (int, float) for leaf in leaves):
             raise UnsupportedSideEffectError(
-                f"`{name}` writes {write.path}, a number that is another one in each call, which a function without "
-                "guards can't. Count outside, in a tensor, or compile it with aot_module or aot_function."
+                f"`{name}` writes {write.path}, a number that changes in each call, which a function without guards "
+                "can't repeat. Count outside, in a tensor, or compile it with aot_module or aot_function."
             )
 
 
 class _UnguardedInputs:
-    """`variables` of the inputs, the `lines` that set them, the `globals` those use, and the variables of wrappers."""
+    """`variables` of the inputs, `lines` that set them, `globals` of these lines, and the variables of wrappers."""
 
     def __init__(self, call: FlatCall, captured: Captured, names: Names) -> None:
-        self.names, self.found = names, captured.wrappers or FoundWrappers((), {})
+        self.names, self.wrapper_specs = names, captured.wrappers or FoundWrappers((), {})
         self.lines: list[str] = []
         self.globals: dict[str, Any] = {}
         self.wrappers: list[str] = []
         leaves = self._leaves(call.tree.children[0].children)
-        parts = [self._parts(self._read(w.source), w.spec, w.gradient) for w in self.found.reached]
+        parts = [self._parts(self._read(w.source), w.spec, w.gradient) for w in self.wrapper_specs.reached]
         self.variables = []
         for info in captured.joint.signature.inputs:
             if info.argument is not None:
@@ -294,7 +294,9 @@ class _UnguardedInputs:
             elif isinstance(info.source, Source):
                 self.variables.append(self._read(info.source))
             else:
-                raise SharedInputsError("aot_module_simplified with inputs that share memory and are written to")
+                raise SharedInputsError(
+                    "aot_module_simplified with inputs that share memory and are written to: use aot_function"
+                )
 
     def _leaves(self, trees: Sequence[Tree]) -> list[str]:
         """A variable for each plain tensor and number."""
@@ -302,7 +304,7 @@ class _UnguardedInputs:
         self.lines += [f"{unpacked(arguments)}args"] if arguments else []
         leaves: list[str] = []
         for name, tree in zip(arguments, trees, strict=True):
-            spec, gradient = self.found.arguments.get(len(leaves), (tree.context, None))
+            spec, gradient = self.wrapper_specs.arguments.get(len(leaves), (tree.context, None))
             leaves += self._parts(name, spec, gradient) if tree.kind == "wrapper" else [name]
         return leaves
 
@@ -317,8 +319,8 @@ class _UnguardedInputs:
         self.lines.append(f"{name} = {source.expression(root, self._bind)}")
         return name
 
-    def _bind(self, wanted: str, value: Any) -> str:
-        name = self.names.fresh(wanted)
+    def _bind(self, hint: str, value: Any) -> str:
+        name = self.names.fresh(hint)
         self.globals[name] = value
         return name
 

@@ -128,26 +128,26 @@ def compile(
         backend: a name from `list_backends()`, one compiler, or a pair (forward, backward) of compilers
             `(fx.GraphModule, example_inputs) -> callable`. "auto" is "inductor" where that can compile, else "eager";
             only with "eager" are results eager's bit for bit.
-        partition: "default" (save what the backward needs), "min_cut" (save least), "fused" (the same, but
-            prefer what kernels write anyway), a `Policy` (`foregrad.dots_saveable`, ...), which says of each value
-            what to do with it, or a function with the signature of `default_partition`; None is what the backend
-            prefers. A policy goes together with `memory_budget`.
+        partition: "default" (save the values that the backward reads), "min_cut" (save the fewest bytes), "fused"
+            (min-cut that prefers values which kernels write anyway), a `Policy` (`foregrad.dots_saveable`, ...), which
+            decides on each value, or a function with the signature of `default_partition`; None for the backend's
+            choice. A policy can be combined with `memory_budget`.
         memory_budget: the most bytes of storage that one step, forward to end of backward, may have alive beyond what
             is alive before the call (arguments, parameters), gradients counted. An integer, text with a unit
             ("600 MiB"), or a float from 0.0 (the least feasible peak) to 1.0 (that of saving everything). As little as
-            possible is computed again. A `Budget` says more: a solver's time, a cost model. A budget below the least
-            feasible raises `BudgetError`, which names that.
-        dynamic: which sizes of arguments the graphs are not specialized to. None: those that differed between two
-            captures, so that a function called with many lengths compiles twice. True: all from the beginning.
-            False: none but those of `mark_dynamic`.
+            possible is computed again. A `Budget` has further settings: a solver's time, a cost model. A budget below
+            the least feasible raises `BudgetError`, which names that.
+        dynamic: which sizes of arguments the graphs are not specialized to. None: sizes that differed between two
+            captures, so a function called with many lengths compiles twice. True: all sizes from the beginning.
+            False: only sizes marked by `mark_dynamic`.
         decompositions: operators to replace while capturing, `{operator: function}`.
-        on_unsupported: what is done with calls that can't be compiled. "eager" runs the function as it is, with one
-            warning that says why, and counts such calls in `explain_recompiles`; "raise" raises an
-            `Unsupported...Error`, or `BackendError` where the backend fails. None is what
-            `foregrad.config.on_unsupported` says, "eager" unless it was set.
-        regions: whether parts of the graphs that repeat, as a model's layers do, are compiled once each and called at
-            each place, which takes less time where there are many. True: whatever repeats. "auto": where it pays, with
-            backends that gain by it (Inductor), from eight copies on.
+        on_unsupported: the treatment of calls that can't be compiled. "eager" runs the function eagerly, with one
+            warning that names the reason, and counts such calls in `explain_recompiles`; "raise" raises an
+            `Unsupported...Error`, or `BackendError` if the backend fails. None stands for
+            `foregrad.config.on_unsupported`, "eager" unless it was set.
+        regions: whether repeated parts of the graphs, such as a model's layers, are compiled once each and called at
+            each place, which takes less time if there are many. True: all repeated parts. "auto": parts with eight
+            copies or more, with backends that gain by it (Inductor).
 
     Returns:
         A function for a function; for a module, a module of the same class over the same parameters.
@@ -208,7 +208,7 @@ def pipeline_for(
     inductor_settings: Mapping[str, Any] | None = None,
     regions: bool | str = False,
 ) -> Pipeline:
-    """The stages that the arguments of `compile` mean. `inductor_settings` are in force while Inductor compiles."""
+    """The pipeline for the arguments of `compile`. `inductor_settings` are in force while Inductor compiles."""
     chosen = get_backend(backend)
     settings = {**(chosen.budget_settings if memory_budget is not None else {}), **(inductor_settings or {})}
     if settings and chosen.with_settings is not None:
@@ -233,7 +233,7 @@ def pipeline_for(
 
 
 def _keeper(chosen: Backend, split: PartitionFn, decompositions: Any) -> Keeper | None:
-    """The cache on disk, where a backend's results may be kept and some of the stages take time."""
+    """The cache on disk; None if the backend's results may not be kept, or no stage takes time."""
     key, is_quick = chosen.cache_key, split in _POLICIES.values()
     if key is None or not config.cache or (is_quick and chosen.prepare_joint is None):
         return None
@@ -244,18 +244,18 @@ def _keeper(chosen: Backend, split: PartitionFn, decompositions: Any) -> Keeper 
     in_force = {name: value for name, value in vars(settings).items() if not name.startswith(("cache", "progress"))}
 
     def options() -> Any:
-        known = key()
-        if known is None:
+        backend_key = key()
+        if backend_key is None:
             raise UndescribedError(f"the backend {chosen.name} asks for it")
         table = decompositions() if callable(decompositions) else decompositions
         table = {str(op): describe(function) for op, function in (table or {}).items()}
-        return [chosen.name, known, describe(split), _settings_of(split), table, in_force]
+        return [chosen.name, backend_key, describe(split), _settings_of(split), table, in_force]
 
     return Keeper(store_of(settings), options, reads_origins=not is_quick)
 
 
 def _settings_of(split: PartitionFn) -> str | None:
-    """The settings that a partitioner of PyTorch's reads, which its name says nothing of."""
+    """The settings that a partitioner of PyTorch's reads; None for another partitioner."""
     function = split.func if isinstance(split, functools.partial) else split
     is_ours = str(getattr(function, "__module__", "")).partition(".")[0] == "foregrad"
     return None if is_ours else partitioner_settings()
@@ -282,7 +282,7 @@ def compile_module(
 ) -> torch.nn.Module:
     """A module of the same class and with the same state, whose forward is compiled; `recipe` compiles its copies.
 
-    `DistributedDataParallel` talks to other processes in its own forward: the module that it wraps is compiled.
+    `DistributedDataParallel` communicates in its own forward, so the module that it wraps is compiled.
     """
     if isinstance(module, torch.nn.parallel.DistributedDataParallel):
         inner = compile_module(module.module, pipeline, recipe, dynamic=dynamic, on_unsupported=on_unsupported)
@@ -299,11 +299,11 @@ def compile_module(
 
 
 def explain_recompiles(fn: Any) -> Recompiles:
-    """Every compilation of a compiled function or module so far, and why each was needed, and under `.eager` the calls
-    that ran eagerly, why and how many; `str()` of it is a report.
+    """Every compilation of a compiled function or module so far, with its reasons, and under `.eager` the calls that
+    ran eagerly, with reasons and counts; `str()` of it is a report.
 
-    The same is logged as it happens, by the logger "foregrad.recompiles": at level INFO how a call differs from the
-    graph made last, at DEBUG how it differs from each. `TypeError` for what foregrad did not compile.
+    The logger "foregrad.recompiles" logs each compilation: at level INFO with the difference of the call from the
+    graph made last, at DEBUG with the differences from all. Raises `TypeError` if foregrad did not compile `fn`.
 
     Examples:
         >>> import torch, foregrad
@@ -325,7 +325,7 @@ def explain_recompiles(fn: Any) -> Recompiles:
 def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> JointGraph:
     """The joint graph of `fn` called with these arguments; nothing runs for real. `str()` of it is Python.
 
-    Raises `Unsupported...Error` for what can't be captured, and whatever `fn` raises.
+    Raises `Unsupported...Error` if `fn` can't be captured, and the errors of `fn`.
 
     Examples:
         >>> import torch, foregrad
@@ -341,10 +341,10 @@ def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> JointGraph:
     try:
         try:
             return capture_call(flatten_call(function, args, kwargs), Options(name)).joint
-        except GradientKindError:  # now it is known of the class
+        except GradientKindError:  # the class's kind of gradient is noted now
             return capture_call(flatten_call(function, args, kwargs), Options(name)).joint
-    except CheckFailed as found:
-        raise found.error from None
+    except CheckFailed as failure:
+        raise failure.error from None
 
 
 def partition(
@@ -353,7 +353,7 @@ def partition(
     *,
     memory_budget: int | float | str | Budget | None = None,
 ) -> Parts:
-    """Split a joint graph: `policy` and `memory_budget` as in `compile`. `.report()` says what the halves take.
+    """Split a joint graph: `policy` and `memory_budget` as in `compile`. `.report()` shows memory and recomputation.
 
     Examples:
         >>> import torch, foregrad

@@ -1,7 +1,7 @@
 """A function and its derivative as one compiled graph: `value_and_grad`, `hessian_vector_product`.
 
-The derivative is taken while capturing, so a call runs one graph and no autograd engine, and what forward and
-derivative have in common is computed once.
+The derivative is taken during the capture, so a call runs one graph and no autograd engine, and values that forward and
+derivative share are computed once.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def value_and_grad(
             A module is called as it is.
         argnums: the positional argument to differentiate by, or several. An argument may be a container of tensors.
             None: by the parameters of the module `fn` that require grad.
-        has_aux: what comes back is `((value, aux), gradient)`.
-        create_graph: results can be differentiated again by autograd; without it they are constants, as those of
-            `torch.autograd.grad` are. Inside a torch.func transform they always can.
+        has_aux: the result is `((value, aux), gradient)`.
+        create_graph: results can be differentiated again by autograd; without it they are constants, like results of
+            `torch.autograd.grad`. Inside a torch.func transform they always can.
         settings: as for `compile`.
 
     Returns:
-        A function. The gradient has the structure of the argument, a tuple of these for several, a dict by name for
-        parameters; it is zero where the value does not depend on an input.
+        A function. The gradient has the structure of the argument: a tuple for several arguments, a dict by name for
+        parameters. The gradient of an input that the value does not depend on is zero.
 
     Raises `TypeError` for an argument that has no gradient, `ValueError` for a value of more than one element.
 
@@ -85,8 +85,8 @@ def hessian_vector_product(
         argnums, create_graph, settings: as for `value_and_grad`.
 
     Returns:
-        A function of the arguments of `fn` and, last, a vector of the structure that the gradient has; its result has
-        that structure too.
+        A function of the arguments of `fn` and, last, a vector with the structure of the gradient; the result has that
+        structure too.
 
     Examples:
         >>> import torch, foregrad
@@ -122,7 +122,7 @@ def hessian_vector_product(
 
 
 def _compiled(function: Callable[..., Any], name: str, keep: bool, settings: dict[str, Any]) -> Callable[..., Any]:
-    """`function(keep, *args, **kwargs)` compiled; under a transform with `keep`, which is not asked of the caller."""
+    """`function(keep, *args, **kwargs)` compiled, called with `keep`, or under a transform with True."""
 
     def one(*args: Any, **kwargs: Any) -> Any:
         # While it is captured: whether a transform is on is among what every graph is guarded by.
@@ -135,7 +135,7 @@ def _compiled(function: Callable[..., Any], name: str, keep: bool, settings: dic
 
 
 class _Variables:
-    """Which tensors are differentiated by, and in which structure their gradients come back."""
+    """The tensors to differentiate with respect to, and the structure of their gradients."""
 
     def __init__(self, fn: Any, argnums: int | Sequence[int] | None) -> None:
         self.fn = fn
@@ -148,10 +148,10 @@ class _Variables:
             self.argnums = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
     def of(self, args: tuple[Any, ...], keep: bool) -> tuple[tuple[Any, ...], list[torch.Tensor], Pack]:
-        """The arguments to call `fn` with, the tensors among them to differentiate by, and what packs gradients."""
+        """(the arguments for `fn`, the tensors among them to differentiate with respect to, a packer of gradients)."""
         if self.argnums is None:
             parameters = {name: p for name, p in self.fn.named_parameters() if p.requires_grad}
-            return args, list(parameters.values()), lambda found: dict(zip(parameters, found, strict=True))
+            return args, list(parameters.values()), lambda gradients: dict(zip(parameters, gradients, strict=True))
         new, variables, trees = list(args), [], []
         for number in self.argnums:
             if not -len(args) <= number < len(args):
@@ -175,7 +175,7 @@ class _Variables:
 
 
 def _variable(leaf: torch.Tensor, keep: bool) -> torch.Tensor:
-    """The tensor to differentiate by in place of an argument; with its history only if that is to be kept."""
+    """The variable in place of an argument; with the argument's history only if `keep`."""
     if keep and leaf.requires_grad:
         return leaf.view_as(leaf)
     return leaf.detach().requires_grad_()

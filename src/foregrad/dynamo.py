@@ -1,13 +1,13 @@
 """foregrad behind `torch.compile`: the backend "foregrad", and `aot_autograd`, which makes a backend of a compiler.
 
-Dynamo captures a frame's tensor code and guards what it assumed; each graph comes here and runs through the pipeline
-without guards of our own. Three things Dynamo's guards do not promise are seen to here:
+Dynamo captures a frame's tensor code and guards its assumptions; each graph comes here and runs through the pipeline
+without further guards. Three facts that Dynamo does not guard are handled here:
 
-* sizes that it left open (`dynamic=True`, or a second shape): such a graph goes behind a dispatcher of ours, with
+* sizes that it left open (`dynamic=True`, or a second shape): such a graph goes behind a dispatcher of foregrad's, with
   guards, in which those sizes are symbolic from the first call;
-* inputs that share memory, one of them written to: the same, for the calls where it is so;
-* Python floats that it turned into inputs: the same; the graph computes with them, or there is one for each value that
-  an operator needs to know.
+* inputs that share memory, one of them written to: such calls go to a dispatcher too;
+* Python floats that it turned into inputs: a dispatcher too; the graph computes with them, or there is a graph for each
+  value that an operator needs.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ _MODES = {
 def foregrad_backend(
     gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, **others: Any
 ) -> Callable[..., Any]:
-    """What `torch.compile(model, backend="foregrad", options={...}, mode=...)` calls with each graph.
+    """The function that `torch.compile(model, backend="foregrad", options={...}, mode=...)` calls with each graph.
 
-    Raises `BackendError` for an option or mode that there is not.
+    Raises `BackendError` for an unknown option or mode.
     """
     mode = others.pop("mode", None)
     if others:
@@ -107,12 +107,12 @@ def _options(options: Mapping[str, Any], mode: str | None) -> dict[str, Any]:
     for name in options:
         if name not in _OPTIONS:
             close = difflib.get_close_matches(str(name), _OPTIONS, n=1)
-            known = "".join(f"\n  {key}: {meaning}" for key, meaning in _OPTIONS.items())
+            listing = "".join(f"\n  {key}: {meaning}" for key, meaning in _OPTIONS.items())
             hint = f" Did you mean `{close[0]}`?" if close else ""
-            raise BackendError(f"the backend `foregrad` has no option `{name}`.{hint} There are:{known}")
-    for name, (fits, wanted) in _VALUES.items():
+            raise BackendError(f"the backend `foregrad` has no option `{name}`.{hint} There are:{listing}")
+    for name, (fits, expected) in _VALUES.items():
         if options.get(name) is not None and not fits(options[name]):
-            raise BackendError(f"the option `{name}` of the backend `foregrad` is {wanted}, not {options[name]!r}")
+            raise BackendError(f"the option `{name}` of the backend `foregrad` is {expected}, not {options[name]!r}")
     settings = dict(options)
     inductor = dict(settings.pop("inductor", None) or {})
     if mode is not None:
@@ -137,10 +137,10 @@ def _quoted(names: Iterable[str]) -> str:
 
 
 def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipeline: Pipeline) -> Callable[..., Any]:
-    """A graph of Dynamo's as a function of its inputs, one by one."""
+    """A graph of Dynamo's compiled as a function of its inputs, one by one."""
     dynamo.skip_foregrad()
     of_class = [i for i, value in enumerate(example_inputs) if is_function_class(type(value))]
-    if of_class:  # what the class does is in the graph
+    if of_class:  # the operators of the class are in the graph
         plain = _plain_at(of_class, example_inputs)
         if plain is not None:
             return _of_plain(of_class, compile_graph_module(gm, plain, pipeline), gm)
@@ -155,7 +155,7 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
             lines = dynamo.source_lines(part)
             if lines is not None:
                 stands_for(*lines)
-    if any(map(is_wrapper, example_inputs)):  # guards say what wrappers are like
+    if any(map(is_wrapper, example_inputs)):  # wrappers need guards on their metadata
         varies = None if any(map(_has_open_sizes, dynamo.known_inputs(gm, example_inputs))) else False
         dispatcher = Dispatcher(function, pipeline, config.value, type(gm).__name__, dynamic=varies)
         unused = [i for i in dynamo.unused_inputs(gm) if is_ragged(example_inputs[i])]
@@ -167,15 +167,15 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
     # Dynamo guards that level: such a graph may be called with dual numbers each time.
     is_dual = engine.forward_ad._current_level >= 0
     if is_dual and dynamo.is_dynamo_graph(gm) and torch.is_grad_enabled() and _requires_grad(example_inputs):
-        # A gradient that is taken outside, of what the graph returns, is to have a tangent as well. That is taken from
-        # dual numbers which a node would have saved, and saved tensors have none.
+        # A gradient that is taken outside, through the graph's results, must have a tangent as well. A node would take
+        # it from saved dual numbers, and saved tensors have no tangents.
         return gm.forward
     guarded = is_dual or bool(open_sizes) or has_floats or dynamo.branches_on_values(gm)  # a graph for each way through
     dispatcher = Dispatcher(function, pipeline, config.value, type(gm).__name__, dynamic=dynamic, open_sizes=open_sizes)
     if guarded:
         return dispatcher
-    given = dynamo.graph_inputs(gm, example_inputs)
-    slots = {i: slot for i, slot in enumerate(map(_slot, given)) if slot is not None}
+    graph_inputs = dynamo.graph_inputs(gm, example_inputs)
+    slots = {i: slot for i, slot in enumerate(map(_slot, graph_inputs)) if slot is not None}
     call = dataclasses.replace(call, slots=slots)
     try:
         forward, product = compile_unguarded(call, pipeline, type(gm).__name__)
@@ -189,7 +189,7 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
     signature = product.captured.joint.signature
     written = {signature.inputs[update.input].argument for update in signature.updates}
     may_share = [i for i, value in enumerate(example_inputs) if isinstance(value, torch.Tensor)]
-    may_share = [i for i in may_share if i in written or given[i].kind == "argument"]
+    may_share = [i for i in may_share if i in written or graph_inputs[i].kind == "argument"]
     if written and len(may_share) > 1:
         forward = _unless_memory_is_shared(forward, dispatcher, may_share)
     if any(isinstance(value, FakeTensor) for value in example_inputs):
@@ -198,7 +198,7 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
 
 
 def _plain_at(positions: Sequence[int], inputs: Sequence[Any]) -> list[Any] | None:
-    """Inputs with plain tensors for those of a class with `__torch_function__` alone; None where there are none."""
+    """Inputs with plain tensors for those of a class with `__torch_function__` alone; None if one has none."""
     plain = list(inputs)
     for index in positions:
         plain[index] = plain_alias(plain[index])
@@ -214,13 +214,13 @@ def _of_plain(positions: Sequence[int], forward: Callable[..., Any], gm: fx.Grap
 
 
 def _without(unused: Sequence[int], function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with None for inputs that its graph does not use: ragged sizes, which are others in each batch."""
+    """`function` with None for inputs that its graph does not use: ragged sizes, which differ in each batch."""
 
     def call(*args: Any) -> Any:
-        given = list(args)
+        inputs = list(args)
         for index in unused:
-            given[index] = None
-        return function(*given)
+            inputs[index] = None
+        return function(*inputs)
 
     return call
 
@@ -230,9 +230,9 @@ def _requires_grad(inputs: Sequence[Any]) -> bool:
 
 
 def _shielded_compiler(compiler: Callable[..., Any]) -> Callable[..., Any]:
-    """A backward's compiler that Dynamo looks into neither while it runs nor in what it made.
+    """A backward's compiler that Dynamo does not trace, and whose result it does not trace.
 
-    A backward may be compiled, and run, in code that Dynamo watches.
+    A backward may be compiled, and run, in code that Dynamo traces.
     """
     quiet = dynamo.shielded(compiler, "foregrad compiles a backward graph")
 
@@ -250,11 +250,11 @@ def _shielded_compiler(compiler: Callable[..., Any]) -> Callable[..., Any]:
     return compile_backward
 
 
-def _slot(given: dynamo.GraphInput) -> Slot | None:
-    """Parameters, buffers and what else keeps its address, as the state of a compiled optimizer does."""
-    if given.kind == "argument" and not given.is_static:
+def _slot(graph_input: dynamo.GraphInput) -> Slot | None:
+    """The slot of an input that keeps its address: a parameter, a buffer, the state of a compiled optimizer."""
+    if graph_input.kind == "argument" and not graph_input.is_static:
         return None
-    return (Param if given.kind == "parameter" else Buffer)(given.source or given.name)
+    return (Param if graph_input.kind == "parameter" else Buffer)(graph_input.source or graph_input.name)
 
 
 def _open_sizes(paths: Sequence[str], inputs: Sequence[Any]) -> Iterator[tuple[str, frozenset[int]]]:
@@ -286,7 +286,7 @@ def _unless_memory_is_shared(
 
 
 def _first_on_fakes(forward: Callable[..., Any], gm: fx.GraphModule) -> Callable[..., Any]:
-    """For callers that try a compiled part on fake tensors to learn its outputs' layouts, as DDP's splitter does."""
+    """`forward` for callers that first run it on fakes to learn its outputs' layouts, as DDP's splitter does."""
 
     def run(*args: Any) -> Any:
         if any(isinstance(value, FakeTensor) for value in args):
@@ -302,8 +302,8 @@ def _first_on_fakes(forward: Callable[..., Any], gm: fx.GraphModule) -> Callable
 class AotAutograd:
     """A backend for `torch.compile` made of compilers: `aot_autograd(fw_compiler=..., bw_compiler=...)`.
 
-    Takes the arguments of `aot_module_simplified`; `decompositions` may also be a function that gives the table. With
-    `nop` for a forward compiler, every stage is checked. Inputs in containers are flattened.
+    The arguments are those of `aot_module_simplified`; `decompositions` may also be a function that gives the table.
+    With `nop` as forward compiler, every stage is checked. Inputs in containers are flattened.
 
     Examples:
         >>> import torch, foregrad
@@ -346,9 +346,9 @@ class AotAutograd:
         compiled = self(Flat(), leaves)  # type: ignore[arg-type]
 
         def call(*args: Any) -> Any:
-            flat, given = flatten(args)
-            if given != tree:
-                raise BackendError("the containers of the inputs are not built as those that this was compiled for")
+            flat, structure = flatten(args)
+            if structure != tree:
+                raise BackendError("the inputs' containers have another structure than those that were compiled for")
             del args
             return compiled(*flat)
 

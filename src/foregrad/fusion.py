@@ -26,8 +26,8 @@ aten = torch.ops.aten
 
 @functools.cache
 def default_decompositions() -> dict[Any, Callable[..., Any]]:
-    """What a fuser of elementwise operators wants in elementary ones: activations and normalizations, and their
-    backwards; `{operator: function}`.
+    """Decompositions for a fuser of elementwise operators: activations and normalizations, and their backwards;
+    `{operator: function}`.
     """
     families = (
         "gelu", "silu", "mish", "elu", "leaky_relu", "hardtanh", "hardswish", "hardsigmoid", "softplus", "softshrink",
@@ -36,17 +36,17 @@ def default_decompositions() -> dict[Any, Callable[..., Any]]:
         "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "detach", "slice_backward", "select_backward",
         "_softmax_backward_data", "_log_softmax_backward_data",
     )  # fmt: skip
-    wanted = {name for family in families for name in (family, f"{family}_backward")}
+    names = {name for family in families for name in (family, f"{family}_backward")}
     return {
         op: function
         for op, function in decomposition_table().items()
-        if op.namespace == "aten" and op.overloadpacket.__name__ in wanted and not op._schema.is_mutable
+        if op.namespace == "aten" and op.overloadpacket.__name__ in names and not op._schema.is_mutable
     }
 
 
 @make_boxed_compiler
 def ts_compile(fx_g: fx.GraphModule, inps: Sequence[Any]) -> Any:
-    """Compile a graph with TorchScript. Raises what TorchScript raises for operators that it can't compile.
+    """Compile a graph with TorchScript. Raises TorchScript's errors for operators that it can't compile.
 
     Examples:
         >>> import torch, warnings, foregrad
@@ -61,7 +61,7 @@ def ts_compile(fx_g: fx.GraphModule, inps: Sequence[Any]) -> Any:
         if node.op != "call_function":
             continue
         if isinstance(node.target, OpOverload):
-            # TorchScript chooses overloads by itself, and knows `to` where the graph says `_to_copy`.
+            # TorchScript chooses overloads by itself, and has `to` in place of `_to_copy`.
             plain = set(node.kwargs) == {"dtype"} and len(node.args) == 1
             cast = node.target is aten._to_copy.default and plain
             node.target = aten.to if cast else node.target.overloadpacket
@@ -91,9 +91,9 @@ def mem_efficient_fusion_kwargs(use_decomps: bool) -> dict[str, Any]:
 
 
 def memory_efficient_fusion(fn: Callable[..., Any] | nn.Module, **kwargs: Any) -> Any:
-    """Compile a function or module: TorchScript for both halves, split so that least is saved.
+    """Compile a function or module: TorchScript for both halves, split so that the fewest bytes are saved.
 
-    `kwargs` are for `aot_function` (`aot_module` for a module) and come before the ones chosen here.
+    `kwargs` are for `aot_function` (`aot_module` for a module) and override the ones chosen here.
 
     Examples:
         >>> import torch, warnings, foregrad

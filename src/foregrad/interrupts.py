@@ -1,9 +1,9 @@
-"""Signals whose handlers may raise, Ctrl-C above all, do so where a capture or a compilation can bear it.
+"""Signals whose handlers may raise, Ctrl-C above all, are delivered where a capture or a compilation can bear it.
 
-While the main thread captures or compiles, a signal waits until that is done, or until the user's code runs, where an
+While the main thread captures or compiles, a signal waits until the end, or until the user's code runs, where an
 exception is like one of that code's own. Anywhere else an exception between two instructions would leave a patch or
 a mode on; raised in Python that autograd's C++ calls, it would end the process. A compiler that works for minutes
-is stopped by the second signal, and by the third where it has called code of foregrad's.
+is stopped by the second signal, and by the third if it has called code of foregrad's.
 
 Other threads see no signals: Python runs handlers on the main thread.
 """
@@ -25,8 +25,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 _NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGBREAK")
 _SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 _HERE = os.path.dirname(__file__) + os.sep
-_WAITING = {"torch.utils.data", "torch.multiprocessing", "torch.distributed"}  # code of PyTorch's that waits for others
-_SWALLOWING = {"weakref", "_weakrefset", "gc"}  # what is raised there is only printed
+_WAITING = {"torch.utils.data", "torch.multiprocessing", "torch.distributed"}  # PyTorch's code that waits for processes
+_SWALLOWING = {"weakref", "_weakrefset", "gc"}  # an exception there is only printed
 _STOPPED = b"foregrad: interrupted; the graph that is being compiled is finished first. Again to stop at once.\n"
 
 _user_callers: set[CodeType] = set()
@@ -53,7 +53,7 @@ class _Held:
         self.depth = 0
         self.originals: dict[int, Callable[[int, FrameType | None], Any]] = {}
         self.pending: list[int] = []  # the signals that wait
-        self.repeated: set[int] = set()  # those that came twice meanwhile
+        self.repeated: set[int] = set()  # signals that came twice meanwhile
         self.raised: BaseException | None = None
         self.has_escaped = False
 
@@ -85,11 +85,11 @@ class _Held:
         self.leave()
         for number in pending:
             originals[number](number, sys._getframe(1))
-        if lost is not None:  # one of the places that try something else after an error took it for such
+        if lost is not None:  # code that tries something else after an error took the interrupt for one
             raise lost
 
     def leave(self) -> None:
-        """The handlers as they were."""
+        """Restore the handlers."""
         originals, self.originals = self.originals, {}
         self.pending, self.raised, self.has_escaped = [], None, False
         self.repeated.clear()
@@ -103,9 +103,9 @@ held = _Held()
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    """Takes the place of each handler."""
+    """Replacement for each handler."""
     original = held.originals.get(number)
-    if original is None:  # left in place by an exception while it was put there
+    if original is None:  # left behind by an exception during its installation
         if number == signal.SIGINT:
             signal.default_int_handler(number, frame)
         return
@@ -148,18 +148,18 @@ def deliver(*, anywhere: bool = False) -> None:
 
 
 def note_escaping(error: BaseException) -> None:
-    """The user's code has let an exception out: where it is a handler's, nothing in here may take it for an error."""
+    """Note an exception from the user's code: if it is a handler's, foregrad must not take it for an error."""
     if error is held.raised and threading.get_ident() == held.owner:
         held.has_escaped = True
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether it is the exception of a signal's handler, or one that is no error of a program."""
+    """Whether an exception comes from a signal's handler, or is no `Exception`."""
     return not isinstance(error, Exception) or error is held.raised
 
 
 def _is_in_user_code(frame: FrameType | None) -> bool:
-    """Whether what is interrupted is the user's code, or the standard library on its behalf."""
+    """Whether the interrupted code is the user's, or the standard library on its behalf."""
     while frame is not None and _module(frame).partition(".")[0] in sys.stdlib_module_names:
         if _module(frame) in _SWALLOWING:
             return False

@@ -1,7 +1,7 @@
-"""What threads share while they capture and compile, none of which a forked child inherits from other threads.
+"""Shared state of threads that capture and compile, none of which a forked child inherits from other threads.
 
-Locks, the turn that threads take to make graphs for one function, and what is in place for the whole process as long
-as any thread wants it.
+Locks, the turn that threads take to make graphs for one function, and patches of the whole process that are in place
+while any thread needs them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .interrupts import deliver
 
 __all__ = ["InPlace", "Turn", "make_lock", "taken", "without_user_code"]
 
-PATIENCE_S = 2.0  # for another thread that captures the same function, while that one's own code runs
+PATIENCE_S = 2.0  # wait for another thread that captures the same function, while the user's code runs there
 _LOOK_AGAIN_S = 0.05
 
 _all: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -34,7 +34,7 @@ def make_lock() -> Any:
 
 @contextlib.contextmanager
 def taken(lock: Any) -> Iterator[None]:
-    """Context: a lock is held. Signals are looked at while another thread holds it."""
+    """Context: a lock is held. Signals are handled while another thread holds it."""
     while not lock.acquire(timeout=_LOOK_AGAIN_S):
         deliver(anywhere=True)
     try:
@@ -44,7 +44,7 @@ def taken(lock: Any) -> Iterator[None]:
 
 
 def _before_fork() -> None:
-    for each in _in_place:  # none is half in place; nobody holds these for longer than that takes
+    for each in _in_place:  # held only while a patch is put in place, so none is half in place at the fork
         each.lock.acquire()
 
 
@@ -67,7 +67,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class InPlace:
-    """A context: something of the whole process, put in place by the first thread that enters, and back by the last."""
+    """A context around a patch of the whole process: the first thread that enters installs it, the last removes it."""
 
     def __init__(self, install: Callable[[], None], remove: Callable[[], None]) -> None:
         self._install = install
@@ -103,8 +103,8 @@ class InPlace:
 class Turn:
     """One thread at a time captures and compiles a function.
 
-    A capture runs the user's code, which may wait for another thread; should that thread call the same function, each
-    would wait for the other. So nobody waits long while the user's code may be running.
+    A capture runs the user's code, which may wait for another thread; if that thread calls the same function, each
+    waits for the other. So no thread waits long while the user's code may be running.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class Turn:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[bool]:
-        """Context: whether it is this thread's turn, which it is but for a thread that has waited long enough."""
+        """Context: whether this thread has the turn; False for a thread that has waited for `PATIENCE_S`."""
         if not self._wait():
             yield False
             return
@@ -145,7 +145,7 @@ _thread = threading.local()
 
 @contextlib.contextmanager
 def without_user_code() -> Iterator[None]:
-    """Context: nothing of the user's runs here, so that others may wait for it as long as it takes."""
+    """Context: no code of the user's runs here, so other threads may wait for its end."""
     turn: Turn | None = getattr(_thread, "turn", None)
     if turn is None:
         yield
