@@ -1,7 +1,7 @@
-"""Collectives that work in place, as functions of tensors: those without a functional form, and eager regions.
+"""In-place collectives as functions of tensors, for collectives without a functional form and for eager regions.
 
-The first result of one in a graph says that it has run: the next one takes that, so that they keep their order. Known
-weakness: those that graphs call are never forgotten; equal ones have one key.
+The first result of a collective in a graph is a status that the next one takes, so they keep their order. Known
+weakness: collectives that graphs call are never freed; equal ones have one key.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .python_calls import PythonCall, status
 
 __all__ = ["Collective", "GivenAgain", "arguments_of", "returned", "tensors_in", "written_to"]
 
-# Arguments that an operator writes to; into the first it adds, of the others it knows only what they hold then.
+# Arguments that an operator writes to; it also reads the first, and only overwrites the others.
 _WRITTEN = ("tensors", "output", "outputs", "output_tensor", "output_tensors", "output_lists")
 _READ_ONLY = ("c10d::barrier", "c10d::monitored_barrier_", "c10d::send")
 
@@ -31,17 +31,19 @@ def arguments_of(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[s
     }
 
 
-def written_to(op: Any, given: dict[str, Any], *, only_outputs: bool = False) -> list[torch.Tensor]:
-    """The tensors among its arguments that it writes to. `only_outputs`: without those that it reads as well."""
+def written_to(op: Any, arguments: dict[str, Any], *, only_outputs: bool = False) -> list[torch.Tensor]:
+    """The tensors among an operator's arguments that it writes to. `only_outputs`: without those that it also reads."""
     if op._schema.name in _READ_ONLY:
         return []
-    return [t for name in _WRITTEN[only_outputs:] for t in tensors_in(given.get(name))]
+    return [t for name in _WRITTEN[only_outputs:] for t in tensors_in(arguments.get(name))]
 
 
-def returned(op: Any, given: dict[str, Any], work: Any) -> Any:
-    """What it returns."""
+def returned(op: Any, arguments: dict[str, Any], work: Any) -> Any:
+    """The operator's result."""
     count = len(op._schema.returns)
-    return [next(given[name] for name in _WRITTEN if name in given), work] if count > 1 else work if count else None
+    if count > 1:
+        return [next(arguments[name] for name in _WRITTEN if name in arguments), work]
+    return work if count else None
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
@@ -52,29 +54,29 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 class Collective(PythonCall):
-    """One operator of `c10d`: its arguments, and what the tensors in them and its group are to be.
+    """One operator of `c10d` with its arguments, in which tensors are placeholders, and its group.
 
-    `written`: the positions of the tensors that it writes to, among all of them. It works on copies and returns these.
+    `written`: the positions of the tensors that it writes to, among all. The call works on copies and returns these.
     """
 
     def __init__(self, op: Any, args: Sequence[Any], group: str, reduction: str, written: Sequence[int]) -> None:
         self.op, self.args, self.group, self.written = op, list(args), group, tuple(written)
-        given = [value for value in self.args if not isinstance(value, torch.ScriptObject)]
-        shape = _filled(given, lambda _: "tensor")
-        self.known = op, group, reduction, self.written, str(shape)
+        without_objects = [value for value in self.args if not isinstance(value, torch.ScriptObject)]
+        shape = _filled(without_objects, lambda _: "tensor")
+        self.identity = op, group, reduction, self.written, str(shape)
         self.args = _filled(self.args, lambda tensor: _Place(tensor.device))
         self.__name__ = str(op._schema.name).partition("::")[2]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Collective) and self.known == other.known
+        return isinstance(other, Collective) and self.identity == other.identity
 
     def __hash__(self) -> int:
-        return hash(self.known)
+        return hash(self.identity)
 
     def __call__(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         own = [tensor.clone() for tensor in tensors]
         rest = iter(own)
-        # A barrier's tensor says where it is, and nothing else.
+        # A barrier's tensor only tells its device.
         args = _filled(self.args, lambda place: next(rest) if own else torch.zeros(1, device=place.device))
         run_collective(self.op, args, self.group)
         return [own[i] for i in self.written]
@@ -85,19 +87,19 @@ class Collective(PythonCall):
     def fake(self, inputs: Sequence[torch.Tensor], sizes: Any) -> list[torch.Tensor]:
         return [status(), *(inputs[i].clone() for i in self.written)]
 
-    def known_once(self) -> Collective:
-        """The one among equal ones that graphs call."""
-        return _known.setdefault(self, self)
+    def interned(self) -> Collective:
+        """The one among equal collectives that graphs call."""
+        return _interned.setdefault(self, self)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Place:
-    """In the place of a tensor, which was on this device."""
+    """Placeholder for a tensor on this device."""
 
     device: torch.device
 
 
-_known: dict[Collective, Collective] = {}
+_interned: dict[Collective, Collective] = {}
 
 
 def _filled(value: Any, tensor: Callable[[Any], Any]) -> Any:
@@ -108,7 +110,7 @@ def _filled(value: Any, tensor: Callable[[Any], Any]) -> Any:
 
 
 class GivenAgain(ThreadDispatchMode):
-    """While a call runs eagerly that was begun otherwise: the collectives that ran then give what they gave."""
+    """Mode of a call that runs eagerly after a graph was tried: collectives that ran return their earlier results."""
 
     def __init__(self, ran: list[tuple[Collective, list[torch.Tensor]]]) -> None:
         super().__init__()
@@ -119,7 +121,7 @@ class GivenAgain(ThreadDispatchMode):
         if not self.ran or func.namespace != "c10d" or func is not self.ran[0][0].op:
             return func(*args, **kwargs)
         _, values = self.ran.pop(0)
-        given = arguments_of(func, args, kwargs)
-        for tensor, value in zip(written_to(func, given), values, strict=True):
+        arguments = arguments_of(func, args, kwargs)
+        for tensor, value in zip(written_to(func, arguments), values, strict=True):
             tensor.copy_(value)
-        return returned(func, given, finished_work())
+        return returned(func, arguments, finished_work())

@@ -1,16 +1,16 @@
-"""Eager regions: functions of the user's that graphs call as they are, on real tensors.
+"""Eager regions: functions of the user's that graphs call on real tensors.
 
-A region's effects can't be undone. So where a call of a compiled function comes to it again, in a capture or in another
-graph, what it gave is given once more: see `Journal`. A region runs only once the values that the program branched on
-before it are those of its graph.
+A region's effects can't be undone. So if one call of a compiled function reaches a region again, in a capture or in
+another graph, the results of the first run are used: see `Journal`. A region runs only after the values that the
+program branched on before it were found equal to those of its graph.
 
-The user's function runs with gradients on, and the autograd graph that this makes is kept for the region's backward.
-A region's first result is the key under which the backward finds it: a tensor over memory that owns the autograd graph,
-so that the graph lives as long as the saved tensor does. The second result is a status, which a decision looks at and
-the next region is given, so that no region is dropped and all keep their order.
+The user's function runs with gradients on, and its autograd graph is kept for the region's backward. A region's first
+result is the key under which the backward finds the graph: a tensor over memory that owns the autograd graph, so the
+graph lives as long as the saved tensor. The second result is a status, which a decision reads and the next region
+takes, so no region is dropped and all keep their order.
 
-Known weaknesses: what an inner autograd graph keeps in memory is counted by no budget, and goes with the whole of it,
-not node by node.
+Known weaknesses: memory held by an inner autograd graph is counted by no budget, and is freed as a whole, not node by
+node.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ Layout = tuple[torch.dtype, torch.device, tuple[int, ...]]
 
 
 class RegionChangedError(RuntimeError):
-    """Raised inside of a graph: what a region gives, or what came before it, is not what the graph is for."""
+    """Raised inside of a graph: a region's results, or the decisions before it, differ from those at capture."""
 
 
 class RegionRaisedError(Exception):
@@ -74,13 +74,13 @@ class RegionRaisedError(Exception):
 
 @dataclasses.dataclass(eq=False)
 class Region(PythonCall):
-    """One call of a user's function, as it was captured. What is None is known once it has run.
+    """One captured call of a user's function. Fields with defaults are set by its first run.
 
     `build(tensors)` gives its arguments, `take_apart(result, tensors)` the tensors in a result and the rest of it. The
     inputs are its tensor arguments, then the leaves that it reached by itself (`leaves`). `differentiable` and
-    `is_leaf` are of the arguments, `written` those that it writes to. `decided` are the values of what the program
-    branched on before. `layouts`, `requires_grad` and `rest` are of the results; `reached` has for each result the
-    inputs that its gradient reaches.
+    `is_leaf` describe the arguments, `written` are the positions of those that it writes to. `decided`: the values that
+    the program branched on before. `layouts`, `requires_grad` and `rest` describe the results; `reached` has for each
+    result the inputs that its gradient reaches.
     """
 
     function: Callable[..., Any]
@@ -104,7 +104,7 @@ class Region(PythonCall):
     def run(
         self, inputs: Sequence[torch.Tensor], after: Sequence[torch.Tensor], sizes: Sequence[int]
     ) -> list[torch.Tensor]:
-        """Key, status, values. `after` are the values that the program branched on before."""
+        """[key, status, *values]. `after` are the values that the program branched on before."""
         if getattr(self.function, "owner", None) in differentiated_twice:
             raise RegionChangedError(f"whether `{self.name}` is an eager region")
         if any(_differs(value.item(), expected) for value, expected in zip(after, self.decided, strict=True)):
@@ -123,7 +123,7 @@ class Region(PythonCall):
         """The results of the operator for one run."""
         kept = _Kept(next(_kept_keys).to_bytes(8, "little"))
         reached = {position for positions in self.reached for position in positions}
-        starts = [*ran.given, *(leaf() for leaf in self.leaves)]
+        starts = [*ran.starts, *(leaf() for leaf in self.leaves)]
         kept.region = self
         kept.outputs = [get_gradient_edge(output) if output.requires_grad else None for output in ran.outputs]
         kept.inputs = [tensor if i in reached else None for i, tensor in enumerate(starts)]
@@ -135,13 +135,13 @@ class Region(PythonCall):
         return [torch.empty((1,), dtype=torch.int64), status(), *_empty(self.layouts, sizes)]
 
     def backward(self, present: Sequence[bool]) -> RegionBackward:
-        """The call that gives the gradients of inputs, where those of these results are there."""
+        """The call that gives the gradients of inputs, if cotangents of the results at `present` arrive."""
         key = tuple(present)
         if key not in self.backwards:
             reached = [positions for positions, is_there in zip(self.reached, key, strict=True) if is_there]
-            wanted = sorted({position for positions in reached for position in positions})
-            layouts = tuple(self.input_layouts[i] for i in wanted)
-            self.backwards[key] = RegionBackward(self.name, self.where, key, tuple(wanted), layouts)
+            input_positions = sorted({position for positions in reached for position in positions})
+            layouts = tuple(self.input_layouts[i] for i in input_positions)
+            self.backwards[key] = RegionBackward(self.name, self.where, key, tuple(input_positions), layouts)
         return self.backwards[key]
 
 
@@ -149,13 +149,13 @@ class Region(PythonCall):
 class RegionBackward(PythonCall):
     """The gradients of a region's inputs, from the region's key and the gradients of the results that are `present`.
 
-    `wanted` are the positions of the inputs that get one, `layouts` those of these.
+    `input_positions`: the inputs that get a gradient; `layouts`: the layouts of these inputs.
     """
 
     name: str
     where: str
     present: tuple[bool, ...]
-    wanted: tuple[int, ...]
+    input_positions: tuple[int, ...]
     layouts: tuple[Layout, ...]
 
     def run(
@@ -169,18 +169,18 @@ class RegionBackward(PythonCall):
                 "holds it. Call the compiled function outside of `saved_tensors_hooks` and the like."
             )
         outputs = [output for output, is_present in zip(kept.outputs, self.present, strict=True) if is_present]
-        wanted: list[Any] = [kept.inputs[i] for i in self.wanted]
-        with without_tensor_hooks(wanted):
-            found = torch.autograd.grad(outputs, wanted, gradients, retain_graph=True, allow_unused=True)
+        leaves: list[Any] = [kept.inputs[i] for i in self.input_positions]
+        with without_tensor_hooks(leaves):
+            gradients_found = torch.autograd.grad(outputs, leaves, gradients, retain_graph=True, allow_unused=True)
         taken = {storage_key(gradient) for gradient in gradients}
         results = []
-        for given, leaf in zip(found, wanted, strict=True):
-            gradient: torch.Tensor | None = given  # None where nothing leads there in this very run
+        for found, leaf in zip(gradients_found, leaves, strict=True):
+            gradient: torch.Tensor | None = found  # None if no path leads there in this run
             result = torch.zeros_like(leaf, memory_format=torch.contiguous_format) if gradient is None else gradient
             if result.layout is not torch.strided:
                 raise UnsupportedLayoutError(
-                    f"the eager region `{self.name}` called at {self.where} gives a gradient of layout "
-                    f"{result.layout}. Only strided gradients leave a region: make it dense inside."
+                    f"the eager region `{self.name}` called at {self.where} returns a gradient of layout "
+                    f"{result.layout}. Only strided gradients can leave a region: make it dense inside."
                 )
             result = result.contiguous()
             results.append(result.clone() if storage_key(result) in taken else result)
@@ -193,11 +193,11 @@ class RegionBackward(PythonCall):
 
 @dataclasses.dataclass(eq=False)
 class Ran:
-    """What one run of a region's function gave. `outputs` have their history, `given` are the leaves it starts from,
-    `memory` is that of the arguments.
+    """The results of one run of a region's function. `outputs` have their history, `starts` are the leaves where it
+    begins, `memory` holds the storages of the arguments.
     """
 
-    given: list[torch.Tensor]
+    starts: list[torch.Tensor]
     outputs: list[torch.Tensor]
     rest: Any
     leaves: list[torch.Tensor]
@@ -205,18 +205,18 @@ class Ran:
 
     def values(self) -> list[torch.Tensor]:
         """The results without their history, in memory of their own."""
-        made = []
+        values = []
         for output in self.outputs:
             dtype, device, order = layout_of(output)
             value = torch.empty_strided(output.shape, strides_of(output.shape, order), dtype=dtype, device=device)
-            made.append(value.copy_(output.detach()))
-        return made
+            values.append(value.copy_(output.detach()))
+        return values
 
 
 class _Kept(bytearray):
-    """The memory of a key: it owns the autograd graph of one run, by the edges where it begins and ends.
+    """The memory of a key, which owns the autograd graph of one run, by the edges where it begins and ends.
 
-    The region's backward runs as long as this is there, whoever called the region.
+    The region's backward can run as long as this object lives, whoever called the region.
     """
 
     region: Region
@@ -235,7 +235,7 @@ differentiated_twice: weakref.WeakSet[Any] = weakref.WeakSet()
 
 @dataclasses.dataclass(slots=True)
 class _Entry:
-    """One run: of what, on what, what it gave, and the states of generators before and after it."""
+    """One run: function, inputs, results, and the states of generators before and after it."""
 
     function: Callable[..., Any]
     inputs: list[torch.Tensor]
@@ -244,18 +244,18 @@ class _Entry:
 
 
 class Journal:
-    """What the regions of one call of a compiled function gave, in order; `at`: how many of them were asked for.
+    """The runs of regions in one call of a compiled function, in order; `at`: the number of runs already reused.
 
-    Known weakness: where the call runs eagerly in the end, regions run once more; what they printed is printed twice.
+    Known weakness: if the call runs eagerly in the end, regions run once more, and print twice.
     """
 
     def __init__(self) -> None:
         self.entries: list[_Entry] = []
         self.at = 0
-        self.undo: list[Callable[[], None]] = []  # put back what regions changed in Python's state
+        self.undo: list[Callable[[], None]] = []  # restores Python state that regions changed
 
     def next(self, region: Region, inputs: list[torch.Tensor]) -> Ran | None:
-        """What the region that is called now gave in this very call of the compiled function, if it did."""
+        """The earlier run, in this call of the compiled function, of the region that is called now; or None."""
         if self.at == len(self.entries):
             return None
         entry = self.entries[self.at]
@@ -291,7 +291,7 @@ def open_journal() -> Journal | None:
 
 
 def begin() -> None:
-    """A graph with regions runs, or is captured."""
+    """Note that a graph with regions begins to run, or to be captured."""
     journal = open_journal()
     if journal is None:
         _thread.journal = Journal()
@@ -300,21 +300,21 @@ def begin() -> None:
 
 
 def rewind() -> None:
-    """It turned out to be wrong for this call: another one runs."""
+    """Note that the graph is wrong for this call, and another one runs."""
     journal = open_journal()
     if journal is not None:
         journal.at = 0
 
 
 def finish() -> None:
-    """It was right."""
+    """Note that the graph was right for this call."""
     _thread.journal = None
 
 
 def give_up() -> AbstractContextManager[Any]:
-    """The call runs eagerly, in this context: as if no region had run, as far as Python's state is concerned.
+    """Context: the call runs eagerly, with Python's state as if no region had run.
 
-    Collectives that ran are not run again: other processes have met them.
+    Collectives that ran do not run again: other processes took part in them.
     """
     journal, ran = open_journal(), []
     if journal is not None:
@@ -327,7 +327,7 @@ def give_up() -> AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def in_one_call() -> Iterator[None]:
-    """Context: what runs inside is part of one call: its captures, and the graph made of it."""
+    """Context: captures and graphs inside are part of one call."""
     outer = open_journal()
     begin()
     try:
@@ -341,12 +341,12 @@ def in_one_call() -> Iterator[None]:
 
 
 def run_region(region: Region, inputs: Sequence[torch.Tensor]) -> Ran:
-    """Call the user's function on real tensors. `written` is None in a capture, where it is not known yet."""
+    """Call the user's function on real tensors. The region's `written` is None in a capture, before its first run."""
     inputs = list(inputs)
     journal = open_journal()
-    known = None if journal is None else journal.next(region, inputs)
-    if known is not None:
-        return known
+    earlier = None if journal is None else journal.next(region, inputs)
+    if earlier is not None:
+        return earlier
     _thread.journal = None  # compiled functions that the region calls are none of this call's
     generators = [default_generator(device) for device in {torch.device("cpu"), *(t.device for t in inputs)}]
     before = [generator.get_state() for generator in generators] if journal is not None else []
@@ -362,7 +362,7 @@ def run_region(region: Region, inputs: Sequence[torch.Tensor]) -> Ran:
 
 def _run(region: Region, inputs: list[torch.Tensor]) -> Ran:
     is_first = region.written is None
-    leaves, given = [], []
+    leaves, arguments = [], []
     for index, (tensor, differentiable, is_leaf) in enumerate(
         zip(inputs, region.differentiable, region.is_leaf, strict=True)
     ):
@@ -371,66 +371,66 @@ def _run(region: Region, inputs: list[torch.Tensor]) -> Ran:
         if differentiable:
             leaf.requires_grad_()
         leaves.append(leaf)
-        given.append(leaf.clone() if is_copied and (not is_first or (differentiable and not is_leaf)) else leaf)
-    versions = [version_of(tensor) for tensor in given]
-    result = _called(region, given)
-    changed = [i for i, (t, version) in enumerate(zip(given, versions, strict=True)) if version_of(t) != version]
+        arguments.append(leaf.clone() if is_copied and (not is_first or (differentiable and not is_leaf)) else leaf)
+    versions = [version_of(tensor) for tensor in arguments]
+    result = _called(region, arguments)
+    changed = [i for i, (t, version) in enumerate(zip(arguments, versions, strict=True)) if version_of(t) != version]
     if is_first:
-        changed = [i for i, (now, then) in enumerate(zip(given, inputs, strict=True)) if _is_written(now, then)]
+        changed = [i for i, (now, then) in enumerate(zip(arguments, inputs, strict=True)) if _is_written(now, then)]
         region.written = tuple(changed)
     elif not set(changed) <= set(region.written or ()):
         raise UnsupportedMutationError(
             f"the eager region `{region.name}` called at {region.where} writes to a tensor among its arguments, which "
             "it did not do when it was captured. Let it return the new value."
         )
-    outputs, rest = region.take_apart(result, given)
-    outputs += [given[i] for i in region.written or ()]
-    memory = frozenset(storage_key(t) for t in given if t.layout is torch.strided)
+    outputs, rest = region.take_apart(result, arguments)
+    outputs += [arguments[i] for i in region.written or ()]
+    memory = frozenset(storage_key(t) for t in arguments if t.layout is torch.strided)
     return Ran(leaves, outputs, rest, _leaves_behind(outputs, leaves), memory)
 
 
 @runs_user_code
-def _called(region: Region, given: list[torch.Tensor]) -> Any:
-    args, kwargs = region.build(given)
+def _called(region: Region, arguments: list[torch.Tensor]) -> Any:
+    args, kwargs = region.build(arguments)
     return region.function(*args, **kwargs)
 
 
 def _is_written(now: torch.Tensor, then: torch.Tensor) -> bool:
-    """NumPy writes to memory of which no version counter tells."""
+    """Whether a tensor's elements changed: NumPy's writes move no version counter."""
     now, then = now.detach(), then.detach()
     return not torch.equal(now.resolve_conj().nan_to_num(), then.resolve_conj().nan_to_num())
 
 
-def _leaves_behind(outputs: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The leaves with gradients that lead to `outputs`, but for those `given`."""
-    known = {id(leaf) for leaf in given}
-    return [leaf for leaf in _leaves_of(outputs) if id(leaf) not in known]
+def _leaves_behind(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The leaves with gradients that lead to `outputs`, except `inputs`."""
+    input_ids = {id(leaf) for leaf in inputs}
+    return [leaf for leaf in _leaves_of(outputs) if id(leaf) not in input_ids]
 
 
 def _leaves_of(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    found: dict[int, torch.Tensor] = {id(o): o for o in outputs if o.requires_grad and o.is_leaf}
+    leaves: dict[int, torch.Tensor] = {id(o): o for o in outputs if o.requires_grad and o.is_leaf}
     stack = [output.grad_fn for output in outputs if output.grad_fn is not None]
     seen = set(stack)
     while stack:
         node = stack.pop()
         variable = getattr(node, "variable", None)  # of the nodes that accumulate
         if variable is not None:
-            found[id(variable)] = variable
+            leaves[id(variable)] = variable
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
                 stack.append(following)
-    return list(found.values())
+    return list(leaves.values())
 
 
 def reached_from(output: torch.Tensor, inputs: Sequence[torch.Tensor]) -> tuple[int, ...]:
     """The positions of the leaves that the gradient of one result reaches."""
-    found = {id(leaf) for leaf in _leaves_of([output])}
-    return tuple(index for index, leaf in enumerate(inputs) if id(leaf) in found)
+    leaf_ids = {id(leaf) for leaf in _leaves_of([output])}
+    return tuple(index for index, leaf in enumerate(inputs) if id(leaf) in leaf_ids)
 
 
 def layout_of(tensor: torch.Tensor) -> Layout:
-    """How a copy of a tensor is laid out."""
+    """The layout of a copy of a tensor."""
     strides = tensor.stride()
     order = tuple(sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim)))
     if strides_of(tensor.shape, order) != strides:
@@ -439,7 +439,7 @@ def layout_of(tensor: torch.Tensor) -> Layout:
 
 
 def strides_of(shape: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:
-    """The strides of dense memory whose dimensions are in this order; of dimensions of one element, any."""
+    """The strides of dense memory whose dimensions are in this order; dimensions of one element may have any."""
     strides: list[Any] = [1] * len(shape)
     step: Any = 1
     for dim in reversed(order):
@@ -455,14 +455,14 @@ def _differs(value: Any, expected: Any) -> bool:
 
 
 def _check_same(region: Region, ran: Ran, sizes: Sequence[int]) -> None:
-    """Raise where a run gave something else than the graph is for."""
-    known = [leaf() for leaf in region.leaves]
+    """Raise `RegionChangedError` if the results of a run are not of the kinds at capture."""
+    leaves = [leaf() for leaf in region.leaves]
     same = (
         [layout_of(output) for output in ran.outputs] == list(region.layouts)
         and [size for output in ran.outputs for size in output.shape] == list(sizes)
         and [output.requires_grad for output in ran.outputs] == list(region.requires_grad)
         and _same_rest(ran.rest, region.rest)
-        and all(any(leaf is one for one in known) for leaf in ran.leaves)
+        and all(any(leaf is one for one in leaves) for leaf in ran.leaves)
     )
     if not same:
         raise RegionChangedError(f"what the eager region `{region.name}` returns")
@@ -477,8 +477,8 @@ def _same_rest(one: Any, other: Any) -> bool:
 
 def _empty(layouts: Sequence[Layout], sizes: Sequence[Any]) -> list[torch.Tensor]:
     rest = list(sizes)
-    made = []
+    tensors = []
     for dtype, device, order in layouts:
         shape, rest = rest[: len(order)], rest[len(order) :]
-        made.append(torch.empty_strided(shape, strides_of(shape, order), dtype=dtype, device=device))
-    return made
+        tensors.append(torch.empty_strided(shape, strides_of(shape, order), dtype=dtype, device=device))
+    return tensors

@@ -1,4 +1,4 @@
-"""What a graph can't hold: operators without results, which the runtime runs on what the graph computed."""
+"""Effects outside of a graph: operators without results, which the runtime runs on values that the graph computed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CheckInfo:
-    """An operator that returns nothing and writes to nothing: it raises, or does something besides computing.
+    """An operator that returns nothing and writes to no tensor: it raises, or has another effect.
 
-    `args` and `kwargs` hold `Given` and `Result` in the place of tensors. It runs behind the first `after` decisions
+    `args` and `kwargs` hold `Given` and `Result` in place of tensors. The check runs after the first `after` decisions
     and before the others; `where` is the user's line.
     """
 
@@ -41,7 +41,7 @@ class CheckInfo:
 
     @property
     def only_raises(self) -> bool:
-        """Whether it may run twice: an operator of PyTorch's own or a check of ours, not one of the user's."""
+        """Whether the check may run twice: an operator of PyTorch's or a check of foregrad's, not one of the user's."""
         return not isinstance(self.op, OpOverload) or self.op.namespace == "aten"
 
     def behind(self, count: int) -> CheckInfo:
@@ -62,7 +62,7 @@ class CheckInfo:
 class LateUpdate:
     """A tensor that a backward writes to: `output`, of `BackwardEffects.outputs`, holds its new value.
 
-    `live`: its position in `BackwardEffects.live`; None for a tangent, which then is that at position `tangent`.
+    `live`: its position in `BackwardEffects.live`; None for a tangent, whose position is then `tangent`.
     `counted`: the write moves the version counter.
     """
 
@@ -74,7 +74,7 @@ class LateUpdate:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WrappedGradient:
-    """The gradient of a plain input that is a wrapper subclass: `spec` says of what kind, `outputs`, of
+    """The gradient of a plain input that is a wrapper subclass of kind `spec`; `outputs`, positions in
     `BackwardEffects.outputs`, are its plain tensors.
     """
 
@@ -85,12 +85,12 @@ class WrappedGradient:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BackwardEffects:
-    """What a backward does besides giving gradients that are plain tensors.
+    """Effects of a backward besides gradients that are plain tensors.
 
-    `outputs`: of the joint graph, behind the gradients. `checks` run on these. `generators`: what the backward draws
-    from, where a check may fail. `live`: the inputs that it writes to; the joint graph takes what these hold when the
-    backward runs behind the tangents. `once`: why it can't run a second time, where the forward has made tensors that
-    it writes to. `wrapped`: the gradients that are wrapper subclasses.
+    `outputs`: outputs of the joint graph after the gradients. `checks` run on these. `generators`: the generators that
+    the backward draws from, if a check may fail. `live`: the inputs that it writes to; after the tangents the joint
+    graph takes their contents at the time of the backward. `once`: the reason why it can't run a second time, if it
+    writes to tensors that the forward made. `wrapped`: the gradients that are wrapper subclasses.
     """
 
     outputs: tuple[Slot, ...] = ()
@@ -106,7 +106,7 @@ class BackwardEffects:
 
 
 class CheckFailed(Exception):  # noqa: N818
-    """A check fails in the very call that is captured; `error` is what it raised. Leaves no public function."""
+    """A check failed in the call that is captured; `error` is its exception. Never leaves a public function."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))

@@ -21,10 +21,10 @@ __all__ = ["JointGraph"]
 class JointGraph:
     """One captured function: `(primals..., tangents...) -> [forward outputs..., gradients..., effects...]`.
 
-    `module` holds the fx graph; placeholders are called `primals_N` and `tangents_N`. `backward_error` is what
-    eager's backward raises, when the forward is fine but it can't be differentiated; `failing`, where that is so for
-    some of the outputs only: by their position among those that are differentiable; `raising`, for graph outputs by
-    number, what their backward raises on a way to no input. `str()` gives Python source.
+    `module` holds the fx graph; placeholders are called `primals_N` and `tangents_N`. `backward_error`: the error of
+    eager's backward, if the forward runs but can't be differentiated. `failing`: such errors for some outputs only, by
+    their position among the differentiable ones. `raising`: for graph outputs, by number, the error of their backward
+    on a path to no input. `str()` gives Python source.
 
     Examples:
         >>> import torch, foregrad
@@ -44,7 +44,7 @@ class JointGraph:
 
     @property
     def error(self) -> Exception | None:
-        """What some backward raises, or None."""
+        """The error of the backward, or of one of its parts; None if there is none."""
         return self.backward_error or next(
             (self.raising[i] for i in self.signature.rootless if i in self.raising), None
         )
@@ -61,7 +61,7 @@ class JointGraph:
         return list(next(iter(reversed(self.graph.nodes))).args[0])
 
     def inputs_taken(self) -> list[int]:
-        """The inputs that autograd is to know about, in the order of the node's edges: to others no gradient flows, as
+        """The inputs that are inputs of the autograd node, in the order of its edges. No gradient flows to others, as
         in eager.
         """
         later = {i for stage in self.signature.stages[1:] for i in stage}
@@ -74,14 +74,14 @@ class JointGraph:
         marked = signature.marked | signature.parts_marked
         differentiable = [i for i, info in inputs if info.requires_grad or i in marked]
         if self.backward_error is not None or self.failing:
-            # To which ones it would is not known, but for those that nothing leads to.
+            # The paths of the gradients are unknown, except for inputs that nothing leads to.
             reached = signature.reached_from
             return [i for i in differentiable if not reached or reached[i].outputs] or differentiable
         wrapped = {gradient.input for gradient in signature.in_backward.wrapped}
         return [i for i in differentiable if signature.gradients[i] or i in wrapped] or differentiable
 
     def slot_texts(self) -> dict[str, str]:
-        """For printing: what each placeholder is, and the values that decided."""
+        """For printing: the slot of each placeholder, and the decided values."""
         slots = [*(info.slot for info in self.signature.inputs), *self.signature.tangent_slots()]
         texts = {node.name: str(slot) for node, slot in zip(self.placeholders(), slots, strict=True)}
         for decision in self.signature.decisions:
@@ -92,7 +92,7 @@ class JointGraph:
         return texts
 
     def example_inputs(self) -> tuple[list[Any], list[Any]]:
-        """(primals, tangents) as fake tensors: what partitioners are called with."""
+        """(primals, tangents) as fake tensors, the arguments of partitioners."""
         values = [node.meta["val"] for node in self.placeholders()]
         split = len(self.signature.inputs)
         return values[:split], values[split:]
@@ -145,5 +145,5 @@ class JointGraph:
         return print_graph(self.module, header=f"joint graph of {self.name}, after capture", slots=self.slot_texts())
 
     def num_guards(self) -> int:
-        """How much was found out about symbolic sizes so far: the graph is right only where all of it is true."""
+        """The number of conditions on symbolic sizes so far, all of which the graph depends on."""
         return len(self.symbols.guards()) if self.symbols is not None else 0

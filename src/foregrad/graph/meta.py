@@ -1,10 +1,10 @@
-"""What a graph node knows about its value: `TensorSpec`, and the `node.meta` that carries it.
+"""Metadata of graph nodes: `TensorSpec`, and the `node.meta` that carries it.
 
-A captured graph has thousands of nodes and almost nobody asks for their fake tensors, which are slow to
-make (about 30 us each). So capture stores a `TensorSpec` per tensor, and `NodeMeta` makes the `FakeTensor`
-under ``"val"`` (and the text under ``"stack_trace"``) the first time somebody looks.
+A captured graph has thousands of nodes whose fake tensors are slow to make (about 30 us each) and rarely read. So
+capture stores a `TensorSpec` per tensor, and `NodeMeta` makes the `FakeTensor` under ``"val"`` (and the text under
+``"stack_trace"``) at the first read.
 
-Known weakness: fake values made late do not share storage with one another, even where the values do.
+Known weakness: fake values made late do not share storage with one another, even if the values do.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> Any:
-        """Bytes of memory the elements span: what keeping this tensor alone costs. 0 when empty."""
+        """Bytes of memory that the elements span, the cost of saving this tensor alone. 0 when empty."""
         span: Any = 1
         for size, stride in zip(self.shape, self.stride, strict=True):
             if isinstance(size, int) and size == 0:
@@ -90,7 +90,7 @@ class TensorSpec:
 
     @property
     def token(self) -> object:
-        """An object that is the same for equal specs, for keys; None when a size is symbolic or a bit is set."""
+        """One object for all equal specs, for keys; None if a size is symbolic, or the conj or neg bit is set."""
         token = self._token
         if token is _UNKNOWN:
             token = self._token = _find_token(self)
@@ -172,12 +172,11 @@ _DTYPE_NAMES = {
 
 
 class NodeMeta(dict[str, Any]):
-    """`node.meta` of a captured node. Behaves as the dict PyTorch's tools expect, computing late what is costly.
+    """`node.meta` of a captured node. Behaves as the dict that PyTorch's tools expect; costly entries are made late.
 
     `"spec"` is a `TensorSpec`, a list/tuple of them (multi-output ops; None for an output that is not a tensor),
     or absent for non-tensors. `"val"`, `"stack_trace"`, ... are made on first use from the functions given here,
-    `"tensor_meta"` from `"spec"` or `"val"`; whoever looks at all there is (`dict(meta)`, `meta.items()`) gets
-    everything made.
+    `"tensor_meta"` from `"spec"` or `"val"`; reads of all entries (`dict(meta)`, `meta.items()`) make everything.
     """
 
     __slots__ = ("_late",)
@@ -190,8 +189,8 @@ class NodeMeta(dict[str, Any]):
         make = self._late.get(key)
         if make is not None:
             value = self[key] = make()
-        elif key == "tensor_meta" and (found := self._tensor_metadata()) is not None:
-            value = self[key] = found
+        elif key == "tensor_meta" and (metadata := self._tensor_metadata()) is not None:
+            value = self[key] = metadata
         else:
             raise KeyError(key)
         return value
@@ -215,7 +214,7 @@ class NodeMeta(dict[str, Any]):
         return key == "tensor_meta" and isinstance(dict.get(self, "spec"), TensorSpec)
 
     def copy(self, **late: Callable[[], Any]) -> NodeMeta:
-        """A copy that makes what `late` says, too, when it is first looked at."""
+        """A copy that also makes the entries of `late` at their first read."""
         return NodeMeta(dict.items(self), late={**self._late, **late} if late else self._late)
 
     def __copy__(self) -> NodeMeta:
@@ -284,7 +283,7 @@ def spec_of(node: torch.fx.Node) -> Any:
 
 
 def respecify(graph: torch.fx.Graph) -> None:
-    """Make each node's spec again from its fake value, after passes that know of nothing else."""
+    """Make each node's spec again from its fake value, after passes that update only that."""
     for node in graph.nodes:
         if dict.__contains__(node.meta, "val"):
             node.meta["spec"] = _spec_of_value(node.meta["val"])
@@ -299,7 +298,7 @@ def _spec_of_value(value: Any) -> Any:
 
 
 def nbytes_of(node: torch.fx.Node) -> int:
-    """Bytes that keeping this node's value alive costs (0 for numbers and symbolic sizes)."""
+    """Bytes of memory that this node's value keeps alive (0 for numbers and symbolic sizes)."""
     spec = spec_of(node)
     if spec is None:
         return 0
@@ -309,7 +308,7 @@ def nbytes_of(node: torch.fx.Node) -> int:
 
 
 def _hinted(number: Any) -> int:
-    """A number of bytes; of symbolic sizes, what it was at capture."""
+    """A number of bytes; with symbolic sizes, its value at capture."""
     return number if type(number) is int else size_hint(number)
 
 

@@ -1,4 +1,4 @@
-"""`Partitioned`: the forward and the backward as two graphs, and what the one keeps for the other."""
+"""`Partitioned`: the forward and the backward as two graphs, and the residuals between them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Partitioned:
 
     @property
     def saved_results(self) -> dict[int, int]:
-        """Differentiable outputs that are saved as they are: by their position among these, that among the saved."""
+        """Differentiable outputs that are residuals too: their positions among the saved values, by output."""
         signature = self.joint.signature
         outputs, number = _outputs(self.forward), {node: i for i, node in enumerate(self.saved_nodes)}
         return {
@@ -71,7 +71,7 @@ class Partitioned:
     def check(self) -> None:
         """Raise `PartitionError` unless the two halves fit each other and the joint graph's signature.
 
-        Where eager's backward raises there is no backward half: the runtime raises that error in its place.
+        If eager's backward raises, there is no backward half: the runtime raises that error in its place.
         """
         signature = self.joint.signature
         primals = [n for n in self.forward.graph.nodes if n.op == "placeholder"]
@@ -88,9 +88,9 @@ class Partitioned:
                 f"the backward returns {len(_outputs(self.backward))} gradients for {len(signature.inputs)} inputs"
             )
         names = [n.name for n in takes[: len(self.saved_nodes)]]
-        wanted = [n.name for n in (*self.saved_sizes, *self.saved_tensors)]
-        if names != wanted:
-            raise PartitionError(f"the backward expects {names}, the forward saves {wanted}")
+        saved = [n.name for n in (*self.saved_sizes, *self.saved_tensors)]
+        if names != saved:
+            raise PartitionError(f"the backward expects {names}, the forward saves {saved}")
 
     def __str__(self) -> str:
         name = self.joint.name

@@ -1,7 +1,7 @@
 """A graph as a Python program that a person can read and Python can run.
 
-Every operator is spelled in full, every value has its type behind it, the user's source line stands above what it
-gave rise to, and each input and output has its slot's description beside it::
+Every operator is spelled in full, every value has its type behind it, the user's source line stands above its
+operators, and each input and output has its slot's description beside it::
 
     # joint graph after capture
     import torch
@@ -20,7 +20,7 @@ gave rise to, and each input and output has its slot's description beside it::
         ]
 
 Attributes of the module (constants, subgraphs) are read from a first parameter `self`: pass the graph module.
-What has no spelling (a local function, an opaque object) becomes a keyword-only parameter of that name.
+An object without a spelling (a local function, an opaque object) becomes a keyword-only parameter of that name.
 
 Known weakness: subgraphs of higher-order operators are not printed, only called.
 """
@@ -55,8 +55,8 @@ def print_graph(
     """The graph as a runnable program.
 
     `header` becomes a comment on top. `slots` describes inputs by placeholder name, and outputs by the name of the
-    node or, where one node is several outputs, by position: `"output[2]"`. `name` is the function's name; without
-    it, `joint`, `backward` or `forward`, by what the placeholders are called.
+    node or, if one node is several outputs, by position: `"output[2]"`. `name` is the function's name; without it,
+    `joint`, `backward` or `forward`, by the names of the placeholders.
     """
     if isinstance(graph, torch.fx.GraphModule):
         graph = graph.graph
@@ -64,7 +64,7 @@ def print_graph(
 
 
 def user_line(node: Node) -> str | None:
-    """The user's line that a node comes from, `model.py:41 in forward: x = self.fc(x)`; None when unknown."""
+    """The user's line of a node, `model.py:41 in forward: x = self.fc(x)`; None if unknown."""
     if "stack_trace" not in node.meta:
         return None
     trace = node.meta["stack_trace"]
@@ -154,7 +154,7 @@ class _Printer:
         for position, value in enumerate(result):
             slot = self.slots.get(f"output[{position}]")
             if isinstance(value, Node):
-                # A slot of an input says what comes in; an output that is that input is described by its position.
+                # A slot of an input describes the input; an output that is that input is described by its position.
                 by_name = self.slots.get(value.name) if value.op != "placeholder" else None
                 comment = _comment(_type_of(value), slot if slot is not None else by_name, _saved(value))
             else:
@@ -189,7 +189,7 @@ class _Printer:
         if type(value) in (str, bytes):
             return repr(value)
         if type(value) is int:
-            return hex(value)  # the digits of a large one may not be read again
+            return hex(value)  # Python may refuse to parse the digits of a large one
         if isinstance(value, float):
             return f'float("{value}")'
         if isinstance(value, complex):
@@ -197,7 +197,7 @@ class _Printer:
         path = self._import_path(value)
         return path if path is not None else self._pass_in(value)
 
-    def _spell_name(self, wanted: str, value: Any) -> str:
+    def _spell_name(self, hint: str, value: Any) -> str:
         return self.spell(value)
 
     def _path(self, start: str, names: Sequence[str]) -> str:
@@ -206,11 +206,11 @@ class _Printer:
         return start
 
     def _attribute_path(self, target: str) -> str:
-        """`self.block.0.weight` is no Python: parts that aren't identifiers are fetched by name."""
+        """The expression of an attribute: in `self.block.0.weight` parts that aren't identifiers are read by name."""
         return self._path("self", target.split("."))
 
     def _import_path(self, value: Any) -> str | None:
-        """`module.name`, when that is where the value is found."""
+        """`module.name`, if the value is found there."""
         short = getattr(value, "__name__", None)
         module = getattr(value, "__module__", None)
         if not isinstance(short, str) or module == "__main__":
@@ -220,7 +220,7 @@ class _Printer:
         if isinstance(value, HigherOrderOperator):
             places = [(f"torch.ops.{getattr(value, 'namespace', None) or 'higher_order'}", short)]
         else:
-            # Functions made in C name no module, or a private one: `operator.add` says `_operator`.
+            # Functions in C name no module, or a private one: `operator.add` names `_operator`.
             places = [("torch", short), ("torch.nn.functional", short), ("torch", f"Tensor.{short}")]
             if isinstance(module, str):
                 name = getattr(value, "__qualname__", short)
@@ -235,14 +235,14 @@ class _Printer:
 
     def _pass_in(self, value: Any) -> str:
         if id(value) not in self.passed:
-            wanted = getattr(value, "__name__", None)
-            name = self.allocate.fresh(wanted if isinstance(wanted, str) else type(value).__name__.lower())
+            hint = getattr(value, "__name__", None)
+            name = self.allocate.fresh(hint if isinstance(hint, str) else type(value).__name__.lower())
             self.passed[id(value)] = (name, value)
         return self.passed[id(value)][0]
 
 
 def _find(module: str, name: str) -> Any:
-    """What `module.name` is; None when it is nothing."""
+    """The object `module.name`; None if there is none."""
     try:
         value = torch.ops if module.startswith("torch.ops.") else sys.modules[module]
         for part in (*module.split(".")[2:], name) if value is torch.ops else name.split("."):

@@ -1,8 +1,8 @@
 """The operator with which a graph calls Python: eager regions and their backwards, hooks on gradients, collectives.
 
-`foregrad::call` has the key of a `PythonCall`, which says what is run on real tensors and what it gives on fakes.
-`after` are tensors that must be computed before: what the program branched on, or that another call has run.
-`sizes` are the symbolic sizes of results. No pass drops a call, repeats it or takes it for an equal one.
+`foregrad::call` has the key of a `PythonCall`, which runs on real tensors and describes its results on fakes. `after`
+are tensors that must be computed before: values that the program branched on, or the status of another call. `sizes`
+are the symbolic sizes of results. No pass drops a call, repeats it or merges equal ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 class PythonCall(abc.ABC):
-    """One place in graphs that runs Python. Graphs know it by its key only: whoever runs a graph keeps it."""
+    """One place in graphs that runs Python. Graphs hold its key only: the owner of a graph keeps it alive."""
 
     @functools.cached_property
     def key(self) -> int:
@@ -33,11 +33,11 @@ class PythonCall(abc.ABC):
 
     @abc.abstractmethod
     def run(self, inputs: Tensors, after: Tensors, sizes: Sequence[int]) -> list[torch.Tensor]:
-        """The results, in memory that nobody else has."""
+        """The results, in memory of their own."""
 
     @abc.abstractmethod
     def fake(self, inputs: Tensors, sizes: Sequence[Any]) -> list[torch.Tensor]:
-        """Tensors as `run` gives them, whatever they hold."""
+        """Tensors like the results of `run`, with any contents."""
 
 
 _keys = itertools.count(1)
@@ -57,12 +57,12 @@ torch.fx.node.has_side_effect(CALL)
 
 
 def call_of(target: Any, args: Sequence[Any]) -> PythonCall | None:
-    """What an operator with these arguments calls, if it calls Python."""
+    """The `PythonCall` of an operator with these arguments; None if it calls no Python."""
     return _calls[args[0]] if target is CALL else None
 
 
 def status() -> torch.Tensor:
-    """A result that says that a call has run."""
+    """A result that shows that a call has run."""
     return torch.zeros((), dtype=torch.int64, device="cpu")
 
 
@@ -70,8 +70,8 @@ def status() -> torch.Tensor:
 class GradientHook(PythonCall):
     """A hook on a gradient that no graph can hold, `name`d for messages; `where`: the user's line that registers it.
 
-    It is given a copy of the gradient, and a copy of what comes of it is the result: what the hook keeps is in memory
-    that no compiler uses again.
+    The hook gets a copy of the gradient, and a copy of its result is the call's: a tensor that the hook keeps is in
+    memory that no compiler reuses.
     """
 
     hook: Callable[[torch.Tensor], Any]
@@ -79,19 +79,19 @@ class GradientHook(PythonCall):
     where: str
 
     def run(self, inputs: Tensors, after: Tensors, sizes: Sequence[int]) -> list[torch.Tensor]:
-        given = inputs[0].clone()
-        result = self.hook(given)
+        gradient = inputs[0].clone()
+        result = self.hook(gradient)
         if result is None:
-            result = given
+            result = gradient
         elif not isinstance(result, torch.Tensor):
             raise TypeError(f"the hook `{self.name}` returned a {type(result).__name__}, where a gradient is expected")
-        looks = [(t.shape, t.dtype, t.device, t.layout) for t in (result, given)]
-        if looks[0] != looks[1]:
+        metadata = [(t.shape, t.dtype, t.device, t.layout) for t in (result, gradient)]
+        if metadata[0] != metadata[1]:
             raise RuntimeError(
-                f"the hook `{self.name}` has changed the size or type of the gradient: it got {looks[1]} and returned "
-                f"{looks[0]}"
+                f"the hook `{self.name}` has changed the size or type of the gradient: it got {metadata[1]} and "
+                f"returned {metadata[0]}"
             )
-        return [torch.empty_like(given).copy_(result)]
+        return [torch.empty_like(gradient).copy_(result)]
 
     def fake(self, inputs: Tensors, sizes: Sequence[Any]) -> list[torch.Tensor]:
         return [torch.empty_like(inputs[0].clone())]

@@ -1,8 +1,8 @@
-"""What a call leaves behind in Python: writes to items, attributes, cells and sequences, as an ordered list of values.
+"""Side effects of a call in Python: writes to items, attributes, cells and sequences, as an ordered list of values.
 
-Each entry says where (`target`) and which of the written values goes there, by its position among these. A written
-value is an output like any other: its leaves are tensors, numbers and constants. `Kept` is a leaf that stands for an
-object that was there before the call, and is written as that object; `OfArgument` for one that the call is given.
+Each entry has a place (`target`) and the position of its value among the written values. A written value is an output
+like any other: its leaves are tensors, numbers and constants. A leaf `Kept` stands for an object from before the call,
+which is written itself; a leaf `OfArgument` for a container or object among the call's arguments.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class Kept:
-    """A leaf of a written value that is one and the same object in each call."""
+    """A leaf of a written value that is one object in all calls."""
 
     __slots__ = ("value",)
 
@@ -40,8 +40,8 @@ class Kept:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OfArgument:
-    """A container or object among the arguments, of which each call has its own: the one with this number in the tree
-    of the arguments, or with `attributes` its `__dict__`. As a leaf of a value, and as the target of a write.
+    """A container or object among the arguments, different in each call: by its number in the tree of the arguments;
+    with `attributes`, its `__dict__`. Used as a leaf of a value, and as the target of a write.
     """
 
     number: int
@@ -51,8 +51,8 @@ class OfArgument:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PythonWrite:
-    """A write to `target`, the object itself or an `OfArgument`; `path` is what people call the place. `counts`: a
-    number takes another one's place, or a container that of one of the same structure.
+    """A write to `target`, the object itself or an `OfArgument`; `path` is the place for people. `counts`: a number
+    replaces a number, or a container replaces one of equal structure.
     """
 
     target: Any = dataclasses.field(repr=False)  # its own repr is the user's code
@@ -70,7 +70,7 @@ class SetItem(PythonWrite):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeleteItem(PythonWrite):
-    """An item of a dict goes."""
+    """An item of a dict is deleted."""
 
     key: Any
 
@@ -85,15 +85,15 @@ class SetAttribute(PythonWrite):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeleteAttribute(PythonWrite):
-    """An attribute of a class, or one in a slot, goes."""
+    """An attribute of a class, or one in a slot, is deleted."""
 
     name: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallMethod(PythonWrite):
-    """A method of a container that gives nothing, whatever is in it. It is the target, or what that has under `key`,
-    as `kind` says: "item", "cell" or "self".
+    """A call of a container's method without a result, whatever the contents. The container is the target itself or its
+    content under `key`, by `kind`: "item", "cell" or "self".
     """
 
     kind: str
@@ -104,7 +104,7 @@ class CallMethod(PythonWrite):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SetCell(PythonWrite):
-    """A variable of an enclosing function; None: it is unbound."""
+    """A variable of an enclosing function is set; None: it is unbound."""
 
     value: int | None
 
@@ -119,13 +119,13 @@ class SetItems(PythonWrite):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AddToSet(PythonWrite):
-    """One more element of a set."""
+    """An element is added to a set."""
 
     value: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RemoveFromSet(PythonWrite):
-    """An element of a set goes."""
+    """An element of a set is removed."""
 
     value: int

@@ -1,7 +1,7 @@
-"""What a graph given to a compiler is for: `role_of(gm)`.
+"""The role of a graph that is passed to a compiler: `role_of(gm)`.
 
-A compiler is called as `(graph module, example inputs)`, as PyTorch's are. One that wants to know more (which outputs
-the user sees, which inputs are parameters) reads it from `gm.meta["foregrad"]`, through `role_of`.
+A compiler is called as `(graph module, example inputs)`, as PyTorch's are. Further facts (which outputs the user sees,
+which inputs are parameters) are in `gm.meta["foregrad"]`, read by `role_of`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from torch import fx
 __all__ = ["LAID_OUT", "PREPARED", "GraphRole", "role_of"]
 
 _KEY = "foregrad"
-PREPARED = "foregrad prepared"  # in the `meta` of a graph that a backend's `prepare_joint` gave, or made of one
+PREPARED = "foregrad prepared"  # in the `meta` of a graph from a backend's `prepare_joint`, or derived from one
 
-LAID_OUT = (
-    "foregrad laid out"  # of a backward some of whose saved inputs have strides that the forward's compiler chose
-)
+LAID_OUT = "foregrad laid out"  # of a backward with residuals whose strides the forward's compiler chose
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,18 +23,18 @@ class GraphRole:
     """One half of a function.
 
     * `phase`: "forward", "backward" or "inference" (no gradients).
-    * `static_inputs`: positions of inputs that are parameters, buffers or, in a backward, such that were saved.
-    * `visible_outputs`: positions of outputs whose strides must be those of the graph. Others are saved for the
-      backward or copied into an input, and may have any; what they have is to be said by the compiled function's
-      attribute `output_strides` (a list with a tuple or None for each output), if it isn't what the graph says.
-    * `donated`: positions of a backward's inputs that nobody reads afterwards. A compiled function that writes there
-      says so by its attribute `writes_into` (their positions), and is only called while nobody else has those.
-    * `updates`: pairs of an input and the output that it takes its elements from once the graph has run. A compiled
-      function that writes there itself says so by its attribute `updated` (those pairs).
-    * `regions`: whether repeated regions are to be compiled once each, see `passes.regions`: True, False, or "auto",
-      where that pays. A compiler with a true attribute `takes_regions` is given the graph with calls of them.
-    * `tag`: for a graph with symbolic sizes, what a compiler that keeps compiled graphs from process to process must
-      make a part of its key; "" where it may keep none.
+    * `static_inputs`: positions of inputs that are parameters, buffers or, in a backward, saved ones of these.
+    * `visible_outputs`: positions of outputs whose strides must be those of the graph. Other outputs are residuals or
+      copied into an input, and may have any strides. If these differ from the graph's, the compiled function must have
+      an attribute `output_strides` (a list with a tuple or None for each output).
+    * `donated`: positions of a backward's inputs that are not read afterwards. A compiled function that writes there
+      must have an attribute `writes_into` (their positions); it is called only while nothing else refers to them.
+    * `updates`: pairs of an input and the output whose elements it takes after the graph has run. A compiled function
+      that writes there itself must have an attribute `updated` (those pairs).
+    * `regions`: whether repeated regions are compiled once each, see `passes.regions`: True, False, or "auto" (if it
+      pays). A compiler with a true attribute `takes_regions` gets the graph with calls of regions.
+    * `tag`: for a graph with symbolic sizes, a required part of the key of a compiler that keeps compiled graphs from
+      process to process; "" if it may keep none.
     """
 
     phase: str
@@ -52,7 +50,7 @@ class GraphRole:
 
 
 def role_of(gm: fx.GraphModule) -> GraphRole:
-    """The role of a graph; for one that did not come from foregrad, inference with every output visible."""
+    """The role of a graph; for a graph that is not foregrad's, inference with every output visible."""
     role = gm.meta.get(_KEY)
     if isinstance(role, GraphRole):
         return role

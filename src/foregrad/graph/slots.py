@@ -1,7 +1,7 @@
-"""What each input and output of a graph is: one small value per slot, printable, comparable, nested where needed.
+"""Slots: descriptions of the inputs and outputs of a graph, one small value each, printable, comparable, nested.
 
-Nothing downstream counts positions: wrappers, partitioners, reports and messages ask the slots. They nest
-(`Grad(of=Param("w"))`, `Tangent(of=Grad(of=...))`), so derivatives of any order can be said.
+Nothing downstream counts positions: wrappers, partitioners, reports and messages ask the slots. Slots nest
+(`Grad(of=Param("w"))`, `Tangent(of=Grad(of=...))`), so they describe derivatives of any order.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Input(Slot):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Closure(Slot):
-    """A tensor the function reaches by itself (closed over, global, an attribute), by how it is reached."""
+    """A tensor the function reaches by itself (closed over, global, an attribute), by its path."""
 
     path: str
 
@@ -85,7 +85,7 @@ class SharedMemory(Slot):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Output(Slot):
-    """A tensor the function returns, by its path in what it returns: `out["loss"]`."""
+    """A tensor the function returns, by its path in the result: `out["loss"]`."""
 
     path: str
 
@@ -128,7 +128,7 @@ class Base(Slot):
 class Decision(Slot):
     """A value that the program branched on, or took a size from; `where` is the line that read it.
 
-    `is_open`: it is a size, and the graph serves others too.
+    `is_open`: the value is a size, and the graph serves other sizes too.
     """
 
     where: str
@@ -140,7 +140,7 @@ class Decision(Slot):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Checked(Slot):
-    """A value that an operator without results is given, by the line that calls it."""
+    """An argument of an operator without results, by the line that calls it."""
 
     where: str
 
@@ -150,7 +150,7 @@ class Checked(Slot):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Live(Slot):
-    """What an input holds when the backward runs."""
+    """The contents of an input when the backward runs."""
 
     of: Slot
 

@@ -38,8 +38,8 @@ def compile_source(
 ) -> Callable[..., Any]:
     """Compile `source` and return the function called `name` that it defines.
 
-    `globals` becomes the function's globals; it may be added to later, and anything else that `source` defines is
-    found there. The function itself is taken out of it, so that no reference cycle keeps its constants alive.
+    `globals` becomes the function's globals; it may be added to later, and holds anything else that `source` defines.
+    The function itself is taken out of it, so that no reference cycle keeps its constants alive.
     The unit's text lives exactly as long as the function's code: frames in a traceback count.
     """
     filename = f"<foregrad {shown(label or name)} {next(_units)}>"
@@ -66,7 +66,7 @@ def source_of(function: Callable[..., Any]) -> str:
 
 
 class Names:
-    """Hands out ASCII identifiers, each once, near to what was asked for."""
+    """Hands out ASCII identifiers, each once, close to the hints."""
 
     __slots__ = ("_next", "_taken")
 
@@ -76,9 +76,9 @@ class Names:
         self._taken = set(reserved)
         self._next: dict[str, int] = {}
 
-    def fresh(self, wanted: str) -> str:
-        """`wanted` made an identifier, with a number behind it when it is taken."""
-        base = wanted if is_name(wanted) and len(wanted) <= _LONGEST and wanted[:2] != "__" else _identifier(wanted)
+    def fresh(self, hint: str) -> str:
+        """`hint` made an identifier, with a number behind it if it is taken."""
+        base = hint if is_name(hint) and len(hint) <= _LONGEST and hint[:2] != "__" else _identifier(hint)
         taken = self._taken
         name = base
         if name in taken or name in self._never:
@@ -94,7 +94,7 @@ _LONGEST = 200
 
 
 def _identifier(text: str) -> str:
-    # Names between two underscores mean something to Python where globals are looked up.
+    # Names between double underscores have a meaning in Python's globals.
     cleaned = re.sub(r"\W", "_", text[:_LONGEST], flags=re.ASCII)
     if cleaned.startswith("__"):
         cleaned = cleaned.strip("_")
@@ -124,13 +124,13 @@ class Renderer:
         return self.bind(value)
 
     def arguments(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
-        """What stands between the parentheses of a call."""
+        """The text between the parentheses of a call."""
         parts = [self(value) for value in args]
         if kwargs:
             parts += call_keywords([(key, self(value)) for key, value in kwargs.items()], self._bind_name)
         return ", ".join(parts)
 
-    def _bind_name(self, wanted: str, value: Any) -> str:
+    def _bind_name(self, hint: str, value: Any) -> str:
         return self.bind(value)
 
     def _node(self, value: torch.fx.Node) -> str:

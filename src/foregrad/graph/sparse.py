@@ -1,8 +1,8 @@
-"""Sparse tensors in graphs: the operators that give them, and those that take them.
+"""Sparse tensors in graphs: the operators that return and take them.
 
-The gradient of an embedding with `sparse=True` is a COO tensor. How many elements the sum of two has depends on their
-indices, so no `TensorSpec` describes one: a node that gives a sparse tensor has the spec `SPARSE`, that of an operator
-with no results of its own. No such value is saved for a backward.
+The gradient of an embedding with `sparse=True` is a COO tensor. The number of elements in the sum of two depends on
+their indices, so no `TensorSpec` describes one: a node whose value is sparse has the spec `SPARSE`, that of an operator
+without results. No sparse value is saved for a backward.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ MAKE = aten._sparse_coo_tensor_with_dims_and_tensors.default
 EMBEDDING_BACKWARD = aten.embedding_sparse_backward.default
 BAG_BACKWARD = aten._embedding_bag_backward.default
 _MAKERS = {MAKE, EMBEDDING_BACKWARD}
-_SPARSE_OF_BAG = 9  # the argument that says so
+_SPARSE_OF_BAG = 9  # the position of the argument `sparse`
 
-# Operators that give a sparse tensor for one, whatever their other operand is.
+# Operators that give a sparse tensor for a sparse operand, whatever their other operand.
 _KEEPING = {
     aten.mul.Tensor,
     aten.mul.Scalar,
@@ -51,7 +51,7 @@ def gives_sparse(target: Any, args: Sequence[Any], is_sparse: IsSparse) -> bool:
 
 
 def can_take(target: Any, args: Sequence[Any], kwargs: Any, is_sparse: IsSparse) -> bool:
-    """Whether these arguments, some of them sparse, are among those that an operator in a graph may take."""
+    """Whether an operator in a graph may take these arguments, some of which are sparse."""
     if kwargs and target is not aten.clone.default:
         return False
     if target is _SUM:

@@ -1,12 +1,12 @@
-"""How names and keys of the user's stand in generated Python: as objects, never as text that could run.
+"""The user's names and keys in generated Python: they stand as objects, never as text that could run.
 
-A name is written out where that is certain to mean the name: an ASCII identifier (others are normalized to NFKC by
-Python's parser, so that two names become one) that is no keyword and that no class body would mangle. A key is written
-out where it is a number or a short printable ASCII text. Anything else is bound: `bind(wanted, value)` gives the
-global of the generated function that holds it, `getattr(x, name)` and `x[key]` read it.
+A name is written out only if it is certain to mean itself: an ASCII identifier (others are normalized to NFKC by
+Python's parser, so two names become one) that is no keyword and that no class body would mangle. A key is written out
+if it is a number or a short printable ASCII text. Anything else is bound: `bind(hint, value)` gives the global of the
+generated function that holds it, `getattr(x, name)` and `x[key]` read it.
 
-What is only to be read by people goes through `shown` (one line without control characters, which could end a comment
-or turn the text around it) or `key_text` (which runs no `__repr__` of the user's).
+Text for people goes through `shown` (one line without control characters, which could end a comment or turn the text
+around it) or `key_text` (which runs no `__repr__` of the user's).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def is_name(text: Any) -> bool:
     """Whether Python reads `x.text`, `text=` and `text` as exactly this name."""
     if type(text) is not str or not text.isascii() or not text.isidentifier() or keyword.iskeyword(text):
         return False
-    return not text.startswith("__") or (text.endswith("__") and text != "__debug__")  # which nothing can be called
+    return not text.startswith("__") or (text.endswith("__") and text != "__debug__")  # reserved by Python
 
 
 def attribute(owner: str, name: str, bind: Bind) -> str:
@@ -53,7 +53,7 @@ def call_keywords(arguments: Iterable[tuple[str, str]], bind: Bind) -> list[str]
 
 
 def literal(value: Any) -> str | None:
-    """A literal that is this very value, type and all; None where it has none, or one that is better not read."""
+    """A literal of exactly this value and type; None if it has none, or its literal would be too long."""
     cls = type(value)
     if value is None or cls is bool:
         return repr(value)
@@ -67,14 +67,14 @@ def literal(value: Any) -> str | None:
 
 
 def shown(text: str, longest: int = 160) -> str:
-    """Text as one line for people, that may stand in a comment: what is not printable is escaped."""
+    """Text as one line for people, safe in a comment: unprintable characters are escaped."""
     if not (text.isascii() and text.isprintable()):
         text = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
 def key_text(key: Any) -> str:
-    """A key for people. Texts and numbers as literals; of other objects what their class says, not their `__repr__`."""
+    """A key for people. Texts and numbers as literals; other objects by their class, not by their `__repr__`."""
     cls = type(key)
     if cls is int and literal(key) is None:
         return hex(key) if key.bit_length() < 4 * _LONGEST_TEXT else f"<int of {key.bit_length()} bits>"
@@ -92,14 +92,14 @@ def key_text(key: Any) -> str:
 
 
 def in_order(keys: Collection[Any]) -> list[Any]:
-    """Keys in an order that does not change from run to run: of plain strings as they are, of others by their texts."""
+    """Keys in an order that does not change from run to run: plain strings by themselves, others by their texts."""
     if all(type(key) is str for key in keys):
         return sorted(keys)
     return sorted(keys, key=key_text)
 
 
 def key_texts(keys: Sequence[Any]) -> list[str]:
-    """A text for each key, no two of them one."""
+    """A text for each key, all of them different."""
     texts = list(map(key_text, keys))
     if len(set(texts)) == len(texts):
         return texts

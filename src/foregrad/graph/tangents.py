@@ -1,4 +1,4 @@
-"""What is known of a tangent before it comes: a derivative is compiled for each pattern of these."""
+"""Kinds of tangents: a derivative is compiled for each pattern of them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from .meta import TensorSpec
 
 __all__ = ["ABSENT", "CONSTANT", "STOP", "VARIABLE", "BackwardCase", "TangentKind", "place_of_size"]
 
-ABSENT, CONSTANT, VARIABLE = 0, 1, 2  # did not come in; came without requiring grad; requires grad
-STOP = 3  # did not come in: what arrives at the output inside, of others, is asked for, and goes no further
+ABSENT, CONSTANT, VARIABLE = 0, 1, 2  # missing; present without requiring grad; requires grad
+STOP = 3  # missing: the gradient that other outputs send to this interior output is asked for, and stops there
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class TangentKind:
-    """A tangent of another kind than the backward was captured for, which is compiled for it by itself.
+    """A tangent of another kind than at capture, for which a backward of its own is compiled.
 
-    `outputs`: the positions of the outputs that it is for, a plain one or the plain tensors of a wrapper subclass, at
-    which no tangent comes in then. `shape`: of the first that came. `spec`: of the wrapper subclass that it is, None
-    for a plain tensor. `parts`: its plain tensors, which are tangents behind the others. `layouts`: what those have in
-    common in all tangents of this kind.
+    `outputs`: the positions of its outputs, a plain one or the plain tensors of a wrapper subclass, which get no other
+    tangent. `shape`: the shape of the first such tangent. `spec`: the spec of a wrapper subclass, None for a plain
+    tensor. `parts`: its plain tensors, which are tangents after the others. `layouts`: the layout of the parts, common
+    to all tangents of this kind.
     """
 
     outputs: tuple[int, ...]
@@ -32,10 +32,10 @@ class TangentKind:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BackwardCase:
-    """What a backward is made for, as a function: tangents of `pattern`, and behind them the parts of other `kinds`.
+    """The case that a backward is compiled for: tangents of `pattern`, followed by the parts of other `kinds`.
 
-    It gives the gradients of the inputs in `needs_input_grad` (None: all), and has a backward itself where
-    `create_graph` is True. `gone`: positions of saved values that were given up since.
+    `needs_input_grad`: the inputs that get a gradient (None: all). `create_graph`: the backward has a backward itself.
+    `gone`: positions of residuals that were freed since.
     """
 
     pattern: tuple[int, ...]
@@ -46,14 +46,16 @@ class BackwardCase:
 
     @property
     def present(self) -> tuple[bool, ...]:
-        """The outputs for which a gradient comes in."""
+        """A mask of the outputs that get a cotangent."""
         others = {i for kind in self.kinds for i in kind.outputs}
         count = len(self.pattern) - sum(len(kind.parts) for kind in self.kinds)
-        return tuple(given in (CONSTANT, VARIABLE) or i in others for i, given in enumerate(self.pattern[:count]))
+        return tuple(tangent in (CONSTANT, VARIABLE) or i in others for i, tangent in enumerate(self.pattern[:count]))
 
 
 def place_of_size(size: int, dim: int, shape: tuple[int, ...]) -> int | None:
-    """Which size of a tensor the `size` in dimension `dim` of a plain tensor in it is; None for another number."""
+    """The dimension of a tensor whose size is the `size` in dimension `dim` of a plain tensor in it; None if there is
+    none.
+    """
     if dim < len(shape) and shape[dim] == size:
         return dim
     return shape.index(size) if size in shape else None

@@ -266,7 +266,7 @@ class _Call:
         recorder = self.regions.recorder
         key = recorder.entry(operator.getitem, (self.entry, 0), {}, is_random=False)
         key.spec = self.entry.spec[0]  # type: ignore[index]
-        shapes = [self.shapes[i] for i in backward.wanted]
+        shapes = [self.shapes[i] for i in backward.input_positions]
         inputs, sizes = [key, *map(recorder.to_entries, gradients)], [size for shape in shapes for size in shape]
         entry = recorder.entry(CALL, (backward.key, inputs, [], sizes), {}, is_random=False)
         entry.spec = tuple(
@@ -306,10 +306,10 @@ class _Linked(torch.autograd.Function):
         call: _Call = ctx.call
         backward = call.region.backward([gradient is not None for gradient in gradients])
         found: list[Any] = [None] * len(call.shapes)
-        if backward.wanted:
+        if backward.input_positions:
             given = [g for g in gradients if g is not None]
             results = Once.apply(lambda: call.gradients(backward, given), call.refuse, *gradients, *call.inputs)
-            for index, result in zip(backward.wanted, results, strict=True):
+            for index, result in zip(backward.input_positions, results, strict=True):
                 found[index] = result
         return None, *found
 
@@ -336,7 +336,7 @@ def _name_of(function: Any) -> str:
 
 def _describe(region: Region, ran: Ran, inputs: Sequence[torch.Tensor]) -> None:
     """Note what a run showed."""
-    starts = [*ran.given, *ran.leaves]
+    starts = [*ran.starts, *ran.leaves]
     region.leaves = tuple(weakref.ref(leaf) for leaf in ran.leaves)
     region.input_layouts = tuple((t.dtype, t.device, tuple(range(t.dim()))) for t in inputs)
     region.layouts = tuple(map(layout_of, ran.outputs))

@@ -138,7 +138,7 @@ class Collectives:
             if last is not None and last.target is CALL:
                 last = recorder.emit(operator.getitem, last, 0)
             after = [] if last is None else [last]
-            entry = self._keep(recorder.emit(CALL, called.known_once().key, recorder.to_entries(tensors), after, []))
+            entry = self._keep(recorder.emit(CALL, called.interned().key, recorder.to_entries(tensors), after, []))
             results = [recorder.emit(operator.getitem, entry, i) for i in range(1, 1 + len(written))]
         else:
             call: Any = region_runner()
