@@ -257,8 +257,8 @@ def _keeper(chosen: Backend, split: PartitionFn, decompositions: Any) -> Keeper 
 def _settings_of(split: PartitionFn) -> str | None:
     """The settings that a partitioner of PyTorch's reads; None for another partitioner."""
     function = split.func if isinstance(split, functools.partial) else split
-    is_ours = str(getattr(function, "__module__", "")).partition(".")[0] == "foregrad"
-    return None if is_ours else partitioner_settings()
+    is_own = str(getattr(function, "__module__", "")).partition(".")[0] == "foregrad"
+    return None if is_own else partitioner_settings()
 
 
 def compile_function(

@@ -110,7 +110,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
             signal.default_int_handler(number, frame)
         return
     is_second = number in held.pending
-    stops_compiler = is_second and _first_of_ours(frame) in _compiler_callers
+    stops_compiler = is_second and _first_of_foregrad(frame) in _compiler_callers
     if number in held.repeated:
         stops_compiler = stops_compiler or _is_under_compiler(frame)
     if _is_in_user_code(frame) or stops_compiler:
@@ -123,7 +123,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
         held.repeated.add(number)
     if not is_second:
         held.pending.append(number)
-        if number == signal.SIGINT and _first_of_ours(frame) in _compiler_callers:
+        if number == signal.SIGINT and _first_of_foregrad(frame) in _compiler_callers:
             os.write(2, _STOPPED)
 
 
@@ -140,7 +140,7 @@ def deliver(*, anywhere: bool = False) -> None:
     if threading.get_ident() != held.owner or not held.depth:
         return
     frame = sys._getframe(2)
-    if not anywhere and _first_of_ours(frame) not in _user_callers:
+    if not anywhere and _first_of_foregrad(frame) not in _user_callers:
         return
     while held.pending:
         number = held.pending.pop()
@@ -164,15 +164,15 @@ def _is_in_user_code(frame: FrameType | None) -> bool:
         if _module(frame) in _SWALLOWING:
             return False
         frame = frame.f_back
-    if frame is None or _is_ours(frame):
+    if frame is None or _is_of_foregrad(frame):
         return False
     module = _module(frame)
     is_torch = module.partition(".")[0] == "torch" and ".".join(module.split(".")[:3]) not in _WAITING
-    return not is_torch and _first_of_ours(frame) in _user_callers
+    return not is_torch and _first_of_foregrad(frame) in _user_callers
 
 
-def _first_of_ours(frame: FrameType | None) -> CodeType | None:
-    while frame is not None and not _is_ours(frame):
+def _first_of_foregrad(frame: FrameType | None) -> CodeType | None:
+    while frame is not None and not _is_of_foregrad(frame):
         frame = frame.f_back
     return None if frame is None else frame.f_code
 
@@ -183,7 +183,7 @@ def _is_under_compiler(frame: FrameType | None) -> bool:
     return frame is not None
 
 
-def _is_ours(frame: FrameType) -> bool:
+def _is_of_foregrad(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith((_HERE, "<foregrad"))
 
 

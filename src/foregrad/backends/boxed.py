@@ -1,9 +1,9 @@
 """The calling convention of compiled graphs: one list, which the callee empties, and a list back.
 
-A caller that passes arguments one by one keeps them alive until the call returns. Given a list to empty, the callee
-decides when each one dies, so that saved activations are freed during the backward, not after it.
+A caller that passes arguments one by one keeps them alive until the call returns. With a list to empty, the callee
+decides when each one is freed, so saved activations are freed during the backward, not after it.
 
-Compilers return all sorts of callables; `as_boxed` makes each of them keep the convention.
+Compilers return all sorts of callables; `as_boxed` adapts each of them to the convention.
 
 Known weaknesses: before Python 3.11 the interpreter itself holds the arguments of a call, so a function that isn't
 boxed frees nothing early there. A hook put on a graph module after it was boxed is not seen.
@@ -43,7 +43,7 @@ def make_boxed_func(f: Callable[..., Any]) -> Boxed:
     """`f(*args)` as a function of one list, which it empties. Returns what `f` returns.
 
     No frame between the caller and `f` holds an argument, so `f` may free it. A graph module, or its `forward`,
-    runs as the code that the eager backend writes for it, as the graph is now.
+    runs as the eager backend's code for the present graph.
 
     Examples:
         >>> import foregrad
@@ -100,12 +100,12 @@ def as_boxed(
     num_outputs: int | None = None,
     first_call: FirstCall | None = None,
 ) -> Callable[[list[Any]], list[Any]]:
-    """What a compiler returned, as a function from a list, which it empties, to a list.
+    """A compiler's result as a function from a list, which it empties, to a list.
 
-    A tuple becomes a list, and one tensor a list of it. An untouched graph module runs as the eager backend writes
-    it: the same calls, without the frames that keep arguments alive. With `num_outputs`, any other number of
-    outputs is an error. `backend` and `graph` name the culprit in messages. `first_call` is called in the place of the
-    first call, and gives its results and what later ones go to (None: the next is a first one too); then it is gone.
+    A tuple becomes a list, and one tensor a list of it. An untouched graph module runs as the eager backend's code for
+    it: equal calls, without the frames that keep arguments alive. With `num_outputs`, any other number of outputs is an
+    error. `backend` and `graph` name the culprit in messages. `first_call` replaces the first call, and gives its
+    results and the function for later calls (None: the next call is a first one too).
     """
     if not callable(fn):
         raise BackendError(
@@ -157,7 +157,7 @@ def _as_list(out: Any, backend: str, graph: str) -> list[Any]:
 
 
 def _plain_module(fn: Any) -> torch.fx.GraphModule | None:
-    """The graph module that `fn` is, or whose `forward` it is, when calling it only runs its graph."""
+    """The graph module `fn`, or the one whose `forward` is `fn`, if a call only runs its graph; else None."""
     owner = getattr(fn, "__self__", None)
     module = owner if getattr(fn, "__func__", None) is getattr(type(owner), "forward", fn) else fn
     if not isinstance(module, torch.fx.GraphModule) or not is_plain_graph_module(module) or is_boxed(module):

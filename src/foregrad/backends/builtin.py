@@ -25,7 +25,7 @@ log = logging.getLogger("foregrad.backends")
 
 
 def inductor_backend(settings: Mapping[str, Any] | None = None, *, name: str = "inductor") -> Backend:
-    """Inductor under settings of its own; called `auto`, it leaves what it can't compile to eager's kernels."""
+    """Inductor with its own settings; called `auto`, it leaves graphs that it can't compile to eager's kernels."""
     compiler = inductor.InductorCompiler(settings, fallback=name == "auto")
     return Backend(
         name,
@@ -44,7 +44,7 @@ def inductor_backend(settings: Mapping[str, Any] | None = None, *, name: str = "
 
 
 def auto() -> Backend:
-    """Inductor where it can compile, else eager's kernels; says which, once."""
+    """Inductor if it can compile here, else eager's kernels; logs which, once."""
     reason = inductor.why_not()
     if reason is None:
         _say_once(logging.INFO, 'backend "auto" is Inductor')
@@ -59,8 +59,8 @@ def _say_once(level: int, message: str) -> None:
 
 
 def _owned(value: Any) -> Any:
-    """An output in PyTorch's own memory. What another runtime lends, it may write again on its next call, when the
-    value of this one may be somebody's gradient.
+    """An output in PyTorch's own memory. Another runtime may overwrite memory that it lends on its next call, while the
+    value is still in use as a gradient.
     """
     if isinstance(value, torch.Tensor) and not value.untyped_storage().resizable():
         return value.clone()
@@ -69,9 +69,9 @@ def _owned(value: Any) -> Any:
 
 def torch_backend(name: str) -> Backend:
     """Any backend of torch.compile's, for both halves."""
-    known = dynamo.known_backends()
-    if name not in known:
-        raise BackendError(f"torch.compile has no backend called `{name}`. It has: {', '.join(known)}.")
+    names = dynamo.known_backends()
+    if name not in names:
+        raise BackendError(f"torch.compile has no backend called `{name}`. It has: {', '.join(names)}.")
 
     def compile_half(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         mode = next((value.fake_mode for value in example_inputs if hasattr(value, "fake_mode")), None)
@@ -84,8 +84,8 @@ def torch_backend(name: str) -> Backend:
                 f"{type(error).__name__}: {error}"
             ) from error
 
-        # Dynamo passes inputs one by one, and so does this: the mark of the other convention is not to be believed,
-        # since it gets copied from what is wrapped.
+        # Inputs are passed one by one, as Dynamo does: the mark of the boxed convention is unreliable here, since
+        # wrappers copy it.
         def call(*args: Any) -> Any:
             return [_owned(value) for value in compiled(*args)]
 

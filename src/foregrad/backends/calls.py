@@ -1,8 +1,8 @@
-"""How one node's call is written: through a direct binding where that is certain to mean the same, else as it stands.
+"""The text of one node's call: through a direct binding if that certainly means the same, else through the operator.
 
-A binding of torch chooses the overload by its arguments, so what is known of each value decides: literals by their
-type, nodes by the schema of what made them, by `meta`, or by the example inputs. What isn't known takes the generic
-door, which is right for everything.
+A binding of torch chooses the overload by its arguments, so the kind of each value decides: literals by their type,
+nodes by the schema of their operator, by `meta`, or by the example inputs. Values of unknown kind take the generic
+entry, which is right for everything.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Node = torch.fx.Node
 
 
 class CallWriter:
-    """Writes the calls of one graph. `globals` collects what the text refers to; `names` is filled by the owner.
+    """Writes the calls of one graph. `globals` collects the objects that the text names; the owner fills `names`.
 
     `by_index` holds the nodes whose every user picks one output: only for those may a binding return a named tuple.
     """
@@ -44,21 +44,21 @@ class CallWriter:
         self._kinds: dict[Node, str] = {}
 
     def learn(self, placeholders: Sequence[Node], values: Sequence[Any]) -> None:
-        """Take the kinds of placeholders from example inputs, where `meta` doesn't say."""
+        """Take the kinds of placeholders from example inputs if `meta` has none."""
         for node, value in zip(placeholders, values, strict=True):
             self._kinds[node] = _kind_of_meta(node) or _kind_of_object(value)
 
-    def bind(self, value: Any, wanted: str | None = None) -> str:
+    def bind(self, value: Any, hint: str | None = None) -> str:
         """The name of the global that holds `value`."""
         key = _binding_key(value)
         name = self._bound.get(key)
         if name is None:
-            name = self._bound[key] = self.allocate.fresh(wanted or _constant_name(value))
+            name = self._bound[key] = self.allocate.fresh(hint or _constant_name(value))
             self.globals[name] = value
         return name
 
-    def _bind_name(self, wanted: str, value: Any) -> str:
-        return self.bind(value, wanted)
+    def _bind_name(self, hint: str, value: Any) -> str:
+        return self.bind(value, hint)
 
     def write(self, node: Node) -> str:
         """The expression that computes a node."""
@@ -129,7 +129,7 @@ class CallWriter:
         return parts
 
     def _argument(self, argument: Argument, value: Any) -> str | None:
-        """An argument as text; None when its kind isn't certainly the one that the overload takes."""
+        """An argument as text; None if its kind isn't certainly the one that the overload takes."""
         if value is None:
             return "None" if argument.optional and argument.kind in _MAY_BE_NONE else None
         if argument.takes_number and type(value) in (int, float):
@@ -146,15 +146,15 @@ class CallWriter:
     def _list_argument(self, argument: Argument, value: Any) -> str | None:
         if not isinstance(value, (list, tuple)) or not value:
             return None
-        wanted = "int" if argument.kind == "ints" else "tensor"
-        if any(self.kind_of(item) != wanted for item in value):
+        item_kind = "int" if argument.kind == "ints" else "tensor"
+        if any(self.kind_of(item) != item_kind for item in value):
             return None
         # A tuple of literals costs nothing to make; one alone is parsed quicker without it.
         return self.render(value[0]) if argument.one_int and len(value) == 1 else self.render(tuple(value))
 
     def _slice(self, tensor: Any, dim: Any, start: Any, end: Any, step: Any = 1) -> str | None:
-        """`x[1:3]`, the only direct binding of slicing; on the first and last dimension, and never of everything,
-        because indexing makes no slice of that.
+        """`x[1:3]`, the only direct binding of slicing: on the first and last dimension, and never of everything, since
+        indexing makes no slice then.
         """
         if any(type(number) is not int for number in (dim, start, end, step)) or step < 1 or dim < 0:
             return None
@@ -168,10 +168,10 @@ class CallWriter:
         stop = "" if end == _LARGEST else end
         return f"{self.render(tensor)}[{prefix}{start}:{stop}{f':{step}' if step > 1 else ''}]"
 
-    # -- what is known of a value
+    # -- kinds of values
 
     def kind_of(self, value: Any) -> str:
-        """`tensor`, `int`, `constant`, ... as in a schema (`_torch.codegen.Argument`); empty when it isn't known."""
+        """`tensor`, `int`, `constant`, ... as in a schema (`_torch.codegen.Argument`); empty if unknown."""
         if not isinstance(value, Node):
             return _LITERAL_KINDS.get(type(value), "")
         kind = self._kinds.get(value)
@@ -218,7 +218,7 @@ def _kind_of_object(value: Any) -> str:
 
 
 def _kind_of_meta(node: Node) -> str:
-    """What `meta` says, without making anything that it would make late."""
+    """The kind of a node's value by `meta`, without making entries that it would make late."""
     meta = node.meta
     if isinstance(dict.get(meta, "spec"), TensorSpec):
         return "tensor"
@@ -240,8 +240,8 @@ def _shape_of(value: Any) -> Sequence[Any] | None:
     spec = dict.get(value.meta, "spec")
     if isinstance(spec, TensorSpec):
         return spec.shape
-    known = dict.get(value.meta, "val")
-    return known.shape if isinstance(known, torch.Tensor) else None
+    fake = dict.get(value.meta, "val")
+    return fake.shape if isinstance(fake, torch.Tensor) else None
 
 
 def has_many_outputs(node: Node) -> bool:

@@ -1,12 +1,12 @@
 """The weights of convolutions, laid out once for both halves.
 
-On a CPU Inductor runs convolutions channels last, and copies each weight into that layout: in the forward and, since it
-is the weight itself that is saved, once more in the backward. For large weights and few images that is several percent
-of a step. Here the forward also returns each weight, as a value that Inductor may lay out as it likes, which makes it
-return its copy; that is what the backward reads.
+On a CPU Inductor runs convolutions channels last, and copies each weight into that layout: in the forward and, since
+the weight itself is saved, once more in the backward. For large weights and few images that is several percent of a
+step. Here the forward also returns each weight, as a value that Inductor may lay out as it likes, so it returns its
+copy, and the backward reads the copy.
 
-The weight is saved as before, for derivatives of the backward and to notice that it was written to in between. Known
-weakness: the copies live until the backward.
+The weight is still saved, for derivatives of the backward and to notice writes in between. Known weakness: the copies
+live until the backward.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def with_weights_laid_out(partitioned: Partitioned) -> Partitioned:
     if not weights:
         return partitioned
     graph = fx.Graph()
-    made: dict[fx.Node, fx.Node] = {}
+    copies: dict[fx.Node, fx.Node] = {}
     aliases: dict[str, str] = {}
     for node in partitioned.forward.graph.nodes:
-        made[node] = graph.node_copy(node, made.__getitem__)
-        made[node].meta = node.meta
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+        copies[node].meta = node.meta
         if node.name in weights:
-            alias = graph.call_function(aten.alias.default, (made[node],))
+            alias = graph.call_function(aten.alias.default, (copies[node],))
             alias.meta.update(val=node.meta["val"], spec=spec_of(node))
             aliases[node.name] = alias.name
     forward = make_graph_module(partitioned.forward, graph, "Forward")
@@ -51,17 +51,17 @@ def with_weights_laid_out(partitioned: Partitioned) -> Partitioned:
 
 
 def _weights(partitioned: Partitioned) -> set[str]:
-    """The inputs that convolutions of both halves have as their weight, and that may be laid out.
+    """The inputs that are the weight of convolutions in both halves, and whose layout may change.
 
-    Where a convolution's image is an input too, the layout of both decides that of their gradients.
+    If a convolution's image is an input too, the layouts of both decide those of their gradients, so it is left alone.
     """
     saved = {node.name for node in partitioned.saved_nodes if node.op == "placeholder"}
     read = {_operand(n, 2).name for n in _backward_convolutions(partitioned) if _operand(n, 1).name not in saved}
-    found = set()
+    forward_weights = set()
     for node in partitioned.forward.graph.nodes:
         if node.target is aten.convolution.default and _is_to_lay_out(spec_of(_operand(node, 1))):
-            found.add(_operand(node, 1).name)
-    return found & saved & read
+            forward_weights.add(_operand(node, 1).name)
+    return forward_weights & saved & read
 
 
 def _backward_convolutions(partitioned: Partitioned) -> list[fx.Node]:
@@ -75,7 +75,7 @@ def _operand(node: fx.Node, position: int) -> fx.Node:
 
 
 def _is_to_lay_out(spec: object) -> bool:
-    """Whether channels last is another order of a weight in a CPU's memory: not of one channel, or one element."""
+    """Whether channels last changes the order of a weight in a CPU's memory: not for one channel, or one element."""
     if not isinstance(spec, TensorSpec) or not spec.is_static or spec.device.type != "cpu" or len(spec.shape) != 4:
         return False
     _, channels, height, width = spec.shape

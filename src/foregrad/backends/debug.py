@@ -1,4 +1,4 @@
-"""Backends to look with: `print`, `count` and `crash-on:<op>`. Each graph then runs as with the eager backend."""
+"""Backends for debugging: `print`, `count` and `crash-on:<op>`. Each graph then runs as with the eager backend."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def count_compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedFu
 
 
 def op_counts(gm: fx.GraphModule) -> collections.Counter[str]:
-    """How often each operator is called in a graph, by its name (`aten.mm.default`)."""
+    """The number of calls of each operator in a graph, by its name (`aten.mm.default`)."""
     return collections.Counter(
         str(node.target)
         for node in gm.graph.nodes

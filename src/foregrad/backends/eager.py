@@ -1,11 +1,11 @@
-"""The eager backend: a graph as straight-line Python that calls the same kernels eager calls, and little else.
+"""The eager backend: a graph as straight-line Python that calls eager's kernels, and little else.
 
-One line per node, values named as in the graph. Three things make it quick and small:
+One line per node, values named as in the graph. Four things make it quick and small:
 
-- operators are called through the fastest door that reaches the dispatcher with the same call (`calls`);
+- operators are called through the fastest entry that reaches the dispatcher with an equal call (`calls`);
 - a value is deleted by the line that uses it last, inputs too: the list of arguments is emptied on entry;
-- several outputs are unpacked at once, so that no tuple keeps the unused ones alive;
-- a function that takes one list, as regions do, is given the only references to what dies with it.
+- several outputs are unpacked at once, so no tuple keeps the unused ones alive;
+- a function that takes one list, as regions do, gets the only references to values that are not used later.
 
 Constants (tensors, dtypes, callables) are the unit's globals; numbers and shapes are literals. `source()` of the
 result is the text that runs.
@@ -37,7 +37,7 @@ Node = torch.fx.Node
 
 
 class BoxedFunction(Protocol):
-    """A function of one list, which it empties. `returns_list`: whether it returns a list whatever the graph says."""
+    """A function of one list, which it empties. `returns_list`: whether it always returns a list."""
 
     _boxed_call: bool
     returns_list: bool
@@ -51,7 +51,7 @@ class BoxedFunction(Protocol):
 def eager_compiler(gm: torch.fx.GraphModule, example_inputs: Sequence[Any] | None = None) -> BoxedFunction:
     """Compile a graph to straight-line Python. The result takes a list of inputs, empties it, returns a list.
 
-    `example_inputs` only tell tensors from numbers, for placeholders whose `meta` doesn't say.
+    `example_inputs` only tell tensors from numbers, for placeholders without `meta`.
     """
     role = role_of(gm)
     if role.regions is True:
@@ -66,7 +66,7 @@ def render_graph(
     as_list: bool = True,
     updates: Sequence[tuple[int, int]] = (),
 ) -> BoxedFunction:
-    """`eager_compiler`; with `as_list=False` the result is structured as the graph's output node says. `updates`: see
+    """`eager_compiler`; with `as_list=False` the result has the structure of the graph's output node. `updates`: see
     `GraphRole`.
     """
     writer = _Writer(gm, example_inputs, as_list, updates)
@@ -82,24 +82,24 @@ def render_graph(
 def render_late(gm: torch.fx.GraphModule, *, as_list: bool = True) -> BoxedFunction:
     """`render_graph`, with the text written when the function is first called or its source is read.
 
-    Nobody pays for a graph that never runs. The function takes over the code object made then, so that later calls
-    are as quick as if it had been there from the beginning.
+    A graph that never runs costs nothing. The function takes over the code object made at the first call, so later
+    calls are as quick as if it had been there from the beginning.
     """
     function: Any = FunctionType(_STUB, {}, "forward")
     # No cycle through the function, so that dropping it frees the constants at once.
-    found = weakref.ref(function)
+    reference = weakref.ref(function)
     pending, text = [gm], []
 
     def write() -> Any:
-        function: Any = found()
+        function: Any = reference()
         if pending:
             source, constants = _Writer(pending[0], None, as_list).write()
             text.append(source)
-            if function is not None:  # only its `source` is left of it otherwise
+            if function is not None:  # otherwise only its `source` is still referred to
                 real = cast("Any", compile_source(source, "forward", constants, label="eager graph"))
                 function.__globals__.update(real.__globals__)
                 function.__code__ = real.__code__
-                function.__globals__["__write__"] = found  # for a thread that is on its way here
+                function.__globals__["__write__"] = reference  # for a thread inside the stub
             pending.clear()
         return function
 
@@ -144,12 +144,12 @@ class _Writer:
                 self.names[node] = allocate.fresh(node.name)
         self.unused = allocate.fresh("_")
         self.args = allocate.fresh("args")
-        self.given = allocate.fresh("given")
+        self.operand_list = allocate.fresh("given")
         self.regions: dict[torch.fx.GraphModule, BoxedFunction] = {}
         if example_inputs is not None and len(example_inputs) == len(self.placeholders):
             self.calls.learn(self.placeholders, example_inputs)
         self.in_place, self.updated = written_in_place(self.nodes, updates)
-        # Outputs of several-output operators get their names where they are made.
+        # Outputs of several-output operators get their names when they are unpacked.
         self.picked: set[Node] = set()
 
     def write(self) -> tuple[str, dict[str, Any]]:
@@ -214,10 +214,10 @@ class _Writer:
     def _write_node(self, node: Node, dying: Sequence[Node]) -> None:
         write, boxed = self.in_place.get(node), self._boxed(node)
         if boxed is not None:
-            wanted = "segment" if node.op == "call_function" else str(node.target)
-            expression = f"{self.calls.bind(boxed, wanted)}({self.given})"
+            hint = "segment" if node.op == "call_function" else str(node.target)
+            expression = f"{self.calls.bind(boxed, hint)}({self.operand_list})"
             freed = f"del {', '.join([self.names[used] for used in reversed(dying)])}; " if dying else ""
-            self.lines.append(f"{self.given} = [{', '.join([self.calls.render(value) for value in node.args])}]")
+            self.lines.append(f"{self.operand_list} = [{', '.join([self.calls.render(value) for value in node.args])}]")
             dying = ()
         elif write is None:
             expression = self.calls.write(node)
@@ -245,7 +245,7 @@ class _Writer:
         return None if region is None else self.regions[region]
 
     def _pick(self, node: Node, expression: str, picks: dict[int, list[Node]]) -> str:
-        """Give the outputs that are used their names, and nothing else a reference."""
+        """Name the outputs that are used; other outputs get no reference."""
         if not picks:
             return expression
         names = {index: self.names[users[0]] for index, users in picks.items()}

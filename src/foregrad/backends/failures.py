@@ -1,6 +1,6 @@
-"""A backend that fails, or returns nonsense: the graph runs on eager's kernels instead, which is said once.
+"""Failures of a backend, or wrong results: the graph runs on eager's kernels instead, with one warning.
 
-What failed is kept as a program of its own: the graph, inputs of the same layouts, the call of the compiler.
+A failure is kept as a program of its own: the graph, inputs of the same layouts, the call of the compiler.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Failures:
         self._said = False
 
     def note(self, message: str, error: Exception) -> None:
-        """The backend failed: the first time is a warning. Raises `BackendError` where that is asked for."""
+        """Note a failure: the first one is a warning, later ones are logged. Without `tell` it is a `BackendError`."""
         if self.tell is None:
             raise BackendError(message) from error
         if self._said:
@@ -46,38 +46,38 @@ class Failures:
 
 
 def described(compiler: Any, name: str, graph: str, module: fx.GraphModule, error: BaseException) -> str:
-    """What went wrong, and where the program is that shows it."""
+    """The message for a failure, with the path of a program that shows it."""
     first = next(iter(str(error).strip().splitlines()), "")
-    said = f"backend `{name}` failed on {graph}: {type(error).__name__}: {first}"
-    said += "" if said.endswith((".", "!", "?")) else "."
-    path = _kept(compiler, name, graph, module, said)
-    return said if path is None else f"{said} {path} is a program that shows it."
+    message = f"backend `{name}` failed on {graph}: {type(error).__name__}: {first}"
+    message += "" if message.endswith((".", "!", "?")) else "."
+    path = _kept(compiler, name, graph, module, message)
+    return message if path is None else f"{message} {path} is a program that shows it."
 
 
-def _kept(compiler: Any, name: str, graph: str, module: fx.GraphModule, said: str) -> str | None:
-    """The path of a file with that program; None where it can't be written."""
+def _kept(compiler: Any, name: str, graph: str, module: fx.GraphModule, message: str) -> str | None:
+    """The path of a file with a program that shows the failure; None if it can't be written."""
     try:
-        text = _program(compiler, module, said)
+        text = _program(compiler, module, message)
         handle, path = tempfile.mkstemp(prefix="foregrad_failure_", suffix=".py", text=True)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
     except Exception as why:
-        log.debug("no program is kept of what failed on %s with %s: %s", graph, name, why)
+        log.debug("no program is kept of the failure on %s with %s: %s", graph, name, why)
         return None
     return path
 
 
-def _program(compiler: Any, module: fx.GraphModule, said: str) -> str:
-    graph = print_graph(module, header=said, name="graph")
+def _program(compiler: Any, module: fx.GraphModule, message: str) -> str:
+    graph = print_graph(module, header=message, name="graph")
     inputs = [_input(spec_of(node)) for node in module.graph.nodes if node.op == "placeholder"]
     home, qualified = getattr(compiler, "__module__", None), getattr(compiler, "__qualname__", None)
     if home is None or qualified is None or "<" in qualified or home == "__main__":
-        found = "compiler = ...  # the backend's compiler: (graph module, example inputs) -> callable"
+        compiler_line = "compiler = ...  # the backend's compiler: (graph module, example inputs) -> callable"
     else:
         root, _, rest = qualified.partition(".")
-        found = f"from {home} import {root} as compiler" + (f"\ncompiler = compiler.{rest}" if rest else "")
+        compiler_line = f"from {home} import {root} as compiler" + (f"\ncompiler = compiler.{rest}" if rest else "")
     return (
-        f"{graph}\n\n{found}\nfrom foregrad.backends.boxed import call_boxed\n\n"
+        f"{graph}\n\n{compiler_line}\nfrom foregrad.backends.boxed import call_boxed\n\n"
         f"inputs = [\n{''.join(f'    {line},{chr(10)}' for line in inputs)}]\n"
         "module = torch.fx.symbolic_trace(graph)\n"
         "results = call_boxed(compiler(module, inputs), list(inputs))\n"
@@ -93,7 +93,7 @@ def _input(spec: Any) -> str:
 
 
 def random_states_of(module: fx.GraphModule, values: Sequence[Any]) -> Callable[[], None]:
-    """What puts the random generators back that a graph may draw from."""
+    """A function that restores the random generators that a graph may draw from."""
     tag = torch.Tag.nondeterministic_seeded
     draws = any(node.op == "call_function" and tag in getattr(node.target, "tags", ()) for node in module.graph.nodes)
     devices = {value.device for value in values if isinstance(value, torch.Tensor)} | {torch.device("cpu")}

@@ -1,6 +1,6 @@
-"""A function whose first call goes another way, at no cost for later ones.
+"""A function whose first call goes another way, at no cost for later calls.
 
-A call costs less than what a second Python frame adds to it. So nothing is put around the function: its stand-in takes
+A second Python frame would cost more than the call itself. So no wrapper is put around the function: a stand-in takes
 over its code after the first call.
 """
 
@@ -18,7 +18,7 @@ FirstCall = Callable[[Run, list[Any]], tuple[list[Any], Run | None]]
 
 
 def beginning(run: Run, first_call: FirstCall, settle: Callable[[Run], None]) -> Run:
-    """`first_call` of `run`, which tells `settle` what later calls go to."""
+    """`first_call` of `run`, which passes the function for later calls to `settle`."""
 
     def begin(args: list[Any]) -> list[Any]:
         out, later = first_call(run, args)
@@ -32,13 +32,13 @@ def beginning(run: Run, first_call: FirstCall, settle: Callable[[Run], None]) ->
 def after_first_call(function: Any, first_call: FirstCall) -> Run:
     """A stand-in for a function of the eager backend's, whose first call goes to `first_call`."""
     stand_in: Any = FunctionType(_STUB, {}, "forward")
-    found = weakref.ref(stand_in)
+    reference = weakref.ref(stand_in)
 
     def settle(later: Any) -> None:
-        target: Any = found()
+        target: Any = reference()
         if target is None:
             return
-        target.__globals__["__run__"] = later  # also for a thread that is on its way here
+        target.__globals__["__run__"] = later  # also for a thread inside the stub
         is_rendered = type(function) is FunctionType and getattr(function, "source", None) is not None
         if later is function and is_rendered and not function.__code__.co_freevars:  # a wrapper's code needs its cells
             target.__globals__.update(function.__globals__)

@@ -1,8 +1,8 @@
-"""Inputs that a forward graph writes by itself, where eager writes a part of them in place.
+"""Inputs that a forward graph writes by itself, if eager writes a part of them in place.
 
-A capture makes of `x[:10] += 1` a new `x`: a copy of the whole with ten other elements, which the runtime copies back.
-Where nothing reads the old elements later and nothing returned shares the new ones' memory, the eager backend writes
-the ten elements into the input.
+A capture turns `x[:10] += 1` into a new `x`: a copy of the whole with ten new elements, which the runtime copies back.
+If nothing reads the old elements later and no result shares the memory of the new ones, the eager backend writes the
+ten elements into the input.
 
 Known weakness: a part of a part (`x[0][:10] += 1`) is copied.
 """
@@ -33,27 +33,27 @@ _VIEWS: dict[Any, Any] = {
 def written_in_place(
     nodes: list[Node], updates: Iterable[tuple[int, int]]
 ) -> tuple[dict[Node, Written], tuple[tuple[int, int], ...]]:
-    """The nodes of a graph that may write into what they are given, each with the function that does so in its place;
-    and those of `updates`, pairs of an input and the output with its new elements, that are done by them.
+    """(the nodes of a graph that may write into their operand, each with the function that does so; the `updates`,
+    pairs of an input and the output with its new elements, that these writes carry out).
     """
     placeholders = [node for node in nodes if node.op == "placeholder"]
     results = nodes[-1].args[0]
     if not isinstance(results, (list, tuple)) or any(_is_foreign(node) for node in nodes):
         return {}, ()
     position = {node: number for number, node in enumerate(nodes)}
-    found: dict[Node, Written] = {}
+    writers: dict[Node, Written] = {}
     done = []
     for number, output in updates:
         chain = _scatters(results[output], placeholders[number])
         written = _all_written(chain, position, list(results)) if chain else None
         if written is not None:
-            found |= written
+            writers |= written
             done.append((number, output))
-    return found, tuple(done)
+    return writers, tuple(done)
 
 
 def _is_foreign(node: Node) -> bool:
-    """Whether it runs what may look at the input itself, or gives views that no schema tells of."""
+    """Whether a node runs code that may read the input itself, or gives views that are not in its schema."""
     if node.op in ("placeholder", "get_attr", "output"):
         return False
     target = node.target
@@ -63,7 +63,7 @@ def _is_foreign(node: Node) -> bool:
 
 
 def _scatters(result: Any, placeholder: Node) -> list[Node]:
-    """The nodes that make `result` of a placeholder by writing parts of it, in order; none where others do."""
+    """The nodes that make `result` from a placeholder by writing parts of it, in order; empty if other nodes do."""
     chain: list[Node] = []
     while isinstance(result, Node) and result.target in _VIEWS:
         chain.insert(0, result)
@@ -72,7 +72,7 @@ def _scatters(result: Any, placeholder: Node) -> list[Node]:
 
 
 def _all_written(chain: list[Node], position: dict[Node, int], results: list[Any]) -> dict[Node, Written] | None:
-    """What writes each node of the chain; None where one has to be a copy."""
+    """The in-place function for each node of the chain; None if one has to be a copy."""
     written = {}
     for scatter in chain:
         before = list(_aliases(scatter.args[0]))
@@ -91,9 +91,9 @@ def _aliases(node: Any) -> Iterator[Node]:
     """A node and all views of it."""
     stack = [node]
     while stack:
-        found = stack.pop()
-        yield found
-        stack += [user for user in found.users if found in user.args[:1] and _is_view(user)]
+        alias = stack.pop()
+        yield alias
+        stack += [user for user in alias.users if alias in user.args[:1] and _is_view(user)]
 
 
 def _is_view(node: Node) -> bool:

@@ -1,12 +1,12 @@
 """The Inductor backend: each half through PyTorch's own kernel compiler, C++ on a CPU, Triton on a GPU.
 
-What Inductor wants first is done on the way: its decompositions while capturing, its joint-graph passes before the
-graph is split (`prepare_joint`), then its inner compiler for each half. It is told which outputs the user sees, so it
-may lay out everything else as it likes; the strides it chose for what is saved go on to the backward.
+Inductor's own stages run in order: its decompositions during the capture, its joint-graph passes before the partition
+(`prepare_joint`), then its inner compiler for each half. It is told which outputs the user sees, so it may lay out all
+other values as it likes; the strides that it chose for residuals go on to the backward.
 
-A graph is compiled around operators that Inductor has no notion of, which run as eager runs them; one with symbolic
-sizes besides runs on eager's kernels altogether, and the log says so. A graph that Inductor fails on runs on eager's
-kernels (`auto`), or raises `BackendError` (`inductor`). Random numbers are Inductor's, not eager's, unless
+A graph is compiled around operators that Inductor does not know, which run as in eager; one that also has symbolic
+sizes runs on eager's kernels altogether, and is logged. A graph that Inductor fails on runs on eager's kernels
+(`auto`), or raises `BackendError` (`inductor`). Random numbers are Inductor's, not eager's, unless
 `torch._inductor.config.fallback_random` is set.
 
 Known weakness: Inductor gives up bitwise equality with eager, as `torch.compile` does.
@@ -48,21 +48,21 @@ from ..passes.repeats import is_view, layout_key
 from .convolutions import with_weights_laid_out
 from .eager import eager_compiler
 from .results import promised
-from .segments import OtherStridesError, compile_around, looked_at
+from .segments import OtherStridesError, checked_once, compile_around
 
 __all__ = ["BUDGET_SETTINGS", "InductorCompiler", "why_not"]
 
 log = logging.getLogger("foregrad.backends")
 
-# Inductor holds a buffer that nobody reads any more until a later one of its size is made, where its own estimate of
-# the peak, from before results are written into operands, allows that. What is measured is then over the plan.
+# Inductor keeps a buffer that is not read any more until a later one of its size is made, if its own estimate of the
+# peak, from before results are written into operands, allows that. The measured peak is then above the plan.
 BUDGET_SETTINGS = types.MappingProxyType({"allow_buffer_reuse": False})
 
 Boxed = Callable[[list[Any]], Any]
 
 
 def why_not(devices: Sequence[torch.device] = ()) -> str | None:
-    """Why Inductor can't compile for these devices (by default the CPU) here; None when it can."""
+    """The reason why Inductor can't compile for these devices (by default the CPU) here; None if it can."""
     no_folder = why_no_folder()
     if no_folder is not None:
         return no_folder
@@ -79,10 +79,10 @@ def why_not(devices: Sequence[torch.device] = ()) -> str | None:
 
 def _check_names(settings: Mapping[str, Any]) -> None:
     """Raise `BackendError` for a setting that Inductor does not have."""
-    known = inductor.setting_names()
+    names = inductor.setting_names()
     for name in settings:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
             hint = f" Did you mean `{close[0]}`?" if close else ""
             raise BackendError(f"Inductor has no setting `{name}`.{hint} torch._inductor.config lists them.")
 
@@ -108,7 +108,7 @@ class InductorCompiler:
         self.__name__ = "inductor"
 
     def decompositions(self) -> Mapping[Any, Callable[..., Any]]:
-        """What Inductor wants decomposed, which depends on its settings."""
+        """The decompositions that Inductor needs, which depend on its settings."""
         with inductor.patched_config(self.settings):
             return inductor.decompositions()
 
@@ -125,15 +125,15 @@ class InductorCompiler:
             raise _failure("joint", error) from error
 
     def prepare_halves(self, partitioned: Partitioned) -> Partitioned:
-        """Halves that share what Inductor would make in each."""
+        """Halves that share values which Inductor would make in each."""
         with inductor.patched_config(self.settings):
             return with_weights_laid_out(partitioned) if inductor.lays_out_convolutions() else partitioned
 
     def cache_key(self) -> Any:
-        """What all of this depends on besides the graphs; None where Inductor is not to keep anything."""
+        """Everything but the graphs that the results depend on; None if Inductor must not keep anything."""
         with inductor.patched_config(self.settings):
-            known = inductor.environment_key()
-        return None if known is None else [known, self.fallback]
+            key = inductor.environment_key()
+        return None if key is None else [key, self.fallback]
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         """Compile a graph. The result takes one list, which it empties; `output_strides` are its outputs'."""
@@ -163,7 +163,7 @@ class InductorCompiler:
             raise _failure(role_of(gm).phase, error) from error
 
     def _reason_for_eager(self, gm: fx.GraphModule, example_inputs: Sequence[Any], foreign: set[fx.Node]) -> str | None:
-        """Why nothing of a graph is for Inductor."""
+        """The reason why a graph is not compiled by Inductor at all; None if it is."""
         if not foreign:
             return None
         named = [node for node in gm.graph.nodes if node in foreign and node.target is not operator.getitem]
@@ -179,7 +179,7 @@ class InductorCompiler:
 def _failure(phase: str, error: Exception) -> BackendError:
     return BackendError(
         f"Inductor failed on the {phase} graph: {type(error).__name__}: {_first_line(error)}\n"
-        '  backend="auto" runs such graphs on eager\'s kernels; backend="eager" all of them.'
+        '  backend="auto" runs such graphs on eager\'s kernels; backend="eager" runs all graphs on them.'
     )
 
 
@@ -191,7 +191,7 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
         copy = make_graph_module(gm, copied(gm.graph), "GraphModule")
     foreign = _foreign(copy)
     if role.regions and not inductor.uses_cudagraphs():
-        if LAID_OUT in gm.meta:  # the strides of what is made of them are for Inductor to say
+        if LAID_OUT in gm.meta:  # Inductor chooses the strides of values computed from such residuals
             inductor.propagate(copy, example_inputs, _fake_mode(example_inputs), _with_values(copy), layout_key)
             respecify(copy.graph)
         whole = outlined(copy, foreign, always=role.regions is True)
@@ -209,7 +209,7 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
         if not any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in example_inputs):
             _say_once("CUDA graphs were asked for (mode=, or Inductor's setting `triton.cudagraphs`) for a graph that "
                       "is not on a CUDA device; it is compiled without")  # fmt: skip
-    # Memory of CUDA graphs is theirs.
+    # CUDA graphs own their memory.
     donated = () if inductor.uses_cudagraphs() else role.donated
     compiled, strides = inductor.compile_graph(
         copy,
@@ -227,10 +227,10 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
 
 
 def _compile_regions(gm: fx.GraphModule, role: GraphRole) -> Boxed:
-    """A graph with calls of regions: each region is compiled once, and what is around them.
+    """Compile a graph with calls of regions: each region once, and the operators around them.
 
-    Results have the graph's own strides, but for what regions save for the backward and nobody else reads: those have
-    the strides that Inductor chose for the region's first copy.
+    Results have the graph's own strides, except for residuals from regions that nothing else reads: these have the
+    strides that Inductor chose for the region's first copy.
     """
     results = results_of(gm)
     strides = [spec.stride if isinstance(spec := _spec(result), TensorSpec) else None for result in results]
@@ -244,7 +244,7 @@ def _compile_regions(gm: fx.GraphModule, role: GraphRole) -> Boxed:
         visible = {user.args[1] for user in taken if user not in hidden}
         promises = promised(region, [str(node) for node in results_of(region)], sorted(visible), None)
         run: Any
-        run, found = inductor.compile_graph(
+        run, laid_out = inductor.compile_graph(
             make_graph_module(region, copied(region.graph), "Region"),
             [node.meta["val"] for node in region.graph.nodes if node.op == "placeholder"],
             is_backward=role.phase == "backward",
@@ -252,9 +252,9 @@ def _compile_regions(gm: fx.GraphModule, role: GraphRole) -> Boxed:
             visible_outputs=sorted(visible),
             tag=role.tag,
         )
-        run.output_strides = found
-        runs[region] = looked_at(run, region, promises)
-        chosen = {user: found[user.args[1]] for user in taken if found and user.args[1] not in visible}
+        run.output_strides = laid_out
+        runs[region] = checked_once(run, region, promises)
+        chosen = {user: laid_out[user.args[1]] for user in taken if laid_out and user.args[1] not in visible}
         strides = [chosen.get(result, stride) for result, stride in zip(results, strides, strict=True)]
     compiled: Any = compile_around(gm, _beside_regions(gm, calls), _compile_segment, runs)
     compiled.output_strides = strides
@@ -269,10 +269,10 @@ def _beside_regions(gm: fx.GraphModule, calls: Collection[fx.Node]) -> set[fx.No
     """Nodes not to compile: calls of regions, and numbers and views for these, or for the caller."""
     foreign = _foreign(gm)
     aside = {*calls, *foreign}
-    given = {node for node in gm.graph.nodes if node.op == "placeholder"}
+    placeholders = {node for node in gm.graph.nodes if node.op == "placeholder"}
     for node in gm.graph.nodes:
         is_light = is_view(node) or isinstance(node.meta.get("val"), torch.SymInt)
-        is_known = all(operand in given or operand in aside for operand in node.all_input_nodes)
+        is_known = all(operand in placeholders or operand in aside for operand in node.all_input_nodes)
         is_result = node.target is operator.getitem and node.args[0] in calls
         if is_result or (node.op == "call_function" and is_light and is_known):
             aside.add(node)
@@ -298,7 +298,7 @@ def _after_joint_passes(gm: fx.GraphModule) -> fx.GraphModule:
         return make_graph_module(gm, copied(gm.graph), "GraphModule")
     with own_tracing_context(mode):  # Dynamo's, if we are inside of it, has another fake mode
         copy = _through_joint_passes(gm, inputs, mode)
-        if copy is None:  # rare, and constants are no dearer inside of kernels
+        if copy is None:  # rare, and constants cost no more inside of kernels
             with inductor.patched_config({"joint_graph_constant_folding": False}):
                 copy = _through_joint_passes(gm, inputs, mode)
         assert copy is not None
@@ -308,14 +308,14 @@ def _after_joint_passes(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def _through_joint_passes(gm: fx.GraphModule, inputs: Sequence[Any], mode: Any) -> fx.GraphModule | None:
-    """A copy of `gm` after decompositions and passes; None where folding constants left a value in another layout.
+    """A copy of `gm` after decompositions and passes; None if constant folding left a value in another layout.
 
-    `ones * x.t()` is contiguous, `x.t()` is not. The passes replace the one by the other and put the metadata of the
-    former on the latter, which has other users.
+    `ones * x.t()` is contiguous, `x.t()` is not. The passes replace the product by the view and put the product's
+    metadata on the view, which has other users.
     """
     copy = make_graph_module(gm, copied(gm.graph), "GraphModule")
     table = inductor.decompositions()
-    for name, graph in [*copy.named_children()]:  # functions that operators are given
+    for name, graph in [*copy.named_children()]:  # functions that are arguments of operators
         if isinstance(graph, fx.GraphModule):
             inner = make_graph_module(graph, copied(graph.graph), name)
             decompose(inner, table, mode)
@@ -333,7 +333,7 @@ def _through_joint_passes(gm: fx.GraphModule, inputs: Sequence[Any], mode: Any) 
         if before.stride() != after.stride():
             return None
         if node in values and before.dtype is after.dtype:
-            node.meta["val"] = before  # it is in the memory that this value has
+            node.meta["val"] = before  # which shares memory as the real value does
     if any("val" not in node.meta for node in copy.graph.nodes if node.op == "call_function"):
         inductor.propagate(copy, inputs, mode, _with_values(copy), layout_key)
     return copy
@@ -344,9 +344,9 @@ def _fake_mode(inputs: Sequence[Any]) -> Any:
 
 
 def _foreign(gm: fx.GraphModule) -> set[fx.Node]:
-    """Nodes that Inductor is not to see: calls of what is neither an operator nor arithmetic on sizes, operators whose
-    results' sizes depend on values, whatever makes or takes a number that depends on a tensor's contents, draws of
-    `bernoulli` with eager's numbers, and what Inductor would compute wrongly.
+    """Nodes that are hidden from Inductor: calls of functions other than operators and arithmetic on sizes, operators
+    whose result sizes depend on values, nodes that make or take a number that depends on a tensor's contents, draws of
+    `bernoulli` with eager's numbers, and calls that Inductor would compute wrongly.
     """
     foreign: set[fx.Node] = set()
     numbers: set[fx.Node] = set()
@@ -372,12 +372,12 @@ def _foreign(gm: fx.GraphModule) -> set[fx.Node]:
 
 
 def _with_values(gm: fx.GraphModule) -> set[fx.Node]:
-    """Nodes whose `meta["val"]` stays: it can't be computed from those of their arguments as operators' are."""
+    """Nodes whose `meta["val"]` stays, since it can't be computed from the values of their operands."""
     return _foreign(gm) | {node for node in gm.graph.nodes if has_kernel(node)}
 
 
 def _takes_by_numbers(node: fx.Node) -> bool:
-    """Whether a node is `x[i, j]` with integers: only masks make a size that depends on what is in them."""
+    """Whether a node is `x[i, j]` with integer indices: only masks make a size that depends on their contents."""
     if node.target is not torch.ops.aten.index.Tensor:
         return False
     indices: Any = node.args[1]
@@ -386,10 +386,10 @@ def _takes_by_numbers(node: fx.Node) -> bool:
 
 
 def _is_drawn_by_eager(node: fx.Node) -> bool:
-    """Whether a node draws from a generator that it is given, which Inductor would pass over, or is a `bernoulli` with
+    """Whether a node draws from a generator among its arguments, which Inductor would ignore, or is a `bernoulli` with
     eager's numbers, which Inductor would lower wrongly.
     """
-    if any(isinstance(given.meta.get("val"), torch.Generator) for given in node.all_input_nodes):
+    if any(isinstance(operand.meta.get("val"), torch.Generator) for operand in node.all_input_nodes):
         return True
     return node.target is torch.ops.aten.bernoulli.p and inductor.draws_as_eager()
 

@@ -1,9 +1,9 @@
-"""The interpreter backend: runs a graph node by node and holds each node to what its `meta` says.
+"""The interpreter backend: runs a graph node by node and compares each node's value with its `meta`.
 
-Slow, and meant to be: when compiled results are wrong, it names the first node whose shape, strides, dtype or device
-is not the promised one, or that wrote to an argument it did not say it writes to.
+It is slow on purpose: if compiled results are wrong, it names the first node whose shape, strides, dtype or device
+differs from its `meta`, or that wrote to an argument against its schema.
 
-Known weaknesses: sizes that are symbolic in `meta` are not compared. A kernel that writes without telling the version
+Known weaknesses: sizes that are symbolic in `meta` are not compared. A kernel that writes without moving the version
 counter, and any kernel under `inference_mode`, is not caught.
 """
 
@@ -45,7 +45,7 @@ class CheckedInterpreter:
         self.last_uses = _last_uses(self.nodes)
 
     def source(self) -> str:
-        """The graph as a program; it is not what runs."""
+        """The graph as a program, for reading: the interpreter runs the graph itself."""
         return print_graph(self.gm)
 
     def __call__(self, args: list[Any]) -> list[Any]:
@@ -121,9 +121,9 @@ def _check(node: Node, spec: Any, value: Any, part: str = "") -> None:
 
 
 def _differences(spec: TensorSpec, value: torch.Tensor) -> Iterator[tuple[str, Any, Any]]:
-    found = [*differences(spec, value)]
-    yield from found
-    if value.numel() == 0 or any(what == "shape" for what, _, _ in found):
+    wrong = [*differences(spec, value)]
+    yield from wrong
+    if value.numel() == 0 or any(what == "shape" for what, _, _ in wrong):
         return
     # The stride of a dimension of one element addresses nothing, and kernels differ in what they put there.
     for size, expected, actual in zip(value.shape, spec.stride, value.stride(), strict=True):
@@ -133,7 +133,7 @@ def _differences(spec: TensorSpec, value: torch.Tensor) -> Iterator[tuple[str, A
 
 
 def _versions(node: Node, args: Any, kwargs: Any) -> Iterator[tuple[str, torch.Tensor, int, bool]]:
-    """Each tensor argument of a call with its version, and whether the operator says it writes to it."""
+    """Each tensor argument of a call with its version, and whether the schema says that the operator writes to it."""
     op = node.target if isinstance(node.target, OpOverload) else None
     names = argument_names(op) if op is not None else tuple(f"argument {i}" for i in range(len(args)))
     written = written_arguments(op) if op is not None else frozenset()

@@ -1,7 +1,7 @@
-"""Backends by name: what compiles each half of a joint graph, and which decompositions it wants first.
+"""Backends by name: compilers for the halves of a joint graph, with the decompositions that they need.
 
-A name is one that was registered, one of an installed package's entry points in the group `foregrad.backends`, or a
-family's name with an argument, as `torch:openxla` (whatever backend of torch.compile's) and `crash-on:aten.mm`.
+A name is a registered one, one of an installed package's entry points in the group `foregrad.backends`, or a family's
+name with an argument, as `torch:openxla` (any backend of torch.compile's) and `crash-on:aten.mm`.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Backend:
     """A compiler for each kind of graph: `(graph module, example inputs) -> callable`.
 
     `decompositions` maps operators to functions that replace them, or is a function that returns such a mapping, for
-    those that are slow to import; None asks for the graph as it was captured. `partition` is the policy to split by
-    when the user names none. `prepare_joint` gives a changed copy of a joint graph before it is split: for passes
-    that see forward and backward at once; `prepare_halves` gives changed halves after. `with_settings` makes the same
-    backend with a compiler's own settings. `cache_key` gives, as JSON, what the results of all of these depend on
-    besides the graph they are given: versions, settings. None, or a None that it gives, asks that nothing be kept.
-    `keeps_order`: whether operators run one by one in the graph's order; then a budget may have random ones run again.
-    `budget_settings`: of the compiler's, in force under a memory budget where the user's own say nothing else.
+    mappings that are slow to import; None for the graph as captured. `partition` is the policy to split by if the user
+    names none. `prepare_joint` gives a changed copy of a joint graph before it is split, for passes over forward and
+    backward at once; `prepare_halves` gives changed halves after. `with_settings` makes the backend with a compiler's
+    own settings. `cache_key` gives, as JSON, everything but the graph that all results depend on: versions, settings.
+    Without it, or if it gives None, nothing is kept. `keeps_order`: whether operators run one by one in the graph's
+    order; then a budget may replay random ones. `budget_settings`: the compiler's settings under a memory budget,
+    unless the user sets others.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Backend:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Family:
-    """Backends made when asked for: `make(argument)`. `argument` is None for one that takes none, as `auto`."""
+    """Backends made on demand: `make(argument)`. `argument` is None for a family without one, as `auto`."""
 
     make: Callable[..., Backend]
     argument: str | None
@@ -98,9 +98,9 @@ def register_backend(
     keeps_order: bool = False,
     replace: bool = False,
 ) -> Backend:
-    """Make a backend known by `name`. A compiler that is not given is `fw_compiler`.
+    """Register a backend under `name`. Compilers left out default to `fw_compiler`.
 
-    Raises `BackendError` when the name is taken, unless `replace`.
+    Raises `BackendError` if the name is taken, unless `replace`.
 
     Examples:
         >>> import torch, foregrad
@@ -125,18 +125,18 @@ def register_backend(
             raise BackendError(f"backend `{name}`: {what} is {getattr(backend, what)!r}, which can't be called")
     with _lock:
         if (name in _backends or name in _families) and not replace:
-            raise BackendError(f"there is a backend called `{name}` already; pass replace=True to take its place")
+            raise BackendError(f"there is a backend called `{name}` already; pass replace=True to replace it")
         _backends[name] = backend
     return backend
 
 
 def register_family(name: str, make: Callable[..., Backend], *, argument: str | None, description: str) -> None:
-    """Make `name:<argument>` known, or `name` alone when `argument` (what to call it in lists) is None."""
+    """Register `name:<argument>`, or `name` alone if `argument`, its name in lists, is None."""
     _families[name] = _Family(make, argument, description)
 
 
 def get_backend(spec: str | Backend | Compiler | tuple[Compiler, ...]) -> Backend:
-    """The backend meant by a name, by a `(forward, backward[, inference])` tuple of compilers, or by one compiler.
+    """The backend for a name, for a `(forward, backward[, inference])` tuple of compilers, or for one compiler.
 
     Examples:
         >>> import foregrad
@@ -159,9 +159,9 @@ def get_backend(spec: str | Backend | Compiler | tuple[Compiler, ...]) -> Backen
 
 
 def _by_name(name: str) -> Backend:
-    found = _backends.get(name)
-    if found is not None:
-        return found
+    registered = _backends.get(name)
+    if registered is not None:
+        return registered
     head, colon, argument = name.partition(":")
     family = _families.get(head)
     if family is not None and (family.argument is None) == (not colon) and (argument or not colon):
@@ -184,7 +184,7 @@ def list_backends() -> list[str]:
 
 
 def backend_help() -> dict[str, str]:
-    """What each of `list_backends()` is, in a line."""
+    """A line of description for each of `list_backends()`."""
     described = {name: backend.description for name, backend in _backends.items()}
     for name, family in _families.items():
         described[name if family.argument is None else f"{name}:<{family.argument}>"] = family.description
@@ -199,7 +199,7 @@ def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
 
 
 def _loaded(name: str) -> Backend:
-    """Load an entry point: a `Backend`, or anything that `get_backend` takes but a name."""
+    """Load an entry point: a `Backend`, or an argument of `get_backend` other than a name."""
     entry = _entry_points()[name]
     try:
         value = entry.load()
@@ -213,13 +213,13 @@ def _loaded(name: str) -> Backend:
 
 
 def _unknown(name: str) -> str:
-    known = list_backends()
+    names = list_backends()
     head, colon, _ = name.partition(":")
-    close = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(head, _families, n=1)
+    close = difflib.get_close_matches(name, names, n=1) or difflib.get_close_matches(head, _families, n=1)
     hint = f" Did you mean `{close[0]}`?" if close else ""
     if head in _families and not colon:
         hint = f" It takes a name: `{head}:<{_families[head].argument}>`."
-    return f"there is no backend called `{name}`.{hint} Known: {', '.join(known)}."
+    return f"there is no backend called `{name}`.{hint} Known: {', '.join(names)}."
 
 
 def _name_of(compiler: Compiler) -> str:

@@ -1,14 +1,14 @@
-"""What a compiled graph must return, looked at in its first call.
+"""The contract of a compiled graph, checked in its first call.
 
-Kinds, shapes, dtypes, devices, and the strides of what the user sees; memory of its own for every result that no
-operator of the graph makes a view; inputs that it leaves alone. A compiled graph is straight-line code: what holds in
-one call holds in all, so later calls are not looked at, and cost nothing (`config.check` looks at each).
+Checked are kinds, shapes, dtypes, devices, and the strides of visible results; memory of its own for every result that
+is no view in the graph; inputs that must stay unwritten. A compiled graph is straight-line code: what holds in one call
+holds in all, so later calls are not checked, and cost nothing (`config.check` checks each).
 
-A result in memory that is somebody else's (passes simplify `x * 1` to `x`) is right as a value: it is copied, in this
-call and all later ones. Anything else is a `BackendError`. Of our own compilers strides are mended as well.
+A result that shares memory against the graph (passes simplify `x * 1` to `x`) is right as a value: it is copied, in
+this call and all later ones. Anything else is a `BackendError`. For foregrad's own compilers strides are repaired too.
 
 Known weaknesses: a write to an input that does not move its version counter is not seen, nor is memory that a graph
-lends out for one call only and that its first result does not show to be shared.
+lends out for one call only and whose sharing does not show in its first results.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["Contract", "Instead", "Result", "differences", "is_other", "promised
 log = logging.getLogger("foregrad.backends")
 
 Run = Callable[[list[Any]], list[Any]]
-Repairs = dict[int, tuple[int, ...] | None]  # the strides that a result is copied to; None: as they are
+Repairs = dict[int, tuple[int, ...] | None]  # the strides that a result is copied to; None: its own
 _HELD = "held by others"
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
@@ -43,9 +43,9 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter)
 class Result:
     """One result of a graph. `node` is its entry in the output node.
 
-    `memory`: what it may share with other results; None where it may be anything's. `is_fresh`: that is no input's.
-    `is_visible`: its strides are the user's to see. `is_handed_out`: the user gets this very tensor. `is_kept`: it goes
-    to the backward, and nobody writes to it.
+    `memory`: the memory that it may share with other results; None if that is unknown. `is_fresh`: the memory is no
+    input's. `is_visible`: the user sees its strides. `is_handed_out`: the user gets this very tensor. `is_kept`: it is
+    a residual, and nobody writes to it.
     """
 
     name: str
@@ -61,27 +61,27 @@ class Result:
 def promised(
     module: fx.GraphModule, names: Sequence[str], visible: Sequence[int], kept_from: int | None
 ) -> list[Result]:
-    """The results of a graph, as its operators make them.
+    """The results of a graph, by its operators.
 
-    From position `kept_from` they are saved for a backward; None: this is a backward, whose results are all handed out.
+    From position `kept_from` on they are residuals; None: this is a backward, whose results are all handed out.
     """
-    made = []
+    results = []
     for i, (node, name) in enumerate(zip(results_of(module), names, strict=True)):
         source = memory_of(node) if isinstance(node, fx.Node) else None
         is_fresh = source is not None and makes_memory(source)
-        known = source is not None and (is_fresh or source[0].op == "placeholder")
+        is_known = source is not None and (is_fresh or source[0].op == "placeholder")
         spec = spec_of(node) if isinstance(node, fx.Node) else None
         is_kept = kept_from is not None and i >= kept_from
         is_handed_out = kept_from is None or (i in visible and not is_kept)
-        shared = source if known else None
-        made.append(Result(name, node, spec, shared, is_fresh, i in visible, is_handed_out, is_kept))
-    return made
+        shared = source if is_known else None
+        results.append(Result(name, node, spec, shared, is_fresh, i in visible, is_handed_out, is_kept))
+    return results
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Instead:
-    """What takes the place of a graph that failed: `after(error)`, once what `remember(values)` gave was called. The
-    second function that it gives says so, when the first has run.
+    """Replacement for a graph that failed. `remember(values)` gives a function that restores the state before the call;
+    `after(error)` gives the function to run instead, and one that reports the failure after it has run.
     """
 
     remember: Callable[[list[Any]], Callable[[], None]]
@@ -90,11 +90,12 @@ class Instead:
 
 @dataclasses.dataclass
 class Contract:
-    """What is asked of one compiled graph: its `results`, and that it writes to no inputs but those in `writes`.
+    """The contract of one compiled graph: its `results`, and the inputs, `writes`, that it may write to.
 
-    `backend`, `graph` and the names of `inputs` are for messages. `constants`: tensors that the graph holds. `is_ours`:
-    an alias, or strides, that it gets wrong are mended without a word. `always`: every call is looked at, and aliases
-    of other backends are errors. `instead`: what runs where the first call fails; its inputs stay alive for that.
+    `backend`, `graph` and the names of `inputs` are for messages. `constants`: tensors that the graph holds.
+    `is_own`: the compiler is foregrad's, so wrong aliases and strides are repaired silently. `always`: every call is
+    checked, and aliases of other backends are errors. `instead`: the replacement if the first call fails; the inputs
+    stay alive for it.
     """
 
     backend: str
@@ -103,32 +104,32 @@ class Contract:
     inputs: Sequence[str]
     writes: Sequence[int] = ()
     constants: Sequence[torch.Tensor] = ()
-    is_ours: bool = False
+    is_own: bool = False
     always: bool = False
     instead: Instead | None = None
-    hold: set[int] = dataclasses.field(default_factory=set)  # inputs to keep alive in the next call that is looked at
+    hold: set[int] = dataclasses.field(default_factory=set)  # inputs to keep alive in the next checked call
 
     def first_call(self, run: Run, values: list[Any]) -> tuple[list[Any], Run | None]:
-        """`run(values)`, looked at; and what later calls go to, None where the next is to be looked at too."""
+        """(the checked results of `run(values)`; the function for later calls, None if the next is checked too)."""
         instead = self.instead
         if instead is None or self.writes:
-            return self._looked_at_call(run, values)
+            return self._checked_call(run, values)
         kept, put_back = list(values), instead.remember(values)
-        inputs = _looked_at(kept, (), set())
+        inputs = _read_only(kept, (), set())
         try:
-            return self._looked_at_call(run, values)
+            return self._checked_call(run, values)
         except Exception as error:
             if is_interrupt(error):
                 raise
             self._check_untouched(inputs or [])
             put_back()
             later, note = instead.after(error)
-            out = later(kept)  # which raises where the error is the program's own
+            out = later(kept)  # raises if the error is the program's own
             note()
             return out, later
 
-    def _looked_at_call(self, run: Run, values: list[Any]) -> tuple[list[Any], Run | None]:
-        inputs = _looked_at(values, self.writes, self.hold)
+    def _checked_call(self, run: Run, values: list[Any]) -> tuple[list[Any], Run | None]:
+        inputs = _read_only(values, self.writes, self.hold)
         self.hold = set()
         out = run(values)
         if len(out) != len(self.results):
@@ -140,7 +141,7 @@ class Contract:
             return out, None  # of a transform, or of another dispatch mode
         for i, expected in enumerate(self.results):
             self._check(expected, out[i])
-        if not self.is_ours:
+        if not self.is_own:
             self._check_untouched(inputs)
         repairs = self._repairs(out, inputs)
         if repairs:
@@ -148,7 +149,7 @@ class Contract:
             run = _copying(run, repairs)
         return out, None if self.always or self.hold else run
 
-    # -- what can't be mended
+    # -- faults that can't be repaired
 
     def _check(self, expected: Result, value: Any) -> None:
         spec = expected.spec
@@ -158,47 +159,47 @@ class Contract:
         elif isinstance(spec, TensorSpec):
             if not isinstance(value, torch.Tensor):
                 self._fail(expected, f"a tensor {spec!r}", _shown(value))
-            for what, wanted, found in differences(spec, value):
+            for what, expected_value, actual in differences(spec, value):
                 if what == "shape" and expected.is_kept and spec.numel == 0:
-                    continue  # a kernel's workspace, of which a fake one knows nothing
-                self._fail(expected, f"{what} {wanted}", found)
-            if expected.is_visible and not self.is_ours and _has_other_strides(spec, value):
+                    continue  # a kernel's workspace, whose size a fake kernel doesn't know
+                self._fail(expected, f"{what} {expected_value}", actual)
+            if expected.is_visible and not self.is_own and _has_other_strides(spec, value):
                 self._fail(expected, f"strides {spec.stride}", value.stride())
         elif _is_number(expected.node) and not isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
             self._fail(expected, "a number", _shown(value))
 
     def _check_untouched(self, inputs: list[_Input]) -> None:
-        for given in inputs:
-            tensor = given.tensor()
-            if tensor is not None and given.version is not None and version_of(tensor) != given.version:
+        for item in inputs:
+            tensor = item.tensor()
+            if tensor is not None and item.version is not None and version_of(tensor) != item.version:
                 raise BackendError(
-                    f"{self._named()} wrote to its input `{self.inputs[given.position]}`, which the graph only reads.\n"
+                    f"{self._named()} wrote to its input `{self.inputs[item.position]}`, which the graph only reads.\n"
                     "  A compiled graph has no hidden writes: write to memory of its own. A backward may write into "
                     "the inputs that its role calls donated, if its function says so (`writes_into`)."
                 )
 
-    def _fail(self, expected: Result, wanted: Any, found: Any) -> None:
+    def _fail(self, expected: Result, expected_value: Any, actual: Any) -> None:
         raise BackendError(
             f"{self._named()} returned another value for `{expected.name}` than the graph does.\n"
-            f"  expected: {wanted}\n"
-            f"  got:      {found}"
+            f"  expected: {expected_value}\n"
+            f"  got:      {actual}"
         )
 
     def _named(self) -> str:
         return f"what backend `{self.backend}` made of {self.graph}"
 
-    # -- what can
+    # -- faults that can
 
     def _repairs(self, out: list[Any], inputs: list[_Input]) -> Repairs:
         """The results to copy."""
         alias = dict(self._aliases(out, inputs))
         for i, what in alias.items():
-            said = f"{self._named()} returned `{self.results[i].name}` in memory that is {what}, not its own"
-            is_certain = what != _HELD  # what holds the tensor may be a list of all results, say
-            if self.always and not self.is_ours and is_certain:
-                raise BackendError(f"{said}.\n  expected: memory of its own\n  got:      {what}")
-            level = logging.WARNING if is_certain and not self.is_ours else logging.DEBUG
-            log.log(level, "%s; it is copied in each call", said)
+            message = f"{self._named()} returned `{self.results[i].name}` in memory that is {what}, not its own"
+            is_certain = what != _HELD  # the holder may be a list of all results
+            if self.always and not self.is_own and is_certain:
+                raise BackendError(f"{message}.\n  expected: memory of its own\n  got:      {what}")
+            level = logging.WARNING if is_certain and not self.is_own else logging.DEBUG
+            log.log(level, "%s; it is copied in each call", message)
         repairs: Repairs = {}
         for i, expected in enumerate(self.results):
             if not isinstance(expected.spec, TensorSpec):
@@ -211,7 +212,7 @@ class Contract:
         return repairs
 
     def _aliases(self, out: list[Any], inputs: list[_Input]) -> Iterator[tuple[int, str]]:
-        """Results whose memory is not as the graph says, and whose it is."""
+        """Results that share memory against the graph, each with the owner of the memory."""
         extents = [_extent(value) for value in out]
         meeting = _that_meet(extents)
         seen: list[int] = []
@@ -233,14 +234,14 @@ class Contract:
 
     def _owner(self, value: torch.Tensor, start: int, inputs: list[_Input]) -> str | None:
         """The input or constant whose memory a result is in, which begins at `start`."""
-        for given in inputs:
-            if not given.start <= start < given.stop:
+        for item in inputs:
+            if not item.start <= start < item.stop:
                 continue
-            tensor = given.tensor()
-            if tensor is None:  # its memory may be the result's since it was let go: that is seen while it is held
-                self.hold.add(given.position)
+            tensor = item.tensor()
+            if tensor is None:  # it was freed, so its memory may have been reused: it is held in the next checked call
+                self.hold.add(item.position)
             elif share_memory(value, tensor):
-                return f"the input `{self.inputs[given.position]}`"
+                return f"the input `{self.inputs[item.position]}`"
         return next(
             (f"constant {j}" for j, constant in enumerate(self.constants) if share_memory(value, constant)), None
         )
@@ -253,9 +254,9 @@ class Contract:
 
 @dataclasses.dataclass(frozen=True)
 class _Input:
-    """A tensor that a call was given, and where its elements are. It is not kept alive unless it is `held`.
+    """A tensor among a call's inputs, and the place of its elements. The tensor is not kept alive unless `held`.
 
-    It is not asked for its storage: the Python object that this makes counts as one more owner from then on.
+    Its storage is not read: the Python object that this makes would count as one more owner from then on.
     """
 
     position: int
@@ -273,8 +274,8 @@ class _Input:
         return cls(position, weakref.ref(value), version, start, stop, value if hold else None)
 
 
-def _looked_at(values: Sequence[Any], writes: Sequence[int], hold: set[int]) -> list[_Input] | None:
-    """The tensors among a call's inputs that it may not write to; None where not all are plain."""
+def _read_only(values: Sequence[Any], writes: Sequence[int], hold: set[int]) -> list[_Input] | None:
+    """The tensors among a call's inputs that it may not write to; None if not all are plain."""
     found = []
     for i, value in enumerate(values):
         if not isinstance(value, torch.Tensor) or i in writes:
@@ -287,7 +288,7 @@ def _looked_at(values: Sequence[Any], writes: Sequence[int], hold: set[int]) -> 
 
 
 def differences(spec: TensorSpec, value: torch.Tensor) -> Iterator[tuple[str, Any, Any]]:
-    """What of dtype, device and shape is not as expected: (which, expected, found)."""
+    """The differences in dtype, device and shape: (which, expected, actual)."""
     if spec.dtype is not value.dtype:
         yield "dtype", spec.dtype, value.dtype
     if spec.device.type != value.device.type or None is not spec.device.index != value.device.index:
@@ -298,7 +299,7 @@ def differences(spec: TensorSpec, value: torch.Tensor) -> Iterator[tuple[str, An
 
 
 def is_other(expected: Any, actual: Any) -> bool:
-    """Whether a size or stride is another one; what is symbolic is not compared."""
+    """Whether a size or stride differs; symbolic ones are not compared."""
     # A symbolic size compared with a number would become a guard on the graph.
     return type(expected) is int and expected != actual
 
@@ -315,10 +316,10 @@ def _is_number(node: Any) -> bool:
 
 
 def _is_held(out: list[Any], i: int) -> bool:
-    """Whether somebody else leads to the memory of a result that is no other's: a cache, the memory's true owner."""
+    """Whether another object refers to the memory of a result that should be its own: a cache, the true owner."""
     if out[i]._base is not None:
         return False
-    # The latter allows for a storage that has been looked at.
+    # The latter allows for a storage that has been read.
     return not (memory.owned()(out, (i,)) or memory.owned_in_python(out, (i,)))
 
 
@@ -326,7 +327,7 @@ Extent = tuple[int, int]
 
 
 def _extent(value: Any) -> Extent | None:
-    """The address of a tensor's first byte, and the one behind its last; None for what has no bytes."""
+    """The addresses of a tensor's first byte and after its last; None for a value without bytes."""
     if not isinstance(value, torch.Tensor) or value.numel() == 0:
         return None
     start = value.data_ptr()
@@ -339,15 +340,15 @@ def _meet(a: Extent, b: Extent | None) -> bool:
 
 
 def _that_meet(extents: Sequence[Extent | None]) -> set[int]:
-    """The positions of those that have bytes in common with another one."""
-    found: set[int] = set()
+    """The positions of tensors that have bytes in common with another one."""
+    positions: set[int] = set()
     last, farthest = -1, -1  # the one that ends farthest so far
     for (start, stop), i in sorted((extent, i) for i, extent in enumerate(extents) if extent is not None):
         if start < farthest:
-            found |= {i, last}
+            positions |= {i, last}
         if stop > farthest:
             last, farthest = i, stop
-    return found
+    return positions
 
 
 def _span(value: torch.Tensor) -> int:

@@ -1,8 +1,8 @@
-"""A graph cut around the nodes that a compiler can't take: what lies in between is compiled, they run as they are.
+"""A graph cut around foreign nodes, which a compiler can't take: segments between them are compiled, they run as is.
 
-As few segments as the dependencies allow: a node goes into the first that comes after everything it needs. Random
-operators keep their order, constants are in every segment that reads them. Regions that repeat are such nodes, too:
-they are compiled already.
+There are as few segments as the dependencies allow: a node goes into the first segment after all its operands. Random
+operators keep their order, constants are in every segment that reads them. Calls of repeated regions are foreign nodes
+too: the regions are compiled already.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .boxed import as_boxed
 from .eager import eager_compiler
 from .results import Contract, Result, promised
 
-__all__ = ["OtherStridesError", "compile_around", "looked_at"]
+__all__ = ["OtherStridesError", "checked_once", "compile_around"]
 
 Boxed = Callable[[list[Any]], Any]
 
@@ -36,50 +36,51 @@ def compile_around(
 ) -> Boxed:
     """`gm` with everything but the nodes in `foreign` compiled; a function of one list, which it empties.
 
-    What comes out of a segment has the sizes and strides that the graph says. `regions`: compiled ones, calls of which
-    are foreign.
+    Results of a segment have the sizes and strides of the graph. `regions`: compiled regions, whose calls are foreign.
     """
     segments = _cut(gm, foreign)
     graph = fx.Graph()
-    made: dict[fx.Node, fx.Node] = {}
+    copies: dict[fx.Node, fx.Node] = {}
     for node in gm.graph.nodes:
         if node.op == "placeholder":
-            made[node] = graph.node_copy(node, made.__getitem__)
+            copies[node] = graph.node_copy(node, copies.__getitem__)
     for segment in segments:
         if segment.results:
             module = piece(gm, segment.inputs, segment.nodes, tuple(segment.results), "Segment")
             results = promised(module, [str(node) for node in segment.results], range(len(segment.results)), None)
             run = compile_segment(module, [node.meta["val"] for node in segment.inputs])
-            call = graph.call_function(looked_at(run, module, results), tuple(made[node] for node in segment.inputs))
+            call = graph.call_function(
+                checked_once(run, module, results), tuple(copies[node] for node in segment.inputs)
+            )
             for index, node in enumerate(segment.results):
-                made[node] = graph.call_function(operator.getitem, (call, index))
-                made[node].meta = node.meta
+                copies[node] = graph.call_function(operator.getitem, (call, index))
+                copies[node].meta = node.meta
         for node in segment.foreign:
             for constant in node.all_input_nodes:
-                if constant.op == "get_attr" and constant not in made:
-                    made[constant] = graph.node_copy(constant, made.__getitem__)
+                if constant.op == "get_attr" and constant not in copies:
+                    copies[constant] = graph.node_copy(constant, copies.__getitem__)
             region = called_region(gm, node)
             if region is None:
-                made[node] = graph.node_copy(node, made.__getitem__)
+                copies[node] = graph.node_copy(node, copies.__getitem__)
             else:
-                made[node] = graph.call_function((regions or {})[region], fx.map_arg(node.args, made.__getitem__))
-                made[node].meta = node.meta
+                copies[node] = graph.call_function((regions or {})[region], fx.map_arg(node.args, copies.__getitem__))
+                copies[node].meta = node.meta
     output = next(iter(reversed(gm.graph.nodes)))
     for node in output.all_input_nodes:
-        if node not in made:
-            made[node] = graph.node_copy(node, made.__getitem__)
-    graph.output(fx.map_arg(output.args[0], made.__getitem__))
+        if node not in copies:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(fx.map_arg(output.args[0], copies.__getitem__))
     return eager_compiler(make_graph_module(gm, graph, "Segments"))
 
 
 class OtherStridesError(Exception):
-    """A part of a graph was compiled to give a value in other strides than the graph says."""
+    """A compiled part of a graph returns a value whose strides differ from the graph's."""
 
 
-def looked_at(run: Boxed, module: fx.GraphModule, results: Sequence[Result]) -> Boxed:
-    """`run`, made of `module`, looked at in its first call. All inputs stay alive in that one.
+def checked_once(run: Boxed, module: fx.GraphModule, results: Sequence[Result]) -> Boxed:
+    """`run`, compiled from `module`, checked in its first call. All inputs stay alive in that call.
 
-    Raises `OtherStridesError` where its `output_strides` are others than in `results` and symbolic: these can't be
+    Raises `OtherStridesError` if its `output_strides` differ from those in `results` and are symbolic: these can't be
     compared in the call.
     """
     for result, stride in zip(results, getattr(run, "output_strides", ()), strict=False):
@@ -90,13 +91,13 @@ def looked_at(run: Boxed, module: fx.GraphModule, results: Sequence[Result]) -> 
     inputs = [node.name for node in module.graph.nodes if node.op == "placeholder"]
     constants = tensors_in(module)
     hold = set(range(len(inputs)))
-    contract = Contract("inductor", "a part", results, inputs, constants=constants, is_ours=True, hold=hold)
+    contract = Contract("inductor", "a part", results, inputs, constants=constants, is_own=True, hold=hold)
     return as_boxed(run, first_call=contract.first_call)
 
 
 @dataclasses.dataclass(slots=True)
 class _Segment:
-    """Nodes to compile, then those that run as they are; `results` is what others need of the former."""
+    """Nodes to compile, then foreign nodes; `results` are the compiled nodes that other nodes need."""
 
     nodes: list[fx.Node] = dataclasses.field(default_factory=list)
     foreign: list[fx.Node] = dataclasses.field(default_factory=list)
@@ -109,7 +110,7 @@ def _cut(gm: fx.GraphModule, foreign: set[fx.Node]) -> list[_Segment]:
     segments = [_Segment()]
     random, random_is_foreign = 0, False
     last = next((node for node in reversed(gm.graph.nodes) if called_region(gm, node) is not None), None)
-    start = 0  # what comes after the last region and needs none of them would only lie in memory meanwhile
+    start = 0  # nodes after the last region that need no region would only hold memory meanwhile
     for node in gm.graph.nodes:
         if node.op not in ("call_function", "call_module"):
             continue

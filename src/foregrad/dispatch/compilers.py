@@ -129,10 +129,10 @@ def _called(
     instead: Instead | None = None,
 ) -> CompiledGraph:
     result, reported = called_bare(compiler, module, joint, role)
-    is_ours = _is_ours(compiler)
+    is_own = _is_own(compiler)
     strides = reported or _strides(getattr(result, "output_strides", None))
     writes = tuple(getattr(result, "writes_into", ()))
-    if is_ours and getattr(result, "returns_list", False):
+    if is_own and getattr(result, "returns_list", False):
         return CompiledGraph(as_boxed(result), strides, writes)  # eager's kernels, one by one
     contract = Contract(
         _backend_name(compiler),
@@ -141,9 +141,9 @@ def _called(
         _input_names(module, joint),
         (*writes, *written_inputs(module)),
         tensors_in(module),
-        is_ours=is_ours,
+        is_own=is_own,
         always=always,
-        instead=None if is_ours or strides is not None else instead,
+        instead=None if is_own or strides is not None else instead,
     )
     run = as_boxed(result, backend=contract.backend, graph=f"{role.phase} graph", first_call=contract.first_call)
     return CompiledGraph(run, strides, writes)
@@ -154,8 +154,8 @@ def called_bare(
     compiler: Compiler, module: fx.GraphModule, joint: JointGraph, role: GraphRole
 ) -> tuple[Callable[..., Any], list[tuple[Any, ...] | None] | None]:
     """The compiler's result for a graph made of `joint`, and the strides that it reported for the graph's results."""
-    is_ours = _is_ours(compiler)
-    graph = module if is_ours else _for_others(module, joint, role)
+    is_own = _is_own(compiler)
+    graph = module if is_own else _for_others(module, joint, role)
     if role.regions and getattr(compiler, "takes_regions", False):
         graph = outlined(graph, always=True, several=2) if role.regions is True else outlined(graph)
     role.put_on(graph)
@@ -163,7 +163,7 @@ def called_bare(
     phase, name, reported = role.phase, joint.name, None
     with torch.no_grad(), engine.disable_autocast(), graph_being_compiled(phase):
         try:
-            if is_ours:
+            if is_own:
                 result = compiler(graph, example_inputs)
             else:
                 with _context(joint, role) as strides_reported:
@@ -182,7 +182,7 @@ def called_bare(
     return result, reported
 
 
-def _is_ours(compiler: Compiler) -> bool:
+def _is_own(compiler: Compiler) -> bool:
     return str(getattr(compiler, "__module__", "")).startswith("foregrad.")
 
 

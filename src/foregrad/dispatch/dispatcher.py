@@ -175,9 +175,9 @@ class Dispatcher:
             if lifts and self._lift(args, kwargs):
                 return self._call_forms(args, kwargs)
             while True:
-                with held, self._turn.taken() as is_ours:
+                with held, self._turn.taken() as has_turn:
                     made_meanwhile = tuple(call for call in self.graphs.calls if call not in tried)  # by another thread
-                    first = self._make(args, kwargs) if is_ours and not made_meanwhile else None
+                    first = self._make(args, kwargs) if has_turn and not made_meanwhile else None
                 for call in made_meanwhile:
                     result = call(args, kwargs)
                     if result is not MISS:
@@ -197,9 +197,9 @@ class Dispatcher:
             if result is not MISS:
                 return result
             # State that the function reads changed during the capture: a cache filled, a module imported. Once more.
-            with held, self._turn.taken() as is_ours:
+            with held, self._turn.taken() as has_turn:
                 self.graphs.remove(first)
-                second = self._try_to_specialize(args, kwargs) if is_ours else None
+                second = self._try_to_specialize(args, kwargs) if has_turn else None
             if not isinstance(second, Specialization):
                 return self.fallbacks.run(args, kwargs, second)
             result = second.call(args, kwargs)

@@ -22,7 +22,7 @@ __all__ = ["Wish", "to_offload", "wishes"]
 
 
 class Wish(enum.IntEnum):
-    """What a partitioner may do with a value that the backward needs."""
+    """The choice that a partitioner has for a value that the backward needs."""
 
     NONE = 0
     SAVE = 1
