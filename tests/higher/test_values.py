@@ -88,7 +88,7 @@ def test_products_with_and_without_zeros(name):
 
 
 def test_more_ways_than_are_kept_raise():
-    """A derivative that reads a number that is another each time."""
+    """A derivative that reads a number that differs each time."""
 
     class Reads(torch.autograd.Function):
         @staticmethod
@@ -109,5 +109,5 @@ def test_more_ways_than_are_kept_raise():
         (first,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
         torch.testing.assert_close(first, x.cos() * 2 * i)
     x = torch.full((2,), 99.0, dtype=D, requires_grad=True)
-    with pytest.raises(UnsupportedError, match=r"depends on values.*test_values.py"):
+    with pytest.raises(UnsupportedError, match=r"branches on values.*test_values.py"):
         torch.autograd.grad(compiled(x).sum(), x, create_graph=True)

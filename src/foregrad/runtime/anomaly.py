@@ -1,8 +1,8 @@
-"""Anomaly mode: where in the user's program a gradient comes from that is nan.
+"""Anomaly mode: the place in the user's program where a gradient becomes nan.
 
-To autograd a compiled function is one node, made at the line of the call. So the node looks at its gradients itself
-where anomaly mode is on; where one is nan, its backward graph is run once more, operator by operator, for the first
-that gives nan. Nothing of this runs otherwise.
+To autograd a compiled function is one node, made at the line of the call. So if anomaly mode is on, the node checks its
+gradients itself; if one is nan, its backward graph runs once more, operator by operator, to find the first operator
+that gives nan. Otherwise nothing of this runs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ __all__ = ["watched"]
 
 
 def watched(backward: Callable[..., Any], compiled: Compiled) -> Callable[..., Any]:
-    """`backward(ctx, *tangents)`, which calls this one while `is_anomaly_enabled`, with a look at what it returns."""
-    running = weakref.ref(backward)  # which holds this function among its globals
+    """`backward(ctx, *tangents)` with a check of its gradients; called by `backward` while `is_anomaly_enabled`."""
+    running = weakref.ref(backward)  # it holds this function among its globals
 
     def watched_backward(ctx: Any, *tangents: Any) -> Any:
         backward = running()
@@ -60,13 +60,13 @@ def _is_nan(value: Any) -> bool:
 def _raise(compiled: Compiled, number: int, saved: Sequence[Any], tangents: Sequence[Any], live: Sequence[Any]) -> None:
     joint = compiled.partitioned.joint
     node = _first_nan(compiled, saved, tangents, live)
-    said = f"Function 'CompiledFunctionBackward' returned nan values in its {number}th output: the gradient of "
-    said += f"{_slot(compiled, number)} in the backward of `{joint.name}`."
+    message = f"Function 'CompiledFunctionBackward' returned nan values in its {number}th output: the gradient of "
+    message += f"{_slot(compiled, number)} in the backward of `{joint.name}`."
     if node is not None:
-        said += f" The first operator that gives nan there is `{node.target}`"
+        message += f" The first operator that gives nan there is `{node.target}`"
         trace = node.meta.get("stack_trace")
-        said += f", which differentiates this line:\n{trace}" if trace else "."
-    raise AnomalyError(said)
+        message += f", which differentiates this line:\n{trace}" if trace else "."
+    raise AnomalyError(message)
 
 
 def _slot(compiled: Compiled, number: int) -> str:
@@ -77,24 +77,24 @@ def _slot(compiled: Compiled, number: int) -> str:
 def _first_nan(
     compiled: Compiled, saved: Sequence[Any], tangents: Sequence[Any], live: Sequence[Any]
 ) -> fx.Node | None:
-    """The first node that gives nan of what the tangents flow through; None where it can't be found."""
+    """The first node on the tangents' paths that gives nan; None if it can't be found."""
     partitioned = compiled.partitioned
     if any(value is None for value in saved):
-        return None  # given up by a backward of another part
-    given = []
+        return None  # freed by a backward of another part
+    inputs = []
     for tangent, spec in zip(tangents, partitioned.joint.signature.tangent_specs, strict=True):
         if tangent is not None:
-            given.append(as_captured(tangent.detach(), spec))
+            inputs.append(as_captured(tangent.detach(), spec))
         elif all(isinstance(size, int) for size in spec.shape):
-            given.append(torch.zeros(spec.shape, dtype=spec.dtype, device=spec.device))
+            inputs.append(torch.zeros(spec.shape, dtype=spec.dtype, device=spec.device))
         else:
             return None
     search = _Search(partitioned.backward)
     with torch.no_grad(), engine.disable_autocast(), without_anomaly_mode:
         try:
-            search.run(*(v.detach() if isinstance(v, torch.Tensor) else v for v in saved), *given, *live)
-        except _Found as found:
-            return found.node
+            search.run(*(v.detach() if isinstance(v, torch.Tensor) else v for v in saved), *inputs, *live)
+        except _Found as result:
+            return result.node
     return None
 
 

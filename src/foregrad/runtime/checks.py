@@ -1,4 +1,4 @@
-"""Operators without results, run on what a graph computed."""
+"""Operators without results, run on values that a graph computed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def passes(check: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
 
 
 def check_arguments(writer: LineWriter, check: CheckInfo, inputs: Sequence[str], outputs: Sequence[str]) -> list[str]:
-    """What a check is called with, as text."""
+    """The arguments of a check, as text."""
 
     def text(value: Any) -> str:
         if isinstance(value, Given):
@@ -41,10 +41,10 @@ def check_arguments(writer: LineWriter, check: CheckInfo, inputs: Sequence[str],
 def check_lines(
     writer: LineWriter, signature: Signature, inputs: Sequence[str], outputs: Sequence[str], eagerly: str
 ) -> Callable[[CheckInfo, list[str]], list[str]]:
-    """The lines of a check of the forward: where it fails, `eagerly` is the statement, which raises as eager does.
+    """The lines of a check of the forward. If it fails, the statement `eagerly` runs, which raises as eager does.
 
-    What eager has done by then is done, and who catches the error inside the function catches it. An operator of the
-    user's that has run is not to run again: from there on a check raises by itself.
+    Eager then has its effects before the check, and the function may catch the error. An operator of the user's must
+    not run twice: after one has run, a check raises by itself.
     """
     first = next((i for i, check in enumerate(signature.checks) if not check.only_raises), len(signature.checks))
 

@@ -1,4 +1,4 @@
-"""`Compiled`: the halves of a partitioned graph after their compilers, and how they are called."""
+"""`Compiled`: the compiled halves of a partitioned graph, and their calling convention."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AtHand = Callable[[], tuple[Sequence[Any], Sequence[Any]]]  # saved values and t
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Partial:
-    """A backward for some of the tangents and gradients; `read` says of each saved value (sizes first) if it is."""
+    """A backward for some of the tangents and gradients; `read`: whether each residual (sizes first) is read."""
 
     backward: Boxed
     read: tuple[bool, ...]
@@ -31,17 +31,15 @@ class Partial:
 class Compiled:
     """`forward` and `backward` take one list, which they empty, and return a list.
 
-    `make_backward(values)` compiles the backward, on first use; what nobody else has of that call's values may be
-    overwritten in calls to come, if nobody else has it then. `make_partial_backward(mask, needs_input_grad)` gives the
-    backward for the case that only the tangents at True positions of `mask` came in, and only the gradients of the
-    inputs in `needs_input_grad` are asked for (None: all): it takes only those tangents, and returns None for other
-    gradients; not for a backward that has effects.
-    `disable_autocast`: autocast was on when the graphs were captured, so their casts are in them.
-    `needs_grad_mode`: the function turned gradients on by itself. `make_derived(case, at_hand)` captures and
-    compiles the backward for a case as a function, with what it reads of values as it is in the call with these
-    `at_hand`; None: not kept for that.
-    `hooked`: the function puts hooks on its own tensors.
-    `native`: calls may go through the C++ part, where it was built.
+    `make_backward(values)` compiles the backward, on first use; buffers among the values that have no other owner in
+    that call may be overwritten in later calls, if they have no other owner then. `make_partial_backward(mask,
+    needs_input_grad)` gives the backward that takes only the tangents at True positions of `mask`, and returns only the
+    gradients of the inputs in `needs_input_grad` (None: all), else None; not for a backward with effects.
+    `disable_autocast`: autocast was on during the capture, so the casts are in the graphs.
+    `needs_grad_mode`: the function turned gradients on by itself. `make_derived(case, at_hand)` captures and compiles
+    the backward for a case as a function; decisions on values are those of the call with the values `at_hand`. None:
+    nothing was kept for it.
+    `hooked`: the function puts hooks on its own tensors. `native`: calls may use the C++ part, if it was built.
     """
 
     partitioned: Partitioned
@@ -59,7 +57,7 @@ class Compiled:
 class Derived:
     """The backward of a compiled function as a compiled function of its own.
 
-    `conditions`: sympy expressions of symbolic sizes that it needs to be true and that the function did not check.
+    `conditions`: sympy expressions of symbolic sizes that must be true and that the function did not check.
     """
 
     derivative: Derivative

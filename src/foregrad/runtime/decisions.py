@@ -1,4 +1,4 @@
-"""Lines that look at what decided the program's way, and run its checks, before anything of the graph can be seen."""
+"""Lines that test the program's decisions, and run its checks, before any result of the graph can be seen."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Bind = Callable[[str, Any], str]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stop:
-    """The statements with which a call ends that a graph is not right for: `diverged` where a value is another,
-    `failed` where the graph raised (as `error`).
+    """The statements that end a call for which a graph is not right: `diverged` if a decision differs, `failed` if the
+    graph raised (as `error`).
     """
 
     diverged: str
@@ -42,11 +42,11 @@ def decision_lines(
     stop: Stop,
     checks: Callable[[CheckInfo, list[str]], list[str]],
 ) -> list[str]:
-    """`run`, the lines that call the graph, with the decisions looked at behind it.
+    """`run`, the lines that call the graph, followed by tests of its decisions.
 
-    A graph that runs with values that it was not captured for may fail half-way: that is a difference too. `writer`
-    has the variables of all symbolic sizes, `open_sizes` among them. `checks` gives the lines of a check, from that and
-    what undoes the call so far.
+    A graph that runs with other values than at capture may fail half-way: that is a difference too. `writer` has the
+    variables of all symbolic sizes, `open_sizes` among them. `checks` gives the lines of a check, from the check and
+    the lines that undo the call so far.
     """
     bind, symbols = writer.bind, writer.symbols
     signature = joint.signature
@@ -56,7 +56,7 @@ def decision_lines(
         marked = [i for i in sorted(signature.marked) if i >= own or not signature.inputs[i].requires_grad]
         undo += [f"{inputs[i]}.requires_grad_(False)" for i in marked]
     if signature.eager_regions:
-        bind("eager_regions", signature.eager_regions)  # kept by whoever runs the graph
+        bind("eager_regions", signature.eager_regions)  # the graph holds only their keys
         save = [f"{bind('begin_regions', begin)}()", *save]
         undo = [f"{bind('rewind_regions', rewind)}()", *undo]
     fallback = [*undo, stop.diverged]
@@ -89,7 +89,7 @@ def _before(
     checks: Callable[[CheckInfo, list[str]], list[str]],
     undo: list[str],
 ) -> list[str]:
-    """The checks that come right before a decision; None: behind the last."""
+    """The checks right before a decision; None: after the last."""
     count = len(signature.decisions)
     at = count if decision is None else decision
     chosen = [c for c in signature.checks if min(c.after, count) == at]
@@ -97,7 +97,7 @@ def _before(
 
 
 def generator_lines(generators: Sequence[torch.Generator], bind: Bind) -> tuple[list[str], list[str]]:
-    """Lines that keep the states of generators, and lines that put them back."""
+    """Lines that save the states of generators, and lines that restore them."""
     save, undo = [], []
     for index, generator in enumerate(generators):
         name = bind("generator", generator)
@@ -108,7 +108,7 @@ def generator_lines(generators: Sequence[torch.Generator], bind: Bind) -> tuple[
 
 
 def open_sizes(signature: Signature, outputs: list[str]) -> dict[Any, str]:
-    """The variables of the symbolic sizes that the graph finds itself."""
+    """The variables of the symbolic sizes that the graph itself computes."""
     return {info.symbol: outputs[info.output] for info in signature.decisions if info.symbol is not None}
 
 
@@ -121,7 +121,7 @@ def range_text(table: Any, symbol: Any, variable: str) -> str:
 
 
 def raise_unless_diverged(error: Exception) -> None:
-    """Pass on what running with other values can't have caused."""
+    """Raise an error that a run with other values can't have caused."""
     if isinstance(error, RegionRaisedError):
         finish()
         raise error.error
@@ -140,7 +140,7 @@ def _differs(name: str, info: DecisionInfo, bind: Bind) -> str:
 
 
 def _differ(value: Any, decided: Any) -> bool:
-    """Whether two numbers can be told apart: by their bits, so that NaN is itself and -0.0 is not 0.0."""
+    """Whether two numbers differ in their bits: NaN equals itself and -0.0 is not 0.0."""
     if isinstance(decided, complex):
         return _differ(value.real, decided.real) or _differ(value.imag, decided.imag)
     if isinstance(decided, float):

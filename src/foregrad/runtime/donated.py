@@ -1,7 +1,7 @@
-"""Calling a backward that overwrites what it is given.
+"""Calls of a backward that overwrites its donated inputs.
 
-The forward made those tensors for it alone, and still others may have them: the graph when it is kept, a hook on saved
-tensors, whoever looked into the node, another thread. A backward that overwrites nothing takes its place then.
+The forward made those tensors for the backward alone, and yet other owners are possible: a retained graph, a hook on
+saved tensors, a reader of the node's attributes, another thread. Then a backward that overwrites nothing is called.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ __all__ = ["overwriting", "owned_among"]
 def owned_among(positions: tuple[int, ...], values: list[Any]) -> tuple[int, ...]:
     """Positions whose buffer in `values` has no other owner.
 
-    What isn't in the first call may never be: the graph is kept each time, or the forward returns what it keeps itself.
+    Checked in the first call only: a buffer with another owner there has one as a rule, since the graph is retained in
+    each call, or the forward returns a tensor that it keeps.
     """
     owned = memory.owned()
     return tuple(position for position in positions if owned(values, (position,)))
 
 
 def overwriting(backward: Boxed, positions: tuple[int, ...], make_careful: Callable[[], Boxed]) -> Boxed:
-    """`backward`, which writes into its inputs at `positions`, where they are nobody else's; or the careful one."""
+    """`backward`, which writes into its inputs at `positions`, if they have no other owner; else the careful one."""
     owned = memory.owned()
 
     def choose(values: list[Any]) -> list[Any]:

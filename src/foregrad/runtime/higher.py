@@ -1,9 +1,9 @@
 """The backward of a compiled function when it must itself be differentiable (`create_graph=True`).
 
-Each pattern of tangents (which came in, which require grad) gets a compiled function of its own on first use. It is
-given the saved values, the tangents, and the inputs for their histories: a leaf is found through its gradient
-accumulator, other inputs are among the saved values or leave a tensor without memory behind (`trail_of`). So a
-function that nobody differentiates twice keeps nothing for it but those.
+Each pattern of tangents (which are present, which require grad) gets a compiled function of its own on first use. The
+function takes the saved values, the tangents, and the inputs for their histories: a leaf is found through its gradient
+accumulator, other inputs are among the saved values or have a trail, a tensor without memory (`trail_of`). So a
+function that is never differentiated twice keeps only trails for it.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ __all__ = ["differentiable_backward", "needs_input_grad_of", "needs_trail", "sto
 
 Node = Callable[[Compiled, list[int]], Any]
 
-_MOST_PATHS = 16  # of one derivative, for values that come out in different ways
+_MOST_PATHS = 16  # of one derivative, for different outcomes of its decisions
 
 
 def needs_trail(compiled: Compiled, taken: list[int]) -> list[int]:
-    """The inputs whose history no saved tensor tells. Parameters too: `functional_call` puts others in their place."""
+    """The inputs whose history is in no saved tensor. Parameters too: `functional_call` replaces them."""
     if compiled.make_derived is None:
         return []
     kept = saved_inputs(compiled.partitioned)
@@ -63,8 +63,8 @@ def trails_of(*inputs: torch.Tensor) -> list[torch.Tensor | None]:
 def differentiable_backward(
     compiled: Compiled, taken: list[int], make_node: Node, release: Release
 ) -> Callable[..., Any]:
-    """`run(ctx, *tangents)`: the gradients of the inputs, with a history. Behind the tangents may be the plain tensors
-    of those of other `kinds`.
+    """`run(ctx, *tangents)`: the gradients of the inputs, with a history. The plain tensors of tangents of other
+    `kinds` may follow the tangents.
     """
     if compiled.make_derived is None:
         return _refuse
@@ -74,8 +74,8 @@ def differentiable_backward(
 def stopping_backward(
     compiled: Compiled, taken: list[int], make_node: Node, release: Release
 ) -> Callable[[Any, Sequence[Any], tuple[int, ...], bool], tuple[Sequence[Any], Sequence[Any]]] | None:
-    """`run(ctx, tangents, stops, needed)`: the gradients by the outputs at `stops`, which go no further, and by the
-    inputs, where those are `needed`. Saved tensors stay.
+    """`run(ctx, tangents, stops, needed)`: the gradients of the outputs at `stops`, which go no further, and of the
+    inputs, if these are `needed`. Saved tensors are kept.
     """
     if compiled.make_derived is None:
         return None
@@ -93,7 +93,7 @@ def stopping_backward(
 
 
 class _Differentiable:
-    """What `differentiable_backward` gives: a closure that calls itself would wait for the collector."""
+    """The result of `differentiable_backward`; a closure that calls itself would be freed by the collector only."""
 
     def __init__(self, compiled: Compiled, taken: list[int], derivatives: _Derivatives) -> None:
         self.taken, self.derivatives, self.name = taken, derivatives, compiled.partitioned.joint.name
@@ -121,7 +121,7 @@ class _Derivatives:
 
     def __init__(self, compiled: Compiled, taken: list[int], make_node: Node, release: Release) -> None:
         self.compiled, self.taken, self.make_node, self.release = compiled, taken, make_node, release
-        self.known: dict[Any, list[Callable[..., Any]]] = {}
+        self.calls_by_case: dict[Any, list[Callable[..., Any]]] = {}
         self.is_tensor = [isinstance(spec_of(node), TensorSpec) for node in compiled.partitioned.saved_nodes]
         self.tensors = [i for i, tensor in enumerate(self.is_tensor) if tensor]
 
@@ -131,32 +131,32 @@ class _Derivatives:
         if ran is not None:
             release.check(ctx, case.present, case.needs_input_grad)
             case = dataclasses.replace(case, gone=frozenset(self.tensors[i] for i in release.gone(ran)))
-        known = self.known.setdefault(case, [])
-        for found in known:
-            result = found(ctx, tangents)
+        calls = self.calls_by_case.setdefault(case, [])
+        for call in calls:
+            result = call(ctx, tangents)
             if type(result) is not Diverged:
                 return result
-        if len(known) >= _MOST_PATHS:
+        if len(calls) >= _MOST_PATHS:
             raise UnsupportedError(
-                f"a derivative of `{compiled.partitioned.joint.name}` depends on values, and was made for {len(known)} "
-                f"ways in which they come out; this is another. {result.where}"
+                f"a derivative of `{compiled.partitioned.joint.name}` branches on values, and was compiled for "
+                f"{len(calls)} outcomes; this is another. {result.where}"
             )
         assert compiled.make_derived is not None
         at_hand = lambda: (_saved_values(ctx, self.is_tensor), tangents)  # noqa: E731
         derived = compiled.make_derived(case, at_hand)
-        found = _Renderer(compiled, self.taken, derived, case, release).render(self.make_node)
-        result = found(ctx, tangents)
+        call = _Renderer(compiled, self.taken, derived, case, release).render(self.make_node)
+        result = call(ctx, tangents)
         if type(result) is not Diverged:
-            known.append(found)
+            calls.append(call)
             return result
         if result.error is not None:
             raise result.error
-        raise UnsupportedError(f"a value that a derivative depends on is another each time. {result.where}")
+        raise UnsupportedError(f"a value that a derivative depends on differs each time. {result.where}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Diverged:
-    """What a derivative returns for values other than those it was made for; `error`: what it ended with."""
+    """The result of a derivative whose decisions come out otherwise; `error`: the exception of its graph."""
 
     where: str
     error: Exception | None = None
@@ -169,9 +169,7 @@ def _saved_values(ctx: Any, is_tensor: list[bool]) -> list[Any]:
 
 
 def needs_input_grad_of(ctx: Any, taken: list[int], *, exact: bool = False) -> NeedsInputGrad:
-    """The inputs whose gradients somebody waits for in the backward that is running (or more, unless `exact`); None:
-    all of them.
-    """
+    """The inputs whose gradients are needed in the running backward (or more, unless `exact`); None: all of them."""
     needs_input_grad = engine.wanted_gradients(ctx, exact=exact)
     return None if needs_input_grad is None else frozenset(compress(taken, needs_input_grad))
 
@@ -179,7 +177,7 @@ def needs_input_grad_of(ctx: Any, taken: list[int], *, exact: bool = False) -> N
 def _refuse(ctx: Any, *tangents: Any) -> Any:
     raise UnsupportedError(
         "a compiled function was differentiated twice (create_graph=True), or its backward is compiled again for a "
-        "part of it or for gradients of another kind, but what that takes was not kept: "
+        "part of it or for gradients of another kind, but its trace was not kept: "
         "foregrad.config.higher_order is False."
     )
 
@@ -212,7 +210,7 @@ class _Renderer:
         self.read = {self._saved(place) for place in derived.derivative.feeds}
 
     def _saved(self, place: ValueRef) -> str | None:
-        """The saved value that is fed from there, if it is one."""
+        """The name of the saved value that `place` refers to; None if it refers to none."""
         if place.kind == "input":
             return self.saved[self.kept[place.index]] if place.index in self.kept else None
         if place.kind == "result":
@@ -261,7 +259,7 @@ class _Renderer:
         return compile_source("\n".join(self.lines) + "\n", "differentiable_backward", self.globals, label="derivative")
 
     def _histories(self, outputs: list[str]) -> None:
-        """Outputs that require grad though it leads nowhere, or raises there."""
+        """Give a history to outputs that require grad though their gradient leads nowhere, or raises."""
         raising = self.derived.compiled.partitioned.joint.raising
         for at in self.inner.rootless:
             error = f", {self._bind_fresh('error', raising[at])}" if at in raising else ""
@@ -300,7 +298,7 @@ class _Renderer:
             self._line(f"{', '.join(live)}, = ctx.live")
 
     def _result(self, place: ValueRef) -> None:
-        """A saved output of a node in Python has no history any more when a part of its backward has run."""
+        """Give a saved output its history: in a Python node it has none after a part of the backward has run."""
         name = self._saved(place)
         self.globals["as_output"] = as_output
         kept = {i: self.saved[at] for i, at in self.kept.items()}
@@ -316,7 +314,7 @@ class _Renderer:
         return self._saved(place) or self.tangents[place.index]
 
     def _sizes(self, names: list[str]) -> dict[Any, str]:
-        """The variables of symbolic sizes, and a check of what only this derivative needs to be true of them."""
+        """The variables of symbolic sizes, after a check of the conditions on them that are this derivative's own."""
         variables: dict[Any, str] = {}
         for info in self.inner.symbols:
             variable = variables[info.symbol] = f"size_{info.symbol}"
@@ -332,9 +330,9 @@ class _Renderer:
     def _number(self, number: Any, sizes: dict[Any, str]) -> str:
         return expression_text(number, sizes, self._bind) if is_symbolic(number) else repr(number)
 
-    def _bind(self, wanted: str, value: Any) -> str:
-        self.globals[wanted] = value
-        return wanted
+    def _bind(self, hint: str, value: Any) -> str:
+        self.globals[hint] = value
+        return hint
 
     def _input(self, index: int) -> str:
         """An input of the function: the saved tensor, the leaf, or its trail."""
@@ -350,7 +348,7 @@ class _Renderer:
         return f"history(ctx, {self.taken.index(index)}, {trail})"
 
     def _decided(self, call: list[str], names: list[str], outputs: list[str], sizes: dict[Any, str]) -> list[str]:
-        """The call, and the look at the values that it is right for."""
+        """The lines of the call, and of the tests of its decisions."""
         places = "; ".join(dict.fromkeys(decision.where for decision in self.inner.decisions))
         self.globals |= {"Diverged": Diverged, "places": f"Values are read at: {places}"}
         joint = self.derived.compiled.partitioned.joint
@@ -365,7 +363,7 @@ class _Renderer:
         return decision_lines(writer, joint, names, outputs, call, stop, check)
 
     def _write(self, names: list[str], outputs: list[str]) -> None:
-        """What the backward writes to, once nothing can stop it any more."""
+        """The lines of the backward's writes, after everything that may stop it."""
         writer = LineWriter(Names())
         writer.globals = self.globals
         updates = [(names[u.input], outputs[u.output], self.inner.inputs[u.input].spec, u) for u in self.inner.updates]
@@ -375,8 +373,8 @@ class _Renderer:
         for name, output, spec, update in updates:
             self._line("    " + update_line(writer, name, output, spec, counted=update.counted))
 
-    def _bind_fresh(self, wanted: str, value: Any) -> str:
-        name = wanted if wanted not in self.globals else f"{wanted}_{len(self.globals)}"
+    def _bind_fresh(self, hint: str, value: Any) -> str:
+        name = hint if hint not in self.globals else f"{hint}_{len(self.globals)}"
         return self._bind(name, value)
 
     def _node_call(self, make_node: Node, names: list[str], outputs: list[str]) -> list[str]:
@@ -398,11 +396,11 @@ class _Renderer:
 
 
 def _history(ctx: Any, position: int, trail: int | None) -> torch.Tensor:
-    """A tensor with the history of the input at `position` among the node's; its values may be anybody's."""
+    """A tensor with the history of the input at `position` among the node's; its values are arbitrary."""
     node = ctx.next_functions[position][0]
     if trail is not None and hasattr(ctx, "trails") and ctx.trails[trail] is not None:
         return ctx.trails[trail]  # type: ignore[no-any-return]
-    if position in ctx.metadata.get(TRAILS, ()):  # what was saved of it was given up
+    if position in ctx.metadata.get(TRAILS, ()):  # its saved tensor was freed
         return ctx.metadata[TRAILS][position]  # type: ignore[no-any-return]
     leaf = getattr(node, "variable", None)
     if not isinstance(leaf, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Lines for what a backward does besides giving gradients: its checks, then its writes, once it has run."""
+"""Lines for the effects of a backward besides gradients: its checks, then its writes, after it has run."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class EffectLines(LineWriter):
         self.live = [names.fresh(f"live_{i + 1}") for i in range(len(self.effects.live))]
 
     def first(self) -> list[str]:
-        """Lines that come first in every backward."""
+        """Lines at the beginning of every backward."""
         if not self.effects.once:
             return []
         once = self.bind("refuse_again", _refusing(self.effects.once))
         return ["if hasattr(ctx, 'has_run'):", f"    {once}()", "ctx.has_run = True"]
 
     def before(self) -> list[str]:
-        """Lines that come before the graph runs."""
+        """Lines before the graph."""
         live = [f"{unpacked(self.live)}ctx.live"] if self.live else []
         return [*live, *self.save]
 
     def after(self) -> list[str]:
-        """Lines that come behind it."""
+        """Lines after the graph."""
         lines = [line for check in self.effects.checks for line in self._check(check)]
         for update in self.effects.updates:
             if update.live is None:
@@ -64,7 +64,7 @@ class EffectLines(LineWriter):
 
 
 def update_line(writer: LineWriter, target: str, value: str, spec: TensorSpec, *, counted: bool) -> str:
-    """A write to a tensor that autograd is to know no more of than its version."""
+    """A write to a tensor of which autograd sees only the version."""
     # Neither counts as a write to a leaf; `detach` shares the version counter, `data` does not.
     hidden = f"{target}.{'detach()' if counted else 'data'}"
     if spec.overlaps_itself:
@@ -72,8 +72,8 @@ def update_line(writer: LineWriter, target: str, value: str, spec: TensorSpec, *
     return f"{hidden}.copy_({value})"
 
 
-def _refusing(said: str) -> Any:
+def _refusing(message: str) -> Any:
     def refuse_again() -> None:
-        raise UnsupportedMutationError(said)
+        raise UnsupportedMutationError(message)
 
     return refuse_again

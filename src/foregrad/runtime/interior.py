@@ -1,10 +1,10 @@
-"""Outputs that other outputs were computed from, of nodes in C++: what is asked of them is worked out when asked for.
+"""Interior outputs, from which other outputs were computed, for nodes in C++: their whole gradient, on demand.
 
-To eager the gradient of a later output passes through the earlier one, where a hook sees and may change it, `.grad`
-keeps it, and `torch.autograd.grad` ends. Here it stays within one node. Where an earlier output is watched, the node
-runs in two steps. Before any hook is called, derivatives that stop at the watched outputs give what arrives there of
-the later ones, which is added to the tangents, and what goes past them to the inputs. The node itself then runs with
-the tangents of the watched outputs alone, and the rest is added to what it returns.
+In eager the gradient of a later output passes through the earlier one, where a hook sees and may change it, `.grad`
+keeps it, and `torch.autograd.grad` ends. Here it stays within one node. If an earlier output is watched, the node runs
+in two steps. Before any hook is called, derivatives that stop at the watched outputs give the gradients of later
+outputs that arrive there, which are added to the tangents, and those that go past them to the inputs. The node itself
+then runs with the tangents of the watched outputs alone, and the rest is added to its gradients.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .release import Release
 __all__ = ["Interior", "finishing"]
 
 Gradients = Sequence[Any]
-# (node, tangents, outputs to stop at, whether gradients by inputs are wanted) to those by the outputs, by the inputs
+# (node, tangents, outputs to stop at, whether inputs need gradients) -> gradients of the outputs, of the inputs
 Stopping = Callable[[Any, Sequence[Any], tuple[int, ...], bool], tuple[Gradients, Gradients]]
 
 
 @dataclasses.dataclass(slots=True)
 class _Rest:
-    """What is left for the node to do: the tangents that it runs with, and what is added to its gradients."""
+    """The second step of a node: the tangents that it runs with, and the gradients that are added to its own."""
 
     keep: frozenset[int]
     gradients: Gradients
@@ -37,7 +37,7 @@ class _Rest:
 
 
 class Interior:
-    """The outputs of one compiled function that others were computed from."""
+    """The interior outputs of one compiled function."""
 
     def __init__(self, signature: Signature, name: str, stopping: Stopping | None) -> None:
         self.signature, self.name, self.stopping = signature, name, stopping
@@ -49,10 +49,10 @@ class Interior:
     def before(
         self, node: Any, watched: Collection[int], hooked: Collection[int], tangents: tuple[Any, ...], needed: bool
     ) -> tuple[Sequence[Any], _Rest | None] | None:
-        """The tangents with what arrives inside, and what `after` is to know; None where nothing does.
+        """(the whole tangents, the second step); None if no gradient arrives inside.
 
-        `watched`: outputs that are asked for, or keep their gradient, or have hooks, `hooked` the last. `needed`: the
-        node is going to run.
+        `watched`: outputs that are among `inputs=`, keep their gradient, or have hooks; `hooked`: outputs with hooks.
+        `needed`: the node is going to run.
         """
         for position in self.hooked_inside.keys() & set(watched):
             raise UnsupportedError(said_of_hooked(self.signature, self.name, self.hooked_inside[position]))
@@ -63,25 +63,25 @@ class Interior:
         stopping = self._checked(stops, hooked, tangents)
         totals = list(tangents)
         outside = [None if i in stops else t for i, t in enumerate(tangents)]
-        found: list[Any] = []
+        past: list[Any] = []
         done: set[int] = set()
 
-        def run(given: Sequence[Any], at: tuple[int, ...]) -> None:
-            inner, rest = stopping(node, given, at, needed)
+        def run(cotangents: Sequence[Any], at: tuple[int, ...]) -> None:
+            inner, rest = stopping(node, cotangents, at, needed)
             for position, gradient in zip(at, inner, strict=True):
                 totals[position] = _sum(totals[position], gradient)
-            found[:] = [_sum(a, b) for a, b in zip(found, rest, strict=True)] if found else rest
+            past[:] = [_sum(a, b) for a, b in zip(past, rest, strict=True)] if past else rest
 
         if any(t is not None for t in outside):
             run(outside, tuple(sorted(stops)))
-        # Those that come last first: those before them get what passes through.
+        # Later outputs first: earlier ones get the gradients that pass through.
         for position in sorted(stops, key=lambda p: sum(q in stops for q in self.passed.get(p, ()))):
             earlier = tuple(sorted(p for p in stops if position in self.passed.get(p, ())))
             if earlier and totals[position] is not None:
                 run([t if i == position else None for i, t in enumerate(totals)], earlier)
                 done.add(position)
         mask = tuple(t is not None for t in totals)
-        return totals, _Rest(frozenset(stops - done), found, mask) if needed else None
+        return totals, _Rest(frozenset(stops - done), past, mask) if needed else None
 
     def _checked(self, stops: set[int], hooked: Collection[int], tangents: Sequence[Any]) -> Stopping:
         first = min(stops)
@@ -104,19 +104,21 @@ def _sum(a: Any, b: Any) -> Any:
     return b if a is None else a if b is None else a + b
 
 
-def finishing(backward: Callable[..., Any], release: Release, wanted_of: Callable[[Any], Any]) -> Callable[..., Any]:
-    """`backward(node, *tangents)` for a node that may have been run in part: see `Interior.before`."""
+def finishing(
+    backward: Callable[..., Any], release: Release, needs_input_grad_of: Callable[[Any], Any]
+) -> Callable[..., Any]:
+    """`backward(node, *tangents)` for a node whose first step may have run: see `Interior.before`."""
 
     def run(node: Any, *tangents: Any) -> Any:
         rest = node.take_rest()
         if rest is None:
             return backward(node, *tangents)
-        given = [t if i in rest.keep else None for i, t in enumerate(tangents)]
+        cotangents = [t if i in rest.keep else None for i, t in enumerate(tangents)]
         count = len(release.readers)
         saved = None if engine.keeps_graph() else saved_in_part(node, [False] * count)
-        nobody, *gradients = backward(node, *given)
+        nobody, *gradients = backward(node, *cotangents)
         if saved is not None:
-            release.after(node, rest.mask, wanted_of(node), saved)
+            release.after(node, rest.mask, needs_input_grad_of(node), saved)
         if rest.gradients:
             gradients = [_sum(a, b) for a, b in zip(gradients, rest.gradients, strict=True)]
         return nobody, *gradients

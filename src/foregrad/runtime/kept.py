@@ -1,7 +1,8 @@
-"""What a node saved, of which a backward reads only some; saved outputs of a node in Python.
+"""Saved tensors of a node, of which a backward reads only some; saved outputs of a node in Python.
 
-Autograd drops what a node in Python saved when any part of it has run. What is kept from then on of an output (see
-`release.py`) has no history, for that is the node: a derivative gets one that runs the node's backward (`as_output`).
+Autograd drops the saved tensors of a node in Python after any part of it has run. An output that is kept from then on
+(see `release.py`) has no history, since that is the node: a derivative gets a history that runs the node's backward
+(`as_output`).
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ __all__ = ["as_output", "let_go", "saved_in_part"]
 
 
 def let_go(node: Any) -> None:
-    """Give up all that the node saved, once the whole of its backward has run."""
+    """Free all saved tensors of the node, after its whole backward has run."""
     node.maybe_clear_saved_tensors()
     if hasattr(node, "kept"):
         node.kept, node.parts = [None] * len(node.kept), -1
 
 
 class _Output(torch.autograd.Function):
-    """An output of a node, without an edge to that: the node would be kept by what it keeps."""
+    """An output of a node without an edge to it, by which the node would keep itself alive."""
 
     @staticmethod
     def forward(ctx: Any, node: Any, position: int, held: list[torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
@@ -52,9 +53,9 @@ def as_output(node: Any, value: torch.Tensor, position: int, inputs: Sequence[to
 
 
 def saved_in_part(ctx: Any, read: Sequence[bool]) -> Sequence[Any]:
-    """The node's saved tensors, where those that are not read may have been written to since (None in their place).
+    """The node's saved tensors; None for a tensor that is not read and was written to since.
 
-    In eager they belong to other nodes, which do not run.
+    In eager such a tensor belongs to another node, which does not run.
     """
     if not read:
         return ()
@@ -69,27 +70,27 @@ def saved_in_part(ctx: Any, read: Sequence[bool]) -> Sequence[Any]:
         unpack = _unpack(ctx)
         if unpack is None:
             raise
-        found = []
+        tensors = []
         for position, is_read in enumerate(read):
             try:
-                found.append(unpack(position))
+                tensors.append(unpack(position))
             except RuntimeError:
                 if is_read and parts is not None:
                     raise
                 if is_read:
                     break
-                found.append(None)
+                tensors.append(None)
         else:
-            return found
+            return tensors
         raise
 
 
 def _unpack(ctx: Any) -> Callable[[int], Any] | None:
-    """What gives one saved tensor of a node, by its position. Nothing does for a node in Python on torch 2.11."""
-    if hasattr(ctx, "saved_tensor"):  # one of ours, in C++
+    """A function that gives one saved tensor of a node, by position; None for a Python node on torch 2.11."""
+    if hasattr(ctx, "saved_tensor"):  # foregrad's own node in C++
         return ctx.saved_tensor  # type: ignore[no-any-return]
     try:
         saved = ctx._raw_saved_tensors
-    except RuntimeError:  # let go of, all of them
+    except RuntimeError:  # all of them were freed
         return lambda position: ctx.saved_tensors[position]
     return (lambda position: saved[position].unpack()) if all(hasattr(s, "unpack") for s in saved) else None

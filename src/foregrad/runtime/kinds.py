@@ -1,7 +1,7 @@
-"""Tangents of another kind than a backward was captured for: it is captured again for those that come.
+"""Tangents of another kind than at capture: the backward is captured again for them.
 
-They are a wrapper subclass for a plain result, and for a wrapper subclass that is a result a plain tensor, one of
-another class, of other metadata, or of other plain tensors.
+Such a tangent is a wrapper subclass for a plain result; or, for a result that is a wrapper subclass, a plain tensor or
+a wrapper of another class, of other metadata, or of other plain tensors.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _MOST_KINDS = 16
 def of_other_kinds(
     backward: Callable[..., Any], derivative: Callable[..., Any] | None, compiled: Compiled
 ) -> Callable[..., Any]:
-    """`backward(node, *tangents)`, and `derivative(node, *tangents, kinds=)` where some are of other kinds, or an error
-    where there is none.
+    """`backward(node, *tangents)`; if some tangents are of other kinds, `derivative(node, *tangents, kinds=)`, or an
+    error without one.
     """
-    known: list[TangentKind] = []
+    kinds_so_far: list[TangentKind] = []
     joint = compiled.partitioned.joint
     varies = bool(joint.signature.symbols)
     count, error = len(joint.signature.differentiable), joint.backward_error
@@ -44,28 +44,28 @@ def of_other_kinds(
                 break
         else:
             return backward(node, *tangents)
-        found = take_handed(node)
-        given = [_as_plain(tangent) if is_wrapper(tangent) else tangent for tangent in tangents]
-        found += [((i,), t) for i, t in enumerate(tangents) if t is not None and given[i] is None]
-        tangents = tuple(given)
-        if not found:
+        others = take_handed(node)
+        plain = [_as_plain(tangent) if is_wrapper(tangent) else tangent for tangent in tangents]
+        others += [((i,), t) for i, t in enumerate(tangents) if t is not None and plain[i] is None]
+        tangents = tuple(plain)
+        if not others:
             return backward(node, *tangents)
-        for places, _ in found:
+        for places, _ in others:
             if places[0] in errors:
                 raise type(errors[places[0]])(*errors[places[0]].args)
         if derivative is None or (hasattr(node, "take_rest") and node.take_rest() is not None):
-            raise unexpected(found[0][1])
+            raise unexpected(others[0][1])
         if hasattr(node, "passed"):
             check_marked(node, tangents)
-        kinds = [_kind_of(known, places, tangent, varies=varies) for places, tangent in found]
-        parts = [part for _, tangent in found for part in _parts(tangent)]
+        kinds = [_kind_of(kinds_so_far, places, tangent, varies=varies) for places, tangent in others]
+        parts = [part for _, tangent in others for part in _parts(tangent)]
         return derivative(node, *tangents, *parts, kinds=tuple(kinds))
 
     return run
 
 
 def _as_plain(tangent: Any) -> torch.Tensor | None:
-    """A wrapper as the plain tensor that its class makes of it; one that is yet to arrive is waited for."""
+    """The plain tensor that a wrapper's class converts it to; a pending collective is waited for."""
     plain = converted(tangent, None, torch.Tensor)
     return plain if type(plain) is torch.Tensor else None
 
@@ -74,22 +74,22 @@ def _parts(tangent: Any) -> Sequence[torch.Tensor]:
     return taken_apart(tangent) if is_wrapper(tangent) else [tangent]
 
 
-def _kind_of(known: list[TangentKind], places: tuple[int, ...], tangent: Any, *, varies: bool) -> TangentKind:
+def _kind_of(kinds: list[TangentKind], places: tuple[int, ...], tangent: Any, *, varies: bool) -> TangentKind:
     """The kind of a tangent, one object for all of the same kind. `varies`: sizes of results may vary."""
     parts = parts_of(tangent) if is_wrapper(tangent) else [tangent]
     layouts = [_layout(part, tuple(tangent.shape) if varies else ()) for part in parts]
-    for kind in known:
+    for kind in kinds:
         if kind.outputs == places and kind.layouts == layouts and _is_of(kind.spec, tangent, varies=varies):
             return kind
-    if len(known) >= _MOST_KINDS:
+    if len(kinds) >= _MOST_KINDS:
         raise unexpected(tangent)
     spec = bare_spec(tangent) if is_wrapper(tangent) else None
-    known.append(TangentKind(places, tuple(tangent.shape), spec, tuple(map(TensorSpec.of, parts)), layouts))
-    return known[-1]
+    kinds.append(TangentKind(places, tuple(tangent.shape), spec, tuple(map(TensorSpec.of, parts)), layouts))
+    return kinds[-1]
 
 
 def _layout(part: torch.Tensor, sizes: tuple[int, ...]) -> Any:
-    """What a plain tensor is like, its sizes told by which of `sizes` they are."""
+    """The layout of a plain tensor; its sizes by their positions among `sizes`."""
     places = [place_of_size(size, dim, sizes) for dim, size in enumerate(part.shape)]
     own = [size if place is None else ("size", place) for size, place in zip(part.shape, places, strict=True)]
     return own, part.dtype, part.device

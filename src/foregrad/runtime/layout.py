@@ -1,4 +1,4 @@
-"""Tensors that come into a compiled graph from outside, laid out as it was captured with."""
+"""Tensors that enter a compiled graph from outside, in the layout of its capture."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["as_captured", "in_order", "laid_out", "memory_order"]
 
 
 def laid_out(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """A dense copy with these strides; a sparse tensor's strides are all zero, so that it comes here."""
+    """A dense copy with these strides; sparse tensors get here too, since their strides are all zero."""
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
     return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
@@ -30,12 +30,12 @@ def in_order(tensor: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
     for dim in reversed(order):
         stride[dim] = step
         step *= max(shape[dim], 1)
-    wanted = tuple(stride)
-    return tensor if tensor.stride() == wanted else laid_out(tensor, wanted)
+    strides = tuple(stride)
+    return tensor if tensor.stride() == strides else laid_out(tensor, strides)
 
 
 def as_captured(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """The tensor laid out as `spec` says, copied only where it must be."""
+    """The tensor in the layout of `spec`, copied only if it must be."""
     if any(map(is_symbolic, spec.stride)):
         return in_order(tensor, memory_order(spec))
     return tensor if tensor.stride() == spec.stride else laid_out(tensor, spec.stride)

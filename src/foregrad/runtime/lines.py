@@ -1,4 +1,4 @@
-"""What the rendered runtime is written with: names bound to values, indented blocks, views of a base, literals."""
+"""Tools to write the rendered runtime: names bound to values, indented blocks, views of a base, literals."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["LineWriter", "op_name"]
 
 
 class LineWriter:
-    """Lines of a function body and the globals that they use. `symbols` has the variable of each symbolic size,
-    `containers` that of each container among the arguments, by its number.
+    """Lines of a function body and the globals that they use. `symbols`: the variable of each symbolic size;
+    `containers`: the variable of each container among the arguments, by number.
     """
 
     def __init__(self, names: Names) -> None:
@@ -29,12 +29,12 @@ class LineWriter:
         self.containers: Mapping[int, str] = {}
         self.views: dict[tuple[Any, ...], str] = {}  # the variable of each view that was taken
 
-    def bind(self, wanted: str, value: Any) -> str:
+    def bind(self, hint: str, value: Any) -> str:
         """A global name for a value."""
         for name, bound in self.globals.items():
-            if bound is value and name.startswith(wanted):
+            if bound is value and name.startswith(hint):
                 return name
-        name = self.names.fresh(wanted)
+        name = self.names.fresh(hint)
         self.globals[name] = value
         return name
 

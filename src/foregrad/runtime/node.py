@@ -1,11 +1,11 @@
 """The autograd node of a compiled function: a `torch.autograd.Function` whose two methods are rendered.
 
 The forward takes the inputs that may need gradients as arguments and the others in a list, in which it returns the
-outputs without gradients: autograd then only handles what it must. Saved tensors are given up as soon as the backward
-has them, unless the graph is kept.
+outputs without gradients: autograd then only handles what it must. Saved tensors are freed as soon as the backward has
+them, unless the graph is kept.
 
-Where the C++ part was built, it does what the forward and the usual backward here do, on the same graphs and from the
-same decisions (`_how_kept`, the specs of tangents); the rendered backward is then for all other cases.
+If the C++ part was built, it replaces the forward and the usual backward here, on equal graphs and from equal decisions
+(`_how_kept`, the specs of tangents); the rendered backward is then for all other cases.
 """
 
 from __future__ import annotations
@@ -41,18 +41,19 @@ from .release import Release, parts_run
 
 __all__ = ["NodeSource", "make_node"]
 
-_MOST_PARTIAL = 16  # backwards for some of the gradients alone; from then on all are computed
+_MOST_PARTIAL = 16  # backwards for some of the gradients only; beyond that all gradients are computed
 _AS_IT_IS, _COPIED, _DETACHED, _SIZE = -1, -2, -3, -4  # as `_native/program.h` numbers them
 _KEPT = {_COPIED: "{}.clone()", _DETACHED: "{}.detach()"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeSource:
-    """An autograd node: what calls it, and the text of what is rendered of it.
+    """An autograd node: the function that calls it, and its rendered text.
 
-    `apply(others, *taken)` where it is all rendered: see `call_lines`. `is_native`: `apply(*inputs)`, in C++.
-    `runs_before`: the forward graph, where the caller runs it before and hands its results over; `kept`: how each thing
-    that it saves is kept then, as a format ('': as it is). `held_inputs`, `held_outputs`: what it saves, or views of.
+    `apply(others, *taken)` if the node is all rendered: see `call_lines`. `is_native`: `apply(*inputs)`, in C++.
+    `runs_before`: the forward graph, if the caller runs it before and passes its results; `kept`: the form of each
+    saved value then, as a format ('': unchanged). `held_inputs`, `held_outputs`: the inputs and outputs that it saves,
+    or views of these.
     """
 
     apply: Callable[..., Any]
@@ -73,7 +74,7 @@ class NodeSource:
         names: Names,
         saved: Sequence[str] = (),
     ) -> tuple[list[str], str, list[str]]:
-        """Lines that call it by the name `apply`: some to run before, the call, some to run after it."""
+        """(lines before the call, the call by the name `apply`, lines after it)."""
         if self.is_native:
             return [], f"{', '.join(outputs)} = {apply}({', '.join(inputs)})", []
         rest = [name for i, name in enumerate(inputs) if i not in self.taken]
@@ -89,7 +90,7 @@ class NodeSource:
 
 
 def make_node(compiled: Compiled, taken: list[int], unmarked: Collection[int] = ()) -> NodeSource:
-    """The node for `compiled`; `taken` are the inputs that autograd is to know about.
+    """The node for `compiled`; `taken` are its inputs to autograd.
 
     The differentiable outputs at positions `unmarked` are left for the caller to mark.
     """
@@ -159,13 +160,13 @@ class _NodeRenderer:
         return NodeSource(apply, source, self.taken, self.is_native, **held, **late)
 
     def _held(self) -> dict[str, frozenset[int]]:
-        """The inputs and outputs that are saved, or views of which are, other than as copies."""
+        """The inputs and outputs that are saved without a copy, or whose views are."""
         tensors = [node for node in self.partitioned.saved_nodes if self._how_kept(node) not in (_SIZE, _COPIED)]
         inputs = frozenset(number for number in map(_number_of_input, tensors) if number >= 0)
         return {"held_inputs": inputs, "held_outputs": frozenset(output for _, output in self._outputs_saved())}
 
     def _in_python(self, backward: Any) -> Callable[..., Any]:
-        """The backward of a node in Python, from which autograd takes all that was saved when any part has run."""
+        """The backward of a node in Python, whose saved tensors autograd drops after any part has run."""
         partial = backward.__globals__.get("partial_backward")
         has_parts = partial is not None and (len(self.tangents) > 1 or len(self.taken) > 1)
         runs_once = bool(self.signature.saving) and not self.partitioned.saved_tensors
@@ -176,7 +177,7 @@ class _NodeRenderer:
             if has_parts and not torch.is_grad_enabled() and parts_run(ctx) is not None:
                 return partial(ctx, tangents)
             if runs_once and not has_parts:
-                ctx.saved_tensors  # noqa: B018  (there are none; raises where all ran before, as eager does)
+                ctx.saved_tensors  # noqa: B018  (there are none; raises if all ran before, as eager does)
             return backward(ctx, *tangents)
 
         return self._of_all_kinds(backward.__globals__, run)
@@ -193,11 +194,11 @@ class _NodeRenderer:
         node_of: list[Any] = []  # a weak reference
         rendered = weakref.ref(other)
 
-        def keep(made: Callable[..., Any]) -> None:
-            _keep(rendered, made)
+        def keep(graph: Callable[..., Any]) -> None:
+            _keep(rendered, graph)
             node = node_of[0]()
             if node is not None:
-                node.backward = made
+                node.backward = graph
 
         name, results = self.partitioned.joint.name, signature.num_forward_outputs
         saved_from = list(range(results, results + len(self.partitioned.saved_nodes)))
@@ -239,7 +240,7 @@ class _NodeRenderer:
     # ---------------------------------------------------------------- forward
 
     def _outputs_saved(self) -> list[tuple[int, int]]:
-        """Of the forward graph's results: the saved ones that are outputs as well, and which."""
+        """(position of a residual, position of the output that it is) among the forward graph's results."""
         signature = self.signature
         return [
             (signature.num_forward_outputs + at, signature.differentiable[position])
@@ -247,7 +248,7 @@ class _NodeRenderer:
         ]
 
     def _forward_graph(self) -> Callable[[list[Any]], list[Any]]:
-        """The compiled forward; an output that is saved too is one object, so that autograd knows it for an output."""
+        """The compiled forward; an output that is saved too is one object, so autograd recognizes it as an output."""
         forward, same = self.compiled.forward, self._outputs_saved()
         if not same:
             return forward
@@ -300,7 +301,7 @@ class _NodeRenderer:
             leaves = " and ".join(f"{name}.is_leaf" for name in trails)
             lines += [f"    if not ({leaves}):", f"        ctx.trails = trails_of({', '.join(trails)})"]
         if self.effects.live:
-            # What is written with its history, by the call itself, would hold the node that holds it.
+            # A tensor that the call itself writes with a history would form a cycle with its node.
             live = [primals[i] + (".detach()" if i in self.moved_by_call else "") for i in self.effects.live]
             lines.append(f"    ctx.live = ({', '.join(live)},)")
         lines.append("    ctx.materialize_grads = False")
@@ -314,9 +315,9 @@ class _NodeRenderer:
         return lines
 
     def _how_kept(self, node: fx.Node) -> int:
-        """How what is saved for a node is kept: one of these constants, or the number of an input.
+        """The form in which a residual is kept: one of the constants above, or the number of an input.
 
-        Views are kept without their history, inputs whose version is about to move copied, other inputs with their
+        Views are kept without their history, inputs whose version is about to move as copies, other inputs with their
         history.
         """
         if not isinstance(spec_of(node), TensorSpec):
@@ -403,7 +404,7 @@ class _NodeRenderer:
         return lines
 
     def _laid_out(self) -> list[str]:
-        """A tangent whose strides are not those the backward was captured with is copied into them."""
+        """Lines that copy a tangent with other strides than at capture into those strides."""
         lines = []
         self.globals["laid_out"] = laid_out
         for i, (name, spec) in enumerate(zip(self.tangents, self.signature.tangent_specs, strict=True)):
@@ -444,15 +445,15 @@ def _raiser(error: Exception) -> Callable[[], None]:
 
 
 def _layout(spec: TensorSpec) -> tuple[bool, tuple[int, ...]]:
-    """(True, strides), or (False, dimensions from outermost to innermost) where they depend on symbolic sizes."""
+    """(True, strides), or (False, dimensions from outermost to innermost) if strides depend on symbolic sizes."""
     if any(map(is_symbolic, spec.stride)):
         return False, memory_order(spec)
     return True, tuple(spec.stride)
 
 
 def _held_by_calls(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
-    """The forward of a node, which gives each call its backward: their class, which the collector alone frees, holds
-    neither.
+    """The forward of a node, which gives each call its backward. Their class holds neither, since only the collector
+    frees it.
     """
 
     def forward_of_call(ctx: Any, *inputs: Any) -> Any:
@@ -466,10 +467,10 @@ def _rendered(ctx: Any, *tangents: Any) -> Any:
     return ctx.rendered(ctx, *tangents)
 
 
-def _keep(rendered: weakref.ref[Any], made: Callable[..., Any]) -> None:
+def _keep(rendered: weakref.ref[Any], graph: Callable[..., Any]) -> None:
     function = rendered()
     if function is not None:
-        function.__globals__["backward_graph"] = made
+        function.__globals__["backward_graph"] = graph
 
 
 def _compile_on_first_use(
@@ -489,8 +490,8 @@ def _nothing(ctx: Any, count: int) -> tuple[None, ...]:
 
 
 def _partial(compiled: Compiled, taken: list[int], release: Release) -> Callable[[Any, tuple[Any, ...]], Any]:
-    """The backward when some tangents did not come in, or some gradients are not asked for: a graph of its own for
-    each such pattern.
+    """The backward if some tangents are missing, or some gradients are not needed: a graph of its own for each such
+    pattern.
     """
     signature = compiled.partitioned.joint.signature
     graphs: dict[Any, Any] = {}
@@ -510,20 +511,20 @@ def _partial(compiled: Compiled, taken: list[int], release: Release) -> Callable
         graph = graphs.get((mask, needs_input_grad))
         if graph is None:
             graph = graphs[mask, needs_input_grad] = compiled.make_partial_backward(mask, needs_input_grad)
-        given = [
+        present = [
             t if i in as_they_come else as_captured(t, spec)
             for i, (t, spec) in enumerate(zip(tangents, signature.tangent_specs, strict=True))
             if t is not None
         ]
         saved = saved_in_part(ctx, graph.read[num_sizes:])
-        values = [*(ctx.sizes if num_sizes else ()), *saved, *given]
+        values = [*(ctx.sizes if num_sizes else ()), *saved, *present]
         if not keeps_graph:
             release.after(ctx, mask, exactly, saved)
-        del given, tangents, saved
+        del present, tangents, saved
         with engine.disable_autocast():
             gradients = graph.backward(values)
-        found = [gradients[i] for i in taken]
-        spare_leaves(ctx, found)
-        return None, *found
+        needed = [gradients[i] for i in taken]
+        spare_leaves(ctx, needed)
+        return None, *needed
 
     return partial_backward

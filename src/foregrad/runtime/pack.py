@@ -1,4 +1,4 @@
-"""Containers as Python expressions: how rendered code builds what the function returned."""
+"""Containers as Python expressions, by which rendered code builds the function's result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["build_expression", "has_objects", "pack_expression"]
 
 
 def has_objects(tree: Tree) -> bool:
-    """Whether there is something in a container that is made before what is in it."""
+    """Whether a container holds an object that is made before its contents."""
     return any(node.kind in _MADE_FIRST for _, node in tree.walk(""))
 
 
@@ -20,7 +20,7 @@ _MADE_FIRST = {"object", "ref", "weakref", "method", "partial", "function", "cel
 
 
 def build_expression(tree: Tree, values: list[str], made: str, bind: Callable[[str, Any], str]) -> str:
-    """The expression that builds a container with objects in it; `made` is the variable of a dict that gets these."""
+    """The expression that builds a container with objects in it; `made`: the variable of a dict that collects them."""
     return f"{bind('build', tree.unflatten)}([{', '.join(values)}], made={made})"
 
 

@@ -1,12 +1,12 @@
-"""Outputs that other outputs were computed from, inside: gradients pass through them where nobody sees it.
+"""Interior outputs, from which other outputs were computed: gradients pass through them unseen.
 
-A compiled function is one node to autograd. What flows from one of its outputs into another stays within, so that a
-hook on the latter, its `.grad`, or the gradient by it that `torch.autograd.grad` is asked for, would hold only what
-comes from outside. Eager's hold all: so these raise. A node in C++ sees to that for its own outputs. Where views of
-them or of inputs, or inputs that were written to, are such outputs too, all of them are marked as they are returned.
+A compiled function is one node to autograd. A gradient that flows from one of its outputs into another stays inside, so
+a hook on the latter, its `.grad`, or its gradient from `torch.autograd.grad`, would get only the gradient from outside.
+Eager's get all: so these raise. A node in C++ handles its own outputs. If views of them or of inputs, or inputs that
+were written to, are such outputs too, all of them are marked as they are returned.
 
-No way leads from the node's outputs to such views and inputs, so that a gradient by them alone would be none. The
-outputs are `join`ed to them, that the engine comes by.
+The node's outputs have no path to such views and inputs, so a gradient of these alone would be missing. The outputs are
+`join`ed to them, so that the engine visits them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def said_of(signature: Signature, name: str, what: str, after: tuple[int, ...], 
 
 
 def marking(signature: Signature, name: str, what: str, after: tuple[int, ...]) -> Mark:
-    """`mark(tensor, node)` for the output called `what`, which those at positions `after` are computed from.
+    """`mark(tensor, node)` for the output called `what`, from which the outputs at positions `after` are computed.
 
     `node` is the autograd node of the call.
     """
@@ -87,11 +87,11 @@ def said_of_hooked(signature: Signature, name: str, at: int) -> str:
     )
 
 
-def unwatched(tensor: torch.Tensor, said: str) -> None:
-    """From now on whoever watches the gradient of the tensor, to which the graph's backward applies a hook, is told."""
+def unwatched(tensor: torch.Tensor, message: str) -> None:
+    """Make any watcher of the tensor's gradient raise, since the graph's backward applies a hook to that gradient."""
 
     def refuse() -> None:
-        raise UnsupportedError(said)
+        raise UnsupportedError(message)
 
     def check(output: weakref.ref[torch.Tensor], _gradient: Any) -> None:
         result = output()
@@ -105,7 +105,7 @@ def unwatched(tensor: torch.Tensor, said: str) -> None:
 class _Join(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
-        ctx.mark_dirty(output)  # so that it stays the object that it is
+        ctx.mark_dirty(output)  # so that it stays one object
         ctx.set_materialize_grads(False)
         ctx.num_tensors = len(tensors)
         return output
@@ -116,23 +116,23 @@ class _Join(torch.autograd.Function):
 
 
 def join(output: torch.Tensor, *tensors: torch.Tensor) -> None:
-    """Put an edge from the history of `output` to each of the tensors, for no gradient to flow along."""
+    """Add edges from the history of `output` to the tensors, along which no gradient flows."""
     if output.grad_fn is not None:
         with torch.enable_grad(), keeps_versions(output):
             _Join.apply(output, *tensors)
 
 
 def join_error(output: torch.Tensor, error: Exception) -> None:
-    """From now on a backward of `output` to every leaf raises; gradients by what it was computed from are there."""
+    """Make a backward of `output` to every leaf raise; gradients of the tensors that it was computed from are fine."""
     join(output, *with_history([torch.empty(0)], error))
 
 
 def marked(
     apply: Callable[..., Any], signature: Signature, name: str, results: Sequence[int], later: Collection[int]
 ) -> Callable[..., Any]:
-    """A node's `apply` that marks its outputs, apart from those at positions `later`.
+    """A node's `apply` that marks its outputs, except those at positions `later`.
 
-    `node.results` will have references to those at positions `results`.
+    `node.results` gets weak references to the outputs at positions `results`.
     """
     marks = [
         (position, marking(signature, name, str(signature.graph_outputs[signature.differentiable[position]]), after))
@@ -141,21 +141,21 @@ def marked(
     ]
 
     def apply_marked(*arguments: Any) -> Any:
-        given = apply(*arguments)
-        outputs = (given,) if isinstance(given, torch.Tensor) else given
+        returned = apply(*arguments)
+        outputs = (returned,) if isinstance(returned, torch.Tensor) else returned
         node: Any = outputs[0].grad_fn
         if node is not None:
             node.passed = []
             node.results = [weakref.ref(outputs[position]) for position in results]
             for position, mark in marks:
                 mark(outputs[position], node)
-        return given
+        return returned
 
     return apply_marked
 
 
 def check_marked(ctx: Any, tangents: tuple[Any, ...]) -> None:
-    """Raise where more flows through a marked output, which is to keep its gradient or which that is asked by."""
+    """Raise if an inside gradient flows through a marked output that retains its gradient or is among `inputs=`."""
     for reference, after, refuse in ctx.passed:
         output = reference()
         if output is None or all(tangents[i] is None for i in after):
@@ -167,12 +167,12 @@ def check_marked(ctx: Any, tangents: tuple[Any, ...]) -> None:
 
 
 def refuse_watched_results(ctx: Any, name: str) -> None:
-    """Nobody may watch outputs that the function saved, where hooks inside see the second gradient whole."""
+    """Make watchers of saved outputs raise, if hooks inside see the whole second gradient."""
 
     def refuse() -> None:
         raise UnsupportedError(
-            f"`{name}` puts hooks on its own tensors and was differentiated with create_graph=True: a hook on what it "
-            "returned, or its `.grad`, would miss some of the second gradient. Put that on a copy (`output * 1`)."
+            f"`{name}` puts hooks on its own tensors and was differentiated with create_graph=True: a hook on its "
+            "result, or the result's `.grad`, would miss some of the second gradient. Use a copy (`output * 1`)."
         )
 
     for reference in ctx.results:

@@ -1,4 +1,4 @@
-"""The lines that leave behind in Python what eager leaves behind: one for each write, in their order, last of all."""
+"""Lines for side effects in Python: one for each write, in program order, at the end of a call."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _class(write: PythonWrite) -> type:
 
 
 def _unbound(writer: LineWriter, write: Any, method: str) -> str:
-    """A method of the built-in class behind the target, whatever its own class says."""
+    """A method of the built-in class behind the target, even if its own class overrides it."""
     bases = (collections.OrderedDict, dict, list, collections.deque, set)
     base = next(base for base in bases if issubclass(_class(write), base))
     return writer.bind(f"{base.__name__}_{method.strip('_')}", getattr(base, method))

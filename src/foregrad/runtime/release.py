@@ -1,9 +1,9 @@
-"""Which saved tensors a node gives up after a backward of some of its outputs, or by some of its inputs.
+"""Saved tensors that a node frees after a backward of some of its outputs, or for some of its inputs.
 
 To eager a function is many nodes, each of which gives its tensors up when it has run: a later backward through nodes
 that have not run yet is fine, and one through a node that has is an error. A compiled function is one node. It keeps
-the tensors that parts still to come may read, and remembers the parts that ran, as bits: one for each kind of eager's
-nodes that keep tensors (`Signature.saving`), one for each way in which the backward graph reads a saved tensor.
+the tensors that later parts may read, and records the parts that ran, as bits: one for each kind of eager's nodes that
+keep tensors (`Signature.saving`), one for each path on which the backward graph reads a saved tensor.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TWICE = (
 
 
 def parts_run(ctx: Any) -> int | None:
-    """The parts of the node's backward that ran and are not to run again; None: none did, -1: all did."""
+    """The parts of the node's backward that ran and must not run again; None: no part, -1: all parts."""
     parts: int | None = getattr(ctx, "parts", None)
     return -1 if parts is None and was_freed(ctx) else parts
 
@@ -44,18 +44,18 @@ class Release:
     """The parts of one compiled function's backward."""
 
     def __init__(self, partitioned: Partitioned, histories: Sequence[int]) -> None:
-        """`histories`: the inputs whose histories a derivative may want, in the order of the node's."""
+        """`histories`: the inputs whose histories a derivative may need, in the node's order."""
         self.partitioned, self.saving = partitioned, partitioned.joint.signature.saving
         self.histories = histories
         self._known: dict[Any, int] = {}
 
     def check(self, ctx: Any, mask: tuple[bool, ...], needs_input_grad: NeedsInputGrad) -> None:
-        """Raise where one of eager's nodes would run a second time."""
+        """Raise `RuntimeError` if one of eager's nodes would run a second time."""
         if self.bits(mask, needs_input_grad) & (parts_run(ctx) or 0) & self.of_eager:
             raise RuntimeError(_TWICE)
 
     def after(self, ctx: Any, mask: tuple[bool, ...], needs_input_grad: NeedsInputGrad, saved: Sequence[Any]) -> None:
-        """Give up what no part that is still to run reads; `saved`: the tensors at hand, None for others."""
+        """Free the saved tensors that no later part reads; `saved`: the tensors at hand, None for others."""
         ran = parts_run(ctx) or 0
         if ran == -1:
             return
@@ -65,28 +65,28 @@ class Release:
         for position, at in self._inputs_saved:
             if at in gone and saved[at] is not None and not saved[at].is_leaf:
                 ctx.metadata.setdefault(TRAILS, {})[position] = trail_of(saved[at])
-        if hasattr(ctx, "release"):  # one of ours, in C++
+        if hasattr(ctx, "release"):  # foregrad's own node in C++
             ctx.release(parts, parts != 0, gone)
         else:
             _hold(ctx, saved, gone)
             ctx.parts = parts
 
     def gone(self, parts: int) -> list[int]:
-        """The saved tensors, by position among these, that nothing reads any more when these parts have run."""
+        """The saved tensors, by position, that nothing reads after these parts have run."""
         return [i for i, readers in enumerate(self.readers) if readers and readers & ~parts == 0]
 
     def bits(self, mask: tuple[bool, ...], needs_input_grad: NeedsInputGrad) -> int:
         """The parts that run for these tangents and gradients."""
-        known = self._known.get((mask, needs_input_grad))
-        if known is None:
-            known = self._known[mask, needs_input_grad] = self._bits(mask, needs_input_grad)
-        return known
+        bits = self._known.get((mask, needs_input_grad))
+        if bits is None:
+            bits = self._known[mask, needs_input_grad] = self._bits(mask, needs_input_grad)
+        return bits
 
     def _bits(self, mask: tuple[bool, ...], needs_input_grad: NeedsInputGrad) -> int:
-        outputs = _mask(i for i, given in enumerate(mask) if given)
+        outputs = _mask(i for i, is_present in enumerate(mask) if is_present)
         inputs = 0 if needs_input_grad is None else _mask(needs_input_grad)
         ways = enumerate((*self.saving, *self._tensors_by_way))
-        # A backward for all inputs runs what leads to none of them as well.
+        # A backward for all inputs also runs paths that lead to no input.
         return _mask(n for n, (a, b) in ways if a & outputs and (needs_input_grad is None or b & inputs))
 
     @functools.cached_property
@@ -108,7 +108,7 @@ class Release:
 
     @functools.cached_property
     def readers(self) -> list[int]:
-        """For each saved tensor the bits of what reads it."""
+        """For each saved tensor the bits of its readers."""
         ways = [*enumerate(self._tensors_by_way.values(), len(self.saving))]
         count = len(self.partitioned.saved_tensors)
         return [_mask(n for n, tensors in ways if tensors >> i & 1) for i in range(count)]
@@ -120,7 +120,7 @@ class Release:
 
 
 def saved_inputs(partitioned: Partitioned) -> dict[int, int]:
-    """Inputs that are saved as they are: their positions among the saved values."""
+    """Inputs that are residuals themselves: their positions among the saved values."""
     written = {update.input for update in partitioned.joint.signature.updates}
     number = {node: i for i, node in enumerate(n for n in partitioned.forward.graph.nodes if n.op == "placeholder")}
     saved = partitioned.saved_nodes
@@ -150,7 +150,7 @@ def _tensors_by_way(partitioned: Partitioned) -> dict[tuple[int, int], int]:
     tensors = [node for node in placeholders[:num_saved] if isinstance(spec_of(node), TensorSpec)]
     saved = {node: 1 << i for i, node in enumerate(tensors)}
     comes_from: dict[fx.Node, int] = {}  # the tangents that a value depends on
-    reads: dict[fx.Node, int] = {}  # the saved tensors that it is computed from without a tangent
+    reads: dict[fx.Node, int] = {}  # the saved tensors that a value is computed from without a tangent
     for node in nodes[:-1]:
         comes_from[node], reads[node] = tangents.get(node, 0), saved.get(node, 0)
         for operand in node.all_input_nodes:
@@ -159,8 +159,8 @@ def _tensors_by_way(partitioned: Partitioned) -> dict[tuple[int, int], int]:
                 reads[node] |= reads[operand]
         if (before := rewinding(node)) is not None:
             reads[node] |= reads[before]
-    leads_to: dict[fx.Node, int] = dict.fromkeys(nodes, 0)  # the gradients that are computed from it
-    found: dict[tuple[int, int], int] = {}
+    leads_to: dict[fx.Node, int] = dict.fromkeys(nodes, 0)  # the gradients that are computed from a value
+    tensors_by_way: dict[tuple[int, int], int] = {}
     signature = partitioned.joint.signature
     inside = {len(signature.inputs) + i: one.input for one in signature.in_backward.wrapped for i in one.outputs}
     for index, gradient in enumerate(nodes[-1].args[0]):
@@ -168,18 +168,18 @@ def _tensors_by_way(partitioned: Partitioned) -> dict[tuple[int, int], int]:
             bit = 1 << inside.get(index, index)
             leads_to[gradient] |= bit
             if not comes_from[gradient] and reads[gradient]:
-                found[-1, bit] = reads[gradient]
+                tensors_by_way[-1, bit] = reads[gradient]
     for node in reversed(nodes[:-1]):
         for operand in node.all_input_nodes:
             leads_to[operand] |= leads_to[node]
         if comes_from[node] and reads[node]:
             way = comes_from[node], leads_to[node]
-            found[way] = found.get(way, 0) | reads[node]
-    return found
+            tensors_by_way[way] = tensors_by_way.get(way, 0) | reads[node]
+    return tensors_by_way
 
 
 def _hold(ctx: Any, saved: Sequence[Any], gone: list[int]) -> None:
-    """Keep saved tensors of a node in Python, all of whose own autograd drops when it has run."""
+    """Keep saved tensors of a node in Python, since autograd drops all of them after it has run."""
     before = getattr(ctx, "kept", None)
     kept: list[Any] = []
     for position, tensor in enumerate(saved):
@@ -188,18 +188,18 @@ def _hold(ctx: Any, saved: Sequence[Any], gone: list[int]) -> None:
         elif before is not None:
             kept.append(before[position])
         else:
-            # Its history, if that is this node, would hold the node for ever.
+            # Its history, if that is this node, would keep the node alive for ever.
             own = tensor.detach() if tensor.grad_fn is ctx else tensor
             kept.append((own, version_of(own)))
     ctx.kept = kept
 
 
 def held(ctx: Any, read: Sequence[bool]) -> list[Any]:
-    """What `_hold` kept, where it is as it was."""
-    found = []
+    """The tensors that `_hold` kept, if they were not written to since."""
+    tensors = []
     for item, is_read in zip(ctx.kept, read, strict=True):
         if item is not None and version_of(item[0]) == item[1]:
-            found.append(item[0])
+            tensors.append(item[0])
         elif is_read and item is not None:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
@@ -209,5 +209,5 @@ def held(ctx: Any, read: Sequence[bool]) -> list[Any]:
         elif is_read:
             raise RuntimeError(_TWICE)
         else:
-            found.append(None)
-    return found
+            tensors.append(None)
+    return tensors

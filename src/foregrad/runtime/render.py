@@ -1,8 +1,7 @@
 """The rendered runtime: what happens around the compiled graphs on each call, as straight-line Python.
 
-From the signature come the lines a function needs and no others: the autograd node, the forward call, writing
-mutations back, taking views. `RunLines` is put by dispatch behind the guards into one function; the text is what
-`compiled.source()` shows.
+The signature decides which lines a function needs: the autograd node, the forward call, writing mutations back, taking
+views. Dispatch puts `RunLines` after the guards into one function, whose text `compiled.source()` shows.
 """
 
 from __future__ import annotations
@@ -84,9 +83,9 @@ def render_run(
 
     `wrappers` are the variables of the wrapper subclasses that inputs are parts of.
 
-    `symbols` has the variable of each symbolic size. `diverged` is the statement for a call in which a decision
-    comes out otherwise than when it was captured, `eagerly` that for a call in which a check fails. `containers`: the
-    variables of containers among the arguments, by number.
+    `symbols`: the variable of each symbolic size. `diverged`: the statement for a call with another outcome of a
+    decision than at capture; `eagerly`: the statement for a call in which a check fails. `containers`: the variables of
+    containers among the arguments, by number.
     """
     tables = symbols or {}, eagerly or diverged, wrappers, containers or {}
     return _Renderer(compiled, inputs, names, diverged, *tables).render()
@@ -186,7 +185,7 @@ class _Renderer(LineWriter):
             self._change(self.view(whole, effect.steps, ""), effect)
 
     def _change(self, name: str, effect: Effect) -> None:
-        """What happens to the tensor called `name`, besides writes."""
+        """The lines of an effect, other than a write, on the tensor called `name`."""
         if isinstance(effect, MarkRequiresGrad):
             self.lines.append(f"{name}.requires_grad_()")
             if isinstance(effect, MarkWrapper):
@@ -230,7 +229,7 @@ class _Renderer(LineWriter):
         autocast = [f"{self.bind('no_autocast', engine.disable_autocast)}()"] if self.compiled.disable_autocast else []
         autocast += self._settings_inside()
         if self.signature.marked or any(info.requires_grad for info in self.signature.inputs):
-            # Gradients are mostly off already; asking is ten times quicker than turning them off again.
+            # Gradients are mostly off already; a test is ten times quicker than turning them off again.
             self.lines.append(f"if {self.bind('is_grad_enabled', torch.is_grad_enabled)}():")
             start = len(self.lines)
             self.under([f"{self.bind('no_grad', torch.no_grad)}()", *autocast], [call])
@@ -247,7 +246,7 @@ class _Renderer(LineWriter):
         return [f"{self.bind('under_settings', under_settings)}({self.bind('settings', inside)})"] if inside else []
 
     def _histories(self) -> None:
-        """Outputs that require grad though it leads nowhere."""
+        """Give a history to outputs that require grad though their gradient leads nowhere."""
         raising = self.joint.raising
         groups: dict[int | None, list[str]] = {}
         for i in self.signature.rootless:
@@ -280,7 +279,7 @@ class _Renderer(LineWriter):
         self.under(guards, [run, *kept])
 
     def _call_node(self) -> None:
-        """The node, where the graph ran before with what that gave."""
+        """The lines that make the node from results of a graph that ran before."""
         node, signature = self.node, self.signature
         assert node is not None
         apply = self.bind("apply", node.apply)
@@ -311,7 +310,7 @@ class _Renderer(LineWriter):
             self.lines.append(update_line(self, whole, self.outputs[effect.output], spec, counted=effect.counted))
 
     def _differentiable_update(self, index: int) -> None:
-        """Write to an input what it is to be, with its history, unless that was done."""
+        """Write to an input its new value, with the history, unless that was done."""
         update = self.unwritten.pop(index, None)
         if update is None:
             return
@@ -321,13 +320,13 @@ class _Renderer(LineWriter):
         self._mark(target, self.passed.get(self._position(update.output)), str(info.slot))
 
     def _write_history(self, target: str, output: int, spec: TensorSpec | None = None) -> None:
-        """`target`, of the layout `spec` or that of the graph's output, takes that one's elements and history."""
+        """`target`, in the layout of `spec` or of the graph's output, takes the output's elements and history."""
         spec = spec or self.signature.graph_output_specs[output]
         write = write_overlapping_with_history if spec.overlaps_itself else write_with_history
         self.lines.append(f"{self.bind(write.__name__, write)}({target}, {self._result(output)})")
 
     def _write_view(self, view: str, output: int, *, counts: bool) -> None:
-        """Give a view its history, once. `counts`: as a write that is counted, as the program's own are."""
+        """Give a view its history, once. `counts`: as a counted write, like the program's own."""
         if view not in self.with_history:
             self.with_history.add(view)
             self._result(output)
@@ -338,7 +337,7 @@ class _Renderer(LineWriter):
                 self.lines.insert(start, f"with {self.bind('keeps_versions', keeps_versions)}({view}):")
 
     def _joins(self) -> dict[int, list[tuple[str, int]]]:
-        """For graph outputs: what the caller sees that each was computed from, and no result of the same node.
+        """For each graph output: the visible tensors that it was computed from, other than results of its node.
 
         ("input", its number) for inputs that were written to; ("output", its position) for views.
         """
@@ -353,7 +352,7 @@ class _Renderer(LineWriter):
         return joins
 
     def _result(self, output: int) -> str:
-        """A result of the node: gradients by what it was computed from are to be looked for behind it."""
+        """A result of the node, joined to the visible tensors that it was computed from."""
         name, tensors = self.outputs[output], []
         for kind, number in self.joins.pop(output, ()):
             if kind == "input":
@@ -371,11 +370,11 @@ class _Renderer(LineWriter):
         return differentiable.index(output) if output in differentiable else -1
 
     def _is_there(self, info: OutputInfo) -> bool:
-        """Whether an output that is a view can be taken by now."""
+        """Whether an output that is a view can be taken already."""
         return self.are_inputs_done or (isinstance(info, Handle) and info.input is None)
 
     def _mark(self, name: str, after: tuple[int, ...] | None, what: str) -> None:
-        """Mark a tensor that outputs at the positions `after` were computed from, inside."""
+        """Mark a tensor from which outputs at the positions `after` were computed, inside."""
         if after is not None and self.node is not None:
             mark = self.bind("mark", marking(self.signature, self.joint.name, what, after))
             self.lines.append(f"{mark}({name}, {self.made_by})")
@@ -413,7 +412,7 @@ class _Renderer(LineWriter):
         self.lines.append(f"return {result}")
 
     def _packed(self, leaves: list[str]) -> list[str]:
-        """Expressions of the result and of the values that are written to Python's state."""
+        """The expressions of the result and of the values written to Python's state."""
         signature = self.signature
         trees = [signature.output_spec, *(signature.written_spec.children if signature.python_writes else ())]
         made = self.names.fresh("made") if any(map(has_objects, trees)) else None
@@ -446,6 +445,6 @@ class _Renderer(LineWriter):
         return self._handle(info)
 
 
-def check_apart(others: list[torch.Tensor], targets: list[torch.Tensor], said: str) -> None:
+def check_apart(others: list[torch.Tensor], targets: list[torch.Tensor], message: str) -> None:
     if have_hooks(targets) or lead_to(others, targets):
-        raise UnsupportedError(said)
+        raise UnsupportedError(message)

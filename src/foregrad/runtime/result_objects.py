@@ -1,4 +1,4 @@
-"""Lines that make of results the Python objects that they are in eager: parameters, attributes, hooks."""
+"""Lines that turn results into eager's Python objects: parameters, attributes, hooks."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Gradients that are given out while the backward runs, in stages, for who waits for the first ones.
+"""Gradients that are given out in stages while the backward runs, for consumers of the first ones.
 
-`DistributedDataParallel` reduces a bucket of gradients as soon as it has them, beside what is computed then. A node
-gives all that it has at once. So the inputs of later stages go through nodes of their own, which hand on what they get
-in any other backward. The backward of the function runs the first stage, gives these nodes tensors without elements,
-and leaves the rest to them. The engine accumulates the gradients that are there before it goes on to the next stage's
-node, which was made last.
+`DistributedDataParallel` reduces a bucket of gradients as soon as it has them, beside further computation. A node gives
+all its gradients at once. So the inputs of later stages go through nodes of their own, which only pass gradients on in
+any other backward. The function's backward runs the first stage, gives these nodes tensors without elements, and leaves
+the rest to them. The engine accumulates the gradients of a stage before it goes on to the node of the next, which was
+made last.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Boxed = Callable[[list[Any]], list[Any]]
 
 
 class _Call:
-    """One call of a function whose backward has stages; `run`: what a backward of it has left to do."""
+    """One call of a function whose backward has stages; `run`: the later stages of a backward that has begun."""
 
     def __init__(self) -> None:
         self.run: _Run | None = None
 
     def follow(self, node: Any) -> None:
-        """`node` is that of the call."""
+        """Watch `node`, the node of the call."""
         node.register_prehook(self._enter)
 
     def _enter(self, _: Any) -> None:
@@ -44,7 +44,7 @@ class _Call:
         _entered.call = self
 
     def gradients(self, stage: int) -> Sequence[Any] | None:
-        """The gradients of a stage that is to run; None where the node's own backward did not run."""
+        """The gradients of a stage, which runs now; None if the node's own backward did not run."""
         return None if self.run is None else self.run.gradients(stage)
 
 
@@ -58,16 +58,16 @@ class _Later(torch.autograd.Function):
         return tuple(tensor.detach() for tensor in inputs)
 
     @staticmethod
-    def backward(ctx: Any, *given: Any) -> Any:
+    def backward(ctx: Any, *arriving: Any) -> Any:
         own = ctx.call.gradients(ctx.stage)
         if own is None:
-            return None, None, *given
-        return None, None, *map(_together, own, given)
+            return None, None, *arriving
+        return None, None, *map(_together, own, arriving)
 
 
-def _together(own: Any, given: Any) -> Any:
-    """A gradient, and what a derivative has for the same input."""
-    return own if given is None or hasattr(given, _NOTHING) else own + given
+def _together(own: Any, other: Any) -> Any:
+    """The sum of a gradient and a derivative's gradient of one input."""
+    return own if other is None or hasattr(other, _NOTHING) else own + other
 
 
 _later: Callable[..., tuple[torch.Tensor, ...]] = engine.direct_apply(_Later)
@@ -76,19 +76,19 @@ _later: Callable[..., tuple[torch.Tensor, ...]] = engine.direct_apply(_Later)
 def later_lines(
     writer: LineWriter, signature: Signature, inputs: list[str], outputs: Sequence[str]
 ) -> tuple[list[str], list[str], list[str]]:
-    """The inputs as a function's node gets them, the lines that make those whose gradients come in later stages, the
-    last ones first, and what follows the call of the node.
+    """(the inputs of a function's node; lines that make inputs with later gradients, the last stage first; lines after
+    the call of the node).
     """
     if not signature.stages:
         return inputs, [], []
     inputs, call = list(inputs), writer.names.fresh("call")
     lines = [f"{call} = {writer.bind('Call', _Call)}()"]
     for number, stage in reversed(list(enumerate(signature.stages))[1:]):
-        given = ", ".join([call, str(number), *(inputs[index] for index in stage)])
+        arguments = ", ".join([call, str(number), *(inputs[index] for index in stage)])
         for index in stage:
             inputs[index] = writer.names.fresh(f"later_{inputs[index]}")
         targets = unpacked([inputs[index] for index in stage])
-        lines.append(f"{targets}{writer.bind('later', _later)}({given})")
+        lines.append(f"{targets}{writer.bind('later', _later)}({arguments})")
     return inputs, lines, [f"{call}.follow({outputs[signature.differentiable[0]]}.grad_fn)"]
 
 
@@ -98,7 +98,7 @@ class _Run:
     def __init__(self, stages: Sequence[Stage], calls: Sequence[Boxed], values: dict[str, Any]) -> None:
         self.stages, self.calls, self.values = stages, calls, values
         self.done = 0
-        self.found: dict[int, Sequence[Any]] = {}  # by stage
+        self.gradients_by_stage: dict[int, Sequence[Any]] = {}  # by stage
 
     def gradients(self, number: int) -> Sequence[Any] | None:
         """The gradients of a stage, given out once."""
@@ -110,17 +110,17 @@ class _Run:
                 del self.values[name]
             with engine.disable_autocast():
                 out = self.calls[self.done](read)
-            self.found[self.done] = out[: len(stage.inputs)]
+            self.gradients_by_stage[self.done] = out[: len(stage.inputs)]
             self.values.update(zip(stage.hands, out[len(stage.inputs) :], strict=True))
             self.done += 1
-        return self.found.pop(number, None)
+        return self.gradients_by_stage.pop(number, None)
 
 
 def in_stages(
     names: Sequence[str], specs: Sequence[TensorSpec], stages: Sequence[Stage], calls: Sequence[Boxed]
 ) -> Boxed:
     """A backward of values called `names`, for inputs like `specs`, that gives the gradients of the first stage, and
-    for those of each other one tensors that stand for them.
+    placeholders for the gradients of later stages.
     """
 
     def backward(values: list[Any]) -> list[Any]:
@@ -131,10 +131,10 @@ def in_stages(
         gradients: list[Any] = [None] * len(specs)
         for number, stage in enumerate(stages):
             if number and call is not None:
-                found: Sequence[Any] = [_nothing(specs[index]) for index in stage.inputs]
+                stage_gradients: Sequence[Any] = [_nothing(specs[index]) for index in stage.inputs]
             else:
-                found = run.gradients(number) or ()
-            for index, gradient in zip(stage.inputs, found, strict=True):
+                stage_gradients = run.gradients(number) or ()
+            for index, gradient in zip(stage.inputs, stage_gradients, strict=True):
                 gradients[index] = gradient
         if call is not None:
             call.run = run
@@ -144,6 +144,6 @@ def in_stages(
 
 
 def _nothing(spec: TensorSpec) -> torch.Tensor:
-    made = torch.zeros((), dtype=spec.dtype, device=spec.device).expand(spec.shape)
-    setattr(made, _NOTHING, True)
-    return made
+    placeholder = torch.zeros((), dtype=spec.dtype, device=spec.device).expand(spec.shape)
+    setattr(placeholder, _NOTHING, True)
+    return placeholder

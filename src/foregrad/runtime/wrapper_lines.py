@@ -1,4 +1,4 @@
-"""Wrapper subclasses in rendered code: what is given back of them, their histories, and what is saved of them."""
+"""Wrapper subclasses in rendered code: wrappers among the results, their histories, and wrappers that are saved."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ["WrapperLines"]
 
 
 class WrapperLines:
-    """`variables`: those of the wrappers that inputs are parts of."""
+    """Lines for wrappers. `variables`: the variables of the wrappers that inputs are parts of."""
 
     def __init__(self, writer: LineWriter, variables: Sequence[str], signature: Signature, name: str) -> None:
         self.writer, self.variables, self.signature, self.name = writer, variables, signature, name
         self.views: dict[int, str] = {}  # by the id of the stand-in of the view, or of the node of several
 
     def output(self, info: WrapperOutput) -> str:
-        """A wrapper among the inputs, or a view of one: one object, wherever it is returned."""
+        """The variable of a wrapper among the inputs, or of a view of one, which is one object in all places."""
         wrapper, writer = self.variables[info.wrapper], self.writer
         if info.view is None:
             return wrapper
@@ -44,9 +44,9 @@ class WrapperLines:
                 writer.lines.append(f"{name} = {wrapper}.detach()")
                 return name
             numbers = [] if info.numbers is None else [f"[{', '.join(map(str, map(writer.literal, info.numbers)))}]"]
-            given = ", ".join([writer.bind("view", info.view), wrapper, *numbers])
+            arguments = ", ".join([writer.bind("view", info.view), wrapper, *numbers])
             guards = [] if info.grad_enabled else [f"{writer.bind('no_grad', torch.no_grad)}()"]
-            writer.under(guards, [f"{name} = {writer.bind('view_again', view_again)}({given})"])
+            writer.under(guards, [f"{name} = {writer.bind('view_again', view_again)}({arguments})"])
         return name
 
     def marked(self, effect: MarkWrapper, inputs: Sequence[str]) -> None:
@@ -57,7 +57,7 @@ class WrapperLines:
         self.writer.lines.append(f"{unpacked(parts)}{take}({self.variables[wrapper]})")
 
     def _at_once(self, wrapper: str, node: Any, take: Callable[[torch.Tensor], Any]) -> str:
-        """The variable of the views that an operator gives together."""
+        """The variable of the views that one operator gives together."""
         name = self.views.get(id(node))
         if name is None:
             name = self.views[id(node)] = self.writer.names.fresh("views")
@@ -65,17 +65,17 @@ class WrapperLines:
         return name
 
     def give_history(self, wrapper: str, spec: Any, outputs: Sequence[str]) -> None:
-        """The wrapper takes over the history of these results of the node."""
+        """Lines that give the wrapper the history of these results of the node."""
         give = self.writer.bind("give_history", giving_history(spec))
         self.writer.lines.append(f"{give}({', '.join([wrapper, *outputs])})")
 
     def needs_node(self, node: NodeSource) -> bool:
-        """Whether `linked` is given the autograd node."""
+        """Whether `linked` needs the autograd node."""
         return bool(self.signature.passed_wrappers or self._saved(node))
 
     def linked(self, result: str, node: NodeSource, inputs: Sequence[str], made_by: str) -> str:
-        """The result, once wrappers that others were computed from tell whoever asks for gradients by them, and the
-        node knows the versions of those that it has saved.
+        """The expression of the result after linking: watchers of interior wrappers raise, and the node checks the
+        versions of wrappers that it has saved.
         """
         saved = self._saved(node)
         places = [place for one in self.signature.passed_wrappers for place in (one.place, *one.others)]
@@ -90,6 +90,6 @@ class WrapperLines:
     def _saved(self, node: NodeSource) -> list[WrapperPlace]:
         """The wrappers whose plain tensors the node has saved."""
         parts = enumerate(self.signature.wrapper_parts)
-        found = [WrapperPlace("wrapper", number) for number, inside in parts if node.held_inputs & set(inside)]
+        wrappers = [WrapperPlace("wrapper", number) for number, inside in parts if node.held_inputs & set(inside)]
         results: list[Any] = [place for place, made_of in self.signature.wrapper_results if node.held_outputs & made_of]
-        return [*found, *results]
+        return [*wrappers, *results]

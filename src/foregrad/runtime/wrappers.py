@@ -1,7 +1,7 @@
-"""What is done to the wrapper subclasses of a call once its results are made.
+"""The last step of a call for its wrapper subclasses, after its results are made.
 
-Who asks for gradients by one that others were computed from, inside, is told: see `passed.py`. The versions of those
-whose plain tensors are saved are noted: a later write moves the counter of the wrapper, not of what is in it.
+Watchers of an interior wrapper raise: see `passed.py`. The versions of wrappers whose plain tensors are saved are
+noted: a later write moves the wrapper's counter, not the counters of its plain tensors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def linking(signature: Signature, name: str, saved: Sequence[WrapperPlace]) -> L
     """`link(result, wrappers, inputs, node)` for the function called `name`, whose autograd node this is."""
     passed = signature.passed_wrappers
     marks = [marking(signature, name, _said(one.place), one.after) for one in passed]
-    before: dict[WrapperPlace, list[WrapperPlace]] = {}  # those that come first get their joins first
+    before: dict[WrapperPlace, list[WrapperPlace]] = {}  # earlier wrappers are joined first
     for one in passed:
         for other in one.others:
             before.setdefault(other, []).append(one.place)
@@ -38,8 +38,8 @@ def linking(signature: Signature, name: str, saved: Sequence[WrapperPlace]) -> L
         tables: dict[str, Any] = {"result": leaves, "wrapper": wrappers, "input": inputs}
 
         def at(place: WrapperPlace) -> Any:
-            found = tables[place.kind][place.number]
-            return base_of(found) if place.of_base else found
+            tensor = tables[place.kind][place.number]
+            return base_of(tensor) if place.of_base else tensor
 
         for place in order:
             join(at(place), *map(at, before[place]))
@@ -65,7 +65,7 @@ def _check_versions(versions: list[tuple[weakref.ref[Any], int]]) -> None:
 
 
 def _leaf(_: torch.Tensor) -> None:
-    """Wrappers are leaves here."""
+    """Treat wrappers as leaves."""
 
 
 def _said(place: WrapperPlace) -> str:

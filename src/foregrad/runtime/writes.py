@@ -1,4 +1,4 @@
-"""What rendered epilogues call to write into tensors and to give outputs their history."""
+"""Functions that rendered code calls to write into tensors and to give outputs their history."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["with_history", "write_overlapping", "write_overlapping_with_history"
 def write_with_history(target: torch.Tensor, value: torch.Tensor) -> None:
     """`target` takes the elements and the autograd history of `value`.
 
-    Its history up to here is an input of the autograd node already: a copy would also send it zeros.
+    Its earlier history is an input of the autograd node already: a copy would also send it zeros.
     """
     if not is_view(target) and not target.retains_grad:
         target.detach_()
@@ -24,7 +24,7 @@ def write_with_history(target: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def write_overlapping(target: torch.Tensor, value: torch.Tensor) -> None:
-    """Copy into a tensor that has several elements in one place, where `value` agrees with itself."""
+    """Copy into a tensor whose elements overlap in memory; overlapping elements of `value` are equal."""
     for dim in range(target.dim()):
         if target.stride(dim) == 0 and target.size(dim) > 1:
             target, value = target.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
@@ -36,7 +36,7 @@ def write_overlapping(target: torch.Tensor, value: torch.Tensor) -> None:
 
 
 class _OverlappingWrite(torch.autograd.Function):
-    """As in-place operators of PyTorch's are to autograd, on a tensor that `copy_` does not take."""
+    """An in-place write to autograd, on a tensor that `copy_` does not take."""
 
     @staticmethod
     def forward(ctx: Any, target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -50,19 +50,19 @@ class _OverlappingWrite(torch.autograd.Function):
 
 
 def write_overlapping_with_history(target: torch.Tensor, value: torch.Tensor) -> None:
-    """`write_with_history` for a tensor that has several elements in one place, where `value` agrees with itself."""
+    """`write_with_history` for a tensor whose elements overlap in memory; overlapping elements of `value` are equal."""
     if not is_view(target) and not target.retains_grad:
         target.detach_()
     _OverlappingWrite.apply(target, value)
 
 
 class _History(torch.autograd.Function):
-    """Tensors that require grad and are no leaves, whose gradient goes nowhere."""
+    """Tensors that require grad and are no leaves, and whose gradient goes nowhere."""
 
     @staticmethod
     def forward(ctx: Any, nobody: torch.Tensor, tensors: list[torch.Tensor], error: Exception | None) -> Any:
         ctx.error = error
-        return tuple(tensor.data for tensor in tensors)  # not as the views that they may be
+        return tuple(tensor.data for tensor in tensors)  # without their view relations
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -76,9 +76,9 @@ _nobody = torch.empty(0, requires_grad=True)
 
 
 def with_history(tensors: list[torch.Tensor], error: Exception | None = None) -> tuple[torch.Tensor, ...]:
-    """The tensors as results of differentiable operators on something that is none of the inputs.
+    """The tensors as results of a differentiable operator without a path to any input.
 
-    `error` is what their backward raises.
+    `error`: the exception of their backward.
     """
     result: tuple[torch.Tensor, ...] = _history(_nobody, tensors, error)
     return result
