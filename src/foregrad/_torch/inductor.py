@@ -231,18 +231,18 @@ def propagate(
     gm: fx.GraphModule,
     inputs: Sequence[Any],
     fake_mode: FakeTensorMode,
-    known: Collection[fx.Node] = (),
+    settled: Collection[fx.Node] = (),
     key_of: Callable[[fx.Node], Any] = lambda node: None,
 ) -> None:
     """Give every node a fake value (`meta["val"]`) that shares memory as the real one will.
 
-    Nodes in `known` keep their value. Nodes with equal keys other than None make tensors of equal layouts in memory of
-    their own.
+    Nodes in `settled` keep their value. Nodes with equal keys other than None make tensors of equal layouts in memory
+    of their own.
     """
     from torch._dispatch.python import enable_python_dispatcher
 
     with torch.no_grad(), enable_python_dispatcher(), real_constants(fake_mode):
-        _propagator()(gm, fake_mode, known, key_of).propagate_dont_convert_inputs(*inputs)
+        _propagator()(gm, fake_mode, settled, key_of).propagate_dont_convert_inputs(*inputs)
 
 
 @functools.cache
@@ -254,14 +254,14 @@ def _propagator() -> Any:
             self,
             gm: fx.GraphModule,
             mode: FakeTensorMode,
-            known: Collection[fx.Node],
+            settled: Collection[fx.Node],
             key_of: Callable[[fx.Node], Any],
         ) -> None:
             super().__init__(gm, mode=mode)
-            self.mode, self.known, self.key_of, self.results = mode, known, key_of, dict[Any, Any]()
+            self.mode, self.settled, self.key_of, self.results = mode, settled, key_of, dict[Any, Any]()
 
         def run_node(self, node: fx.Node) -> Any:
-            if node in self.known:
+            if node in self.settled:
                 return node.meta["val"]
             key = self.key_of(node)
             if key is None or key not in self.results:

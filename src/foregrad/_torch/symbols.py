@@ -336,14 +336,14 @@ def _unlimited() -> Any:
     return int_oo
 
 
-def expression_in(number: Any, known: Mapping[Any, Any]) -> Any:
-    """The expression of a symbolic number in symbols of `known`, if it has one.
+def expression_in(number: Any, symbols: Mapping[Any, Any]) -> Any:
+    """The expression of a symbolic number in `symbols`, if it has one.
 
     The expression as it was made is the other choice: a symbol equal to another is replaced by that, which may become
     known only later.
     """
     expression = number.node.expr
-    return expression if all(symbol in known for symbol in expression.free_symbols) else number.node._expr
+    return expression if all(symbol in symbols for symbol in expression.free_symbols) else number.node._expr
 
 
 def expression_text(expression: Any, names: Mapping[Any, str], bind: Callable[[str, Any], str]) -> str:

@@ -276,15 +276,15 @@ class _Input:
 
 def _read_only(values: Sequence[Any], writes: Sequence[int], hold: set[int]) -> list[_Input] | None:
     """The tensors among a call's inputs that it may not write to; None if not all are plain."""
-    found = []
+    tensors = []
     for i, value in enumerate(values):
         if not isinstance(value, torch.Tensor) or i in writes:
             continue
         if type(value) not in _TENSORS or not memory.has_storage(value):
             return None
         if value.numel():
-            found.append(_Input.of(i, value, hold=i in hold))
-    return found
+            tensors.append(_Input.of(i, value, hold=i in hold))
+    return tensors
 
 
 def differences(spec: TensorSpec, value: torch.Tensor) -> Iterator[tuple[str, Any, Any]]:

@@ -149,8 +149,8 @@ def reason_of(function: Callable[..., Any], name: str, error: BaseException) -> 
     """The reason for people: the error's message, with the user's line if the message has none."""
     text = str(error).strip() or type(error).__name__
     if not isinstance(error, ForegradError):
-        said = f"{type(error).__name__}: {text.splitlines()[0]}"
-        text = f"`{name}` runs eagerly and can't be captured: {_cause_of(error)} (it raised {_shortened(said)})."
+        summary = f"{type(error).__name__}: {text.splitlines()[0]}"
+        text = f"`{name}` runs eagerly and can't be captured: {_cause_of(error)} (it raised {_shortened(summary)})."
         text += " Make that part a foregrad.eager_region, so that the rest is compiled."
     line = _line_of(error) or _definition(function)
     if line and line.partition(" in ")[0] not in text:

@@ -171,11 +171,11 @@ class RegionBackward(PythonCall):
         outputs = [output for output, is_present in zip(kept.outputs, self.present, strict=True) if is_present]
         leaves: list[Any] = [kept.inputs[i] for i in self.input_positions]
         with without_tensor_hooks(leaves):
-            gradients_found = torch.autograd.grad(outputs, leaves, gradients, retain_graph=True, allow_unused=True)
+            at_leaves = torch.autograd.grad(outputs, leaves, gradients, retain_graph=True, allow_unused=True)
         taken = {storage_key(gradient) for gradient in gradients}
         results = []
-        for found, leaf in zip(gradients_found, leaves, strict=True):
-            gradient: torch.Tensor | None = found  # None if no path leads there in this run
+        for at_leaf, leaf in zip(at_leaves, leaves, strict=True):
+            gradient: torch.Tensor | None = at_leaf  # None if no path leads there in this run
             result = torch.zeros_like(leaf, memory_format=torch.contiguous_format) if gradient is None else gradient
             if result.layout is not torch.strided:
                 raise UnsupportedLayoutError(

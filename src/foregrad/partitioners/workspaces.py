@@ -90,13 +90,13 @@ def _measured(node: fx.Node) -> tuple[int, tuple[int, ...]]:
 def _key(value: Any) -> Any:
     """An argument as a key: of a tensor its layout, of all else its text."""
     if isinstance(value, fx.Node):
-        found = value_of(value)
-        token = found.token if isinstance(found, TensorSpec) else None
+        layout = value_of(value)
+        token = layout.token if isinstance(layout, TensorSpec) else None
         if token is None:
-            found = _layout(found)
-            if not isinstance(found, TensorSpec):
-                return type(found)
-            return repr(found), repr(found.stride), found.device, found.offset
+            layout = _layout(layout)
+            if not isinstance(layout, TensorSpec):
+                return type(layout)
+            return repr(layout), repr(layout.stride), layout.device, layout.offset
         return token
     if isinstance(value, (tuple, list)):
         return tuple([_key(item) for item in value])

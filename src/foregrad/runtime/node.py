@@ -377,12 +377,12 @@ class _NodeRenderer:
         lines += self._laid_out()
         lines += ["    " + line for line in effects.before()]
         saved = "*ctx.sizes, " if self.partitioned.saved_sizes else ""
-        given = ", ".join([*tangents, *effects.live])
+        arriving = ", ".join([*tangents, *effects.live])
         if self.partitioned.saved_tensors:
-            lines.append(f"    values = [{saved}*ctx.saved_tensors, {given}]")
+            lines.append(f"    values = [{saved}*ctx.saved_tensors, {arriving}]")
             lines += ["    if not keeps_graph():", "        ctx.maybe_clear_saved_tensors()"]
         else:
-            lines.append(f"    values = [{saved}{given}]")
+            lines.append(f"    values = [{saved}{arriving}]")
         kept = {tangents[update.tangent] for update in self.effects.updates if update.live is None}
         if len(kept) < len(tangents):
             lines.append(f"    del {', '.join(t for t in tangents if t not in kept)}")

@@ -28,8 +28,8 @@ def result_lines(
         lines.append(f"{bind('set_attribute', _set_attribute)}({values[at]}, {bind('attribute', key)}, {built})")
     lines += [f"{values[at]}.register_hook({bind('hook', hook)})" for at, hook in signature.hooks]
     for at in () if sees_watchers else signature.hooked_inside:
-        said = bind("said", said_of_hooked(signature, name, at))
-        lines.append(f"{bind('unwatched', unwatched)}({values[at]}, {said})")
+        message = bind("said", said_of_hooked(signature, name, at))
+        lines.append(f"{bind('unwatched', unwatched)}({values[at]}, {message})")
     return lines
 
 
