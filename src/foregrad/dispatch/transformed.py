@@ -106,7 +106,7 @@ class Transformed:
         inputs = captured.joint.signature.inputs
         if captured.joint.signature.has_wrappers or not inputs or not all(_can_be_read_again(info) for info in inputs):
             return None
-        names = Names(["args", "kwargs", "MISS", "call", "error", "found", "differs"])
+        names = Names(["args", "kwargs", "MISS", "call", "error", "difference", "differs"])
         guards = CallGuards(call, captured, names, transformed=True)
         run = self._run(call, captured)
         through = names.fresh("through")
