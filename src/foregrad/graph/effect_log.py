@@ -264,12 +264,14 @@ def _chain(steps: tuple[ViewStep, ...]) -> str:
 class Recorded:
     """An entry as it was recorded: when, by one sequence number."""
 
-    at: float
+    at: int
     effect: Effect
 
 
 def ordered(recorded: Sequence[Recorded]) -> tuple[Effect, ...]:
-    """The log, in program order, without views that are taken anyway on the way to the next one."""
+    """The log, in program order, without views that are taken anyway on the way to the next one. What happens at one
+    time stays in its order.
+    """
     log = [entry.effect for entry in sorted(recorded, key=lambda entry: entry.at)]
     return tuple(e for at, e in enumerate(log) if at + 1 == len(log) or not _is_on_the_way(e, log[at + 1]))
 

@@ -24,7 +24,7 @@ __all__ = ["Analysis", "Early", "Start"]
 class Early:
     """When a step to a view is taken, see `TakeView`: before something else that happens."""
 
-    at: float
+    at: int
     of_plain: bool = False
     first: bool = False
 
@@ -80,7 +80,7 @@ class Analysis:
         """The graph outputs that autograd has a history of."""
         return [i for i, fake in enumerate(self.fakes) if fake is not None]
 
-    def happens(self, at: float, effect: Effect) -> None:
+    def happens(self, at: int, effect: Effect) -> None:
         """It happens to a result, or to a view that is one, at that time."""
         if all(entry.effect != effect for entry in self.of_results):
             self.of_results.append(Recorded(at, effect))

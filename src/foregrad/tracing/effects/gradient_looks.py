@@ -13,9 +13,10 @@ from torch.autograd.graph import get_gradient_edge
 
 from ..._torch.tensors import base_of, is_marked, is_view
 from ...errors import UnsupportedMutationError
+from ...graph.effect_log import InplaceView, SetStorage
 from ...graph.meta import TensorSpec
 from ...graph.signature import Handle
-from ..heap.event_log import Event, Happened
+from ..heap.event_log import Event
 from ..heap.records import InputRecord
 from ..heap.refusals import changed_with_gradients
 from ..recorder.recorder import Recorder
@@ -34,13 +35,13 @@ def check_sizes(
     """
     late: set[int] = set()
     log = recorder.changes.log
-    reshaped = {index for index, r in enumerate(records) if log.of(r.stand_in, Happened.RESHAPED)}
-    grown = [log.of(r.stand_in, Happened.RESHAPED, Happened.DATA) for r in records]
+    reshaped = {index for index, r in enumerate(records) if log.of(r.stand_in, InplaceView)}
+    grown = [log.changes_of(r.stand_in) for r in records]
     resized = {index for index, changes in enumerate(grown) if any(event.op in RESIZES for event in changes)}
     marked = {index for index in reshaped | resized if not records[index].real.requires_grad}
     for event in log.events:
         value = recorder.values.get(event.tensor)
-        fake = None if value is None or event.what is not Happened.SET else value.fake
+        fake = None if value is None or not isinstance(event.effect, SetStorage) else value.fake
         is_own = fake is not None and is_view(fake) and all(fake is not r.stand_in for r in records)
         if is_own and fake.requires_grad and event.after.spec.offset != event.value.spec.offset:  # type: ignore[union-attr]
             raise changed_with_gradients("a view", recorder.changes.where(fake))
@@ -90,7 +91,7 @@ def _refused(recorder: Recorder, record: InputRecord) -> UnsupportedMutationErro
 
 def _looks(recorder: Recorder, record: InputRecord) -> list[TensorSpec]:
     """What an input was, and what it is after each change of its memory or sizes."""
-    events = recorder.changes.log.of(record.stand_in, Happened.RESHAPED, Happened.DATA, Happened.SET)
+    events = recorder.changes.log.changes_of(record.stand_in)
     return [record.spec, *(_after(event) for event in events)]
 
 
@@ -122,11 +123,13 @@ def fitting(recorder: Recorder, records: Sequence[InputRecord], gradients: Seque
     """For inputs that change, after how many of their changes the node may be made: see `attached`."""
     found: dict[int, set[int]] = {}
     for index, (record, gradient) in enumerate(zip(records, gradients, strict=True)):
-        events = recorder.changes.log.of(record.stand_in, Happened.RESHAPED, Happened.DATA, Happened.SET)
+        events = recorder.changes.log.changes_of(record.stand_in)
         if gradient is None or not events:
             continue
         if not record.real.is_leaf or is_view(record.real):  # its gradients are those of its history, which changes
-            found |= {index: {0}} if any(event.what is not Happened.DATA for event in events) else {}
+            found |= (
+                {index: {0}} if any(isinstance(event.effect, (InplaceView, SetStorage)) for event in events) else {}
+            )
         elif changes_look(recorder, record):
             looks = enumerate(_looks(recorder, record))
             resized = max((at for at, event in enumerate(events, start=1) if event.op in RESIZES), default=0)

@@ -12,9 +12,9 @@ import torch
 
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import allows_writes, is_view
-from ...graph.effect_log import Handle, Recorded, TakeView, ViewStep
+from ...graph.effect_log import Detach, Handle, MarkRequiresGrad, Recorded, SetData, TakeView, ViewStep
 from ..heap.alias import Value
-from ..heap.event_log import Event, Happened
+from ..heap.event_log import Event
 from ..heap.records import InputRecord, is_moved
 from ..heap.refusals import of_exchanged_memory
 from ..heap.view_chain import chain_of
@@ -60,7 +60,7 @@ def observed_swaps(
     memory that comes by another one, are views since.
     """
     log, records = recorder.changes.log, inputs.records
-    swaps = {index: log.swaps_of(records[index].stand_in) for index in replaced}
+    swaps = {index: log.of(records[index].stand_in, SetData) for index in replaced}
     number = {id(event.after): (index, at) for index, events in swaps.items() for at, event in enumerate(events)}
     fakes = [leaf for leaf in leaves if is_stand_in(leaf) and id(leaf) in recorder.values]
     waiting = [recorder.value_of(fake) for fake in fakes]
@@ -94,7 +94,7 @@ def _starts(recorder: Recorder, records: list[InputRecord]) -> dict[int, Start]:
     starts: dict[int, Start] = {}
     for index, record in enumerate(records):
         current = recorder.values[id(record.stand_in)]
-        swaps = recorder.changes.log.swaps_of(record.stand_in)
+        swaps = recorder.changes.log.of(record.stand_in, SetData)
         begins = {id(event.after) for event in swaps}
         for epoch, first in enumerate([record.initial, *(event.after for event in swaps)]):
             until = swaps[epoch].at if epoch < len(swaps) else 0
@@ -166,7 +166,7 @@ def taken(handle: Handle, value: Value) -> list[Recorded]:
 
 def marked_at(recorder: Recorder, tensor: torch.Tensor, value: Value) -> int:
     """When `requires_grad_()` was last called on it; when it was made, where its maker said so."""
-    return max((event.at for event in recorder.changes.log.of(tensor, Happened.MARKED)), default=value.born)
+    return max((event.at for event in recorder.changes.log.of(tensor, MarkRequiresGrad)), default=value.born)
 
 
 def _values_between(value: Value, base: Value) -> list[Value]:
@@ -226,19 +226,17 @@ def _early_steps(
 def _is_mark_of_view(event: Event, value: Value) -> bool:
     """Whether a view in the memory of `value` was made to require grad."""
     view = event.value.view
-    if event.what is not Happened.MARKED or view is None or view.is_member:
+    if not isinstance(event.effect, MarkRequiresGrad) or view is None or view.is_member:
         return False
     return event.value.storage is value.storage
 
 
 def toggles(recorder: Recorder, record: InputRecord) -> list[Event]:
     """When the function made the input a leaf that requires grad, or one that does not."""
-    events = recorder.changes.log.of(record.stand_in, Happened.MARKED, Happened.UNMARKED, Happened.DETACHED)
-    return [
-        e
-        for e in events
-        if e.args[0] is not (e.what is Happened.MARKED) or (record.is_marked and e.what is Happened.MARKED)
-    ]
+    log, stand_in = recorder.changes.log, record.stand_in
+    marked = [e for e in log.of(stand_in, MarkRequiresGrad) if not e.required_grad or record.is_marked]
+    unmarked = [event for event in log.of(stand_in, Detach) if event.required_grad]
+    return sorted((*marked, *unmarked), key=lambda event: event.at)
 
 
 def as_it_was(value: Value) -> ViewStep:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from ..._torch.tensors import history_of, is_marked, is_view
 from ...graph.effect_log import (
     BumpVersion,
-    Detach,
     Effect,
     Handle,
     InplaceView,
@@ -19,7 +19,7 @@ from ...graph.effect_log import (
     Write,
     ordered,
 )
-from ..heap.event_log import Event, Happened
+from ..heap.event_log import Event
 from ..heap.inplace_detach import views_with_history
 from ..heap.records import InputRecord
 from ..heap.refusals import changed_with_gradients
@@ -29,8 +29,6 @@ from .handles import toggles
 
 __all__ = ["log_of", "log_of_results"]
 
-_BETWEEN = 0.5  # right before or after what happened at some time
-
 
 def log_of(
     recorder: Recorder, analysis: Analysis, records: Sequence[InputRecord], whole: Sequence[InputRecord]
@@ -38,33 +36,34 @@ def log_of(
     """`records`: the inputs; `whole`: those behind them, which are the memory that others share."""
     views, histories = _views(analysis, records)
     views += _marked_views(recorder, analysis)
-    times: dict[int, list[float]] = {}  # when views are taken of a memory
+    times: dict[int, list[int]] = {}  # when views are taken of a memory
     for entry in (*views, *histories):
         times.setdefault(_memory(records[entry.effect.input]), []).append(entry.at)
     changes: list[Recorded] = []
     for index, record in enumerate(records):
         changes += _changes(recorder, index, record, analysis, times.get(_memory(record), []))
+    queries: list[Recorded] = []
     for number, leaf in analysis.aliases:  # their history is that of the input, which is about to lose it
         info = analysis.outputs[number]
         if isinstance(info, Handle) and info.input in analysis.detached and views_with_history([leaf]):
             record = records[info.input]
-            detached = recorder.changes.log.of(record.stand_in, Happened.DETACHED)
-            before = next(event.at for event in detached if event.at > record.initial.storage.written_at)
-            changes.append(Recorded(before - _BETWEEN, QueryGradFn(info.input, steps=info.steps)))
+            detached = recorder.changes.log.detached(record.stand_in)
+            at = next(event.at for event in detached if event.at > record.initial.storage.written_at)
+            queries.append(Recorded(at, QueryGradFn(info.input, steps=info.steps)))
     everything = *records, *whole
-    plain: list[Recorded] = []
-    differentiable: list[Recorded] = []
+    before: list[Recorded] = []
+    after: list[Recorded] = []
     for write in analysis.updates:
-        at = _written_at(recorder, write, everything[write.input], analysis)
-        (differentiable if write.differentiable else plain).append(Recorded(at, write))
+        at, is_after = _written_at(recorder, write, everything[write.input], analysis)
+        (after if is_after else before).append(Recorded(at, write))
     counted = []
     for index in analysis.counted:
         record = records[index]
         moved = max(record.initial.storage.changed_at, recorder.values[id(record.stand_in)].storage.changed_at)
         counted.append(Recorded(moved, BumpVersion(index)))
-    counted += _bumps_after_views([*views, *histories, *plain, *differentiable, *counted], records)
+    counted += _bumps_after_views([*views, *histories, *before, *after, *counted], records)
     # What happens at one time happens in this order.
-    return ordered([*views, *plain, *changes, *histories, *differentiable, *counted, *analysis.swaps])
+    return ordered([*views, *before, *queries, *changes, *histories, *after, *counted, *analysis.swaps])
 
 
 def log_of_results(analysis: Analysis) -> tuple[Effect, ...]:
@@ -116,7 +115,7 @@ def _marked_views(recorder: Recorder, analysis: Analysis) -> list[Recorded]:
     aliases = [info for info in analysis.outputs if isinstance(info, Handle)]
     for event in recorder.changes.log.events:
         view = event.value.view
-        if event.what is not Happened.MARKED or view is None:
+        if not isinstance(event.effect, MarkRequiresGrad) or view is None:
             continue
         for info in aliases:
             at = [step.call == id(view.call) and step.index == view.index for step in info.steps]
@@ -129,60 +128,56 @@ def _marked_views(recorder: Recorder, analysis: Analysis) -> list[Recorded]:
 
 
 def _changes(
-    recorder: Recorder, index: int, record: InputRecord, analysis: Analysis, views: list[float]
+    recorder: Recorder, index: int, record: InputRecord, analysis: Analysis, views: list[int]
 ) -> list[Recorded]:
     """What happens to an input itself, but for writes. `views`: when views are taken of its memory."""
     log, stand_in = recorder.changes.log, record.stand_in
     _check_epochs(recorder, record)
-    recorded = [Recorded(event.at, _toggle(index, event)) for event in _toggles(recorder, record, views)]
+    toggled = _toggles(recorder, record, views)
+    recorded = [Recorded(event.at, dataclasses.replace(event.effect, input=index)) for event in toggled]
     # A leaf that requires grad did not do so then, in eager.
     is_leaf = record.real.is_leaf if record.real.requires_grad else is_marked(stand_in)
     written = set() if analysis.swaps else analysis.written_dtypes()
-    swaps = log.swaps_of(stand_in)
+    swaps = log.of(stand_in, SetData)
     kept = {entry.at for entry in analysis.swaps}
-    for event in log.of(stand_in, Happened.RESHAPED):
+    for event in log.of(stand_in, InplaceView):
         since = [swap.at for swap in swaps if swap.at < event.at]
         if since and since[-1] not in kept:
             continue
-        grad_enabled = event.grad_enabled and not is_leaf
-        change = InplaceView(index, event.op, event.args, tuple(event.kwargs.items()), grad_enabled)
+        assert isinstance(event.effect, InplaceView)
+        grad_enabled = event.effect.grad_enabled and not is_leaf
+        change = dataclasses.replace(event.effect, input=index, grad_enabled=grad_enabled)
         if written and record.spec.dtype not in written:
             # A view of another dtype takes up the history of its base, when asked, as it was taken.
-            recorded.append(Recorded(event.at - _BETWEEN, QueryGradFn(index)))
+            recorded.append(Recorded(event.at, QueryGradFn(index)))
         recorded.append(Recorded(event.at, change))
     return recorded
 
 
-def _written_at(recorder: Recorder, write: Write, record: InputRecord, analysis: Analysis) -> float:
-    """When the last write is made: of elements before the sizes change, with a history after it."""
+def _written_at(recorder: Recorder, write: Write, record: InputRecord, analysis: Analysis) -> tuple[int, bool]:
+    """When the last write is made, and whether after what else happens then.
+
+    It is of elements before the sizes change, of a history after that.
+    """
     at = record.initial.storage.written_at
-    changes = [event.at for event in recorder.changes.log.of(record.stand_in, Happened.RESHAPED)]
-    swaps = recorder.changes.log.swaps_of(record.stand_in)
+    changes = [event.at for event in recorder.changes.log.of(record.stand_in, InplaceView)]
+    swaps = recorder.changes.log.of(record.stand_in, SetData)
     if swaps:  # what was its memory is written through it, as long as it has that
-        changes = [change for change in changes if change < swaps[0].at]
-        return min(at, swaps[0].at - _BETWEEN, *(change - _BETWEEN for change in changes[:1]))
-    if not changes:
-        return at
-    if write.differentiable and write.input not in analysis.first:
-        return max(at, changes[-1] + _BETWEEN)
-    return min(at, changes[0] - _BETWEEN)
+        return min(at, swaps[0].at, *changes[:1]), False
+    if changes and write.differentiable and write.input not in analysis.first:
+        return max(at, changes[-1]), True
+    return min([at, *changes[:1]]), write.differentiable and not changes
 
 
-def _toggle(index: int, event: Event) -> Effect:
-    if event.what is Happened.MARKED:
-        return MarkRequiresGrad(index)
-    return Detach(index, in_place=event.what is Happened.DETACHED)
-
-
-def _toggles(recorder: Recorder, record: InputRecord, views: list[float]) -> list[Event]:
+def _toggles(recorder: Recorder, record: InputRecord, views: list[int]) -> list[Event]:
     """The input is marked and detached, but for what nobody can see: nothing is taken of it in between."""
     stand_in = record.stand_in
     had_history = not (record.real.requires_grad and record.real.is_leaf)
     kept: list[Event] = []
     for event in toggles(recorder, record):
-        is_mark = event.what is Happened.MARKED
+        is_mark = isinstance(event.effect, MarkRequiresGrad)
         if kept and not any(kept[-1].at < at < event.at for at in views):
-            if (kept[-1].what is Happened.MARKED) is is_mark:
+            if isinstance(kept[-1].effect, MarkRequiresGrad) is is_mark:
                 kept.pop()
             elif not (is_mark and had_history):
                 kept.pop()

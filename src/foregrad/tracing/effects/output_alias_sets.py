@@ -9,11 +9,10 @@ import torch
 
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import base_of, is_marked, is_usable, is_view
-from ...graph.effect_log import Detach, MarkRequiresGrad, ViewStep
+from ...graph.effect_log import Detach, MarkRequiresGrad, SetData, ViewStep
 from ...graph.meta import TensorSpec
 from ...graph.slots import Base, Output
 from ..heap.alias import Value
-from ..heap.event_log import Happened
 from ..heap.inplace_detach import keeps_history
 from ..heap.refusals import of_exchanged_memory
 from ..heap.view_chain import chain_of, is_from_custom_function, memory_root
@@ -50,7 +49,7 @@ def tensor_outputs(
     seen: set[int] = set()
     for index, at in swaps:
         record = inputs.records[index]
-        value = recorder.changes.log.swaps_of(record.stand_in)[at].after
+        value = recorder.changes.log.of(record.stand_in, SetData)[at].after
         if value is not None and not value.storage.is_input:
             member = _Member(record.stand_in, str(record.slot), value)
             by_storage.setdefault(id(value.storage), []).append(member)
@@ -114,7 +113,7 @@ def bases_of(
         twin = recorder.detached.twin_of(base.fake)
         if twin is not None and any(_keeps_history(recorder, member) for member in group):
             bases[key] = BaseOutput(start, analysis.add(slot, entry, base.spec, twin), back, detached=True)
-            at = recorder.changes.log.of(base.fake, Happened.DETACHED)[-1].at
+            at = recorder.changes.log.detached(base.fake)[-1].at
             analysis.happens(at, Detach(-1, result=bases[key].output))
             analysis.by_fake[id(base.fake)] = bases[key].output
             continue

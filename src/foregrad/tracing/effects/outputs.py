@@ -22,7 +22,7 @@ from ...graph.effect_log import Handle, MarkRequiresGrad, SetData, SetStorage, V
 from ...graph.signature import ConstantOutput, OutputInfo, WrapperOutput
 from ...graph.slots import Output, Updated
 from ..heap.alias import Value
-from ..heap.event_log import Event, Happened
+from ..heap.event_log import Event
 from ..heap.refusals import detached_and_written, of_exchanged_memory, written_by_lists
 from ..heap.view_chain import chain_of, is_from_custom_function
 from ..inputs.inputs import Inputs
@@ -94,7 +94,7 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
             analysis.aliases.append((len(analysis.outputs) - 1, leaf))
     for index, at in swaps:
         record = inputs.records[index]
-        after = recorder.changes.log.swaps_of(record.stand_in)[at].after
+        after = recorder.changes.log.of(record.stand_in, SetData)[at].after
         assert after is not None
         source = memory_of(recorder, inputs, analysis, bases, after, str(record.slot))
         analysis.swaps += swapped(recorder, analysis, index, at, inputs.records, source)
@@ -174,18 +174,18 @@ def _take_over(run: _Run, event: Event, view: Handle, source: Handle, value: Val
     """A result that is `view` takes over the memory of `source`, which `value` is."""
     run.analysis.views += taken(source, value)
     run.analysis.sources.append(source)
-    cls = SetStorage if event.what is Happened.SET else SetData
-    run.analysis.happens(event.at, cls(*_at(view), source, result=view.output, steps=view.steps))
+    assert isinstance(event.effect, SetData)
+    run.analysis.happens(event.at, dataclasses.replace(event.effect, source=source, **_at(view)))
 
 
-def _at(handle: Handle) -> tuple[int]:
-    return (-1 if handle.input is None else handle.input,)
+def _at(handle: Handle) -> dict[str, Any]:
+    """The fields of an entry that say what it happens to."""
+    return {"input": -1 if handle.input is None else handle.input, "result": handle.output, "steps": handle.steps}
 
 
 def _marked(run: _Run, leaf: torch.Tensor, value: Value, handle: Handle) -> None:
     """A result is a leaf that requires grad."""
-    mark = MarkRequiresGrad(*_at(handle), result=handle.output, steps=handle.steps)
-    run.analysis.happens(marked_at(run.recorder, leaf, value), mark)
+    run.analysis.happens(marked_at(run.recorder, leaf, value), MarkRequiresGrad(**_at(handle)))
 
 
 def _tensor_output(run: _Run, leaf: torch.Tensor, path: str) -> OutputInfo:
@@ -194,7 +194,7 @@ def _tensor_output(run: _Run, leaf: torch.Tensor, path: str) -> OutputInfo:
     if old is None and recorder.changes.replaced and is_view(leaf) and leaf.requires_grad:
         _check_memory(recorder, inputs, leaf, path)
     if old is not None and id(leaf) not in inputs.by_stand_in and has_been_another(leaf, old):
-        set_at = {event.at for event in recorder.changes.log.of(leaf, Happened.SET)}
+        set_at = {event.at for event in recorder.changes.log.of(leaf, SetStorage)}
         is_stale = any(old.born < at for at in old.storage.changes if at not in set_at) or not allows_writes(leaf)
         if is_view(leaf) and leaf.requires_grad and is_stale:
             raise of_exchanged_memory(f"the output {path}", recorder.changes.where(leaf))
@@ -207,7 +207,7 @@ def _tensor_output(run: _Run, leaf: torch.Tensor, path: str) -> OutputInfo:
         run.analysis.views += taken(alias, old)
         if is_marked(leaf):
             _marked(run, leaf, old, alias)
-        event = recorder.changes.log.swaps_of(leaf)[-1]
+        event = recorder.changes.log.of(leaf, SetData)[-1]
         _take_over(run, event, alias, _memory_given(run, leaf, path), recorder.value_of(leaf))
         return alias
     return _memory(run, leaf, path)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 
 from ..._torch.tensors import base_of, is_marked, is_view, share_counters
-from ...graph.effect_log import Handle, Recorded, SetData, SetStorage, Write
+from ...graph.effect_log import Handle, InplaceView, Recorded, SetData, SetStorage, Write
 from ...graph.slots import Updated
-from ..heap.event_log import Happened
 from ..heap.records import InputRecord, is_moved, is_written_with_history
 from ..heap.refusals import changed_with_gradients, of_exchanged_memory
 from ..recorder.recorder import Recorder
@@ -31,9 +30,9 @@ def swapped(
     """The entries for a swap of an input to `memory`, by its number, and for what is written to that with a history."""
     record = records[index]
     stand_in = record.stand_in
-    events = recorder.changes.log.swaps_of(stand_in)
+    events = recorder.changes.log.of(stand_in, SetData)
     event, is_last = events[at], at + 1 == len(events)
-    is_set = event.what is Happened.SET and not is_marked(stand_in)
+    is_set = isinstance(event.effect, SetStorage) and not is_marked(stand_in)
     swap: SetData = SetStorage(index, memory) if is_set else SetData(index, memory)
     entries = [Recorded(event.at, swap)]
     if not is_last:
@@ -49,8 +48,8 @@ def swapped(
             raise changed_with_gradients(str(record.slot), recorder.changes.where(stand_in))
     if is_written:
         output = analysis.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in)
-        changes = [e.at for e in recorder.changes.log.of(stand_in, Happened.RESHAPED) if e.at > event.at]
-        written_at = max(value.storage.written_at, *changes, event.at) + 0.5
+        changes = [e.at for e in recorder.changes.log.of(stand_in, InplaceView) if e.at > event.at]
+        written_at = max(value.storage.written_at, *changes, event.at)
         entries.append(Recorded(written_at, Write(index, output, differentiable=True, swapped=True)))
     return entries
 
@@ -80,9 +79,7 @@ def views_of_written(memory: list[tuple[InputRecord, list[InputRecord]]], record
     for whole, members in memory:
         gained = any(r.stand_in.requires_grad and not r.real.requires_grad for r in members)
         storage = whole.initial.storage
-        detached = [
-            e for e in recorder.changes.log.events if e.what is Happened.DETACHED and e.value.storage is storage
-        ]
+        detached = [e for e in recorder.changes.log.events if e.is_detach and e.value.storage is storage]
         if len(storage.changes) > len(detached):  # views of what is only detached stay what they are
             everyone = any(r.detached_at is not None and is_moved(r) for r in members)
             known = members if everyone else _known_as_written(members)

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from ..._torch.tensors import base_of, history_of, is_view, leads_to_base, share_counters
-from ...graph.effect_log import Write
+from ...graph.effect_log import InplaceView, SetData, Write
 from ...graph.slots import Updated
-from ..heap.event_log import Happened
 from ..heap.inplace_detach import views_with_history
 from ..heap.records import InputRecord, is_moved, is_of_another_kind, is_written_with_history
 from ..heap.refusals import changed_with_gradients, written_by_lists
@@ -63,12 +62,12 @@ def _is_written(record: InputRecord) -> bool:
 def is_replaced(recorder: Recorder, record: InputRecord) -> bool:
     """Whether an input is another tensor by now."""
     current = recorder.values[id(record.stand_in)]
-    moves = recorder.changes.log.of(record.stand_in, Happened.DATA, Happened.SET)
+    moves = recorder.changes.log.of(record.stand_in, SetData)
     return bool(moves) or current.storage is not record.initial.storage
 
 
 def _is_reshaped(recorder: Recorder, record: InputRecord) -> bool:
-    return bool(recorder.changes.log.of(record.stand_in, Happened.RESHAPED))
+    return bool(recorder.changes.log.of(record.stand_in, InplaceView))
 
 
 def add_counted(recorder: Recorder, analysis: Analysis, records: list[InputRecord]) -> None:
@@ -108,7 +107,7 @@ def add_updates(
     written = _is_written(record) or is_written_through_views
     counted = is_moved(record)
     differentiable = written and is_written_with_history(record)
-    resized = bool(recorder.changes.log.of(stand_in, Happened.RESHAPED, Happened.DATA, Happened.SET))
+    resized = bool(recorder.changes.log.changes_of(stand_in))
     twin = recorder.detached.twin_of(stand_in)
     if twin is not None and not resized and _is_detached_last(recorder, record, twin) and views_with_history(views):
         out = analysis.add(Updated(record.slot), initial.read(recorder.emit), initial.spec, twin)
@@ -144,7 +143,7 @@ def _is_detached_last(recorder: Recorder, record: InputRecord, twin: torch.Tenso
     """Whether the input was written with gradients, then detached, and nothing else happened to its memory since."""
     history: Any = history_of(twin)
     storage = record.initial.storage
-    detached = {event.at for event in recorder.changes.log.of(record.stand_in, Happened.DETACHED)}
+    detached = {event.at for event in recorder.changes.log.detached(record.stand_in)}
     is_last = all(at in detached for at in storage.changes if at > storage.written_at)
     return is_last and history.next_functions[0][0]._sequence_nr() != record.start_sequence_nr
 

@@ -1,67 +1,65 @@
-"""One time axis: when each view was taken, and what happened to tensors in place, by one sequence number."""
+"""The effect log while it is recorded: what happened to tensors in place, by one sequence number.
+
+An entry is the one that a call replays, but for what is known only once the function has run: which input or result it
+happens to, and whose memory that is given.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import enum
 from typing import Any
 
 import torch
 
+from ...graph.effect_log import Detach, Effect, Handle, InplaceView, SetData
 from .alias import Value, now
 
-__all__ = ["Event", "EventLog", "Happened"]
+__all__ = ["SOMETHING", "Event", "EventLog"]
 
-
-class Happened(enum.Enum):
-    """What happened to a tensor in place, but for writes of its elements."""
-
-    MARKED = enum.auto()  # `requires_grad_()`
-    UNMARKED = enum.auto()  # `requires_grad_(False)`
-    DETACHED = enum.auto()
-    RESHAPED = enum.auto()  # sizes or strides
-    DATA = enum.auto()  # `.data = ...`
-    SET = enum.auto()
+SOMETHING = Handle("")  # the source of memory that is not known yet
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Event:
     """It happened to the tensor with this id, which was `value` until then, at the time `at`.
 
-    `after`: what it is since it was given other memory.
+    `required_grad`: so it did until then. `after`: what it is since it was given other memory. `op`: what changed its
+    sizes or gave it memory.
     """
 
     at: int
-    what: Happened
+    effect: Effect
     tensor: int
     value: Value
+    required_grad: bool
     op: Any = None
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
-    grad_enabled: bool = True
     after: Value | None = None
+
+    @property
+    def is_detach(self) -> bool:
+        """Whether it was `detach_()`."""
+        return isinstance(self.effect, Detach) and self.effect.in_place
 
 
 class EventLog:
-    """`events`: what happened to tensors, in program order."""
+    """`events`: what happened to tensors, but for writes of their elements, in program order."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
 
-    def note(self, what: Happened, tensor: torch.Tensor, value: Value, *call: Any, after: Value | None = None) -> int:
-        """Note what happens to a tensor, which is `value`: when. `call`: operator, arguments, keywords, grad mode."""
-        event = Event(now(), what, id(tensor), value, *call)
-        self.events.append(event if after is None else dataclasses.replace(event, after=after))
+    def note(
+        self, effect: Effect, tensor: torch.Tensor, value: Value, op: Any = None, after: Value | None = None
+    ) -> int:
+        """Note what happens to a tensor, which is `value`: when."""
+        self.events.append(Event(now(), effect, id(tensor), value, tensor.requires_grad, op, after))
         return self.events[-1].at
 
-    def of(self, tensor: torch.Tensor, *kinds: Happened) -> list[Event]:
-        return [event for event in self.events if event.tensor == id(tensor) and event.what in kinds]
+    def of(self, tensor: torch.Tensor, *kinds: type[Effect]) -> list[Event]:
+        return [event for event in self.events if event.tensor == id(tensor) and isinstance(event.effect, kinds)]
 
-    def swaps_of(self, tensor: torch.Tensor) -> list[Event]:
-        """When it was given other memory."""
-        return self.of(tensor, Happened.DATA, Happened.SET)
+    def changes_of(self, tensor: torch.Tensor) -> list[Event]:
+        """When its sizes or its memory changed."""
+        return self.of(tensor, InplaceView, SetData)
 
-    def moved(self) -> dict[int, int]:
-        """By the id of a tensor: when its sizes or memory last changed in place."""
-        kinds = Happened.RESHAPED, Happened.DATA, Happened.SET
-        return {event.tensor: event.at for event in self.events if event.what in kinds}
+    def detached(self, tensor: torch.Tensor) -> list[Event]:
+        return [event for event in self.of(tensor, Detach) if event.is_detach]

@@ -9,7 +9,7 @@ import torch
 
 from ..._torch.tensors import base_of, history_of, is_usable, is_view
 from ...errors import UnsupportedAliasError
-from .event_log import Happened
+from ...graph.effect_log import Detach
 from .recording import Recording
 from .refusals import detached_and_written
 
@@ -32,7 +32,7 @@ class Detached:
         """`detach_` is about to be called."""
         value = self.recorder.value_of(tensor)
         log = self.recorder.changes.log
-        value.storage.changes.append(log.note(Happened.DETACHED, tensor, value, None, (tensor.requires_grad,)))
+        value.storage.changes.append(log.note(Detach(-1), tensor, value))
         self.recorder.changes.changed_at[id(tensor)] = self.recorder.origins.here()
         if tensor.grad_fn is not None and not is_view(tensor):
             self.recorder.kept.append(tensor)

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 
 from ...errors import UnsupportedMutationError
+from ...graph.effect_log import InplaceView, SetData, SetStorage
 from ..tape.opinfo import IDENTITIES, OpInfo, take_data
 from ..tape.origin import Origin, user_line
 from .alias import Storage, Value, now
-from .event_log import EventLog, Happened
+from .event_log import SOMETHING, EventLog
 from .recording import Recording
 from .refusals import set_with_gradients
 from .view_replay import View
@@ -50,9 +51,9 @@ class MetadataChanges:
         self.become_view(tensor, old, view)
         return out
 
-    def _change_sizes(self, tensor: torch.Tensor, old: Value, *call: Any) -> None:
-        at = self.log.note(Happened.RESHAPED, tensor, old, *call, torch.is_grad_enabled())
-        old.storage.changes.append(at)
+    def _change_sizes(self, tensor: torch.Tensor, old: Value, op: Any, args: Any, kwargs: Any) -> None:
+        effect = InplaceView(-1, op, args, tuple(kwargs.items()), torch.is_grad_enabled())
+        old.storage.changes.append(self.log.note(effect, tensor, old, op))
 
     def _is_alone(self, value: Value) -> bool:
         """Whether nothing else is in its memory, which the function made."""
@@ -112,7 +113,8 @@ class MetadataChanges:
             self.resizes(old)
         self.replaced[id(tensor)] = old, is_set
         after = self.become_view(tensor, rec.value_of(source), view)
-        at = self.log.note(Happened.SET if is_set else Happened.DATA, tensor, was, after=after)
+        effect = SetStorage(-1, SOMETHING) if is_set else SetData(-1, SOMETHING)
+        at = self.log.note(effect, tensor, was, after=after)
         old.storage.changes += [at] if is_set else []  # it counts as a write
 
     def _resize(self, info: OpInfo, tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
@@ -145,8 +147,7 @@ class MetadataChanges:
         entry = rec.emit(aten.as_strided.default, flat, list(spec.shape), list(spec.stride), 0)
         rec.kept.append(tensor)
         rec.values[id(tensor)] = after = Value(tensor, entry, spec)
-        call = info.op, tuple(args[1:]), kwargs, torch.is_grad_enabled()
-        old.storage.changes.append(self.log.note(Happened.DATA, tensor, old, *call, after=after))
+        old.storage.changes.append(self.log.note(SetData(-1, SOMETHING), tensor, old, info.op, after))
         return out
 
     def require_unshared(self, value: Value, what: str) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from ..._torch.tensors import base_of, is_marked, is_usable, is_view, leads_to_base
+from ...graph.effect_log import Detach, MarkRequiresGrad
 from ...subclasses.spec import is_wrapper
 from ..heap.alias import now
-from ..heap.event_log import Happened
 from ..heap.records import InputRecord, is_moved, is_no_grad_view
 from ..heap.refusals import detached_and_written
 from ..recorder.recorder import Recorder
@@ -33,8 +33,8 @@ class HistoryChanges:
             return self.inputs.wrappers.requires_grad(tensor, requires_grad, user_line(self.recorder.origins.here()))
         value = self.recorder.values.get(id(tensor))
         if value is not None:  # no transform's own
-            what = Happened.MARKED if requires_grad else Happened.UNMARKED
-            self.recorder.changes.log.note(what, tensor, value, None, (tensor.requires_grad,))
+            effect = MarkRequiresGrad(-1) if requires_grad else Detach(-1, in_place=False)
+            self.recorder.changes.log.note(effect, tensor, value)
         self._check_mark(tensor)
         return False
 
@@ -96,7 +96,7 @@ class HistoryChanges:
         """
         for record, where in self._used:
             detached = self.recorder.changes.log.events
-            if any(e.what is Happened.DETACHED and e.at == record.initial.storage.changed_at for e in detached):
+            if any(e.is_detach and e.at == record.initial.storage.changed_at for e in detached):
                 raise detached_and_written(str(record.slot), where)  # nothing has changed since
         listed = self.recorder.writes.listed
         barred = [r for r in self.inputs.records if is_no_grad_view(r) and is_moved(r)]

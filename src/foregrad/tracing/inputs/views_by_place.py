@@ -32,9 +32,9 @@ from ..._torch.tensors import (
     version_of,
     view_again,
 )
+from ...graph.effect_log import InplaceView
 from ...graph.meta import TensorSpec
 from ..heap.alias import Value
-from ..heap.event_log import Happened
 from ..heap.recording import Recording
 from ..heap.records import InputRecord, is_of_another_kind, is_written_with_history
 from ..heap.refusals import past_the_edges, resized_view
@@ -105,7 +105,9 @@ def reshape_view(
     event = events.pop()
     again = base.as_strided(moved.shape, moved.stride(), moved.storage_offset())
     _become(recorder, tensor, again, resized_view(user_line(recorder.origins.here())))
-    events.append(dataclasses.replace(event, tensor=id(tensor), grad_enabled=True))
+    assert isinstance(event.effect, InplaceView)
+    effect = dataclasses.replace(event.effect, grad_enabled=True)
+    events.append(dataclasses.replace(event, effect=effect, tensor=id(tensor), required_grad=True))
     if other_dtype:
         _note(recorder, tensor, before)
     return tensor
@@ -225,7 +227,7 @@ class OverlappingViews:
         """The function has run. Raises for a view of another dtype than what it is of, whose sizes changed."""
         self.look()
         for base, where in self._of_another_kind:
-            if base is not None and self.recorder.changes.log.of(base, Happened.RESHAPED):
+            if base is not None and self.recorder.changes.log.of(base, InplaceView):
                 raise past_the_edges(where)
 
     def is_watched(self, tensor: Any) -> bool:
