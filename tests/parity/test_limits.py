@@ -203,7 +203,7 @@ PROGRAMS = [
         ],
         3,
     ),
-    ("a `backward()` inside", f"{LEAF},", ["(x * 2).sum().backward()", "return x * 2"], 0),
+    ("a `backward()` inside", f"{LEAF} * 1,", ["(x * 2).sum().backward()", "return x * 2"], 0),
     (
         "a hook is left on an argument",
         f"{LEAF},",

@@ -218,7 +218,7 @@ def scheduler_on_a_plateau(wrap):
     return [optimizer.param_groups[0]["lr"], *tensors(model)]
 
 
-@practice(eager=r"\.grad")
+@practice()
 def step_with_its_optimizer_inside(wrap):
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

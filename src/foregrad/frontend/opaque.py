@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 _LRU = type(functools.lru_cache(lambda: None))
+_LINK = "_lru_list_elem"
 
 
 def asked_of(value: Any) -> Callable[[Any], Any] | None:
@@ -44,7 +45,7 @@ def asked_of(value: Any) -> Callable[[Any], Any] | None:
     if isinstance(value, contextvars.ContextVar):
         return _context_value
     if is_cached_function(value):
-        return functools.partial(_not_cleared, value.cache_info().misses)
+        return _NotCleared(value)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         if value.dtype.hasobject:
@@ -59,8 +60,25 @@ def _context_value(variable: Any) -> Any:
     return variable.get(None)
 
 
-def _not_cleared(misses: int, cached: Any) -> bool:
-    return bool(cached.cache_info().misses >= misses)
+class _NotCleared:
+    """Whether the cache of a function holds the results that it held. Of an empty one: those that are asked about next.
+
+    A cache of limited size has a new link for each result, so that one of them tells.
+    """
+
+    def __init__(self, cached: Any) -> None:
+        self._table = results_of(cached)[0]
+        self._entries = self._newest()
+
+    def __call__(self, cached: Any) -> bool:
+        if not self._entries:
+            self._entries = self._newest()
+        return all(self._table.get(key, self) is result for key, result in self._entries)
+
+    def _newest(self) -> list[tuple[Any, Any]]:
+        entries = list(self._table.items())
+        is_linked = bool(entries) and type(entries[0][1]).__name__ == _LINK
+        return entries[-1:] if is_linked else entries
 
 
 def is_cached_function(value: Any) -> bool:
@@ -79,7 +97,7 @@ def results_of(cached: Any) -> tuple[dict[Any, Any], dict[Any, Any]]:
     attributes = getattr(cached, "__dict__", None)
     table: dict[Any, Any] = next((item for item in held if type(item) is dict and item is not attributes), {})
     kind: Any = type(next(iter(table.values()), None))
-    if kind.__name__ != "_lru_list_elem":
+    if kind.__name__ != _LINK:
         return table, dict(table)
     at = [index for index, item in enumerate(held) if item is kind and index > 1]
     return table, {held[index - 2]: held[index - 1] for index in at if isinstance(held[index - 2], Hashable)}

@@ -19,6 +19,8 @@ from ...frontend.expected import ABSENT
 from ...frontend.libraries import is_outside
 from ...frontend.reads import table_of
 from ...frontend.scan import Scan
+from ...frontend.sources import Source
+from ...graph.slots import Closure
 from ...graph.spelling import key_text
 from ...subclasses.spec import is_wrapper
 from ..heap.records import InputRecord
@@ -229,15 +231,21 @@ class Facts:
     def _grad(self, record: Asked, func: Any) -> Any:
         if isinstance(record, InputRecord):
             return self.gradients.read(record)
-        real, stand_in = record.real, record.stand_in
+        real, stand_in, source = record.real, record.stand_in, record.source
         if not real.is_leaf and not real.retains_grad:
             return None
-        if real.grad is not None:
+        grad = real.grad
+        self.note(record, "{}.grad is None", grad is None)
+        if grad is None:
+            return func(stand_in) if stand_in.is_leaf else None
+        if not isinstance(source, Source):
             raise UnsupportedError(
                 f"`.grad` of `{record.slot}` is read at {self.where()}: pass that gradient as an argument instead."
             )
-        self.note(record, "{}.grad is None", True)
-        return func(stand_in) if stand_in.is_leaf else None
+        self.inputs.sources.add(
+            grad, Source(Closure(f"{record.slot}.grad"), source.root, (*source.steps, ("attr", "grad")))
+        )
+        return grad
 
     def _set_grad(self, record: Asked, func: Any, value: Any = None) -> Any:
         if isinstance(record, InputRecord):

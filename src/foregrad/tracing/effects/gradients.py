@@ -18,6 +18,7 @@ from ..._torch.hooks import UNHOOKED, gradient_hooks, hooked_as, own_gradient, s
 from ..._torch.stand_ins import is_stand_in
 from ...errors import UnsupportedError, UnsupportedSideEffectError
 from ...graph.effect_log import SetGradient
+from ...graph.signature import PartOf
 from ...graph.slots import Closure
 from ...subclasses.spec import is_wrapper
 from ..heap.records import InputRecord
@@ -77,6 +78,8 @@ class Gradients:
 
     def accumulating(self, roots: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
         """Context: autograd's engine adds the gradients of `roots` to `.grad`, and calls the hooks of tensors."""
+        if self._is_over:  # a backward of the capture's own, which puts `.grad` back
+            return contextlib.nullcontext()
         by_stand_in = self.inputs.by_stand_in
         if not all(is_stand_in(root) or is_wrapper(root) for root in roots):
             raise UnsupportedError(
@@ -103,8 +106,10 @@ class Gradients:
         self._held[id(record)] = _Held(record, was_cleared=False)
 
     def _note(self, record: InputRecord) -> None:
-        """Each call is to find a gradient in `.grad`, or None, as this one does. PyTorch warns who asks no leaf."""
-        asked = "{0}.is_leaf and {0}" if record.real.is_leaf else "{}"
+        """Each call is to find a gradient in `.grad`, or None, as this one does. PyTorch warns who asks no leaf: a part
+        of a wrapper subclass may be one in one call alone.
+        """
+        asked = "{0}.is_leaf and {0}" if record.real.is_leaf and not isinstance(record.source, PartOf) else "{}"
         self.note(record, f"{asked}.grad is {'None' if record.real.grad is None else 'not None'}", True)
 
     def _know(self, record: InputRecord, grad: torch.Tensor) -> None:

@@ -175,7 +175,8 @@ class PythonState:
             )
         self.given.check_closed(self.name)  # which are made anew for each run
         self._changed = _written(self.before, self.call.function)
-        self._check_caches()
+        has_changed = bool(self._changed) or any(True for _ in self.journals.calls())
+        _check_caches(self.name, self.before, self.call, has_changed=has_changed)
         found: set[Identity] = set()
         for holder in self._changed:
             if self.made.is_argument(holder):
@@ -186,28 +187,6 @@ class PythonState:
         new = found - self.containers.keys() - self.call.only_written
         self.containers.update(dict.fromkeys(new, False))
         return bool(new)
-
-    def _check_caches(self) -> None:
-        """Raise where the run has filled the cache of a function with tensors, or has written as well: that the
-        function may have done, and a call that finds the cache filled does not.
-        """
-        filled = [holder for holder in self.before.caches if holder.is_written()]
-        for holder in filled:
-            new = left_in_cache(holder.target, holder.before)[1]
-            table, results = results_of(holder.target)
-            if any(id(key) not in new and _is_made((key, results.get(key))) for key in table):
-                raise EscapedTensorError(
-                    f"`{self.name}` leaves a tensor that it made in the cache of `{_name(holder.target)}`, which a "
-                    "compiled call would not do. Call that before the first call."
-                )
-        if not filled or not (self._changed or any(True for _ in self.journals.calls())):
-            return
-        name = _name(filled[0].target)
-        error = EscapedTensorError if self.call.fills_caches else UnsupportedSideEffectError
-        raise error(
-            f"`{self.name}` calls `{name}`, which keeps its results, with arguments that it has no result for, and "
-            "changes Python's state: a compiled call can't tell whether it is to do so. Call it outside."
-        )
 
     def _only_written(self) -> set[Identity]:
         tried = {place for place, is_read in self.containers.items() if not is_read}
@@ -349,6 +328,28 @@ class PythonState:
         for holder in (*self.before.changed(), *self.before.caches):
             if not is_interrupted or holder.kind is CACHE or any(map(_is_made, holder.kind.items(_now_in(holder)))):
                 holder.put_back()
+
+
+def _check_caches(name: str, before: UserState, call: FlatCall, *, has_changed: bool) -> None:
+    """Raise where the run has filled the cache of a function with tensors, or has written as well: that the function
+    may have done, and a call that finds the cache filled does not.
+    """
+    filled = [holder for holder in before.caches if holder.is_written()]
+    for holder in filled:
+        new = left_in_cache(holder.target, holder.before)[1]
+        table, results = results_of(holder.target)
+        if any(id(key) not in new and _is_made((key, results.get(key))) for key in table):
+            raise EscapedTensorError(
+                f"`{name}` leaves a tensor that it made in the cache of `{_name(holder.target)}`, which a compiled "
+                "call would not do. Call that before the first call."
+            )
+    if filled and has_changed:
+        error = EscapedTensorError if call.fills_caches else UnsupportedSideEffectError
+        raise error(
+            f"`{name}` calls `{_name(filled[0].target)}`, which keeps its results, with arguments that it has no "
+            "result for, and changes Python's state: a compiled call can't tell whether it is to do so. Call it "
+            "outside."
+        )
 
 
 def _name(function: Any) -> str:
