@@ -443,8 +443,9 @@ def f(x0, x1, x2):
 """,
 )
 
-regression(
+refusal(
     "a view takes itself over, with gradients, beside what was given the argument's memory",
+    SET_WITH_GRADIENTS,
     """
 def make_args():
     a0 = (torch.randn((1, 3), dtype=torch.float32)).detach().requires_grad_() * 1
