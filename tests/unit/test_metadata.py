@@ -16,6 +16,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+import foregrad
 from foregrad._torch.ops import has_composite_implicit_kernel
 from foregrad._torch.stand_ins import FakeRuns, is_stand_in, new_stand_in, new_stand_in_over, set_layout
 from foregrad._torch.tensors import share_memory
@@ -261,3 +262,15 @@ def test_a_view_follows_the_memory_its_base_has_now() -> None:
     assert view.storage_offset() == 5
     assert view.dtype is torch.float32
     assert view.device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("op", [torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor, torch.ops.aten.div.Tensor])
+def test_arithmetic_with_a_number_is_laid_out_as_the_kernels_result_is(op):
+    """A batch of one whose channels come last, as attention over an image leaves it, among others."""
+    image = torch.randn(1, 256, 64).transpose(-1, -2).view(1, 64, 16, 16)
+    others = [torch.randn(2, 1, 3, 4).permute(order) for order in itertools.permutations(range(4))]
+    for x in (image, *others, image[:, :, ::2], others[3].double()):
+        result = op(x, 2.0)
+        seen = []
+        foregrad.compile(lambda x, seen=seen: (y := op(x, 2.0), seen.append(y.stride()))[0], backend="eager")(x)
+        assert seen[0] == result.stride(), x.stride()

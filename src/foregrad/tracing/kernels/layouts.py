@@ -27,6 +27,8 @@ Rule = Callable[[Specs, tuple[Any, ...], dict[str, Any]], Any]
 def layout_of(op: Any, specs: Specs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The spec of the operator's result, a tuple of them for several, or None where no rule applies."""
     rule = RULES.get(op)
+    if op in _ARITHMETIC and len(specs) == 1 and specs[0].dtype.is_floating_point:
+        return _with_number(specs[0], args, kwargs)
     if rule is None or not specs or not _are_alike(specs):
         return None
     if op not in _ANY_STRIDES and not all(s.stride == contiguous_strides(s.shape) for s in specs):
@@ -57,6 +59,32 @@ def _pointwise(specs: Specs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if any(type(a) not in _NUMBERS for a in others):
         return None
     return _new(first.shape, first)
+
+
+def _with_number(spec: TensorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TensorSpec | None:
+    """Arithmetic with a number, which has no shape: PyTorch's iterator then sorts the dimensions by their strides.
+
+    FakeTensor takes the number for no operand, and gives channels-last strides to a batch of one that is not.
+    """
+    others = [a for a in (*args, *kwargs.values()) if not isinstance(a, torch.Tensor)]
+    if (
+        0 in spec.stride
+        or any(type(n) is not int for n in (*spec.shape, *spec.stride))
+        or any(type(a) not in _NUMBERS for a in others)
+    ):
+        return None
+    order = list(reversed(range(len(spec.shape))))  # the innermost first
+    for at in range(1, len(order)):
+        for before in reversed(range(at)):
+            inner, outer = order[before], order[before + 1]
+            if spec.stride[inner] < spec.stride[outer]:
+                break
+            if (spec.stride[inner], spec.shape[inner]) > (spec.stride[outer], spec.shape[outer]):
+                order[before], order[before + 1] = outer, inner
+    strides, elements = [0] * len(order), 1
+    for dim in order:
+        strides[dim], elements = elements, elements * spec.shape[dim]
+    return TensorSpec(spec.shape, tuple(strides), spec.dtype, spec.device)
 
 
 def _softmax_backward(specs: Specs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -148,6 +176,7 @@ def _has_channels(x: TensorSpec, parameters: Specs) -> bool:
     return len(x.shape) > 2 and all(p.shape == x.shape[1:2] for p in parameters)
 
 
+_ARITHMETIC = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor}
 _ANY_STRIDES = {aten.mm.default, aten.addmm.default, aten.bmm.default}
 
 _POINTWISE = (
