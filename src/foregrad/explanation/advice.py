@@ -64,12 +64,13 @@ def _partitions(found: Findings, split: Split) -> Iterator[Advice]:
         change = f'partition="{policy}"' if policy == "min_cut" else f"memory_budget={policy}"
         more = report.cost / (report.work or 1)
         count = len(report.recomputed)
-        again = f"{count} operator{'s run' if count > 1 else ' runs'} twice, {more:.1%} more work"
+        again = f"; {count} operator{'s run' if count > 1 else ' runs'} twice, {more:.1%} more work" if count else ""
         peak = f"the peak goes from {in_bytes(memory.predicted_peak)} to {in_bytes(report.peak)}"
         if report.peak >= memory.predicted_peak:
             peak = f"the peak stays at {in_bytes(report.peak)}"
-        yield Advice(f"`{change}` would save {in_bytes(report.saved_bytes)} for the backward, not "
-                     f"{in_bytes(memory.predicted_saved)}; {peak}; {again}.", change)  # fmt: skip
+        now, then = in_bytes(memory.predicted_saved), in_bytes(report.saved_bytes)
+        saved = f"{then} for the backward, not {now}" if then != now else f"the same {now} for the backward"
+        yield Advice(f"`{change}` would save {saved}; {peak}{again}.", change)
         best_peak = min(best_peak, report.peak)
 
 
