@@ -269,7 +269,8 @@ def test_arithmetic_with_a_number_is_laid_out_as_the_kernels_result_is(op):
     """A batch of one whose channels come last, as attention over an image leaves it, among others."""
     image = torch.randn(1, 256, 64).transpose(-1, -2).view(1, 64, 16, 16)
     others = [torch.randn(2, 1, 3, 4).permute(order) for order in itertools.permutations(range(4))]
-    for x in (image, *others, image[:, :, ::2], others[3].double()):
+    empty = torch.randn(3, 0, 2)
+    for x in (image, *others, image[:, :, ::2], others[3].double(), empty, empty.permute(2, 0, 1)):
         result = op(x, 2.0)
         seen = []
         foregrad.compile(lambda x, seen=seen: (y := op(x, 2.0), seen.append(y.stride()))[0], backend="eager")(x)

@@ -360,7 +360,7 @@ def list_of(trees: Sequence[Tree]) -> Tree:
 def open_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any], array: Callable[[Any], torch.Tensor | None], values: int = 0
 ) -> Opened:
-    """The same for the arguments of a call. The first `values` of them are tuples of state (see `Lifted`), of which
+    """Open the arguments of a call. The first `values` of them are tuples of state (see `Lifted`), of which
     arrays alone are opened.
     """
     opener = _Opener(_nothing, Samples(), makes=False, array=array)

@@ -7,6 +7,8 @@ log of what was recorded, `with_graph` says where in it the forward runs: both a
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -117,7 +119,7 @@ class MarkRequiresGrad(Effect):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MarkWrapper(MarkRequiresGrad):
-    """The same on a wrapper subclass: what it is like by then, and what its gradient is like."""
+    """`requires_grad_()` on a wrapper subclass. `spec`: its layout by then; `gradient`: that of its gradient."""
 
     spec: Any
     gradient: Any
@@ -317,10 +319,10 @@ def with_graph(
     after the versions that move, too, and what comes before those. Where the node is made later, the graph comes
     first and all else in program order. Gradients that nobody looks at go first of all.
     """
-    gone = [effect for effect in log if isinstance(effect, SetGradient) and effect.first]
-    if gone:
-        rest = [effect for effect in log if effect not in gone]
-        return [*gone, *with_graph(rest, taken, leaves, counts_first=counts_first)]
+    cleared = [isinstance(effect, SetGradient) and effect.first for effect in log]
+    if any(cleared):
+        rest = list(itertools.compress(log, map(operator.not_, cleared)))
+        return [*itertools.compress(log, cleared), *with_graph(rest, taken, leaves, counts_first=counts_first)]
     if any(isinstance(effect, AttachNode) for effect in log):
         return [RunGraph(), *log]
     detached: dict[int, int] = {}

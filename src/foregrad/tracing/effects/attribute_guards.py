@@ -51,7 +51,7 @@ Asked = InputRecord | WrapperInput
 
 
 class Facts:
-    """Those of one capture. `where()` is the user's line."""
+    """Questions about tensors that one capture answered, and that guards ask again. `where()`: the user's line."""
 
     def __init__(self, inputs: Inputs, where: Callable[[], str]) -> None:
         self.inputs = inputs

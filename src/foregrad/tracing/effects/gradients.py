@@ -39,7 +39,7 @@ class _Held:
 
 
 class Gradients:
-    """Those of one run. `note(record, question, answer)`: see `Facts`; `where()`: the user's line."""
+    """The `.grad` of inputs in one run. `note(record, question, answer)`: see `Facts`; `where()`: the user's line."""
 
     def __init__(self, inputs: Inputs, note: Callable[..., None], where: Callable[[], str]) -> None:
         self.inputs, self.note, self.where = inputs, note, where

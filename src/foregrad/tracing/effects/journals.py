@@ -199,7 +199,7 @@ def replaced(holder: Holder) -> Iterator[Any]:
 
 
 class Journals:
-    """Those of one run. `wanted`: the places of containers that earlier runs found to grow."""
+    """The journals of one run. `wanted`: the places of containers that earlier runs found to grow."""
 
     def __init__(self, state: UserState, wanted: Collection[Identity]) -> None:
         self.made: list[tuple[Notes, list[Place]]] = []

@@ -32,8 +32,8 @@ _CONSTANT = (type, types.ModuleType, types.BuiltinFunctionType, enum.Enum, torch
 
 @dataclasses.dataclass(frozen=True)
 class MadeValues:
-    """Those of one run. `state` is what the function can reach; `arguments` has by their ids the containers that the
-    run was given, and the tables of their attributes; `real_of(fake)` is the tensor that a stand-in stands for;
+    """Values that one run made. `state`: what the function can reach; `arguments` has by their ids the containers that
+    the run was given, and the tables of their attributes; `real_of(fake)` is the tensor that a stand-in stands for;
     `newborns` are the objects that the run made.
     """
 
@@ -48,7 +48,7 @@ class MadeValues:
         return id(holder.target) in self.arguments
 
     def in_arguments(self, write: PythonWrite) -> PythonWrite:
-        """The same write, to what each call is given."""
+        """A write to a container of the run as one to the argument that each call is given."""
         target = self.arguments.get(id(write.target))
         return write if target is None else dataclasses.replace(write, target=target)
 

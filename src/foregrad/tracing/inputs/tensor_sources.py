@@ -29,7 +29,7 @@ class GradientSource(Source):
 
 
 class TensorSources:
-    """Those of one run of a capture. `where()`: the user's line. `state`: what it can reach."""
+    """Where tensors are found that one run brings in. `where()`: the user's line; `state`: what the run can reach."""
 
     def __init__(self, call: FlatCall, reads: Reads) -> None:
         self.call, self.reads = call, reads

@@ -280,7 +280,7 @@ def _writes(func: Any) -> bool:
 
 
 def view_like(real: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-    """The same view of `base` that `real` is of its own base, as eager takes it again."""
+    """A view of `base` at the place that `real` has in its own base, as eager regenerates it."""
     if kind_of(real) == kind_of(base):
         return base.as_strided(real.shape, real.stride(), real.storage_offset())
     return view_again(real, base)

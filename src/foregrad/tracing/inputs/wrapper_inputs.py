@@ -184,7 +184,7 @@ class WrapperInput:
         return self.spec.cls.__module__.startswith("torch.")
 
     def told_apart(self, names: Iterable[str]) -> frozenset[str]:
-        """Those of these attributes that are no plain tensors and, on a class of PyTorch's, none of its own."""
+        """Attributes among `names` that are no plain tensors and, on a class of PyTorch's, none of its own."""
         own = "_" if self.is_of_torch else ()
         return frozenset(name for name in names if name not in self.spec.names and not name.startswith(own))
 

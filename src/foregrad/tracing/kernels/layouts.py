@@ -68,7 +68,7 @@ def _with_number(spec: TensorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
     """
     others = [a for a in (*args, *kwargs.values()) if not isinstance(a, torch.Tensor)]
     if (
-        0 in spec.stride
+        0 in (*spec.shape, *spec.stride)
         or any(type(n) is not int for n in (*spec.shape, *spec.stride))
         or any(type(a) not in _NUMBERS for a in others)
     ):

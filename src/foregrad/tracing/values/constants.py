@@ -41,17 +41,13 @@ def is_constant(entry: Entry) -> bool:
         if id(entry) in seen or entry.value is not None:
             continue
         seen.add(id(entry))
-        if entry.target is None or entry.has_effect or not _is_small(entry):
+        if entry.target is None or entry.has_effect or not _has_few_bytes(entry.spec):
             return False
         if has_symbolic(entry.args) or has_symbolic(entry.kwargs):
             return False  # another length, another value
         stack.extend(entries_in(entry.args))
         stack.extend(entries_in(entry.kwargs))
     return True
-
-
-def _is_small(entry: Entry) -> bool:
-    return _has_few_bytes(entry.spec)
 
 
 def _has_few_bytes(spec: Any) -> bool:
