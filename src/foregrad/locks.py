@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .interrupts import deliver
 
-__all__ = ["InPlace", "Turn", "make_lock", "taken", "without_user_code"]
+__all__ = ["InPlace", "Turn", "cached_property", "make_lock", "taken", "without_user_code"]
 
 PATIENCE_S = 2.0  # wait for another thread that captures the same function, while the user's code runs there
 _LOOK_AGAIN_S = 0.05
@@ -30,6 +31,27 @@ def make_lock() -> Any:
     lock = threading.RLock()
     _all.add(lock)
     return lock
+
+
+if TYPE_CHECKING or sys.version_info >= (3, 12):
+    from functools import cached_property
+else:
+
+    class cached_property:  # noqa: N801 (it stands for functools')
+        """`functools.cached_property` without its lock, which a forked child would inherit from another thread."""
+
+        def __init__(self, compute: Callable[[Any], Any]) -> None:
+            self.compute = compute
+            self.__doc__ = compute.__doc__
+
+        def __set_name__(self, owner: type, name: str) -> None:
+            self.name = name
+
+        def __get__(self, instance: Any, owner: type | None = None) -> Any:
+            if instance is None:
+                return self
+            value = instance.__dict__[self.name] = self.compute(instance)
+            return value
 
 
 @contextlib.contextmanager

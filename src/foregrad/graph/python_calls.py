@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import functools
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from ..locks import cached_property
 
 __all__ = ["CALL", "GradientHook", "PythonCall", "call_of", "status"]
 
@@ -25,7 +26,7 @@ Tensors = Sequence[torch.Tensor]
 class PythonCall(abc.ABC):
     """One place in graphs that runs Python. Graphs hold its key only: the owner of a graph keeps it alive."""
 
-    @functools.cached_property
+    @cached_property
     def key(self) -> int:
         number = next(_keys)
         _calls[number] = self

@@ -12,7 +12,6 @@ taken. So a smaller budget never has a larger peak.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import re
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from typing import Any
 from torch import fx
 
 from ..errors import BudgetError
+from ..locks import cached_property
 from .blocks import find_blocks
 from .costs import CostModel, analytic_cost, costs
 from .hosts import can_offload
@@ -202,7 +202,7 @@ class Frontier:
         """The undominated plans, from the one that saves most to the one that needs least."""
         return tuple(undominated([choice.plan for choice in self._choices]))
 
-    @functools.cached_property
+    @cached_property
     def least(self) -> int:
         """The least feasible peak."""
         peak = self.most
@@ -246,7 +246,7 @@ class _Choice:
         bound = max(saved + segment.needs for saved, segment in zip(before, row, strict=False))
         return cls(sum(segment.costs for segment in row), bound, lambda: space.assemble(row))
 
-    @functools.cached_property
+    @cached_property
     def plan(self) -> Measured:
         return self._measure()
 

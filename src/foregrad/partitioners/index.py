@@ -6,7 +6,6 @@ numbers in topological order, so "needs", "is needed by" and "comes before" are 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import fx
 from .._torch.graphs import size_hint
 from ..errors import PartitionError
 from ..graph.meta import TensorSpec
+from ..locks import cached_property
 from .classify import Kind, OpClass, classify
 from .schedule import backward_sequence
 
@@ -177,7 +177,7 @@ class JointIndex:
         written |= {i for i in self.inputs if dict.get(self.nodes[i].meta, "updated", False)}
         return {i for i in written if self.kinds[i] is Kind.INPUT}
 
-    @functools.cached_property
+    @cached_property
     def users(self) -> list[list[int]]:
         """For each node, the numbers of its readers, without those that nothing depends on."""
         users: list[list[int]] = [[] for _ in self.nodes]
@@ -188,19 +188,19 @@ class JointIndex:
                     users[operand].append(i)
         return users
 
-    @functools.cached_property
+    @cached_property
     def backward_sequence(self) -> list[int]:
         """The nodes that only the backward can compute, in the order they run."""
         return backward_sequence(self)
 
-    @functools.cached_property
+    @cached_property
     def items(self) -> list[int]:
         """The nodes that pick one of several results and need no tangents."""
         return [
             i for i, op_class in enumerate(self.classes) if op_class.kind is Kind.ITEM and not self.needs_tangent[i]
         ]
 
-    @functools.cached_property
+    @cached_property
     def tuples(self) -> bytearray:
         """Whether a node is an operator with several results."""
         return bytearray(

@@ -8,7 +8,6 @@ keep tensors (`Signature.saving`), one for each path on which the backward graph
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from .._torch.replay import rewinding
 from .._torch.tensors import version_of
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.partitioned import Partitioned
+from ..locks import cached_property
 from .compiled import NeedsInputGrad
 
 __all__ = ["TRAILS", "Release", "held", "parts_run", "saved_inputs", "trail_of"]
@@ -89,7 +89,7 @@ class Release:
         # A backward for all inputs also runs paths that lead to no input.
         return _mask(n for n, (a, b) in ways if a & outputs and (needs_input_grad is None or b & inputs))
 
-    @functools.cached_property
+    @cached_property
     def _inputs_saved(self) -> list[tuple[int, int]]:
         """(position among the node's inputs, position among the saved tensors)."""
         nodes = self.partitioned.saved_nodes
@@ -97,23 +97,23 @@ class Release:
         saved = saved_inputs(self.partitioned)
         return [(p, tensors.index(saved[i])) for p, i in enumerate(self.histories) if i in saved]
 
-    @functools.cached_property
+    @cached_property
     def of_eager(self) -> int:
         """The bits of eager's nodes."""
         return (1 << len(self.saving)) - 1
 
-    @functools.cached_property
+    @cached_property
     def all(self) -> int:
         return (1 << len(self.saving) + len(self._tensors_by_way)) - 1
 
-    @functools.cached_property
+    @cached_property
     def readers(self) -> list[int]:
         """For each saved tensor the bits of its readers."""
         ways = [*enumerate(self._tensors_by_way.values(), len(self.saving))]
         count = len(self.partitioned.saved_tensors)
         return [_mask(n for n, tensors in ways if tensors >> i & 1) for i in range(count)]
 
-    @functools.cached_property
+    @cached_property
     def _tensors_by_way(self) -> dict[tuple[int, int], int]:
         """(tangents, gradients) -> the saved tensors read by operators that lead from these tangents to these."""
         return _tensors_by_way(self.partitioned)
