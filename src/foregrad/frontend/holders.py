@@ -234,7 +234,7 @@ def slots_of(cls: type) -> list[tuple[str, Any]]:
     return [
         (name, item)
         for base in cls.__mro__
-        for name, item in vars(base).items()
+        for name, item in [*vars(base).items()]  # another thread may set attributes of a class meanwhile
         if type(item) is types.MemberDescriptorType and not is_outside(base.__module__)
     ]
 
@@ -383,7 +383,7 @@ _MARKS = ("_dynamo_", "_has_dynamo_", "_specialize_on", "_is_param")
 
 def own_attributes(table: dict[Any, Any]) -> dict[Any, Any]:
     """The attributes that a tensor was given, but for PyTorch's own marks, of which sizes are dynamic and the like."""
-    return {name: value for name, value in table.items() if not str(name).startswith(_MARKS)}
+    return {name: value for name, value in [*table.items()] if not str(name).startswith(_MARKS)}
 
 
 def _put_back_attributes(table: dict[Any, Any], before: dict[Any, Any]) -> None:

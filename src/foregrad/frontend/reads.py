@@ -390,7 +390,7 @@ class Reads:
     def _whole_table(self, module: torch.nn.Module, table: dict[str, Any]) -> None:
         place = self.place(table, "dict", type(module).__name__, "attr", id(module))
         place.keys = tuple(table)
-        for key, value in table.items():
+        for key, value in [*table.items()]:
             if key not in HOOKS and key not in TABLES:
                 self.add(place, key, value)
 

@@ -259,7 +259,7 @@ class Scan:
         while self.makes_up_names and self._namespaces:
             _, module = self._namespaces.popitem()
             place = self.reads.place(vars(module), "dict", module.__name__, "attr")
-            for name, value in vars(module).items():
+            for name, value in [*vars(module).items()]:
                 if not name.startswith("__") and (is_plain(value) or isinstance(value, _CONTAINERS)):
                     found = self.reads.add(place, name, value) or found
                     self.visit(value, f"{module.__name__}.{name}")
@@ -350,7 +350,7 @@ class Scan:
         self.reads.remember(value)
         place = self.reads.place(table, "dict", name, "attr")
         place.keys = self.reads.keys_of(table)
-        for attribute, item in table.items():
+        for attribute, item in [*table.items()]:
             self.reads.add(place, attribute, item)
             self.visit(item, f"{name}.{attribute}", depth + 1)
 
