@@ -1,10 +1,13 @@
-"""`torch.cond`, `torch.while_loop` and nested regions: directly, and in the graphs of Dynamo."""
+"""`torch.cond`, `switch`, `torch.while_loop` and nested regions: directly, and in the graphs of Dynamo."""
 
 import pytest
 import torch
+import torch._higher_order_ops
 from torch._higher_order_ops.while_loop import while_loop
 
 import foregrad
+
+switch = getattr(torch._higher_order_ops, "switch", None)  # since PyTorch 2.14
 
 
 def pick(p, x, y):
@@ -36,10 +39,22 @@ def loop(p, x, y):
     return while_loop(lambda i, x, y: i < p + 2, lambda i, x, y: (i + 1, x.sin() * y, y.clone()), (start, x, y))[1]
 
 
+def pick_of_three(p, x, y):
+    branches = (lambda x, y: x.sin() * y, lambda x, y: y.cos() + 1, lambda x, y: torch.ones(3))
+    return switch(p * 3 + (x.sum() > 0), branches, (x, y)) * 2  # 3 and 4 are taken for 2
+
+
+def pick_of_trees(p, x, y):
+    branches = [lambda ts: {"a": ts[0] * y}, lambda ts: {"a": ts[1] + 1}]
+    return switch(p.to(torch.int64), branches, ([x * 2, y],))["a"]
+
+
 # Dynamo, which eager's `torch.cond` calls, reads `.grad` of operands that are no leaves.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
 FUNCTIONS = [pick, pick_of_a_value, two_results, nothing_used, nested, loop]
+if switch is not None:
+    FUNCTIONS += [pick_of_three, pick_of_trees]
 
 
 def outcome(function, p, x, y):
@@ -85,11 +100,16 @@ def test_each_way_has_one_graph_that_is_used_again():
     assert len(compiled.foregrad.specializations) == 2
 
 
+def one_of_two(flag, true, false, operands):
+    return switch(1 - flag.to(torch.int64), (true, false), operands)
+
+
+@pytest.mark.parametrize("choose", [torch.cond] + [one_of_two] * (switch is not None), ids=lambda f: f.__name__)
 @pytest.mark.parametrize("value", [True, False])
-def test_what_only_the_other_branch_closes_over_gets_zeros(value):
+def test_what_only_the_other_branch_closes_over_gets_zeros(value, choose):
     def function(flag, x, w, b):
         y = x * 3
-        return torch.cond(flag, lambda x: (x * w, x.sum()), lambda x: (x + b * y, x.mean()), (x,))
+        return choose(flag, lambda x: (x * w, x.sum()), lambda x: (x + b * y, x.mean()), (x,))
 
     def gradients(call):
         torch.manual_seed(0)

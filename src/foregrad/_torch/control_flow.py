@@ -1,11 +1,11 @@
-"""`torch.cond`, `torch.while_loop` and other operators that take functions, as equivalent Python.
+"""`torch.cond`, `switch`, `torch.while_loop` and other operators that take functions, as equivalent Python.
 
 While a function is captured, a branch is a Python `if` on a value and a loop is a Python `while`: the branch taken is
 recorded, and its condition becomes one of the graph's decisions. As in eager, two things differ from a plain `if`. An
-operand that the branch taken does not use gets a gradient of zeros, as does a tensor that only the other branch closes
+operand that the branch taken does not use gets a gradient of zeros, as does a tensor that only another branch closes
 over; and all results have a history if one of these has. (Parameters of a module that only the other branch closes over
 are no operands here: unused, they have no gradient.) The other operators are in `loops`; `flex_attention` stays one
-operator. Checked on torch 2.11.0, 2.13.0.
+operator. Checked on torch 2.11.0, 2.13.0, 2.15.0.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -39,15 +39,23 @@ _FRONTS = {
 
 
 def _cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
-    taken, other = (true_fn, false_fn) if pred else (false_fn, true_fn)
-    result = connected(taken, tuple(operands))
-    operand_ids = {id(tensor) for tensor in (*operands, *_closed_over(taken))}
-    unused = [tensor for tensor in _closed_over(other) if id(tensor) not in operand_ids and tensor.requires_grad]
-    return with_unused(result, unused)
+    return _branch(0 if pred else 1, (true_fn, false_fn), operands)
+
+
+def _switch(index: Any, branches: Any, operands: Any = ()) -> Any:
+    return _branch(int(index), branches, operands)
+
+
+def _branch(taken: int, branches: Sequence[Any], operands: Any) -> Any:
+    result = connected(branches[taken], tuple(operands))
+    operand_ids = {id(tensor) for tensor in (*operands, *_closed_over(branches[taken]))}
+    others = {id(tensor): tensor for branch in branches for tensor in _closed_over(branch) if tensor.requires_grad}
+    return with_unused(result, [tensor for key, tensor in others.items() if key not in operand_ids])
 
 
 def _closed_over(branch: Any) -> list[torch.Tensor]:
     """The tensors among the closure and global variables that a branch names."""
+    branch = getattr(branch, "keywords", {}).get("branch_fn", branch)  # `switch` gives its branches flat operands
     code = getattr(branch, "__code__", None)
     if code is None:
         return []
@@ -55,7 +63,7 @@ def _closed_over(branch: Any) -> list[torch.Tensor]:
     for cell in branch.__closure__ or ():
         with contextlib.suppress(ValueError):  # not bound yet
             variables.append(cell.cell_contents)
-    return list({id(value): value for value in variables if isinstance(value, torch.Tensor)}.values())
+    return [value for value in variables if isinstance(value, torch.Tensor)]
 
 
 def _while_loop(
@@ -78,7 +86,12 @@ def print_formatted(format_str: str, *args: Any, **kwargs: Any) -> None:
     print(format_str.format(*args, **kwargs))
 
 
-_BY_NAME: dict[str, Callable[..., Any]] = {"cond": _cond, "while_loop": _while_loop, "invoke_subgraph": _subgraph}
+_BY_NAME: dict[str, Callable[..., Any]] = {
+    "cond": _cond,
+    "switch": _switch,
+    "while_loop": _while_loop,
+    "invoke_subgraph": _subgraph,
+}
 _MEANING: dict[type, Callable[..., Any]] = {
     type(getattr(torch.ops.higher_order, name)): meaning
     for name, meaning in {**_BY_NAME, **MEANINGS}.items()

@@ -90,11 +90,12 @@ def known_inputs(gm: Any, example_inputs: Sequence[Any]) -> list[Any]:
 
 
 def branches_on_values(gm: Any) -> bool:
-    """Whether the graph, or a function of its operators, reads values: a `cond`, a loop on values, or a `print`."""
+    """Whether the graph, or a function of its operators, reads values: a branch, a loop on values, or a `print`."""
     if not isinstance(gm, fx.GraphModule):
         return False
     hops = torch.ops.higher_order
-    operators = {getattr(hops, name, None) for name in ("cond", "while_loop", "while_loop_stack_output", "print")}
+    names = ("cond", "switch", "while_loop", "while_loop_stack_output", "print")
+    operators = {getattr(hops, name, None) for name in names}
     graphs = [part for part in gm.modules() if isinstance(part, fx.GraphModule)]
     return any(node.target in operators for part in graphs for node in part.graph.nodes)
 
