@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import copy
+import sys
 from collections.abc import Sequence
 
 import torch
 
 import foregrad
-from foregrad.cli.screen import Screen, choose_screen
+from foregrad.cli.screen import Screen, add_json, choose_screen, print_json
 
 from .gpt import GPT, GPTConfig
 from .measure import measure_saved_bytes
@@ -39,11 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="for the weights, the batches and the dropout (default: 0)")
     parser.add_argument("--plain", action="store_true", help="plain text, even on a terminal")
     parser.add_argument("--print", choices=STAGES, dest="stage", help="print this stage's program and stop")
+    add_json(parser)
     options = parser.parse_args(arguments)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the model is small: threads gain little on idle cores, and lose tenfold on busy ones
     try:
-        return _run(options, choose_screen(plain=options.plain))
+        return _run(options, choose_screen(plain=options.plain, out=sys.stderr if options.json else None))
     finally:
         torch.set_num_threads(threads)
 
@@ -66,7 +68,7 @@ def _run(options: argparse.Namespace, screen: Screen) -> int:
     with screen.progress("training", options.steps) as advance:
         for done in race.run(batches.draw, steps=options.steps, seconds=options.seconds):
             advance(done, f"loss: eager {race.eager.loss:.4f}, foregrad {race.compiled.loss:.4f}")
-    _show_summary(screen, race, batches.draw())
+    _show_summary(screen, race, batches.draw(), as_json=options.json)
     return 0 if race.difference is None else 1
 
 
@@ -86,12 +88,24 @@ def _introduction(model: GPT, batches: Batches) -> str:
     )
 
 
-def _show_summary(screen: Screen, race: Race, args: tuple[torch.Tensor, torch.Tensor]) -> None:
+def _show_summary(screen: Screen, race: Race, args: tuple[torch.Tensor, torch.Tensor], *, as_json: bool) -> None:
     eager, compiled = race.eager, race.compiled
     sizes = measure_sizes(compiled.model, args)
     owned = (*args, *eager.model.parameters(), *eager.model.buffers())
     eager_saved_bytes = measure_saved_bytes(lambda: eager.model(*args), owned=owned)
     ratio = compiled.median_step_s / eager.median_step_s
+    if as_json:
+        print_json(
+            {
+                "steps": race.steps,
+                "loss": {"eager": eager.loss, "foregrad": compiled.loss},
+                "median_step_s": {"eager": eager.median_step_s, "foregrad": compiled.median_step_s},
+                "compile_s": compiled.first_step_extra_s,
+                "saved_bytes": {"eager": eager_saved_bytes, "foregrad": sizes.saved_bytes},
+                "operators": {"joint": sizes.joint, "forward": sizes.forward, "backward": sizes.backward},
+                "difference": race.difference,
+            }
+        )
     rows = [
         ("steps", str(race.steps), str(race.steps)),
         ("final loss", f"{eager.loss:.6f}", f"{compiled.loss:.6f}"),

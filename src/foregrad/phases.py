@@ -3,7 +3,7 @@
 `with compiling(name):` stands around what is compiled for a function, `with phase("capture"):` around a part of it;
 `counted(done, total)` says how far the current phase is. Times are exclusive: what a phase inside another takes is not
 the other's. After two seconds the outermost compilation of a thread says on stderr what it is at, where that is a
-terminal.
+terminal. `explain` and `verify` stand in `compiling` too, with a verb of their own, and say so after one second.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def compile_times(*, clear: bool = False) -> CompileTimes:
 
 
 @contextlib.contextmanager
-def phase(what: str) -> Iterator[None]:
-    """Context: a part of what is compiled in this thread."""
+def phase(what: str, *, compiles: bool = True) -> Iterator[None]:
+    """Context: a part of the work of this thread's `compiling`. `compiles`: `compile_times` has it."""
     run: _Run | None = getattr(_thread, "run", None)
     if run is None:
         yield
@@ -139,9 +139,10 @@ def phase(what: str) -> Iterator[None]:
             run.phases[-1].inner += took
         own = took - current.inner
         run.took[what] = run.took.get(what, 0.0) + own
-        with _lock:
-            count, seconds = _times.get((run.name, what), (0, 0.0))
-            _times[run.name, what] = count + 1, seconds + own
+        if compiles:
+            with _lock:
+                count, seconds = _times.get((run.name, what), (0, 0.0))
+                _times[run.name, what] = count + 1, seconds + own
 
 
 def counted(done: int, total: int, of: str) -> None:
@@ -157,15 +158,15 @@ def is_counted() -> bool:
 
 
 @contextlib.contextmanager
-def compiling(name: str, part: str = "") -> Iterator[None]:
-    """Context: something is compiled for the function `name`; `part` says of it which part, in messages."""
+def compiling(name: str, part: str = "", verb: str = "compiling") -> Iterator[None]:
+    """Context: something is compiled for the function `name`; messages name its `part` and the `verb`."""
     outer: _Run | None = getattr(_thread, "run", None)
     if outer is not None and outer.name == name:
         yield
         return
     run = _thread.run = _Run(name)
     try:
-        with contextlib.nullcontext() if outer is not None else _told(run, f"{part} of {name}" if part else name):
+        with contextlib.nullcontext() if outer is not None else _told(run, f"{part} of {name}" if part else name, verb):
             yield
     finally:
         _thread.run = outer
@@ -185,7 +186,7 @@ def _wanted_at() -> tuple[TextIO, bool] | None:
 
 
 @contextlib.contextmanager
-def _told(run: _Run, what: str) -> Iterator[None]:
+def _told(run: _Run, what: str, verb: str) -> Iterator[None]:
     wanted = _wanted_at()
     if wanted is None:
         yield
@@ -194,14 +195,12 @@ def _told(run: _Run, what: str) -> Iterator[None]:
     done, said = threading.Event(), threading.Event()
 
     def watch() -> None:
-        if done.wait(_AFTER_S):
+        is_compilation = verb == "compiling"
+        if done.wait(_AFTER_S if is_compilation else _AFTER_S / 2):
             return
         said.set()
-        print(
-            f"foregrad: compiling `{what}`, for the first call or one of a new kind; later calls are quick ...",
-            file=out,
-            flush=True,
-        )
+        why = ", for the first call or one of a new kind; later calls are quick" if is_compilation else ""
+        print(f"foregrad: {verb} `{what}`{why} ...", file=out, flush=True)
         while is_terminal and not done.wait(_EVERY_S):
             out.write(f"\r\x1b[Kforegrad: {run.described()[:100]} ({time.perf_counter() - run.begin:.0f} s so far)")
             out.flush()
@@ -217,7 +216,7 @@ def _told(run: _Run, what: str) -> Iterator[None]:
             end = "\r\x1b[K" if is_terminal else ""
             took = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in run.took.items())
             print(
-                f"{end}foregrad: `{what}` was compiled in {time.perf_counter() - run.begin:.0f} s ({took})",
+                f"{end}foregrad: `{what}` took {time.perf_counter() - run.begin:.0f} s ({took})",
                 file=out,
                 flush=True,
             )

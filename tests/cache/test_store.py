@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import multiprocessing
 import os
@@ -313,8 +314,15 @@ def test_the_command_lists_checks_and_clears(store):
     assert status == 1
     assert "damaged" in said
     assert KEYS[1][:16] in said
+    for action, status, count in (("ls", 0, 3), ("verify", 1, 1)):
+        code, said, _ = _command(store.folder, action, "--json")
+        listed = json.loads(said)
+        assert (code, len(listed["entries"]), listed["count"], listed["damaged"]) == (status, count, 3, 1)
+    assert "damaged" in listed["entries"][0]["fault"]
+    assert json.loads(_command(store.folder, "path", "--json")[1]) == {"folder": store.folder}
     assert _command(store.folder, "clear")[:2] == (0, f"3 entries removed from {store.folder}\n")
     assert store.entries() == []
+    assert json.loads(_command(store.folder, "clear", "--json")[1])["removed"] == 0
     os.chmod(store.folder, 0o777)
     status, _, said = _command(store.folder, "ls")
     assert status == 1

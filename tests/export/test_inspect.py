@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -75,3 +77,13 @@ def test_names_that_would_change_the_terminal(tmp_path, capsys):
     assert main(["inspect", str(tmp_path / "red")]) == 0
     said = capsys.readouterr()
     assert "\x1b" not in said.out + said.err
+
+
+def test_as_json(path, capsys):
+    assert main(["inspect", str(path), "--json", "--graph", "joint"]) == 0
+    contents = json.loads(capsys.readouterr().out)
+    assert contents["name"] == "Sequential"
+    assert [tensor["name"] for tensor in contents["tensors"]][:2] == ["0.weight", "0.bias"]
+    train, _ = contents["specializations"]
+    assert train["sections"]["called under"][0] == "training: True"
+    assert "def joint(" in train["graph"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import io
+import json
 import operator
 import runpy
 import subprocess
@@ -178,6 +179,18 @@ def test_time_ends_the_training_early(run, monkeypatch):
     code, out = run("demo", "--steps", "500", "--seconds", "0", "--plain")
     assert code == 0
     assert "1 steps, eager against foregrad" in out
+
+
+def test_the_summary_as_json(monkeypatch, capsys):
+    """One value on standard output; the progress is on the other."""
+    monkeypatch.setattr(demo, "GPTConfig", small_config)
+    StandIn().install(monkeypatch)
+    assert cli.main(["demo", "--steps", "2", "--json"]) == 0
+    said = capsys.readouterr()
+    summary = json.loads(said.out)
+    assert (summary["steps"], summary["difference"]) == (2, None)
+    assert summary["operators"] == {"joint": 7, "forward": 3, "backward": 4}
+    assert "training 2/2" in said.err
 
 
 def test_printing_a_stage_trains_nothing(run, monkeypatch):

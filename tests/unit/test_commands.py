@@ -117,10 +117,11 @@ def test_explain_prints_a_report_and_writes_it(run, tmp_path):
     assert (tmp_path / "report.html").stat().st_size > 1000
 
 
-def test_explain_as_json(run):
-    code, said = run("explain", "net", "--json")
+def test_explain_as_json(run, tmp_path):
+    code, said = run("explain", "net", "--json", "--html", str(tmp_path / "report.html"))
     assert code == 0
     assert json.loads(said.out)["name"]
+    assert "the report is in" in said.err
 
 
 def test_bench_times_each_backend(run):

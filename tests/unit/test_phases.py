@@ -65,7 +65,7 @@ def test_who_waits_at_a_terminal_is_told_how_far_it_is(out, monkeypatch):
         return
     assert said.startswith("foregrad: compiling `net`")
     assert "compile forward, kernels 3 of 17" in said
-    assert "`net` was compiled in 0 s (compile forward 0." in said
+    assert "`net` took 0 s (compile forward 0." in said
 
 
 def test_nothing_is_said_of_what_is_quick(monkeypatch):
@@ -136,3 +136,21 @@ def test_artifacts_are_in_the_structured_trace(tmp_path):
     for name in ("foregrad_joint_graph", "foregrad_partition", "foregrad_guards"):
         assert f'"name": "{name}"' in text
     assert "def joint(" in text
+
+
+@pytest.mark.parametrize(("call", "verb"), [(foregrad.verify, "verifying"), (foregrad.explain, "explaining")])
+def test_verify_and_explain_say_what_they_are_at(call, verb, monkeypatch):
+    out = Terminal()
+    monkeypatch.setattr(phases, "_AFTER_S", 0.02)
+    monkeypatch.setattr(sys, "stderr", out)
+    foregrad.compile_times(clear=True)
+
+    def slow(module, inputs):
+        time.sleep(0.1)
+        return module
+
+    call(torch.sin, torch.ones(2, requires_grad=True), backend=slow)
+    assert out.getvalue().startswith(f"foregrad: {verb} `sin` ...\n")
+    assert "`sin` took" in out.getvalue()
+    compiled = {"capture", "partition", "guards", "compile forward", "compile backward"}
+    assert {entry.phase for entry in foregrad.compile_times().entries} <= compiled

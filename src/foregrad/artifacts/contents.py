@@ -32,10 +32,10 @@ class TensorContents:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SpecializationContents:
-    """One specialization: sections of lines, and a graph as Python if it was asked for."""
+    """One specialization: lines by the title of their section, and a graph as Python if it was asked for."""
 
     name: str
-    sections: tuple[tuple[str, list[str]], ...]
+    sections: dict[str, list[str]]
     graph: str
 
 
@@ -95,7 +95,7 @@ def _graph(specialization: Specialization, graph: str | None) -> str:
     return print_graph(module, header=f"{graph} of {specialization.joint.name}", slots=slots, name=graph)
 
 
-def _sections(specialization: Specialization) -> tuple[tuple[str, list[str]], ...]:
+def _sections(specialization: Specialization) -> dict[str, list[str]]:
     signature, program = specialization.signature, specialization.program
     arguments = [
         f"{info.slot}: {info.spec}{'  requires grad' if info.requires_grad else ''}"
@@ -133,7 +133,7 @@ def _sections(specialization: Specialization) -> tuple[tuple[str, list[str]], ..
         ("called under", [*mode, *context]),
         ("operators", [f"{count:5} {name}" for name, count in operators.most_common()]),
     )
-    return tuple((title, lines) for title, lines in sections if lines)
+    return {title: lines for title, lines in sections if lines}
 
 
 def _range(table: Any, symbol: Any) -> str:

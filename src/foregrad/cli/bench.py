@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import statistics
 import sys
 import time
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 import foregrad
-from foregrad.cli.screen import choose_screen
+from foregrad.cli.screen import add_json, choose_screen, print_json
 from foregrad.cli.target import Target, add_target, load_target
 
 __all__ = ["add_bench"]
@@ -31,7 +30,7 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     add_target(parser)
     parser.add_argument("--steps", type=int, default=20, help="steps of each (default: 20)")
-    parser.add_argument("--json", action="store_true", help="print the times as JSON")
+    add_json(parser)
     parser.set_defaults(run=run_bench)
 
 
@@ -53,17 +52,17 @@ def run_bench(options: argparse.Namespace) -> int:
                 times[name].append(took) if number else first.setdefault(name, took)
                 done += 1
                 advance(done, name)
-    median = {name: statistics.median(found) for name, found in times.items()}
+    median = {name: statistics.median(seconds) for name, seconds in times.items()}
     base = median["pytorch"]
-    found: list[dict[str, Any]] = [
+    results: list[dict[str, Any]] = [
         {"name": name, "first_s": first[name], "median_s": median[name], "ratio": median[name] / base} for name in steps
     ]
     if options.json:
-        print(json.dumps(found, indent=2))
+        print_json(results)
         return 0
     rows = [
         (one["name"], f"{one['first_s']:.2f} s", f"{one['median_s'] * 1e3:.2f} ms", f"{one['ratio']:.2f}")
-        for one in found
+        for one in results
     ]
     choose_screen(plain=False).table(f"{options.steps} steps of each", ("", "first", "median", "ratio"), rows)
     return 0

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 import time
+from typing import Any
 
 from foregrad.cache.keeper import store_of
-from foregrad.cache.store import Entry, Store
+from foregrad.cache.store import Entry
+from foregrad.cli.screen import add_json, print_json
 from foregrad.config import config
 from foregrad.graph.spelling import shown
 
@@ -20,7 +23,8 @@ def add_cache(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "cache",
         help="what `compile` keeps on disk",
         description="Lists, checks or removes what `foregrad.compile` keeps on disk for the next process, in the "
-        "folder that FOREGRAD_CACHE_DIR names. Inductor's own caches are elsewhere, and stay.",
+        "folder that FOREGRAD_CACHE_DIR names. Inductor's own caches are elsewhere, and stay. Exit status: 0, 1 a "
+        "damaged entry (`verify`), or a folder that others may write to.",
         epilog="example: foregrad cache ls",
     )
     actions = {
@@ -30,34 +34,40 @@ def add_cache(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "path": "print the folder",
     }
     parser.add_argument("action", choices=list(actions), help="; ".join(f"{k}: {v}" for k, v in actions.items()))
+    add_json(parser)
     parser.set_defaults(run=run_cache)
 
 
 def run_cache(options: argparse.Namespace) -> int:
     """Run the command; 1 when the folder may not be used, or an entry is damaged."""
     store = store_of(config.value)
-    if options.action == "path":
-        print(store.folder)
-        return 0
-    refused = store.refused()
+    findings: dict[str, Any] = {"folder": store.folder}
+    refused = None if options.action == "path" else store.refused()
     if refused is not None:
         print(f"foregrad cache: {refused}", file=sys.stderr)
         return 1
-    if options.action == "clear":
-        print(f"{_counted(store.clear())} removed from {store.folder}")
-        return 0
-    return _list(store, only_faults=options.action == "verify")
-
-
-def _list(store: Store, *, only_faults: bool) -> int:
-    entries = store.entries()
-    faulty = [entry for entry in entries if entry.fault is not None]
-    for entry in faulty if only_faults else entries:
-        print(_line(entry))
-    total = sum(entry.nbytes for entry in entries) / (1 << 20)
-    end = f", {len(faulty)} damaged" if faulty else ", all of them whole" if only_faults else ""
-    print(f"{_counted(len(entries))}, {total:.1f} MiB of {store.limit >> 20}{end}, in {store.folder}")
-    return 1 if faulty and only_faults else 0
+    if options.action == "path":
+        text = store.folder
+    elif options.action == "clear":
+        findings["removed"] = store.clear()
+        text = f"{_counted(findings['removed'])} removed from {store.folder}"
+    else:
+        entries = store.entries()
+        damaged = sum(entry.fault is not None for entry in entries)
+        is_check = options.action == "verify"
+        listed = [entry for entry in entries if entry.fault is not None or not is_check]
+        findings |= {
+            "entries": [dataclasses.asdict(entry) for entry in listed],
+            "count": len(entries),
+            "damaged": damaged,
+            "nbytes": sum(entry.nbytes for entry in entries),
+            "limit": store.limit,
+        }
+        end = f", {damaged} damaged" if damaged else ", all of them whole" if is_check else ""
+        size = f"{findings['nbytes'] / (1 << 20):.1f} MiB of {store.limit >> 20}"
+        text = "\n".join([*map(_line, listed), f"{_counted(len(entries))}, {size}{end}, in {store.folder}"])
+    print_json(findings) if options.json else print(text)
+    return 1 if options.action == "verify" and findings["damaged"] else 0
 
 
 def _line(entry: Entry) -> str:

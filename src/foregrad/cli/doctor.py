@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import shutil
 from typing import Any
@@ -15,6 +14,7 @@ from foregrad._native.build import attempt, fault_of, find_library
 from foregrad._torch.requirements import missing, untested
 from foregrad.backends.inductor import why_not
 from foregrad.cache.keeper import store_of
+from foregrad.cli.screen import add_json, print_json
 from foregrad.config import config
 
 __all__ = ["add_doctor"]
@@ -28,18 +28,18 @@ def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description="Says what foregrad finds on this machine. Exit status: 0 all well, 1 something is broken.",
         epilog="example: foregrad doctor --json",
     )
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    add_json(parser)
     parser.set_defaults(run=run_doctor)
 
 
 def run_doctor(options: argparse.Namespace) -> int:
     """Run the command; 1 when something is broken."""
-    found, faults = _findings()
+    findings, faults = _findings()
     if options.json:
-        print(json.dumps({**found, "broken": faults}, indent=2))
+        print_json({**findings, "broken": faults})
         return 1 if faults else 0
-    width = max(map(len, found))
-    for name, value in found.items():
+    width = max(map(len, findings))
+    for name, value in findings.items():
         print(f"{name:<{width}}  {value}")
     for fault in faults:
         print(f"broken: {fault}")
@@ -47,10 +47,10 @@ def run_doctor(options: argparse.Namespace) -> int:
 
 
 def _findings() -> tuple[dict[str, Any], list[str]]:
-    """What is here, by name, and what is broken."""
+    """The findings by name, and the faults."""
     faults: list[str] = []
     refused = store_of(config.value).refused()
-    found = {
+    findings = {
         "foregrad": f"{foregrad.__version__}, in {foregrad.__path__[0]}",
         "Python": f"{platform.python_version()} ({platform.platform()})",
         "PyTorch": f"{torch.__version__}, {untested() or 'one of the tested versions'}",
@@ -61,7 +61,7 @@ def _findings() -> tuple[dict[str, Any], list[str]]:
         "cache": refused or f"{store_of(config.value).folder}",
         "private names": _private_names(faults),
     }
-    return found, faults
+    return findings, faults
 
 
 def _native(faults: list[str]) -> str:

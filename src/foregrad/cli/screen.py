@@ -1,13 +1,15 @@
-"""What the commands show: a progress bar, a table and code, with rich where it is installed, else as plain text."""
+"""What the commands show: a progress bar and a table, with rich where it is installed, else as plain text; or JSON."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
-__all__ = ["PlainScreen", "Screen", "choose_screen"]
+__all__ = ["PlainScreen", "Screen", "add_json", "choose_screen", "print_json"]
 
 Advance = Callable[[int, str], None]
 BAR_WIDTH = 24
@@ -114,3 +116,13 @@ def choose_screen(*, plain: bool, out: TextIO | None = None) -> Screen:
         return _RichScreen(out)
     except ImportError:
         return PlainScreen(out)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """The option `--json`."""
+    parser.add_argument("--json", action="store_true", help="print one JSON value in place of text")
+
+
+def print_json(value: Any) -> None:
+    """Print a value for a program."""
+    print(json.dumps(value, indent=2))

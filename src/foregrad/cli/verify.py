@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 import foregrad
+from foregrad.cli.screen import add_json, print_json
 from foregrad.cli.target import add_target, load_target
 
 __all__ = ["add_verify"]
@@ -25,14 +25,14 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--order", type=int, default=1, help="how many times to differentiate (default: 1)")
     parser.add_argument("--partition", help="as for foregrad.compile")
     parser.add_argument("--folder", help="where to write the program (default: a new folder for temporary files)")
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    add_json(parser)
     parser.set_defaults(run=run_verify)
 
 
 def run_verify(options: argparse.Namespace) -> int:
     """Run the command; 0 when nothing is wrong."""
     function, args, kwargs = load_target(options)
-    found = foregrad.verify(
+    result = foregrad.verify(
         function,
         *args,
         order=options.order,
@@ -41,5 +41,5 @@ def run_verify(options: argparse.Namespace) -> int:
         folder=options.folder,
         **kwargs,
     )
-    print(json.dumps(found.to_json(), indent=2) if options.json else found)
-    return 0 if found.ok else 1
+    print_json(result.to_json()) if options.json else print(result)
+    return 0 if result.ok else 1

@@ -30,6 +30,7 @@ from ..graph.eager_regions import give_up
 from ..partitioners import policies
 from ..partitioners.policies import Policy
 from ..partitioners.report import make_report
+from ..phases import compiling, phase
 from .advice import advice_on, stumbling
 from .explanation import Explanation
 from .graphs import rows_of, sources_of, work_of
@@ -90,7 +91,9 @@ def explain(
         chosen = _Choice("auto" if backend is None else backend, partition, memory_budget)
     with warnings.catch_warnings(), random_state_kept():
         warnings.simplefilter("ignore", ForegradWarning)
-        return _Explainer(subject_of(fn, args, kwargs), chosen, measure=measure).run()
+        subject = subject_of(fn, args, kwargs)
+        with compiling(subject.name, verb="explaining"):
+            return _Explainer(subject, chosen, measure=measure).run()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +163,7 @@ class _Explainer:
         seconds = None
         if not why_not:
             try:
-                with _quiet():
+                with _quiet(), phase("measurements", compiles=False):
                     memory, seconds = self._measured(made, memory, compile_s)
             except Exception as error:  # a second backward through what the first call wrote, say
                 why_not = f"a step failed with {type(error).__name__}: {str(error).splitlines()[0]}"
@@ -182,7 +185,8 @@ class _Explainer:
             sources=sources_of(parts, made.source()),
             versions=_versions(),
         )
-        advice = advice_on(found, joint, lambda policy: self._split(joint, policy), self._recompiles())
+        with phase("advice", compiles=False):
+            advice = advice_on(found, joint, lambda policy: self._split(joint, policy), self._recompiles())
         return dataclasses.replace(found, advice=tuple(advice))
 
     def _split(self, joint: Any, policy: str) -> Any:

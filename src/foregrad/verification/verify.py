@@ -19,6 +19,7 @@ from ..dispatch.pipeline import Pipeline
 from ..errors import UnsupportedError
 from ..frontend.call import flatten_call
 from ..graph.joint import JointGraph
+from ..phases import compiling, phase
 from ..tracing.capture import capture_call
 from ..tracing.options import Options
 from ..tracing.tape.collection import paused_collection
@@ -94,7 +95,9 @@ def verify(
     generators = Generators.now()
     try:
         with paused_collection():  # it makes many small objects, none of them in cycles
-            return _Verifier(function, args, kwargs, order, pipeline, name or "its backend", folder).run(begin)
+            verifier = _Verifier(function, args, kwargs, order, pipeline, name or "its backend", folder)
+            with compiling(verifier.name, verb="verifying"):
+                return verifier.run(begin)
     finally:
         generators.put_back()
 
@@ -109,31 +112,38 @@ class _Verifier:
     backend: str
     folder: str | None
 
+    @property
+    def name(self) -> str:
+        return str(getattr(self.function, "__name__", type(self.function).__name__))
+
     def run(self, begin: float) -> Verification:
         generators = Generators.now()
         log = Log()
         start = time.perf_counter()
         side, compiled = self._compiled(self.pipeline, log, generators)
         compile_seconds = time.perf_counter() - start
-        eager = self._eager(side, log, generators)
+        with phase("eager run", compiles=False):
+            eager = self._eager(side, log, generators)
         found = _Comparison.of(eager, compiled)
         stages: list[StageResult] = []
         culprit: Culprit | None = None
         if found.verdict is not Verdict.EQUAL and log.executions:
-            more, culprit = Stages(log, self.pipeline, self._captured).run()
-            if culprit is None:
-                stage, culprit = self._capture(eager, generators)
-            else:
-                stage = StageResult("capture", None, "a later stage is wrong")
+            with phase("stages", compiles=False):
+                more, culprit = Stages(log, self.pipeline, self._captured).run()
+                if culprit is None:
+                    stage, culprit = self._capture(eager, generators)
+                else:
+                    stage = StageResult("capture", None, "a later stage is wrong")
             stages = [stage, *more]
             found = found.judged(stages)
         wrong = next((s.name for s in stages if s.verdict is Verdict.WRONG), None)
         path = None
         if culprit is not None:
-            path = write_reproducer(culprit, self.backend, self.folder)
+            with phase("reproducer", compiles=False):
+                path = write_reproducer(culprit, self.backend, self.folder)
         stages.append(StageResult("the compiled function", found.verdict))
         return Verification(
-            str(getattr(self.function, "__name__", type(self.function).__name__)),
+            self.name,
             self.backend,
             self.order,
             max(found.verdict, *(s.verdict for s in stages if s.verdict is not None)),
