@@ -86,10 +86,26 @@ def test_effects_are_eagers_and_there_is_one_warning_at_the_users_line():
     assert entry.timed == 4
     assert 0 < entry.seconds_per_call < 60
     assert f" ms each: {entry.reason}" in str(report)
-    assert " ms each: the results are eager's" in str(only.message)
+    assert " run eagerly: the results are eager's" in str(only.message)
     assert "manual_seed" in entry.why
     assert entry.change
     assert "test_falling_back.py" in entry.line
+
+
+def test_a_warning_that_is_an_error_comes_in_place_of_the_call():
+    calls = []
+
+    def refused(x):
+        calls.append(1)
+        torch.manual_seed(0)
+        return x * 2
+
+    compiled = foregrad.compile(refused, backend="eager", on_unsupported="eager")
+    with pytest.raises(ForegradWarning, match="manual_seed"):  # as the tests run with warnings as errors
+        compiled(torch.ones(2))
+    assert not calls
+    compiled(torch.ones(2))
+    assert len(calls) == 1
 
 
 def test_a_kind_of_call_that_was_refused_is_not_captured_again():

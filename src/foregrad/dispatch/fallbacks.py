@@ -62,11 +62,9 @@ class Fallbacks:
                 return self.function(*args, **kwargs)
         if isinstance(error, ForegradError):
             entry = refusals.note(args, kwargs, error)
-            try:
-                with as_it_was:
-                    return entry.call(self.function, args, kwargs)
-            finally:
-                refusals.tell(entry)
+            refusals.tell(entry)  # first: a warning that is an error comes in place of the call
+            with as_it_was:
+                return entry.call(self.function, args, kwargs)
         measured = EagerCalls("")
         with as_it_was:
             result = measured.call(self.function, args, kwargs)  # which raises where the error is the program's own

@@ -110,14 +110,12 @@ class Refusals:
         return entry
 
     def tell(self, entry: EagerCalls) -> None:
-        """Warn once that calls run eagerly, with the time of one if it was measured."""
+        """Warn once that calls run eagerly."""
         _log.info("%s", entry)
-        took = entry.seconds_per_call
-        each = "" if took is None else f", {took * 1e3:.3g} ms each"
         self.once.warn(
-            f"{entry.reason} Such calls run eagerly{each}: the results are eager's, only not compiled. "
+            f"{entry.reason} Such calls run eagerly: the results are eager's, only not compiled. "
             '(foregrad.compile(..., on_unsupported="raise") makes this an error, '
-            "explain_recompiles() counts the calls.)"
+            "explain_recompiles() counts and times the calls.)"
         )
 
     def count_only(self, reason: str) -> EagerCalls:

@@ -70,13 +70,12 @@ class CaptureRun(CaptureParts):
         try:
             captured = self._run(given)
         except BaseException as error:
-            is_foreign = not isinstance(error, _OF_FOREGRAD) and not is_interrupt(error)
-            is_stumble = self.state.stumbled(is_foreign=is_foreign)
+            is_kept = is_interrupt(error) and not isinstance(error, _OF_FOREGRAD)
+            is_stumble = not is_kept and self.state.stumbled(is_foreign=not isinstance(error, _OF_FOREGRAD))
             if is_stumble or self.functions.isolate(error) | self.eager_hooks.isolate(error):
                 raise CaptureAgain from None
             if isinstance(error, RuntimeError):
                 self.history_changes.look_again()
-            is_kept = is_interrupt(error)
             raise
         finally:
             if captured is None:
