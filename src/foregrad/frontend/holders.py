@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from .._torch.marks import is_mark, without_marks
 from ..graph.spelling import key_text
 from .classes import dict_of_class
 from .expected import ABSENT, is_plain
@@ -45,7 +46,6 @@ __all__ = [
     "is_import",
     "kind_of",
     "left_in_cache",
-    "own_attributes",
     "slots_of",
 ]
 
@@ -378,21 +378,14 @@ def _is_traced(key: Any) -> bool:
 
 # -------------------------------------------------------------------- the kinds
 
-_MARKS = ("_dynamo_", "_has_dynamo_", "_specialize_on", "_is_param")
-
-
-def own_attributes(table: dict[Any, Any]) -> dict[Any, Any]:
-    """The attributes that a tensor was given, but for PyTorch's own marks, of which sizes are dynamic and the like."""
-    return {name: value for name, value in [*table.items()] if not str(name).startswith(_MARKS)}
-
 
 def _put_back_attributes(table: dict[Any, Any], before: dict[Any, Any]) -> None:
-    _put_back_dict(table, {name: table[name] for name in table.keys() - own_attributes(table).keys()} | before)
+    _put_back_dict(table, {name: value for name, value in table.items() if is_mark(name)} | before)
 
 
 DICT = Kind(_read_dict, _same_dict, _put_back_dict, dict.items, _put_item)
 ATTRIBUTES = Kind(
-    own_attributes, lambda table, before: _same_dict(own_attributes(table), before), _put_back_attributes, dict.items
+    without_marks, lambda table, before: _same_dict(without_marks(table), before), _put_back_attributes, dict.items
 )
 NAMESPACE = Kind(_read_dict, _same_namespace, _put_back_namespace, dict.items, _put_item)  # the globals of a module
 LIST = Kind(

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..._torch.marks import without_marks
 from ..._torch.stand_ins import is_stand_in
 from ...errors import UnsupportedError, UnsupportedSideEffectError
 from ...frontend.expected import ABSENT
@@ -36,16 +37,6 @@ _PARAMETER = torch.nn.Parameter
 _TABLES = {"vars", "__dict__", "__getstate__"}  # names in code by which it comes to all attributes of a tensor
 ATTRIBUTES = "tuple({}.__dict__)"
 _ATTRIBUTE = "{}.__dict__.get({name}, {absent})"
-_OURS = {
-    "_is_param",
-    "_dynamo_dynamic_indices",
-    "_dynamo_propagated_dynamic_indices",
-    "_dynamo_static_indices",
-    "_dynamo_static_input_type",
-    "_has_dynamo_dim_marking",
-    "_specialize_on",
-}
-
 
 Asked = InputRecord | WrapperInput
 
@@ -97,8 +88,8 @@ class Facts:
         """What the user hung onto tensors, as far as code names it; `None`: code makes names up."""
         asked: list[Asked] = [*self.inputs.records, *self.inputs.wrappers.inputs]
         for record in asked:
-            there = record.hung if isinstance(record, WrapperInput) else record.real.__dict__
-            for name in (there.keys() if names is None else names & there.keys()) - _OURS:
+            there = without_marks(record.hung if isinstance(record, WrapperInput) else record.real.__dict__)
+            for name in there.keys() if names is None else names & there.keys():
                 value = there[name]
                 self.note(record, _ATTRIBUTE, value, name)
                 self.inputs.reads.contents(value, f"{record.slot}.{name}")
@@ -132,10 +123,10 @@ class Facts:
     def attribute_set(self) -> str | None:
         """An attribute that the function set on an argument, which no compiled call would do."""
         for record in self.inputs.records:
-            ours, theirs = record.stand_in.__dict__, record.real.__dict__
+            ours, theirs = without_marks(record.stand_in.__dict__), without_marks(record.real.__dict__)
             if type(record.stand_in) is not (_PARAMETER if isinstance(record.real, _PARAMETER) else torch.Tensor):
                 return f"{record.slot}.__class__"
-            for name in (ours.keys() | theirs.keys()) - _OURS:
+            for name in ours.keys() | theirs.keys():
                 if ours.get(name, ABSENT) is not theirs.get(name, ABSENT):
                     return f"{record.slot}.{name if str(name).isidentifier() else key_text(name)}"
         for wrapper in self.inputs.wrappers.inputs:
