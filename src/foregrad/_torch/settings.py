@@ -232,7 +232,8 @@ def _tags(op: Any) -> Sequence[Any]:
     """The tags of an operator, found by the operator, by a function or by the name of a method."""
     if not isinstance(op, torch._ops.OpOverload):
         packet: Any = getattr(torch.ops.aten, op if isinstance(op, str) else getattr(op, "__name__", ""), None)
-        op = None if packet is None else getattr(packet, packet.overloads()[0])
+        if isinstance(packet, torch._ops.OpOverloadPacket):  # no method of the namespace's own, as `__eq__` is
+            op = getattr(packet, packet.overloads()[0])
     return getattr(op, "tags", ())
 
 
