@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import json
 import random
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import nn
 
 import foregrad
 from foregrad.errors import BackendError, ForegradWarning, UnsupportedError
+from foregrad.graph.printing import user_line
 from foregrad.verification.compare import Verdict
 from tests.verification import planted
 
@@ -199,6 +201,13 @@ def test_a_partition_that_saves_another_value_is_found(tmp_path):
     assert done.returncode == 1, done.stderr
 
 
+def run_here(path):
+    """The exit status of a reproducer that is run in this process."""
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(path, run_name="__main__")
+    return stopped.value.code
+
+
 def capture_that_changes(monkeypatch, change):
     """Have each captured graph changed."""
     from foregrad.tracing import capture
@@ -228,7 +237,62 @@ def test_of_a_wrong_capture_both_operators_are_named(monkeypatch):
     assert (found.culprit.node, found.culprit.operator) == ("gelu", "aten.silu.default")
     assert "aten.gelu.default at gpt.py:" in str(found)
     assert "self.mlp" in found.culprit.where
+    assert found.culprit.piece.size == 1
+    assert run_here(found.reproducer) == 1
+    monkeypatch.undo()
+    assert run_here(found.reproducer) == 0
+
+
+def test_a_wrong_backward_of_a_capture_has_a_program(monkeypatch):
+    def change(graph):
+        for node in graph.nodes:
+            if node.target is aten.tanh_backward.default:
+                node.target = aten.sigmoid_backward.default
+
+    capture_that_changes(monkeypatch, change)
+    x = torch.randn(8, requires_grad=True)
+    found = foregrad.verify(lambda x: (x.sin() * x).tanh().exp(), x, backend="eager")
+    assert (found.stage, found.culprit.operator) == ("capture", "aten.sigmoid_backward.default")
+    assert found.culprit.piece.size == 1
+    assert run_here(found.reproducer) == 1
+
+
+def test_a_write_through_a_view_that_is_captured_wrong_has_a_program(monkeypatch):
+    """With the view, and the memory that it is in: none of the three shows it alone."""
+
+    def change(graph):
+        for node in graph.nodes:
+            if node.target is aten.neg.default:
+                node.replace_all_uses_with(node.args[0])
+
+    def function(x, y):
+        z = x.sin() * y
+        z[0].neg_()
+        return (z * 2).exp()
+
+    capture_that_changes(monkeypatch, change)
+    found = foregrad.verify(function, torch.randn(3, 3, requires_grad=True), torch.randn(3, 3), backend="eager")
+    assert found.stage == "capture"
+    assert found.culprit.piece.size <= 3
+    assert run_here(found.reproducer) == 1
+
+
+def test_a_capture_that_is_wrong_for_this_function_alone_has_no_program(monkeypatch):
+    """Each of its operators is captured right by itself, and the report says so."""
+
+    def change(graph):
+        for node in graph.nodes:
+            if node.target is aten.sin.default and "in function" in str(user_line(node)):
+                node.target = aten.cos.default
+
+    def function(x):
+        return x.sin() * 2
+
+    capture_that_changes(monkeypatch, change)
+    found = foregrad.verify(function, torch.randn(4), backend="eager")
+    assert found.stage == "capture"
     assert found.reproducer is None
+    assert "captured right" in str(found)
 
 
 def test_an_operator_that_the_capture_left_out_is_named(monkeypatch):

@@ -4,12 +4,16 @@ Eager runs once more under a mode that notes each result by its content. A node 
 whose value eager never had is where the capture went wrong; with it goes the first operator of eager's whose value the
 graph lacks.
 
+The operators of eager's forward are a program as well. A few of them that are captured wrong by themselves are the
+reproducer. There is none where it takes Python to go wrong.
+
 Known weakness: a value that eager has twice, once where the graph has it and once where it lacks it, is not missed.
 """
 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import operator
 import os
 import sys
@@ -22,30 +26,59 @@ from torch import fx
 
 from .._torch.codegen import OpOverload
 from .._torch.dispatch import ThreadDispatchMode
+from .._torch.modules import make_graph_module
 from .._torch.pytree import leaves_of
+from .._torch.tensors import storage_key
 from ..graph.printing import user_line
 from ..tracing.tape.opinfo import op_info
 from .compare import Gap, Verdict
-from .locate import Culprit, ranges_of
+from .locate import Culprit, Piece, ranges_of
 from .lockstep import gives_nothing, steps
+from .search import Maker, made_gap, needed_of
+from .watched import Generators, copy_of_tensor
 
-__all__ = ["EagerValues", "first_not_eager"]
+__all__ = ["EagerValues", "first_not_eager", "with_program"]
 
 _TORCH, _OURS = (os.path.dirname(module.__file__ or "") for module in (torch, sys.modules["foregrad"]))
+_DETACH = torch.ops.aten.detach.default
 Content = tuple[Any, ...]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of an operator; `before`: copies of its tensors, by id, from before it."""
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+    before: dict[int, torch.Tensor]
+
+
 class EagerValues(ThreadDispatchMode):
-    """Notes what operators give: `by_content` has the operator and the user's line for each content, in order."""
+    """Notes what operators give: `by_content` has the operator and the user's line for each content, in order.
+
+    `calls` are those of the forward, which ends when `is_forward` is set to False.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.by_content: dict[Content, tuple[str, str]] = {}
+        self.calls: list[_Call] = []
+        self.is_forward = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        before = {}
+        is_noted = self.is_forward and func is not _DETACH  # which autograd calls for what it saves
+        if is_noted:
+            before = {id(t): copy_of_tensor(t).requires_grad_(t.requires_grad) for t in _tensors((args, kwargs))}
+        result = func(*args, **kwargs)
+        if is_noted:
+            self.calls.append(_Call(func, args, kwargs, result, before))
         known = op_info(func)
-        if not gives_nothing(func):
+        is_cotangent = not self.is_forward and "generator" in kwargs  # drawn by `verify`
+        if not gives_nothing(func) and not is_cotangent:
             for tensor in _tensors((result, args) if known.writes else result):
                 for memory in (tensor, tensor._base):
                     if memory is not None:
@@ -80,6 +113,66 @@ def first_not_eager(module: fx.GraphModule, inputs: Sequence[Any], eager: EagerV
     if found is None:
         return Culprit("nothing", "no operator of the graph", None, Gap(Verdict.WRONG, what), ())
     return Culprit(found.node, found.operator, found.where, Gap(Verdict.WRONG, what), found.operands)
+
+
+def with_program(culprit: Culprit, eager: EagerValues, maker: Maker) -> Culprit:
+    """The culprit with a piece: few of the forward's operators that `maker` gets wrong. Without one where none are."""
+
+    def gap(numbers: Sequence[int]) -> Gap | None:
+        piece = _piece([eager.calls[i] for i in sorted(numbers)])
+        try:
+            return None if piece is None else made_gap(piece, maker)
+        except Exception:  # a part of a program may not run
+            return None
+
+    numbers = needed_of(gap, range(len(eager.calls) - 1, -1, -1), 1)
+    if numbers is None:
+        return culprit
+    piece = _piece([eager.calls[i] for i in sorted(numbers)])
+    return dataclasses.replace(culprit, piece=piece, maker=maker)
+
+
+def _piece(calls: Sequence[_Call]) -> Piece | None:
+    """Calls as a graph. A tensor that none of them made is an input, with its content from before its first use."""
+    graph = fx.Graph()
+    inputs: list[torch.Tensor] = []
+    nodes: dict[Any, fx.Node] = {}  # by the id of a tensor, and by its place: autograd makes another object of a view
+
+    def note(tensor: torch.Tensor, node: fx.Node) -> None:
+        nodes[id(tensor)] = nodes[_place(tensor)] = node
+
+    def operand(value: Any, call: _Call) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)(operand(item, call) for item in value)
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) not in nodes and _place(value) not in nodes:
+            with graph.inserting_before(None):  # ahead of all others
+                note(value, graph.placeholder(f"x{len(inputs)}"))
+            inputs.insert(0, call.before[id(value)])
+        return nodes.get(id(value)) or nodes[_place(value)]
+
+    for call in calls:
+        args = operand(call.args, call)
+        node = graph.call_function(call.op, args, {key: operand(value, call) for key, value in call.kwargs.items()})
+        if isinstance(call.result, torch.Tensor):
+            note(call.result, node)
+        elif isinstance(call.result, (list, tuple)):
+            for i, item in enumerate(call.result):
+                if isinstance(item, torch.Tensor):
+                    note(item, graph.call_function(operator.getitem, (node, i)))
+    results = dict.fromkeys(node for node in nodes.values() if node.op == "call_function" and not node.users)
+    if not results:
+        return None
+    graph.output(list(results))
+    return Piece(make_graph_module(torch.nn.Module(), graph, "Piece"), inputs, Generators.now())
+
+
+def _place(tensor: torch.Tensor) -> Any:
+    if tensor.layout is not torch.strided:
+        return id(tensor)
+    flags = tensor.dtype, tensor.is_conj(), tensor.is_neg()
+    return storage_key(tensor), tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()), flags
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -1,13 +1,15 @@
-"""A graph split by a partition, its halves run one after the other.
+"""Graphs run whole: split by a partition, its halves one after the other; or as a function with its gradients.
 
-`run_in_halves` stands in reproducers as it is here: it needs nothing but PyTorch.
+Both functions stand in reproducers as they are here: they need nothing but PyTorch.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["run_in_halves"]
+import torch
+
+__all__ = ["run_in_halves", "run_with_gradients"]
 
 
 def run_in_halves(partition: Any, module: Any) -> Any:
@@ -36,3 +38,15 @@ def run_in_halves(partition: Any, module: Any) -> Any:
         return half(forward)[:count] + half(backward)
 
     return run
+
+
+def run_with_gradients(function: Any, inputs: Any) -> list[Any]:
+    own = [x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x for x in inputs]
+    leaves = [x for x in own if isinstance(x, torch.Tensor) and x.requires_grad]
+    results = function(*own)
+    roots = [x for x in results if isinstance(x, torch.Tensor) and x.requires_grad]
+    gradients: Any = ()
+    if roots and leaves:
+        ones = [torch.ones_like(root) for root in roots]
+        gradients = torch.autograd.grad(roots, leaves, ones, allow_unused=True)
+    return [torch.zeros(()) if x is None else x for x in (*results, *own, *gradients)]

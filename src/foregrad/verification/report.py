@@ -120,6 +120,8 @@ class Verification:
         if self.reproducer is not None:
             size = found.piece.size if found.piece is not None else 0
             lines.append(f"  {self.reproducer} shows it by itself ({size} operator{'' if size == 1 else 's'})")
+        elif self.stage == "capture":
+            lines.append("  Its operators by themselves are captured right: it takes the function's Python to see it.")
         return lines
 
 

@@ -22,7 +22,7 @@ from torch import fx
 
 from ..graph.printing import print_graph
 from .compare import Gap, Verdict
-from .halves import run_in_halves
+from .halves import run_in_halves, run_with_gradients
 from .locate import Culprit, Piece, gap_of
 from .lockstep import evaluate, exact_call
 from .search import Maker, made_gap
@@ -84,6 +84,10 @@ def _drawn(values: Sequence[Any]) -> list[Any]:
 
 def _input(value: torch.Tensor) -> str:
     """An expression for a random tensor like this one."""
+    return _drawing(value) + ".requires_grad_()" * value.requires_grad
+
+
+def _drawing(value: torch.Tensor) -> str:
     made = (
         f"torch.empty_strided({tuple(value.shape)}, {tuple(value.stride())}, dtype={value.dtype}, "
         f"device={str(value.device)!r})"
@@ -94,7 +98,7 @@ def _input(value: torch.Tensor) -> str:
         return f"{made}.bernoulli_(0.5)"
     if value.is_complex():
         return f"{made}.normal_()"
-    low, high = (float(number) for number in value.double().nan_to_num(0, 0, 0).aminmax())
+    low, high = (float(number) for number in value.detach().double().nan_to_num(0, 0, 0).aminmax())
     if value.is_floating_point():
         return f"{made}.uniform_({low:.6g}, {high:.6g})"
     return f"{made}.random_({int(low)}, {int(high) + 1})"
@@ -109,14 +113,15 @@ def _stored(values: Sequence[Any], path: Path) -> str:
     """The values themselves, in a file beside the program."""
     from safetensors.torch import save_file
 
-    tensors = {f"x{i}": v.contiguous().clone() for i, v in enumerate(values) if isinstance(v, torch.Tensor)}
+    tensors = {f"x{i}": v.detach().contiguous().clone() for i, v in enumerate(values) if isinstance(v, torch.Tensor)}
     file = path.with_suffix(".safetensors")
     save_file(tensors, str(file))
     lines = []
     for i, value in enumerate(values):
         if isinstance(value, torch.Tensor):
             empty = f"torch.empty_strided({tuple(value.shape)}, {tuple(value.stride())}, dtype={value.dtype})"
-            lines.append(f"{empty}.copy_(stored['x{i}']).to({str(value.device)!r})")
+            grad = ".requires_grad_()" * value.requires_grad
+            lines.append(f"{empty}.copy_(stored['x{i}']).to({str(value.device)!r}){grad}")
         else:
             lines.append(repr(value))
     listed = "".join(f"    {line},\n" for line in lines)
@@ -132,13 +137,17 @@ def _stored(values: Sequence[Any], path: Path) -> str:
 def _program(culprit: Culprit, piece: Piece, gap: Gap, inputs: str, backend: str) -> str:
     graph = print_graph(piece.module, name="graph")
     whose = "its decomposition" if culprit.maker is None else _WHOSE[culprit.maker.kind].format(backend)
-    said = f"{culprit.operator}: {whose} differs from PyTorch's own kernel. {gap}"
-    allowed = gap.allowed if gap.allowed is not None else 0.0
+    said = f"{culprit.operator}: {whose} differs from {'eager' if whose == _WHOSE['capture'] else 'its kernel'}. {gap}"
+    expected, allowed = "graph(*inputs)", gap.allowed if gap.allowed is not None else 0.0
     if culprit.replacement is not None:
         replaced = _replaced(piece.module)
         graph += f"\n\n{replaced}"
         made = f"{_found(culprit.replacement, 'decomposition', None)}\n"
         actual = "decomposed(*inputs, decomposition=decomposition)"
+    elif culprit.maker.kind == "capture":
+        made = f"import foregrad  # noqa: E402\n\n{_ANY}{inspect.getsource(run_with_gradients)}\n\n"
+        made += 'compiled = foregrad.compile(graph, backend="eager", partition="default", on_unsupported="raise")\n'
+        expected, actual = "run_with_gradients(graph, inputs)", "run_with_gradients(compiled, inputs)"
     else:
         made = _made(culprit.maker, backend)
         actual = "call(compiled, list(inputs))"
@@ -146,7 +155,7 @@ def _program(culprit: Culprit, piece: Piece, gap: Gap, inputs: str, backend: str
     return (
         f'"""{_wrapped(said)}\n\n'
         'Made by foregrad.verify. Exits with 1 while the results differ by more than rounding.\n"""\n\n'
-        f"import sys\n\n{graph}\n\n{inputs}\n{made}\n{seed}expected = graph(*inputs)\n{seed}actual = {actual}\n"
+        f"import sys\n\n{graph}\n\n{inputs}\n{made}\n{seed}expected = {expected}\n{seed}actual = {actual}\n"
         f"{_COMPARED.format(allowed=allowed)}"
     )
 
@@ -155,7 +164,10 @@ _WHOSE = {
     "compiler": "the backend {}",
     "passes": "a pass of the backend {}",
     "partition": "the graph that the partition split",
+    "capture": "the captured program",
 }
+
+_ANY = "from typing import Any  # noqa: E402\n\n\n"
 
 _COMPILED = """
 
@@ -178,7 +190,7 @@ def _made(maker: Maker, backend: str) -> str:
         passes = maker.function.__self__.prepare_joint  # type: ignore[attr-defined]  # the pipeline's
         return f"{_found(passes, 'passes', backend, 'prepare_joint')}{_COMPILED}passes(module)\n"
     if maker.kind == "partition":
-        halves = f"from typing import Any  # noqa: E402\n\n\n{inspect.getsource(run_in_halves)}"
+        halves = f"{_ANY}{inspect.getsource(run_in_halves)}"
         return f"{_found(maker.function, 'partition', None)}\n{halves}{_COMPILED}run_in_halves(partition, module)\n"
     inputs = '[node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]'
     return f"{_found(maker.function, 'compiler', backend)}{_COMPILED}compiler(module, {inputs})\n"

@@ -1,9 +1,9 @@
 """The smallest part of a graph that shows what is wrong with what was made of it.
 
-A `Maker` makes something that runs of a graph: a backend's compiler, a backend's passes, or a partition. One that is
-quick is given the graph once more to return all of its values, and each operator is compared on the values that it got.
-One that fuses operators may be right then: it is given the graph in pieces of some thirty operators, which together
-cost about one more compilation. Then the operators before the wrong one are looked for that it takes to see the fault,
+A `Maker` makes something that runs of a graph: a backend's compiler, a backend's passes, a partition, or a capture. A
+quick one is given the graph once more to return all of its values, and each operator is compared on the values that it
+got. One that fuses operators may be right then: it is given the graph in pieces of some thirty operators, which
+together cost about one more compilation. Then the operators before the wrong one are looked for that it takes to see the fault,
 nearest first (delta debugging: Zeller, 2002).
 
 Known weakness: a fault that shows only in the graph as a whole is searched for by halving the whole, which takes more.
@@ -27,13 +27,13 @@ from ..graph.joint import JointGraph
 from ..graph.printing import user_line
 from ..graph.role import GraphRole
 from ..passes.aliasing import results_of
-from .compare import Gap, Verdict, compare
-from .halves import run_in_halves
+from .compare import Gap, Verdict
+from .halves import run_in_halves, run_with_gradients
 from .locate import Culprit, Piece, gap_of, ranges_of
 from .lockstep import evaluate, exact_call, gives_nothing, is_random, steps
 from .watched import Generators, copy_of_tensor
 
-__all__ = ["Maker", "made_gap", "smallest_wrong"]
+__all__ = ["Maker", "made_gap", "needed_of", "smallest_wrong"]
 
 _PIECE = 32  # operators in a piece that a backend is given
 _QUICK = 1.0  # seconds: a compilation that takes less can be made of a graph that returns all of its values
@@ -45,9 +45,9 @@ _TESTS = 40  # pieces compiled while operators are taken out
 class Maker:
     """What makes something that runs of a graph that came from `joint`, in about `seconds`."""
 
-    kind: Literal["compiler", "passes", "partition"]
+    kind: Literal["compiler", "passes", "partition", "capture"]
     function: Callable[..., Any]
-    joint: JointGraph
+    joint: JointGraph | None
     seconds: float = 0.0
 
     @property
@@ -57,9 +57,14 @@ class Maker:
     def results(self, piece: Piece) -> list[Any]:
         """The results of a piece by what is made of it."""
         module = piece.module
-        inputs = [copy_of_tensor(v) if isinstance(v, torch.Tensor) else v for v in piece.inputs]
+        inputs = piece.inputs
+        if self.kind != "capture":
+            inputs = [copy_of_tensor(v) if isinstance(v, torch.Tensor) else v for v in inputs]
         run: Callable[[list[Any]], list[Any]]
-        if self.kind == "compiler":
+        if self.kind == "capture":
+            run = functools.partial(run_with_gradients, self.function(module.forward))
+        elif self.kind == "compiler":
+            assert self.joint is not None
             role = GraphRole("inference", (), tuple(range(len(results_of(module)))))
             run = as_boxed(called_bare(self.function, module, self.joint, role)[0])
         elif self.kind == "passes":
@@ -68,7 +73,7 @@ class Maker:
             run = as_boxed(run_in_halves(self.function, module))
         if piece.generators is not None:
             piece.generators.put_back()
-        with torch.no_grad():
+        with torch.set_grad_enabled(self.kind == "capture"):
             return run(inputs)
 
 
@@ -84,9 +89,13 @@ def made_gap(piece: Piece, maker: Maker, expected: list[Any] | None = None) -> G
     if expected is None:
         if piece.generators is not None:
             piece.generators.put_back()
-        expected = judged(evaluate(piece.module, piece.inputs))
+        is_capture = maker.kind == "capture"
+        run = run_with_gradients if is_capture else evaluate
+        expected = judged(run(piece.module, piece.inputs))
 
     def exactly() -> Any:
+        if maker.kind == "capture":
+            return None
         if piece.generators is not None:
             piece.generators.put_back()
         return judged(list(steps(piece.module, piece.inputs, exactly=True))[-1].exact())
@@ -107,8 +116,7 @@ def smallest_wrong(module: fx.GraphModule, inputs: list[Any], generators: Genera
     for start in (*range(0, len(units), _PIECE), None):
         piece, first = (units, 0) if start is None else (units[start : start + _PIECE], start)
         if search.gap(piece) is not None:
-            count = _least_count(functools.partial(_wrong_before, search, piece), len(piece))
-            return search.grown(first + count - 1, first)
+            return search.grown(first + _least_count(search.gap, piece) - 1, first)
     return None
 
 
@@ -215,7 +223,7 @@ class _Search:
                 gaps[key] = self.gap([self.units[i] for i in key], last)
             return gaps[key]
 
-        needed = _needed(gap_of_units, self._nearest_first(end, floor), _SMALL if self.maker.is_slow else 1)
+        needed = needed_of(gap_of_units, self._nearest_first(end, floor), _SMALL if self.maker.is_slow else 1)
         gap = None if needed is None else gap_of_units(needed)
         if needed is None or gap is None:
             return None
@@ -237,21 +245,13 @@ class _Search:
         return [*queue[1:], *(i for i in range(end - 1, floor - 1, -1) if i not in found)]
 
 
-def _wrong_before(search: _Search, units: list[list[fx.Node]], count: int) -> Gap | None:
-    return search.gap(units[:count])
-
-
-def _needed(wrong: Callable[[Sequence[int]], Any], items: Sequence[int], enough: int) -> list[int] | None:
+def needed_of(wrong: Callable[[Sequence[int]], Any], items: Sequence[int], enough: int) -> list[int] | None:
     """Few of the items that are wrong together; None where all of them are not. `enough`: no fewer are looked for.
 
     Parts of the items are tried first, each by itself: one of them holds all that is needed as a rule. Where none does,
     the last item of the shortest beginning that is wrong is needed, and what else is needed stands before it.
     """
     needed: list[int] = []
-
-    def wrong_before(count: int) -> Any:
-        return wrong((*needed, *items[:count]))
-
     if wrong(()):
         return needed
     parts = [items[start // 2 : start] for start in (2**i for i in range(len(items).bit_length() + 1))]
@@ -260,9 +260,9 @@ def _needed(wrong: Callable[[Sequence[int]], Any], items: Sequence[int], enough:
         tests += len(parts)
         part = next((part for part in parts if part and wrong((*needed, *part))), None)
         if part is None:
-            if not is_known and not wrong_before(len(items)):
+            if not is_known and not wrong((*needed, *items)):
                 return None
-            count = _least_count(wrong_before, len(items))
+            count = _least_count(wrong, items, needed)
             needed.append(items[count - 1])
             part = items[: count - 1]
             if wrong(needed):
@@ -274,12 +274,12 @@ def _needed(wrong: Callable[[Sequence[int]], Any], items: Sequence[int], enough:
         parts = [items[:middle], items[middle:]] if middle else []
 
 
-def _least_count(wrong: Callable[[int], Any], most: int) -> int:
-    """The least count from 1 to `most`, of which it is known, that is wrong."""
-    low, high = 1, most
+def _least_count(wrong: Callable[[Any], Any], items: Sequence[Any], needed: Sequence[Any] = ()) -> int:
+    """How many of the items, from the first on, it takes to be wrong with `needed`. All of them are."""
+    low, high = 1, len(items)
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if wrong(middle) else (middle + 1, high)
+        low, high = (low, middle) if wrong((*needed, *items[:middle])) else (middle + 1, high)
     return high
 
 
@@ -290,16 +290,13 @@ def _is_wrong(node: fx.Node, parts: Sequence[fx.Node], values: Mapping[fx.Node, 
     target: Any = node.target
     value = target(*operands[0], **operands[1])
 
-    def own(result: Any, part: fx.Node) -> Any:
-        return result if part is node else result[part.args[1]]
+    def own(result: Any) -> list[Any]:
+        return [result if part is node else result[part.args[1]] for part in parts]
 
-    known = functools.cache(lambda: exact_call(target, operands[0], operands[1], value))
-    gaps = (compare(values[part], own(value, part), functools.partial(_own_exact, own, known, part)) for part in parts)
-    return any(gap.verdict is Verdict.WRONG for gap in gaps)
-
-
-def _own_exact(own: Callable[..., Any], known: Callable[[], Any], part: fx.Node) -> Any:
-    return own(known(), part)
+    gap = gap_of(
+        [values[part] for part in parts], own(value), lambda: own(exact_call(target, operands[0], operands[1], value))
+    )
+    return gap.verdict is Verdict.WRONG
 
 
 def _units(module: fx.GraphModule) -> list[list[fx.Node]]:

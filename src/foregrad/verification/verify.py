@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -23,11 +23,12 @@ from ..phases import compiling, phase
 from ..tracing.capture import capture_call
 from ..tracing.options import Options
 from ..tracing.tape.collection import paused_collection
-from .captured import EagerValues, first_not_eager
+from .captured import EagerValues, first_not_eager, with_program
 from .compare import Verdict, compare
 from .locate import Culprit
 from .report import StageResult, Verification
 from .reproducer import write_reproducer
+from .search import Maker
 from .sides import Outcome, Side, make_side, put_back
 from .stages import Stages, Values
 from .watched import Generators, Log, WatchedPipeline
@@ -165,13 +166,15 @@ class _Verifier:
     def _capture(self, eager: Outcome, generators: Generators) -> tuple[StageResult, Culprit | None]:
         """The graph as it was captured, on eager's kernels; and its first operator that eager does not run."""
         log = Log()
-        side, plain = self._compiled(pipeline_for(backend="eager", partition="default"), log, generators)
+        side, plain = self._compiled(_plain_pipeline(), log, generators)
         found, culprit = _Comparison.of(eager, plain), None
         if found.verdict is Verdict.WRONG and isinstance(known := Values.of(log, None), Values):
             values = EagerValues()
             self._eager(side, log, generators, values)
             generators.put_back()
             culprit = first_not_eager(known.module, known.inputs, values)
+            if culprit is not None:
+                culprit = with_program(culprit, values, Maker("capture", _as_captured, None))
         return StageResult("capture", found.verdict, "; ".join(found.lines[:2])), culprit
 
     def _compiled(self, pipeline: Pipeline, log: Log, generators: Generators) -> tuple[Side, Outcome]:
@@ -190,15 +193,27 @@ class _Verifier:
             raise UnsupportedError(f"`{dispatcher.name}` ran eagerly: there is nothing to verify")
         return side, outcome
 
-    def _eager(
-        self, other: Side, log: Log, generators: Generators, mode: AbstractContextManager[Any] | None = None
-    ) -> Outcome:
+    def _eager(self, other: Side, log: Log, generators: Generators, values: EagerValues | None = None) -> Outcome:
         side = make_side(self.function, self.args, self.kwargs)
+
+        def reached() -> Mapping[str, torch.Tensor]:
+            if values is not None:
+                values.is_forward = False
+            return _mapped(_reached(other, log), other, side)
+
         generators.put_back()
-        with mode or nullcontext():
-            outcome = side.run(side.function, self.order, lambda: _mapped(_reached(other, log), other, side))
+        with values or nullcontext():
+            outcome = side.run(side.function, self.order, reached)
         put_back([pair for pair in log.tensors if id(pair[0]) not in _copied(other)])
         return outcome
+
+
+def _plain_pipeline() -> Pipeline:
+    return dataclasses.replace(pipeline_for(backend="eager", partition="default"), keeper=None)
+
+
+def _as_captured(function: Callable[..., Any]) -> Callable[..., Any]:
+    return Dispatcher(function, _plain_pipeline(), config.value, dynamic=False, on_unsupported="raise")
 
 
 def _copied(side: Side) -> set[int]:
