@@ -3,8 +3,8 @@
 A `Maker` makes something that runs of a graph: a backend's compiler, a backend's passes, a partition, or a capture. A
 quick one is given the graph once more to return all of its values, and each operator is compared on the values that it
 got. One that fuses operators may be right then: it is given the graph in pieces of some thirty operators, which
-together cost about one more compilation. Then the operators before the wrong one are looked for that it takes to see the fault,
-nearest first (delta debugging: Zeller, 2002).
+together cost about one more compilation. Then the operators before the wrong one are looked for that it takes to see
+the fault, nearest first (delta debugging: Zeller, 2002).
 
 Known weakness: a fault that shows only in the graph as a whole is searched for by halving the whole, which takes more.
 """
@@ -293,10 +293,10 @@ def _is_wrong(node: fx.Node, parts: Sequence[fx.Node], values: Mapping[fx.Node, 
     def own(result: Any) -> list[Any]:
         return [result if part is node else result[part.args[1]] for part in parts]
 
-    gap = gap_of(
-        [values[part] for part in parts], own(value), lambda: own(exact_call(target, operands[0], operands[1], value))
-    )
-    return gap.verdict is Verdict.WRONG
+    def exact() -> list[Any]:
+        return own(exact_call(target, operands[0], operands[1], value))
+
+    return gap_of([values[part] for part in parts], own(value), exact).verdict is Verdict.WRONG
 
 
 def _units(module: fx.GraphModule) -> list[list[fx.Node]]:
