@@ -7,13 +7,10 @@ import os
 import random
 import secrets
 import time
-import types
 import uuid
 from typing import Any
 
-from .code import names_of
-
-__all__ = ["CLOCKS", "DATES", "DRAWN", "NAMES_OF", "imports_dates", "is_of_dates"]
+__all__ = ["CLOCKS", "DATES", "DRAWN", "NAMES_OF", "asks_for_date", "is_of_dates"]
 
 NAMES_OF: dict[Any, list[str]] = {
     random: (
@@ -43,9 +40,6 @@ def is_of_dates(value: Any) -> bool:
     return getattr(value, "__self__", None) in DATES[1:] and value.__name__ in _ASKED
 
 
-def imports_dates(code: types.CodeType) -> bool:
-    """Whether code asks for the date by way of a module that it imports where it runs."""
-    if "datetime" not in code.co_names:
-        return any(imports_dates(inner) for inner in code.co_consts if isinstance(inner, types.CodeType))
-    names = names_of(code)
-    return not _ASKED.isdisjoint(names.others) and any(name == "datetime" for name, _ in names.imports)
+def asks_for_date(names: set[str], imports: frozenset[tuple[str, int]]) -> bool:
+    """Whether code with these names asks for the date by way of a module that it imports where it runs."""
+    return ("datetime", 0) in imports and not _ASKED.isdisjoint(names)

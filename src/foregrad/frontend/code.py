@@ -9,10 +9,10 @@ import itertools
 import re
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-__all__ = ["CodeNames", "Instruction", "NamesMet", "instructions_of", "names_of"]
+__all__ = ["CodeNames", "Instruction", "NamesMet", "imported_modules", "imports_of", "instructions_of", "names_of"]
 
 _LOADS = {"LOAD_GLOBAL", "LOAD_NAME"}
 _NAMED_LOADS = _LOADS | {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
@@ -121,6 +121,27 @@ def names_of(code: types.CodeType, apart: frozenset[types.CodeType] = frozenset(
     )
 
 
+def imports_of(code: types.CodeType) -> frozenset[tuple[str, int]]:
+    """The modules that code imports, and functions made in it, as (name, level); quick to say of code without any."""
+    named = code.co_names
+    imports = _IMPORT in code.co_code[::2] or not _LOADERS.isdisjoint(named) or ("sys" in named and "modules" in named)
+    inner = [imports_of(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return (names_of(code).imports if imports else frozenset()).union(*inner)
+
+
+def imported_modules(imports: Iterable[tuple[str, int]], namespace: dict[str, Any]) -> Iterator[types.ModuleType]:
+    """The modules that code with these globals imports, those on the way included, as far as they are loaded."""
+    for name, level in sorted(imports):
+        if level:
+            package = str(namespace.get("__package__") or "").rsplit(".", level - 1)[0]
+            name = f"{package}.{name}".strip(".")
+        parts = (name or str(namespace.get("__name__"))).split(".")
+        for end in range(1, len(parts) + 1):
+            module = sys.modules.get(".".join(parts[:end]))
+            if isinstance(module, types.ModuleType):
+                yield module
+
+
 class Instruction(NamedTuple):
     """`value`: the name or constant that the argument stands for, if it stands for one."""
 
@@ -129,7 +150,7 @@ class Instruction(NamedTuple):
     value: Any
 
 
-_EXTENDED, _CACHE = dis.opmap["EXTENDED_ARG"], dis.opmap.get("CACHE", -1)
+_EXTENDED, _CACHE, _IMPORT = dis.opmap["EXTENDED_ARG"], dis.opmap.get("CACHE", -1), dis.opmap["IMPORT_NAME"]
 _CONSTANTS, _NAMES, _CELLS = set(dis.hasconst), set(dis.hasname), set(dis.hasfree)
 # Some arguments are the number of a name and flags behind it.
 _FLAGS = {

@@ -27,7 +27,7 @@ import torch
 
 from ..graph.spelling import in_order
 from .classes import CODE_OF_CLASSES, dict_of_class, is_method, is_slot, makers_of, special_names, values_of
-from .code import CodeNames, NamesMet, names_of
+from .code import CodeNames, NamesMet, imported_modules, names_of
 from .eager_region import is_eager_region
 from .expected import ABSENT, Expected, holds_classes, is_plain
 from .libraries import BAGS, asked_of_module, is_installed, is_library, is_outside, keeps_options, loggers_of, referent
@@ -162,8 +162,8 @@ class Scan:
         self._globals(namespace, named.loaded, others, named.handed_on)
         if named.whole_namespace:
             self._globals(namespace, frozenset(others), others, named.handed_on)
-        for name, level in sorted(named.imports):
-            self._imported(namespace, name, level, others)
+        for module in imported_modules(named.imports, namespace):
+            self._module_names(module, others)
         return named
 
     def _open(self, function: types.FunctionType) -> None:
@@ -211,17 +211,6 @@ class Scan:
                 settled.add(name)
             if name in handed_on or not isinstance(value, types.ModuleType):
                 self.visit(value, name)
-
-    def _imported(self, namespace: dict[str, Any], name: str, level: int, others: frozenset[str]) -> None:
-        """A module that code imports where it runs, and those on the way to it."""
-        if level:
-            package = str(namespace.get("__package__") or "").rsplit(".", level - 1)[0]
-            name = f"{package}.{name}".strip(".")
-        parts = (name or str(namespace.get("__name__"))).split(".")
-        for end in range(1, len(parts) + 1):
-            module = sys.modules.get(".".join(parts[:end]))
-            if isinstance(module, types.ModuleType):
-                self._module_names(module, others)
 
     def _cells(self, function: types.FunctionType, code: CodeNames | None = None) -> None:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):

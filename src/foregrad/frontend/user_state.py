@@ -23,7 +23,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,7 +33,8 @@ from .._torch.plain_types import own_names
 from .._torch.stand_ins import is_stand_in
 from ..graph.slots import Closure
 from .classes import CODE_OF_CLASSES
-from .clocks import DRAWN, imports_dates, is_of_dates
+from .clocks import DRAWN, asks_for_date, is_of_dates
+from .code import imported_modules, imports_of
 from .expected import ABSENT, stored
 from .holders import (
     ATTRIBUTES,
@@ -74,18 +75,30 @@ _PLAIN_CONTAINERS = {dict, list, set, collections.OrderedDict, collections.deque
 # As modules' tables of hooks are, a dozen each: of those with nothing in them there is nothing to copy.
 _OFTEN_EMPTY: dict[Any, Kind] = {dict: DICT, collections.OrderedDict: DICT, list: LIST, set: SET}
 
-_seen_code: dict[int, tuple[frozenset[str], bool, types.CodeType]] = {}  # the code keeps its id its own
+
+class _Seen(NamedTuple):
+    """Of a code object and those made in it: the names, the modules that it imports as (name, level), whether it asks
+    for the date by way of one. `code` keeps its id its own.
+    """
+
+    names: frozenset[str]
+    imports: frozenset[tuple[str, int]]
+    asks_for_date: bool
+    code: types.CodeType
 
 
-def _look_at_code(code: types.CodeType) -> tuple[frozenset[str], bool, types.CodeType]:
-    """The names in a code object and in those made in it; whether it asks for the date, see `imports_dates`."""
+_seen_code: dict[int, _Seen] = {}
+
+
+def _look_at_code(code: types.CodeType) -> _Seen:
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            names |= (_seen_code.get(id(constant)) or _look_at_code(constant))[0]
+            names |= (_seen_code.get(id(constant)) or _look_at_code(constant)).names
         elif type(constant) is str and constant.isidentifier():
             names.add(constant)
-    seen = _seen_code[id(code)] = frozenset(names), imports_dates(code), code
+    imports = imports_of(code)
+    seen = _seen_code[id(code)] = _Seen(frozenset(names), imports, asks_for_date(names, imports), code)
     return seen
 
 
@@ -150,7 +163,7 @@ class UserState:
         self._with_attributes: list[tuple[torch.Tensor, Holder]] = []
         self.drawing: list[tuple[Holder | None, Any, Any]] = []  # where functions that draw are held, and which
         self.iterators: list[tuple[Any, Any]] = []  # and under which key, or as what argument, each was met first
-        self.imports_dates = False
+        self.asks_for_date = False
         self.caches: list[Holder] = []  # of functions under `functools.cache` and `lru_cache`
         self._slots: dict[type, bool] = {}
         self._by_base: tuple[tuple[Any, Callable[[Any, Holder | None, Any], None]], ...] = (
@@ -168,17 +181,25 @@ class UserState:
 
     def meet(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
         """Code begins to run that no walk has come to, perhaps a library's: what it names in its globals is tracked."""
+        count = len(self.holders)
         # Of `warnings` the filters are tracked, see `_of_the_process`: the list that a caller records in is his.
         if not self._own_globals.get(id(namespace)) and namespace is not vars(warnings):
             self._own_globals[id(namespace)] = True
-            count = len(self.holders)
             self._namespace(namespace, None, str(namespace.get("__name__")), "attr")
-            for holder in self.holders[count:]:  # what a capture has put in the place of a function is its own
-                holder.before = own_globals(holder.before)
-        names, _, _ = _seen_code.get(id(code)) or _look_at_code(code)
-        if not names <= self._names:
-            self._new_names |= names
+        seen = _seen_code.get(id(code)) or _look_at_code(code)
+        self._imported(seen, namespace)
+        if self._stack or not seen.names <= self._names:
+            self._new_names |= seen.names
             self._walk()
+        for holder in self.holders[count:]:
+            if holder.kind is NAMESPACE:  # what a capture has put in the place of a function is its own
+                holder.before = own_globals(holder.before)
+
+    def _imported(self, seen: _Seen, namespace: dict[str, Any]) -> None:
+        """A module is what it is wherever code comes by it: here, where it imports it as it runs."""
+        for module in imported_modules(seen.imports, namespace):
+            if id(module) not in self._seen:
+                self._stack.append((module, None, module.__name__))
 
     # ---------------------------------------------------------------- afterwards
 
@@ -463,9 +484,10 @@ class UserState:
         if not is_own:
             return
         code = function.__code__
-        names, dates, _ = _seen_code.get(id(code)) or _look_at_code(code)
-        self._new_names |= names
-        self.imports_dates = self.imports_dates or dates
+        seen = _seen_code.get(id(code)) or _look_at_code(code)
+        self._new_names |= seen.names
+        self._imported(seen, table)
+        self.asks_for_date = self.asks_for_date or seen.asks_for_date
         for defaults in (function.__defaults__, function.__kwdefaults__):
             if defaults:
                 self._stack.append((defaults, None, f"default of {function.__name__}"))

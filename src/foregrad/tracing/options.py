@@ -40,7 +40,7 @@ class Learned:
     that change how many items they have, and whether the function reads them, see `Journals`. `replays_views`: autograd
     replays the operators that made views; it does not once the sizes of tensors with gradients change in place.
     `regions`: custom Functions that use NumPy, which run as eager regions; `hooks`: see `EagerHooks`. `samples`: see
-    `Wrappers`. `collectives_by_regions`: see `Collectives`.
+    `Wrappers`. `collectives_by_regions`: see `Collectives`. `imports`: see `FirstImports`.
     """
 
     shared_bases: set[int] = dataclasses.field(default_factory=set)
@@ -53,6 +53,7 @@ class Learned:
     hooks: dict[Any, Any] = dataclasses.field(default_factory=dict)
     samples: Samples = dataclasses.field(default_factory=Samples)
     collectives_by_regions: bool = False
+    imports: dict[str, bool] = dataclasses.field(default_factory=dict)
 
     @property
     def apart(self) -> list[Any]:

@@ -19,6 +19,7 @@ from .effects.attribute_guards import Facts
 from .effects.custom_functions import CustomFunctions
 from .effects.eager_hooks import EagerHooks
 from .effects.eager_regions import EagerRegions
+from .effects.first_imports import FirstImports
 from .effects.observed import Observed
 from .effects.python_state import PythonState
 from .effects.result_hooks import OwnHooks
@@ -85,6 +86,7 @@ class CaptureParts(Host):
         self.facts = Facts(inputs, self.where)
         self.code = SeenCode(call, self.name, self.reads, PlainTypes(), self.origins, learned.apart)
         self.overlapping = OverlappingViews(recorder, inputs.overlapping)
+        self.imports = FirstImports(learned.imports)
         self.observed = Observed(self.name, lambda: self.state.before)
         reshape = None if learned.replays_views else functools.partial(reshape_view, recorder, inputs.by_stand_in)
         self.lifting = Lifting(

@@ -60,6 +60,7 @@ class CaptureRun(CaptureParts):
 
     def run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
         """The captured function; None: capture again with what was learned, such as common bases (see `Learned`)."""
+        self.imports.import_ahead()
         with self.unrecorded:
             leaves = self.inputs.add_arguments(self.recorder, lifted)
         self.draws = Draws(self.name, self.call, lambda value: self.state.before.knows(value))
@@ -126,7 +127,7 @@ class CaptureRun(CaptureParts):
         recorder, call = self.recorder, self.call
         self.code.tell_types()
         self.state.put_stand_ins(recorder.where)
-        with self.settings.put_back(), self.lifting, recorder:
+        with self.settings.put_back(), self.imports.watched(), self.lifting, recorder:
             try:
                 for tensor in self.state.before.with_attributes():  # so that they are guarded
                     self.inputs.adopt(tensor)

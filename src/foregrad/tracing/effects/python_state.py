@@ -86,7 +86,7 @@ class PythonState:
                 continue
             stand_in: Any = stand_in_for(value)
             self._stand_in(holder, key, value, staticmethod(stand_in) if holder.kind is CLASS else stand_in)
-        if self.before.imports_dates:
+        if self.before.asks_for_date:
             self._refuse_drawing("datetime")
         for iterator, step in self.before.iterators:
             places = [] if self._is_argument(iterator) else self.before.references_to(iterator)
