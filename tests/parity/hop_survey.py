@@ -135,6 +135,10 @@ def verdict(case: Any, door: str, backend: str) -> str:
 
 def _answer(connection: Any, case: Any, door: str, backend: str) -> None:
     """In the child: the verdict, through a pipe."""
+    import torch
+
+    # By one thread: autograd's threads, which all set it as they start, end a child that they find with its parent's.
+    torch.set_num_threads(1)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
