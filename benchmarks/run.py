@@ -22,6 +22,7 @@ from benchmarks import (
     comparison,
     composite,
     distributed,
+    explain,
     first_step,
     graph_code,
     jax_capture,
@@ -29,6 +30,7 @@ from benchmarks import (
     overhead,
     partition,
     startup,
+    verify,
 )
 from benchmarks.common import Section, write_results
 
@@ -63,6 +65,8 @@ def main() -> None:
         "budget": lambda: [budget.collect(name) for name in (["gpt2-6"] if quick else budget.DEFAULT)],
         "budget-inductor": lambda: [budget.collect_inductor(["gpt2-6"] if quick else list(budget.WITH_INDUCTOR))],
         "ranks": lambda: [distributed.collect(2, 3 if quick else 15)],
+        "explain": lambda: [explain.collect_explain(["gpt2"] if quick else list(explain.ARCHITECTURES))],
+        "verify": lambda: [verify.collect(1 if quick else 7)],
         "growth": lambda: [memory.collect_growth(5_000 if quick else 100_000)],
     }
     if torch.cuda.is_available():

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...errors import UnsupportedError, UnsupportedSideEffectError
+from ...errors import UnsupportedError, UnsupportedMutationError, UnsupportedSideEffectError
 from ...frontend.classes import dict_of_class
 from ...frontend.code import names_of
 from ...frontend.libraries import is_outside
@@ -83,7 +83,8 @@ class CustomFunctions:
         """Whether the backwards of some are refused for `error`, and run as they are from now on: another run is to be
         made.
         """
-        if not (self.may_run and isinstance(error, UnsupportedError)):
+        # A region has aliases of its arguments: sizes and memory that its backward gives them are not the user's.
+        if not (self.may_run and isinstance(error, UnsupportedError)) or isinstance(error, UnsupportedMutationError):
             return False
         refused = [*codes_on_the_way(error)]
         is_any = isinstance(error, BackwardChangesError)  # of which it is not known

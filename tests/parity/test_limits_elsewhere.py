@@ -1,0 +1,395 @@
+"""Rows of docs/limits.md outside of its first table: eager by name, raised, or silent, as the page says."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+import sys
+import types
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+import foregrad
+from foregrad import errors
+from tests.parity.test_limits import MEMORY, OTHERS
+
+SILENT, RAISED, EAGER = {}, {}, {}
+ONES = functools.partial(torch.ones, requires_grad=True)
+RATE = 1.0
+
+
+def silent(beginning):
+    return lambda program: SILENT.setdefault(beginning, program)
+
+
+def raised(beginning, error):
+    return lambda program: RAISED.setdefault(beginning, (program, error))
+
+
+def eager(beginning, error):
+    return lambda program: EAGER.setdefault(beginning, (program, error))
+
+
+def writing(write):
+    """A Function whose backward writes to its second argument."""
+
+    class Writes(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, buffer):
+            ctx.buffer = buffer
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            write(ctx.buffer, gradient)
+            return gradient * 2, None
+
+    return Writes
+
+
+# ------------------------------------------------------------------------------------------------ eager by name
+@eager("a backward (of a custom Function, a hook", errors.UnsupportedMutationError)
+def _(wrap):
+    memory = torch.zeros(4)
+    apply = writing(lambda buffer, gradient: buffer.add_(gradient.sum())).apply
+    wrap(lambda x, a, b: apply(x, a).sum() + b.sum())(ONES(2), memory[:2], memory[:3]).backward()
+    return memory
+
+
+@eager("a backward changes sizes or memory", errors.UnsupportedMutationError)
+def _(wrap):
+    found = []
+    for write in (lambda b, _: b.resize_(1), lambda b, _: b.set_(torch.ones(5)), lambda b, _: b.unsqueeze_(0)):
+        apply, buffer = writing(write).apply, torch.zeros(2)
+        wrap(lambda x, b, apply=apply: apply(x, b).sum())(ONES(2), buffer).backward()
+        found.append(buffer)
+    return found
+
+
+@eager("a hook on a leaf that the function makes", errors.UnsupportedMutationError)
+def _(wrap):
+    seen = torch.zeros(2)
+
+    def function(x):
+        leaf = torch.ones(2, requires_grad=True)
+        leaf.register_hook(lambda gradient: seen.add_(1))
+        return (x * leaf).sum()
+
+    wrap(function)(ONES(2)).backward()
+    return seen
+
+
+@eager("`.grad` of an argument is an argument", errors.UnsupportedError)
+def _(wrap):
+    x = ONES(2)
+    x.grad = torch.ones(2)
+    return wrap(lambda x, gradient: (x * gradient).sum() + x.grad.sum())(x, x.grad)
+
+
+@eager("a hook that does something in Python", errors.UnsupportedSideEffectError)
+def _(wrap):
+    net, count = nn.Sequential(nn.Tanh(), nn.Tanh()), []
+    net[0].register_full_backward_hook(lambda *_: count.append(1))
+    wrap(net)(ONES(1, 2)).sum().backward()
+    return torch.tensor(count)
+
+
+@eager("a sparse gradient of", errors.UnsupportedLayoutError)
+def _(wrap):
+    def function(weight):
+        loss = nn.functional.embedding(torch.tensor([1, 2]), weight, sparse=True).sum()
+        return torch.autograd.grad(loss, weight)[0]
+
+    return wrap(function)(ONES(5, 3)).to_dense()
+
+
+# ------------------------------------------------------------------------------------------------ raised
+@raised("a sparse gradient is taken with", errors.UnsupportedLayoutError)
+def _(wrap):
+    weight = ONES(5, 3)
+    loss = wrap(lambda w: nn.functional.embedding(torch.tensor([1, 2]), w, sparse=True).sin().sum())(weight)
+    torch.autograd.grad(loss, weight, create_graph=True)
+
+
+@raised("a backward with `create_graph=True` writes", errors.UnsupportedMutationError)
+def _(wrap):
+    x, apply = ONES(2), writing(lambda buffer, gradient: buffer.add_(gradient.sum())).apply
+    torch.autograd.grad(wrap(lambda x, b: apply(x, b).sin().sum())(x, torch.zeros(2)), x, create_graph=True)
+
+
+@raised("a backward that writes to a tensor of the forward's", errors.UnsupportedMutationError)
+def _(wrap):
+    class Writes(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.buffer = x.detach().clone()
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * ctx.buffer.add_(1)
+
+    loss = wrap(lambda x: Writes.apply(x).sum())(ONES(2))
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+@raised("a derivative is taken of what a hook", errors.UnsupportedOpError)
+def _(wrap):
+    kept = []
+
+    def function(x):
+        hidden = x.sin()
+        hidden.register_hook(lambda gradient: kept.append(gradient))
+        return (hidden * 2).cos().sum()
+
+    x = ONES(3)
+    (gradient,) = torch.autograd.grad(wrap(function)(x), x, create_graph=True)
+    gradient.sum().backward()
+
+
+# ------------------------------------------------------------------------------------------------ silent
+def outcome_of(function):
+    """The value, or the class of the error."""
+    try:
+        return function()
+    except RuntimeError as error:
+        return type(error)
+
+
+@silent("sizes of a view of another dtype")
+def _(wrap):
+    def function(x):
+        view = (x * 1).imag
+        view.unsqueeze_(0)
+        return view
+
+    view = wrap(function)(torch.ones(2, dtype=torch.complex64, requires_grad=True))
+    view.mul_(2)
+    return torch.autograd.grad(view.sum(), view)[0].shape
+
+
+@silent("a part of a backward ran without")
+def _(wrap):
+    x = ONES(2)
+    loss = wrap(lambda x: (x.exp() * x).sum())(x)
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    torch.autograd.grad(loss, x)
+    return outcome_of(lambda: torch.autograd.grad(gradient.sum(), x)[0])
+
+
+@silent("a second backward goes through a selective")
+def _(wrap):
+    def policy(ctx, op, *args, **kwargs):
+        return CheckpointPolicy.MUST_SAVE if op is torch.ops.aten.mm.default else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+    function = lambda x: checkpoint(lambda x: (x @ x).sin().sum(), x, use_reentrant=False, context_fn=contexts)
+    loss = wrap(function)(ONES(2, 2))
+    loss.backward(retain_graph=True)
+    return outcome_of(loss.backward)
+
+
+@silent("one loss depends on a result and on its gradient")
+def _(wrap):
+    def function(x):
+        hidden = x.exp()
+        hidden.register_hook(lambda gradient: gradient.clamp(-1, 1))
+        return (hidden * hidden).sum()
+
+    x = ONES(2)
+    loss = wrap(function)(x)
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    (loss + gradient.sum()).backward()
+    return x.grad
+
+
+@silent("one `torch.autocast` block is around several")
+def _(wrap):
+    weight = ONES(4, 4)
+    call = wrap(lambda x: (x @ weight).sum())
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(2):
+            loss = call(torch.ones(2, 4))
+            with torch.no_grad():
+                weight.add_(1)
+    return loss
+
+
+@silent("`torch.autocast` is around a backward alone")
+def _(wrap):
+    x = torch.linspace(-1, 1, 16).reshape(4, 4).requires_grad_()
+    loss = wrap(lambda x: (x @ x.sin()).sum())(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss.backward()
+    return x.grad
+
+
+@silent("`parametrize.cached()` is around several calls")
+def _(wrap):
+    class Doubled(nn.Module):
+        def forward(self, weight):
+            return weight * 2
+
+    net = nn.Linear(2, 2, bias=False)
+    nn.init.ones_(net.weight)
+    parametrize.register_parametrization(net, "weight", Doubled())
+    call = wrap(net)
+    with parametrize.cached(), torch.no_grad():
+        call(torch.ones(1, 2))
+        net.parametrizations.weight.original.add_(1)
+        return call(torch.ones(1, 2))
+
+
+@silent("`record_function` is inside")
+def _(wrap):
+    def function(x):
+        with torch.profiler.record_function("inside"):
+            return x.sin()
+
+    call = wrap(function)
+    call(torch.ones(2))
+    with torch.autograd.profiler.profile() as profile:
+        call(torch.ones(2))
+    return any(event.key == "inside" for event in profile.key_averages())
+
+
+@silent("the function reads `sys.path` or `sys.modules`")
+def _(wrap):
+    call = wrap(lambda x: x * len(sys.path) + ("not_there" in sys.modules))
+    call(torch.ones(1))
+    try:
+        sys.path.append("/nowhere")
+        sys.modules["not_there"] = types.ModuleType("not_there")
+        return call(torch.ones(1)) - len(sys.path)
+    finally:
+        sys.path.remove("/nowhere")
+        del sys.modules["not_there"]
+
+
+@silent("it reads a global by a name that code puts together")
+def _(wrap):
+    global RATE
+    RATE = 1.0
+    call = wrap(lambda x, start="RA", end="TE": x * globals()[start + end])
+    call(torch.ones(1))
+    RATE = 2.0
+    return call(torch.ones(1))
+
+
+@silent("it computes with `id(x)`")
+def _(wrap):
+    call, x, y = wrap(lambda x: (torch.ones(()) * (id(x) % 1009), x)), torch.ones(1), torch.ones(1)
+    call(x)
+    return call(y)[0] == id(y) % 1009
+
+
+@silent("it calls `logging.disable(...)`")
+def _(wrap):
+    def function(x):
+        logging.disable(logging.DEBUG)
+        return x + 1
+
+    call = wrap(function)
+    try:
+        call(torch.ones(1))
+        logging.disable(logging.NOTSET)
+        call(torch.ones(1))
+        return logging.root.manager.disable
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@silent("it calls a function with `functools.lru_cache`")
+def _(wrap):
+    doubled = functools.lru_cache(lambda n: n * 2)
+    call = wrap(lambda x: x * doubled(3))
+    for _ in range(3):
+        call(torch.ones(1))
+    return doubled.cache_info().hits
+
+
+@silent("what a checkpointed part reads in Python changes")
+def _(wrap):
+    scale = {"by": 1.0}
+    call = wrap(lambda x: checkpoint(lambda x: (x.sin() * scale["by"]).exp().sum(), x, use_reentrant=False))
+    x = ONES(2)
+    loss = call(x)
+    scale["by"] = 3.0
+    loss.backward()
+    return x.grad
+
+
+@silent("a function that it calls gets another body")
+def _(wrap):
+    def part(x):
+        return x
+
+    call = wrap(lambda x: part(x))
+    call(torch.ones(1))
+    part.__code__ = (lambda x: x * 2).__code__
+    return call(torch.ones(1))
+
+
+# Told by other tests, or not to be shown by a program of a few lines.
+ELSEWHERE = {
+    "after the call, memory that autograd has saved": "tests/parity/regressions_aliases.py: it takes a saved copy",
+    "an error lies behind an input": "tests/functions/programs_once.py",
+    "a gradient comes in laid out otherwise": "rounding of kernels",
+    "its module binds the name `type` by another way": "tests/parity/test_types_asked.py",
+    "it asks PyTorch's private names": "the keys of stand-ins are PyTorch's",
+}
+
+
+def test_every_row_is_told():
+    tables = (MEMORY + OTHERS).partition("## Behind Dynamo")[0].splitlines()
+    rows = [line[2:] for line in tables if line.startswith("| ") and not re.search(r"\| what happens \|", line)]
+    rows = [row for row in rows if "eager by name" not in row or row not in MEMORY]
+    known = [*SILENT, *RAISED, *EAGER, *ELSEWHERE]
+    assert [row for row in rows if not any(row.startswith(one) for one in known)] == []
+    assert [one for one in known if not any(row.startswith(one) for row in rows)] == []
+
+
+def compiled(function, **how):
+    return foregrad.compile(function, backend="eager", **how)
+
+
+def same(left, right):
+    if isinstance(left, list):
+        return all(map(same, left, right))
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return torch.equal(left, right)
+    return type(left) is type(right) and left == right
+
+
+@pytest.mark.parametrize("beginning", EAGER)
+def test_eager_by_name(beginning):
+    program, error = EAGER[beginning]
+    with pytest.raises(error):
+        program(functools.partial(compiled, on_unsupported="raise"))
+    with pytest.warns(errors.ForegradWarning):
+        found = program(functools.partial(compiled, on_unsupported="eager"))
+    assert same(found, program(lambda function: function))
+
+
+@pytest.mark.parametrize("beginning", RAISED)
+def test_raised(beginning):
+    program, error = RAISED[beginning]
+    with pytest.raises(error):
+        program(compiled)
+
+
+@pytest.mark.parametrize("beginning", SILENT)
+def test_silent(beginning):
+    """When this fails, the row goes: the program is as in eager."""
+    program = SILENT[beginning]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", errors.ForegradWarning)
+        found = program(functools.partial(compiled, on_unsupported="eager"))
+    assert not same(found, program(lambda function: function))
