@@ -21,6 +21,7 @@ import os
 import sys
 import threading
 import types
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -50,6 +51,7 @@ class Scan:
         self.names: set[str] = set()
         self.probed: set[str] = set()  # those that may be missing where they are asked for
         self.makes_up_names = False
+        self.entered: Container[types.CodeType] | None = None  # after a run: the code that ran, and no other is opened
         self.code: list[tuple[dict[str, Any], CodeNames]] = []  # globals of functions, and what their code names
         self._called: set[str] = set()  # the names in code at most one method away from what was given
         self._rank = 0  # how many methods lie between what was given and what is being looked at
@@ -167,6 +169,9 @@ class Scan:
         return named
 
     def _open(self, function: types.FunctionType) -> None:
+        code = function.__code__
+        if self.entered is not None and code not in self.entered and code.co_name != "__torch_dispatch__":
+            return
         self._count += 1
         if self._count > _MOST_FUNCTIONS:
             return

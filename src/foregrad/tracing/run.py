@@ -190,7 +190,8 @@ class CaptureRun(CaptureParts):
         """The backward, run on fakes; None: capture again, with what it was found to write to."""
         recorder, records, backward = self.recorder, self.inputs.records, self.backward
         with_history = [fake for fake in analysis.fakes if fake is not None]
-        described = differentiate(recorder, records, backward, analysis, keep=self.options.higher_order)
+        keep = self.options.higher_order
+        described = self.observed.entering(differentiate)(recorder, records, backward, analysis, keep=keep)
         self.inputs.wrappers.check_gradients()
         if with_history:
             self.hooks.check_nodes(self.name)
@@ -228,7 +229,7 @@ class CaptureRun(CaptureParts):
         )
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
         self.state.settle()
-        self.code.scan_what_ran(self.observed.ran)
+        self.code.scan_what_ran(self.observed.ran, self.observed.entered)
         recorder.borrowed.check(self.name, self.reads)
         self.state.check_taken_over(self.name)
         higher = bool(described.outputs) and self.options.higher_order

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TypeVar
 from ..._torch.native import make_observer
 from ...errors import UnsupportedSideEffectError
 from ...frontend.holders import Holder, kind_of
-from ...frontend.known_calls import LOOKED_AT, OPAQUE, TRUSTED, WRITES, is_standard, kind_of_call, trust_in
+from ...frontend.known_calls import LOOKED_AT, OPAQUE, PURE, TRUSTED, WRITES, is_standard, kind_of_call, trust_in
 from ...frontend.observer import Observer
 from ...frontend.user_state import UserState
 from ...interrupts import runs_user_code
@@ -42,11 +42,11 @@ class Observed:
     def __init__(self, name: str, state: Callable[[], UserState]) -> None:
         self.name, self.state = name, state
         self.ran: dict[CodeType, dict[str, Any]] = {}
+        self.entered: set[CodeType] = set()  # besides these PyTorch's, and what a backward ran
         self._met: dict[int, Holder] = {}
         self._variables: dict[int, Any] = {}  # of contexts, that the program sets
         self._failed: UnsupportedSideEffectError | None = None
-        made = make_observer(kind_of_call, self._trust, self._on_call)
-        self._observer: Any = made or Observer(kind_of_call, self._trust, self._on_call)
+        self._observer = _observer(kind_of_call, self._trust, self._on_call)
         self.pause, self.go_on = self._observer.pause, self._observer.go_on
 
     def of(self, function: Callable[..., T]) -> Callable[..., T]:
@@ -75,6 +75,19 @@ class Observed:
 
         return in_context
 
+    def entering(self, function: Callable[..., T]) -> Callable[..., T]:
+        """A function that does what `function` does, and of which only the code that runs is recorded."""
+        recorder = _observer(_pure, self._enter, _pure)
+
+        def run(*args: Any, **kwargs: Any) -> T:
+            recorder.start()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                recorder.stop()
+
+        return run
+
     def unobserved(self, function: Callable[..., T]) -> Callable[..., T]:
         """A function that does what `function` does, with the observer paused until it returns."""
 
@@ -95,7 +108,12 @@ class Observed:
 
     # ---------------------------------------------------------------- what the observer asks
 
+    def _enter(self, code: CodeType, _: FrameType) -> int:
+        self.entered.add(code)
+        return TRUSTED
+
     def _trust(self, code: CodeType, frame: FrameType) -> int:
+        self.entered.add(code)
         if code.co_filename.startswith((_PACKAGE, "<foregrad")):
             return TRUSTED
         if any(getattr(callback, "__code__", None) is code for callback in gc.callbacks):
@@ -176,6 +194,14 @@ class Observed:
                 else:
                     variable.set(value)
         return found
+
+
+def _observer(*questions: Callable[..., Any]) -> Any:
+    return make_observer(*questions) or Observer(*questions)
+
+
+def _pure(*_: Any) -> int:
+    return PURE
 
 
 def _spelled(callee: Any) -> str:

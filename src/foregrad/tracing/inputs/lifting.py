@@ -47,6 +47,7 @@ __all__ = ["Lifting"]
 
 _TENSOR: Any = torch.Tensor
 _KEEP_REAL = {_TENSOR.__hash__}
+_IN_C = {type(torch.add), type(_TENSOR.add), type(_TENSOR.__len__), type(_TENSOR.grad.__get__)}
 _GRAD = _TENSOR.grad.__get__
 
 
@@ -84,18 +85,20 @@ class Lifting(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if held.pending:
             deliver()
+        if self.classes:
+            result = self.classes.by_class(self, func, types, args, kwargs)
+            return self.classes.run(self._run, func, args, kwargs) if result is NotImplemented else result
+        if type(func) not in _IN_C:
+            return self._run(func, args, kwargs)  # it may call the user's code: a backward, a higher-order operator
         self.pause()
         try:
-            if func in _KEEP_REAL:
-                return func(*args, **(kwargs or {}))
-            if self.classes:
-                result = self.classes.by_class(self, func, types, args, kwargs)
-                return self.classes.run(self._run, func, args, kwargs) if result is NotImplemented else result
             return self._run(func, args, kwargs)
         finally:
             self.go_on()
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func in _KEEP_REAL:
+            return func(*args, **(kwargs or {}))
         answer = self.host.ask(func, args, kwargs)
         if answer is not NotImplemented:
             return answer

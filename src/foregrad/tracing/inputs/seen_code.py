@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from types import CodeType
 from typing import Any
 
@@ -74,11 +74,12 @@ class SeenCode:
                 "module in it: its forward is compiled, and the rest runs around it."
             )
 
-    def scan_what_ran(self, ran: Mapping[CodeType, dict[str, Any]]) -> None:
+    def scan_what_ran(self, ran: Mapping[CodeType, dict[str, Any]], entered: Container[CodeType]) -> None:
         """The code behind the attributes that were read on modules, hooks included, and all other code that ran with
         its globals, `ran`; names for the modules.
         """
         reads, scan = self.reads, self.scan
+        scan.entered = entered
         for in_backward in (False, True):
             for hook in hooks_of(self.modules.values(), in_backward=in_backward):
                 scan.visit(hook, getattr(hook, "__name__", "a hook"))
