@@ -120,7 +120,7 @@ PROGRAMS = {
     "a checkpoint": lambda x: torch.utils.checkpoint.checkpoint(body, x, use_reentrant=False),
     "a custom Function": Scaled.apply,
     "a hook of a tensor": of_a_tensor_hook,
-    "a key for sorting": lambda x: x * sorted([1.0, 3.0], key=lambda v: v * scale())[0] * scale() * factor(),
+    "a key for sorting": lambda x: x * sorted([3.0, 1.0], key=lambda v: v * scale())[1] * scale() * factor(),
     "reduce": lambda x: functools.reduce(lambda a, b: a * b * scale() * factor(), [x, x]),
     "a generator": lambda x: sum(x * scale() * factor() for _ in range(2)),
     "a function mode": inside_a_function_mode,

@@ -1,10 +1,11 @@
 """What functions can see, found from their code without running it: globals, closure cells, options of objects.
 
 `scan(function, reads)` walks from a callable through every function that its code names (in globals, cells,
-defaults, attributes of modules and classes) and notes each name's value in `Reads`. A name in code that did not run
-is noted as well: the price is a capture too many, never a wrong result. Attributes of plain objects are noted when
-any code that was found names them, their absence when it asks for them (`getattr`, `hasattr`, `except
-AttributeError`); when some code makes names up (`getattr(x, name)`, `vars`, `__dict__`), all attributes of all objects.
+defaults, attributes of modules and classes) and notes each name's value in `Reads`. Before a run that is every function
+that may run; after it, `entered` tells which ones did. A name on a line that did not run is noted as well: the price is
+a capture too many, never a wrong result. Attributes of plain objects are noted when any code names them, their absence
+when it asks for them (`getattr`, `hasattr`, `except AttributeError`); when some code makes names up (`getattr(x,
+name)`, `vars`, `__dict__`), all attributes of all objects.
 
 Known weaknesses: what the standard library, NumPy and PyTorch keep in their own globals is not looked at, nor what C
 extensions and files hold; that a function gets another `__dict__`; what methods read that made-up names call.
@@ -171,7 +172,7 @@ class Scan:
     def _open(self, function: types.FunctionType) -> None:
         code = function.__code__
         if self.entered is not None and code not in self.entered and code.co_name != "__torch_dispatch__":
-            return
+            return  # that one is called by torch functions in C, during which nobody is told
         self._count += 1
         if self._count > _MOST_FUNCTIONS:
             return
