@@ -170,8 +170,8 @@ class Scan:
         return named
 
     def _open(self, function: types.FunctionType) -> None:
-        code = function.__code__
-        if self.entered is not None and code not in self.entered and code.co_name != "__torch_dispatch__":
+        ran = self.entered is None or function.__code__ in self.entered
+        if not ran and function.__code__.co_name != "__torch_dispatch__":
             return  # that one is called by torch functions in C, during which nobody is told
         self._count += 1
         if self._count > _MOST_FUNCTIONS:
