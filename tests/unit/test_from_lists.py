@@ -115,3 +115,36 @@ WRITES = {
 @pytest.mark.parametrize("name", WRITES)
 def test_a_number_is_copied_somewhere(name):
     check(WRITES[name], lambda: (torch.randn(2, 3),))
+
+
+ARRAYS = {
+    "as it is": lambda x: torch.asarray(x),
+    "made to require grad": lambda x: torch.asarray(x, requires_grad=True),
+    "made not to": lambda x: torch.asarray(x, requires_grad=False),
+    "a result": lambda x: torch.asarray(x * 2) * x,
+    "a result without history": lambda x: torch.asarray(x * 2, requires_grad=False) * x,
+    "a view without history": lambda x: torch.asarray((x * 2)[1:], requires_grad=False) * x[1:],
+    "a copy": lambda x: torch.asarray(x, copy=True, requires_grad=True).sin(),
+    "a copy under no_grad": torch.no_grad()(lambda x: torch.asarray(x, copy=True)),
+    "converted": lambda x: torch.asarray(x, dtype=torch.float64).sin(),
+    "integers": lambda x: torch.asarray(x, dtype=torch.int64, requires_grad=False),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.asarray")  # that it keeps the history, since PyTorch 2.12
+@pytest.mark.parametrize("requires_grad", [True, False])
+@pytest.mark.parametrize("name", ARRAYS)
+def test_asarray_of_a_tensor_has_eagers_history(name, requires_grad):
+    function = ARRAYS[name]
+
+    def outcome(call):
+        x = torch.arange(3.0).requires_grad_(requires_grad)
+        result = call(x)
+        history = result.requires_grad, result.is_leaf, result is x, x.requires_grad
+        if result.requires_grad:
+            result.sum().backward()
+        return history, result.detach(), x.grad
+
+    compiled = foregrad.compile(function, backend="eager", on_unsupported="raise")
+    for _ in range(2):
+        torch.testing.assert_close(outcome(compiled), outcome(function), rtol=0, atol=0)

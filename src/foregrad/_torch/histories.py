@@ -15,6 +15,7 @@ import torch
 from .symbols import is_symbolic
 
 __all__ = [
+    "AS_ARRAY_REQUIRES_GRAD",
     "GIVING_ZEROS",
     "WITH_PAIRED_STATISTICS",
     "have_hooks",
@@ -35,6 +36,8 @@ if torch.__version__ >= (2, 14):  # type: ignore[operator]
     GIVING_ZEROS |= _NORM
 else:
     WITH_PAIRED_STATISTICS = _NORM
+# What `torch.asarray` takes for `requires_grad` where it is given none; None keeps the history that a tensor has.
+AS_ARRAY_REQUIRES_GRAD = None if torch.__version__ >= (2, 12) else False  # type: ignore[operator]
 
 
 def lead_to(others: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> bool:

@@ -21,6 +21,7 @@ from ..._torch.dispatch import (
     single_threaded_backward,
 )
 from ..._torch.function_classes import FunctionClasses
+from ..._torch.histories import AS_ARRAY_REQUIRES_GRAD
 from ..._torch.hooks import unless_cut
 from ..._torch.patches import applied_function
 from ..._torch.stand_ins import is_stand_in
@@ -239,6 +240,24 @@ class Lifting(TorchFunctionMode):
         value = bool(args[1] if len(args) > 1 else kwargs.get("requires_grad", True))
         return args[0] if self.host.on_mark(args[0], value) else func(*args, **kwargs)
 
+    def _as_array(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Of a tensor, what `asarray` does to its history in C++ is done by functions that are recorded."""
+        data = args[0] if args else kwargs["obj"]
+        if not isinstance(data, torch.Tensor):
+            return READERS[func](func, args, kwargs)
+        requires_grad = kwargs.get("requires_grad", AS_ARRAY_REQUIRES_GRAD)
+        if requires_grad is not None:  # told to leave it as it is
+            dtype = kwargs.get("dtype") or data.dtype
+            has_history = data.requires_grad and (dtype.is_floating_point or dtype.is_complex)
+            kwargs = {**kwargs, "requires_grad": has_history}
+        made = func(*args, **kwargs)
+        self.views.check_stale(made, args)
+        made = self.views.by_strides(made, args) if self.reshape_view else made
+        if requires_grad is None or made.requires_grad == requires_grad:
+            return made
+        with self:
+            return made.requires_grad_(requires_grad) if requires_grad or made.is_leaf else made.detach()
+
     def _values_only(self, func: Any, args: Any, kwargs: Any) -> Any:
         with eigenvalues_only():
             return func(*args, **kwargs)
@@ -298,6 +317,7 @@ _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     **dict.fromkeys(_SPARSE, Lifting._sparse),
     **dict.fromkeys(_QUANTIZED, Lifting._quantized),
     torch.nn.functional.scaled_dot_product_attention: Lifting._attention,
+    torch.asarray: Lifting._as_array,
     torch.Tensor.numpy: Lifting._numpy,
     torch.Tensor.__array__: Lifting._numpy,
     torch.Tensor.__dlpack__: Lifting._numpy,
