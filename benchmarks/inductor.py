@@ -245,11 +245,11 @@ class RunFailed(Exception):
     """A child process ended with an error, or did not end."""
 
 
-def in_child(*arguments, cache, patience):
+def in_child(*arguments, cache, patience, module="benchmarks.inductor"):
     # The child imports the same foregrad, and `benchmarks`, wherever this process found them.
     paths = os.pathsep.join([str(Path(__file__).resolve().parent.parent), *filter(None, sys.path)])
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    command = [sys.executable, "-m", "benchmarks.inductor", "--child", *map(str, arguments)]
+    command = [sys.executable, "-m", module, "--child", *map(str, arguments)]
     started = time.perf_counter()
     print(f"{' '.join(map(str, arguments))} ...", end=" ", file=sys.stderr, flush=True)
     try:

@@ -93,7 +93,8 @@ _NN_FUNCTIONS = """
     max_pool2d_with_indices avg_pool2d
 """
 _METHODS = """
-    view view.dtype expand repeat unfold copy_ add_.Tensor mul_.Tensor div_.Tensor new_zeros new_ones new_full
+    view view.dtype expand repeat unfold copy_ add_.Tensor sub_.Tensor mul_.Tensor div_.Tensor addcmul_ addcdiv_
+    lerp_.Scalar lerp_.Tensor neg_ sqrt_ reciprocal_ new_zeros new_ones new_full
     _to_copy sym_size.int sym_stride.int sym_numel sym_storage_offset
 """
 _OTHER_NAMES = {
@@ -111,7 +112,9 @@ _NEEDS: dict[str, tuple[str, ...]] = {
 }
 _SPREAD = frozenset({"view", "expand", "repeat"})
 _TAKES_NUMBER = frozenset(
-    "add.Tensor sub.Tensor mul.Tensor div.Tensor div.Tensor_mode add_.Tensor mul_.Tensor div_.Tensor".split()
+    """
+    add.Tensor sub.Tensor mul.Tensor div.Tensor div.Tensor_mode add_.Tensor sub_.Tensor mul_.Tensor div_.Tensor
+    """.split()
 )
 
 

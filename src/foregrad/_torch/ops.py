@@ -15,6 +15,7 @@ __all__ = [
     "depends_on_values",
     "has_composite_implicit_kernel",
     "is_builtin",
+    "is_pointwise",
     "mkldnn_rnn_layer_for_training",
     "overloads_of",
     "tag_inplace_view",
@@ -56,6 +57,14 @@ def depends_on_values(op: OpOverload) -> bool:
 def is_builtin(op: OpOverload) -> bool:
     """Whether an operator is PyTorch's own, so that it lives as long as the process and never changes."""
     return op.namespace in ("aten", "prims")
+
+
+@functools.lru_cache(4096)
+def is_pointwise(op: OpOverload) -> bool:
+    """Whether an operator computes each element of a tensor, or of those of a list, by itself; `item()` is one."""
+    name = op._schema.name.rpartition("::")[2]
+    is_named = name.startswith(("_foreach_", "_fused_")) or name in ("copy", "_local_scalar_dense")
+    return (torch.Tag.pointwise in op.tags or is_named) and not tag_random(op)
 
 
 def overloads_of(namespace: str, name: str) -> list[OpOverload]:

@@ -60,9 +60,9 @@ class CallWriter:
     def _bind_name(self, hint: str, value: Any) -> str:
         return self.bind(value, hint)
 
-    def write(self, node: Node) -> str:
-        """The expression that computes a node."""
-        target, args, kwargs, render = node.target, node.args, node.kwargs, self.render
+    def write(self, node: Node, target: Any = None) -> str:
+        """The expression that computes a node, by `target` in place of its own function."""
+        target, args, kwargs, render = target or node.target, node.args, node.kwargs, self.render
         if node.op == "call_method":
             method = attribute(render(args[0]), str(target), self._bind_name)
             return f"{method}({render.arguments(args[1:], kwargs)})"
@@ -132,12 +132,11 @@ class CallWriter:
         """An argument as text; None if its kind isn't certainly the one that the overload takes."""
         if value is None:
             return "None" if argument.optional and argument.kind in _MAY_BE_NONE else None
-        if argument.takes_number and type(value) in (int, float):
-            return self.render(value)
         if argument.kind in ("ints", "tensors"):
             return self._list_argument(argument, value)
         kind = self.kind_of(value)
-        if kind == argument.kind or (kind in ("int", "float") and argument.kind == "number"):
+        takes_number = argument.takes_number or argument.kind == "number"
+        if kind == argument.kind or (takes_number and kind in ("int", "float", "number")):
             return self.render(value)
         if kind == "int" and argument.kind == "float" and not isinstance(value, Node):
             return self.render(value)
@@ -189,8 +188,11 @@ class CallWriter:
                 return kinds[0] if len(kinds) == 1 else ""
             if target is operator.getitem and isinstance(node.args[0], Node):
                 return _kind_of_output(node.args[0], node.args[1]) or _kind_of_meta(node)
-            if target in _INTEGER_OPERATORS:
-                return "int" if all(self.kind_of(value) == "int" for value in node.args) else ""
+            if target in _NUMBER_OPERATORS:
+                taken = {self.kind_of(value) for value in node.args}
+                if taken == {"int"} and target in _INTEGER_OPERATORS:
+                    return "int"
+                return "number" if taken <= {"int", "float", "number"} else ""
         return _kind_of_meta(node)
 
 
@@ -207,6 +209,7 @@ _LITERAL_KINDS: dict[type, str] = {
     torch.memory_format: "constant",
 }
 _INTEGER_OPERATORS = frozenset({operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod})
+_NUMBER_OPERATORS = _INTEGER_OPERATORS | {operator.truediv, operator.pow, operator.neg}
 
 
 def _kind_of_object(value: Any) -> str:

@@ -16,9 +16,12 @@ uses it last, only right after it; eager is no better there.
 
 from __future__ import annotations
 
+import functools
 import operator
+import warnings
 import weakref
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from types import FunctionType
 from typing import Any, Protocol, cast
 
@@ -28,6 +31,7 @@ from .._torch.codegen import OpOverload, return_kinds
 from ..graph.role import role_of
 from ..graph.source import Names, compile_source
 from ..passes.regions import called_region, outlined
+from ..tracing.tape.opinfo import op_info
 from .calls import CallWriter, has_many_outputs, resolve
 from .in_place import written_in_place
 
@@ -72,7 +76,7 @@ def render_graph(
     writer = _Writer(gm, example_inputs, as_list, updates)
     source, constants = writer.write()
     function = cast("Any", compile_source(source, "forward", constants, label="eager graph"))
-    function.updated = writer.updated
+    function.updated = writer.in_place.updated
     function._boxed_call = True
     function.returns_list = as_list
     function.source = lambda: source
@@ -119,6 +123,23 @@ def _stub(args: list[Any]) -> Any:
 
 
 _STUB = _stub.__code__
+_COPY = torch.Tensor.copy_
+
+
+def _tell(writing: Sequence[int], error: BaseException) -> None:
+    """Say with an error in a graph that some of its inputs have their new values already. `writing`: their lines."""
+    assert error.__traceback__ is not None
+    count = bisect_left(writing, error.__traceback__.tb_lineno)
+    if not count:
+        return
+    text = (
+        f"foregrad: {count} of {len(writing)} writes to parameters or other tensors of the caller were made before "
+        "this error, as some are in eager. Restore these tensors before the next call."
+    )
+    if hasattr(error, "add_note"):
+        error.add_note(text)
+    else:
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 class _Writer:
@@ -133,8 +154,13 @@ class _Writer:
     ) -> None:
         self.gm = gm
         self.as_list = as_list
-        self.nodes = list(gm.graph.nodes)
+        self.in_place = written_in_place(list(gm.graph.nodes), updates)
+        self.nodes = self.in_place.nodes
         self.placeholders = [node for node in self.nodes if node.op == "placeholder"]
+        results: Any = self.nodes[-1].args[0]
+        self.results = [*results] if self.in_place.updated else results
+        for number, output in self.in_place.updated:  # the input itself
+            self.results[output] = self.placeholders[number]
         self.lines: list[str] = []
         allocate = Names()
         self.calls = CallWriter(gm, allocate)
@@ -148,7 +174,7 @@ class _Writer:
         self.regions: dict[torch.fx.GraphModule, BoxedFunction] = {}
         if example_inputs is not None and len(example_inputs) == len(self.placeholders):
             self.calls.learn(self.placeholders, example_inputs)
-        self.in_place, self.updated = written_in_place(self.nodes, updates)
+        self.writing: list[int] = []  # the lines that write to inputs
         # Outputs of several-output operators get their names when they are unpacked.
         self.picked: set[Node] = set()
 
@@ -164,10 +190,14 @@ class _Writer:
         self._write_head()
         for node in self.nodes:
             if node.op == "output":
-                self._write_output(node)
+                self._write_output()
             elif node.op not in ("placeholder", "get_attr") and node not in self.picked:
                 self._write_node(node, dying.get(node, ()))
         body = "\n    ".join(self.lines)
+        if self.writing:  # the first line of `forward` is the second of the text inside `try`
+            told = self.calls.bind(functools.partial(_tell, [line + 3 for line in self.writing]), "tell")
+            body = body.replace("\n", "\n    ")
+            body = f"try:\n        {body}\n    except BaseException as error:\n        {told}(error)\n        raise"
         return f"def forward({self.args}):\n    {body}\n", self.calls.globals
 
     # -- lifetimes
@@ -191,9 +221,10 @@ class _Writer:
         dying: dict[Node, list[Node]] = {}
         for node in reversed(self.nodes):
             if node.op == "output":
-                seen.update(node.all_input_nodes)
+                results = node.all_input_nodes if not self.in_place.updated else self.results
+                seen.update(value for value in results if isinstance(value, Node))
             elif node not in self.picked:
-                for used in node.all_input_nodes:
+                for used in [*node.all_input_nodes, *(new for _, new in self._copied_after(node))]:
                     if used not in seen:
                         seen.add(used)
                         if used.op != "get_attr":
@@ -207,33 +238,55 @@ class _Writer:
         target = ", ".join(names) if len(names) > 1 else f"({names[0]},)" if names else "()"
         self.lines.append(f"{target} = {self.args}")
         self.lines.append(f"{self.args}.clear()")
-        idle = [self.names[node] for node in self.placeholders if not node.users]
+        written = {self.placeholders[number] for number, _ in self.in_place.updated}
+        idle = [self.names[node] for node in self.placeholders if not node.users and node not in written]
         if idle:
             self.lines.append(f"del {', '.join(idle)}")
 
     def _write_node(self, node: Node, dying: Sequence[Node]) -> None:
-        write, boxed = self.in_place.get(node), self._boxed(node)
+        form, boxed = self.in_place.writers.get(node), self._boxed(node)
         if boxed is not None:
             hint = "segment" if node.op == "call_function" else str(node.target)
             expression = f"{self.calls.bind(boxed, hint)}({self.operand_list})"
             freed = f"del {', '.join([self.names[used] for used in reversed(dying)])}; " if dying else ""
             self.lines.append(f"{self.operand_list} = [{', '.join([self.calls.render(value) for value in node.args])}]")
             dying = ()
-        elif write is None:
-            expression = self.calls.write(node)
         else:
-            expression = f"{self.calls.bind(write)}({self.calls.render.arguments(node.args, node.kwargs)})"
+            expression = self.calls.write(node, form)
         picks = self.calls.by_index.get(node)
-        if picks is not None:
+        if form is not None and has_many_outputs(node):
+            line = "; ".join([expression, *self._name_written(node, form)])
+        elif picks is not None:
             line = self._pick(node, expression, picks)
+        elif node in dying and not self._copied_after(node):  # read by the result list alone, which has the input
+            line, dying = expression, [used for used in dying if used is not node]
         else:
             line = f"{self.names[node]} = {expression}" if node.users else expression
+        copied = self._copied_after(node)
+        for whole, new in copied:
+            line += f"; {self.calls.bind(_COPY, 'copy_')}({self.names[whole]}, {self.names[new]})"
+        if copied or node in self.in_place.into_inputs:
+            self.writing.append(len(self.lines))
         if boxed is not None:
             line = freed + line
         elif dying:
             line += f"; del {', '.join([self.names[used] for used in reversed(dying)])}"
         spec = dict.get(node.meta, "spec")
         self.lines.append(line if spec is None else f"{line}  # {spec!r}")
+
+    def _copied_after(self, node: Node) -> list[tuple[Node, Node]]:
+        """The inputs that are written when a node has run, each with its new value."""
+        if not self.in_place.copied:
+            return []
+        picks = [user for users in self.calls.by_index.get(node, {}).values() for user in users]
+        return [pair for value in (node, *picks) for pair in self.in_place.copied.get(value, ())]
+
+    def _name_written(self, node: Node, form: OpOverload) -> Iterator[str]:
+        """Assignments to the names of results that were written into operands."""
+        lists: Any = [node.args[position] for position in op_info(form).writes]
+        items = list(map(self.calls.render, lists if len(lists) > 1 else lists[0]))
+        for index, users in self.calls.by_index.get(node, {}).items():
+            yield " = ".join([*(self.names[user] for user in users), items[index]])
 
     def _boxed(self, node: Node) -> BoxedFunction | None:
         """The function of one list that a node calls."""
@@ -264,8 +317,8 @@ class _Writer:
         parts = "".join(f"; {name} = {whole}[{index}]" for index, name in names.items())
         return f"{whole} = {expression}{parts}; del {whole}{copies}"
 
-    def _write_output(self, node: Node) -> None:
-        result, render = node.args[0], self.calls.render
+    def _write_output(self) -> None:
+        result, render = self.results, self.calls.render
         if not self.as_list:
             self.lines.append(f"return {render(result)}")
             return

@@ -1,26 +1,35 @@
-"""Inputs that a forward graph writes by itself, if eager writes a part of them in place.
+"""Inputs that a graph writes by itself, as eager does.
 
-A capture turns `x[:10] += 1` into a new `x`: a copy of the whole with ten new elements, which the runtime copies back.
-If nothing reads the old elements later and no result shares the memory of the new ones, the eager backend writes the
-ten elements into the input.
+A capture turns `p.mul_(0.9).add_(g)` into new values, the last of which the runtime copies into `p`. If nothing reads
+an old value later, and no result shares its memory, the eager backend computes the new one in its place: by the
+operator that writes into its operand, of lists too; for `x[:10] += 1` by a write to the ten elements. A new value that
+is computed from others is copied as soon as it is there.
 
-Known weakness: a part of a part (`x[0][:10] += 1`) is copied.
+Known weakness: a part of a part (`x[0][:10] += 1`) is copied whole.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 import torch
 
 from .._torch.codegen import OpOverload
+from .._torch.ops import overloads_of
+from ..graph.meta import TensorSpec, spec_of
+from ..passes.aliasing import makes_memory, memory_of
+from ..passes.updates import Updates, by_memory, may_be_scheduled, scheduled
+from ..tracing.tape.opinfo import op_info
+from .calls import has_many_outputs
 
-__all__ = ["written_in_place"]
+__all__ = ["InPlace", "written_in_place"]
 
 Node = torch.fx.Node
-Written = Callable[..., torch.Tensor]
 
 aten = torch.ops.aten
 _VIEWS: dict[Any, Any] = {
@@ -30,79 +39,183 @@ _VIEWS: dict[Any, Any] = {
 }
 
 
-def written_in_place(
-    nodes: list[Node], updates: Iterable[tuple[int, int]]
-) -> tuple[dict[Node, Written], tuple[tuple[int, int], ...]]:
-    """(the nodes of a graph that may write into their operand, each with the function that does so; the `updates`,
-    pairs of an input and the output with its new elements, that these writes carry out).
+@dataclasses.dataclass(slots=True)
+class InPlace:
+    """How a graph writes to its inputs: the nodes in the order to run, the `writers` among them, each with what to call
+    in its place, those of them `into_inputs` (others write to values of the graph's own), the inputs that are `copied`
+    after a node, each with its new value, and the `updated` pairs of an input and an output that all this carries out.
     """
-    placeholders = [node for node in nodes if node.op == "placeholder"]
-    results = nodes[-1].args[0]
-    if not isinstance(results, (list, tuple)) or any(_is_foreign(node) for node in nodes):
-        return {}, ()
-    position = {node: number for number, node in enumerate(nodes)}
-    writers: dict[Node, Written] = {}
-    done = []
-    for number, output in updates:
-        chain = _scatters(results[output], placeholders[number])
-        written = _all_written(chain, position, list(results)) if chain else None
-        if written is not None:
-            writers |= written
-            done.append((number, output))
-    return writers, tuple(done)
+
+    nodes: list[Node]
+    writers: dict[Node, Any] = dataclasses.field(default_factory=dict)
+    into_inputs: set[Node] = dataclasses.field(default_factory=set)
+    copied: dict[Node, list[tuple[Node, Node]]] = dataclasses.field(default_factory=dict)
+    updated: tuple[tuple[int, int], ...] = ()
 
 
-def _is_foreign(node: Node) -> bool:
-    """Whether a node runs code that may read the input itself, or gives views that are not in its schema."""
-    if node.op in ("placeholder", "get_attr", "output"):
-        return False
-    target = node.target
-    if isinstance(target, OpOverload):
-        return target.namespace == "foregrad"
-    return getattr(target, "__module__", "") != "_operator"
+def written_in_place(nodes: Sequence[Node], updates: Sequence[tuple[int, int]]) -> InPlace:
+    """What a graph can write by itself of the `updates`, pairs of an input and the output with its new elements."""
+    if not updates or not may_be_scheduled(nodes):
+        return InPlace([*nodes])
+    ordered, tail = scheduled(nodes, updates)
+    return _Search(ordered, tail, updates).run()
 
 
-def _scatters(result: Any, placeholder: Node) -> list[Node]:
-    """The nodes that make `result` from a placeholder by writing parts of it, in order; empty if other nodes do."""
-    chain: list[Node] = []
-    while isinstance(result, Node) and result.target in _VIEWS:
-        chain.insert(0, result)
-        result = result.args[0]
-    return chain if result is placeholder else []
+class _Search:
+    def __init__(self, nodes: list[Node], tail: set[Node], updates: Updates) -> None:
+        self.nodes, self.tail = nodes, tail
+        self.position = {node: number for number, node in enumerate(nodes)}
+        placeholders = [node for node in nodes if node.op == "placeholder"]
+        self.results: list[Any] = list(nodes[-1].args[0])  # type: ignore[arg-type]
+        self.updates = {(i, o): (placeholders[i], self.results[o]) for i, o in updates}
+        self.aliases = by_memory(nodes)
+        self.on_the_way: dict[Node, set[_Value]] = {}  # by input: the values that its new one is made from in its place
+        for placeholder, root in self.updates.values():
+            values = self.on_the_way.setdefault(placeholder, set())
+            if isinstance(root, Node) and sum(map(self.results.count, self.aliases[memory_of(root)])) == 1:
+                self._way(root, values)
+
+    def run(self) -> InPlace:
+        on_the_way = {node for values in self.on_the_way.values() for node, _ in values}
+        writers = {node for node in self.tail | on_the_way if self._may_write(node)}
+        while True:
+            done = {pair for pair, update in self.updates.items() if self._is_made(*update, writers)}
+            left = {placeholder for pair, (placeholder, _) in self.updates.items() if pair not in done}
+            wrong = {node for node in writers if any(base in left for _, base in _written(node))}
+            if not wrong:
+                break
+            writers -= wrong
+        found = InPlace(self.nodes, {node: self._writing(node) for node in writers}, writers & on_the_way)
+        for pair, (placeholder, root) in self.updates.items():
+            if pair not in done and self._may_copy(placeholder, root):
+                found.copied.setdefault(root, []).append((placeholder, root))
+                done.add(pair)
+        found.updated = tuple(sorted(done))
+        return found
+
+    def _way(self, value: Node, values: set[_Value]) -> Node:
+        """Add to `values` those that `value` is made from in one place; gives the first."""
+        while True:
+            node, path = _value(value)
+            bases = dict(_written(node))
+            if path not in bases or (node, path) in values:
+                return value
+            values.add((node, path))
+            value = bases[path]
+
+    def _is_made(self, placeholder: Node, root: Any, writers: set[Node]) -> bool:
+        """Whether `writers` make the new value of an input in its place."""
+        values = self.on_the_way[placeholder]
+        while isinstance(root, Node) and root is not placeholder:
+            node, path = value = _value(root)
+            if node not in writers or value not in values:
+                return False
+            root = dict(_written(node))[path]
+        return root is placeholder
+
+    def _may_write(self, node: Node) -> bool:
+        """Whether a node may write what it computes into its operands."""
+        written = _written(node)
+        given = Counter(memory_of(operand) for operand in _operands(node)) if written else {}
+        users = {_value(user)[1]: user for user in _picked(node)}
+        for path, base in written:
+            memory = memory_of(base)
+            if base.op == "placeholder":
+                if (node, path) not in self.on_the_way.get(base, ()):
+                    return False
+            elif not makes_memory(memory) or memory[0].op == "placeholder":
+                return False
+            if self._last_use(base) > self.position[node]:
+                return False
+            if node.target not in _VIEWS and (given[memory] != 1 or not _is_laid_out_as(users.get(path), base)):
+                return False
+        several = has_many_outputs(node)
+        return bool(written) and all(user.target is operator.getitem for user in node.users if several)
+
+    def _last_use(self, value: Node) -> int:
+        """The position of the last node that reads a value, or an alias of it."""
+        return max(self.position[user] for alias in self.aliases[memory_of(value)] for user in alias.users)
+
+    def _may_copy(self, placeholder: Node, root: Any) -> bool:
+        """Whether an input can take its new value as soon as that is computed."""
+        if not isinstance(root, Node) or not makes_memory(memory_of(root)) or memory_of(root)[0].op != "call_function":
+            return False
+        return not placeholder.users or self._last_use(placeholder) <= self.position[_value(root)[0]]
+
+    def _writing(self, node: Node) -> Any:
+        """What is called in place of the node's function."""
+        if node.target not in _VIEWS:
+            return _form(node.target)
+        whole, part, *_ = cast("tuple[Node, ...]", node.args)
+        from_itself = memory_of(part) == memory_of(whole)
+        return _writing_to_part(_VIEWS[node.target], from_itself=from_itself)
 
 
-def _all_written(chain: list[Node], position: dict[Node, int], results: list[Any]) -> dict[Node, Written] | None:
-    """The in-place function for each node of the chain; None if one has to be a copy."""
-    written = {}
-    for scatter in chain:
-        before = list(_aliases(scatter.args[0]))
-        if any(node in results for node in before):
-            return None
-        if any(position[user] > position[scatter] for node in before for user in node.users):
-            return None
-        written[scatter] = _writing(_VIEWS[scatter.target], from_itself=scatter.args[1] in before)
-    after = list(_aliases(chain[-1]))
-    if sum(results.count(node) for node in after) != 1:
-        return None
-    return written
+_Value = tuple[Node, tuple[int, ...]]  # one result of a node, by the indices that take it
 
 
-def _aliases(node: Any) -> Iterator[Node]:
-    """A node and all views of it."""
+def _value(value: Node) -> _Value:
+    path: tuple[int, ...] = ()
+    while value.target is operator.getitem and isinstance(value.args[0], Node):
+        value, path = value.args[0], (cast("int", value.args[1]), *path)
+    return value, path
+
+
+def _picked(node: Node) -> Iterator[Node]:
+    """A node, and the results that are taken of it."""
     stack = [node]
     while stack:
-        alias = stack.pop()
-        yield alias
-        stack += [user for user in alias.users if alias in user.args[:1] and _is_view(user)]
+        value = stack.pop()
+        yield value
+        stack += [user for user in value.users if user.target is operator.getitem and user.args[0] is value]
 
 
-def _is_view(node: Node) -> bool:
-    if node.target is operator.getitem:
-        return True
-    return isinstance(node.target, OpOverload) and any(r.alias_info is not None for r in node.target._schema.returns)
+def _operands(node: Node) -> Iterator[Node]:
+    for value in (*node.args, *node.kwargs.values()):
+        yield from (v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, Node))
 
 
-def _writing(view: Any, *, from_itself: bool) -> Written:
+@functools.lru_cache(4096)
+def _form(op: Any) -> OpOverload | None:
+    """The operator that computes as `op` does and writes the results into operands, a result for each."""
+    if not isinstance(op, OpOverload) or op_info(op).is_random or op._schema.is_mutable:
+        return None
+    types = [str(argument.type) for argument in op._schema.arguments]
+    for form in overloads_of(op.namespace, op._schema.name.partition("::")[2] + "_"):
+        if [str(argument.type) for argument in form._schema.arguments] == types and form._schema.is_mutable:
+            return form if len(op_info(form).writes) == len(op._schema.returns) else None
+    return None
+
+
+def _written(node: Node) -> list[tuple[tuple[int, ...], Node]]:
+    """The operands that the node's form in place writes to, each with the result that it becomes."""
+    if node.op != "call_function":
+        return []
+    if node.target in _VIEWS:
+        return [((), node.args[0])]  # type: ignore[list-item]
+    form = _form(node.target)
+    if form is None:
+        return []
+    found: list[tuple[tuple[int, ...], Any]] = []
+    writes = op_info(form).writes
+    for number, position in enumerate(writes):
+        value: Any = node.args[position] if position < len(node.args) else None
+        path = (number,) if len(writes) > 1 else ()
+        several = isinstance(value, (list, tuple))
+        found += [((*path, at), item) for at, item in enumerate(value)] if several else [(path, value)]
+    return found if all(isinstance(base, Node) for _, base in found) else []
+
+
+def _is_laid_out_as(new: Node | None, old: Node) -> bool:
+    if new is None:
+        return True  # nobody reads it
+    a, b = spec_of(new), spec_of(old)
+    if not isinstance(a, TensorSpec) or not isinstance(b, TensorSpec) or not a.is_static or not b.is_static:
+        return False
+    return (a.shape, a.stride, a.dtype, a.device) == (b.shape, b.stride, b.dtype, b.device)
+
+
+def _writing_to_part(view: Any, *, from_itself: bool) -> Callable[..., torch.Tensor]:
     def write_in_place(whole: torch.Tensor, part: torch.Tensor, *where: Any, **more: Any) -> torch.Tensor:
         view(whole.detach(), *where, **more).copy_(part.clone() if from_itself else part)
         return whole

@@ -366,7 +366,9 @@ class _Renderer:
         """The lines of the backward's writes, after everything that may stop it."""
         writer = LineWriter(Names())
         writer.globals = self.globals
-        updates = [(names[u.input], outputs[u.output], self.inner.inputs[u.input].spec, u) for u in self.inner.updates]
+        done = getattr(self.derived.compiled.forward, "updated", ())  # by the graph
+        left = [u for u in self.inner.updates if (u.input, u.output) not in done]
+        updates = [(names[u.input], outputs[u.output], self.inner.inputs[u.input].spec, u) for u in left]
         if updates:
             self.globals["no_grad"] = torch.no_grad
             self._line("with no_grad():")

@@ -1,0 +1,285 @@
+"""A whole training step compiled as one function, against eager PyTorch and against `torch.compile` of its two parts.
+
+    python -m benchmarks.train_step --quick
+    python -m benchmarks.train_step --models gpt2-6 mlp-200 --write
+
+Each model trains with `zero_grad()` at the end of the step, with SGD (momentum) and AdamW. With eager's kernels: peak
+memory of a step against eager's, in bytes of the parameters, and its time. With Inductor: against `torch.compile(model)`
+and `torch.compile(optimizer.step)`, the time of a step and the CPU seconds of cold compilation. Also the number of
+graphs over 50 steps with a scheduler, and whether these end with eager's bits.
+"""
+
+# ruff: noqa: ANN001, ANN002, ANN201, ANN202
+
+import argparse
+import json
+import random
+import shutil
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from benchmarks.common import Section, write_results
+from benchmarks.inductor import RunFailed, cpu_seconds, in_child, keep_others, peak_bytes, prepare
+
+
+def gpt2(layers):
+    """Layers of GPT-2's own width, a small vocabulary, 32 tokens: the parameters are larger than the activations."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=layers, n_positions=32, vocab_size=4096, use_cache=False, resid_pdrop=0.0,
+                        embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0)  # fmt: skip
+    model = GPT2LMHeadModel(config)
+    model.loss_type = "ForCausalLM"
+    ids, mask = torch.randint(0, 4096, (1, 32)), torch.zeros(1, 1, 32, 32)
+
+    return model, lambda model: model(ids, attention_mask=mask, labels=ids)[0]
+
+
+def resnet50():
+    """Full width and depth, on small images."""
+    from transformers import ResNetConfig, ResNetModel
+
+    x = torch.randn(4, 3, 64, 64)
+    return ResNetModel(ResNetConfig()), lambda model: model(x)[0].square().mean()
+
+
+def mlp(layers):
+    blocks = [block for _ in range(layers) for block in (nn.Linear(64, 64), nn.ReLU())]
+    x = torch.randn(32, 64)
+    return nn.Sequential(*blocks), lambda model: model(x).square().mean()
+
+
+MODELS = {
+    "gpt2-6": lambda: gpt2(6),
+    "gpt2-12": lambda: gpt2(12),
+    "resnet-50": resnet50,
+    "mlp-20": lambda: mlp(20),
+    "mlp-50": lambda: mlp(50),
+    "mlp-200": lambda: mlp(200),
+}
+OPTIMIZERS = {
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9),
+    "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+}
+
+
+def trainer(name, optimizer, way):
+    """(one step of training, the model, the optimizer, what `compile` gave). `way`: eager, foregrad with eager's kernels
+    or with Inductor, or PyTorch's two compiles.
+    """
+    import foregrad
+
+    torch.manual_seed(0)
+    model, loss_of = MODELS[name]()
+    made = OPTIMIZERS[optimizer](model.parameters())
+    forward, update = (torch.compile(model), torch.compile(made.step)) if way == "two compiles" else (model, made.step)
+
+    def step():
+        loss = loss_of(forward)
+        loss.backward()
+        update()
+        made.zero_grad()
+        return loss.detach()
+
+    if way.startswith("foregrad"):
+        step = foregrad.compile(step, backend=way.partition(" ")[2])
+    return step, model, made
+
+
+def turns(steps, rounds):
+    """By way: the median milliseconds of a step, in random turns."""
+    times, order, shuffle = {way: [] for way in steps}, list(steps.items()), random.Random(0).shuffle
+    for _ in range(rounds):
+        shuffle(order)
+        for way, step in order:
+            started = time.process_time()
+            step()
+            times[way].append(1e3 * (time.process_time() - started))
+    return {way: statistics.median(values) for way, values in times.items()}
+
+
+def prepared(name, optimizer, ways):
+    steps, size = {}, 0
+    for way in ways:
+        step, model, _ = trainer(name, optimizer, way)
+        for _ in range(3):
+            step()
+        steps[way], size = step, sum(p.nbytes for p in model.parameters())
+    return steps, size
+
+
+def on_eager_kernels(name, optimizer, rounds):
+    """In a child: times and peaks, the peak in bytes of the parameters."""
+    torch.set_num_threads(1)
+    steps, size = prepared(name, optimizer, ["eager", "foregrad eager"])
+    peaks = {way: peak_bytes(step) / size for way, step in steps.items()}
+    return {"step": turns(steps, int(rounds)), "peak": peaks}
+
+
+def with_inductor(name, optimizer, rounds):
+    """In a child whose cache is filled: times and peaks."""
+    prepare()
+    steps, size = prepared(name, optimizer, ["eager", "two compiles", "foregrad inductor"])
+    peaks = {way: peak_bytes(step) / size for way, step in steps.items()}
+    return {"step": turns(steps, int(rounds)), "peak": peaks}
+
+
+def cold(name, optimizer, way):
+    """In a child: CPU seconds until the second step has run."""
+    prepare()
+    step, *_ = trainer(name, optimizer, way)
+    started = cpu_seconds()
+    for _ in range(2 if way == "two compiles" else 3):  # the first of ours makes the optimizer's state
+        step()
+    return cpu_seconds() - started
+
+
+def fifty_steps(name, optimizer, _):
+    """In a child: the graphs that 50 steps with clipping and a scheduler take, and whether they end with eager's bits."""
+    import foregrad
+
+    torch.set_num_threads(1)
+    ends = []
+    for way in ("eager", "foregrad eager"):
+        torch.manual_seed(0)
+        model, loss_of = MODELS[name]()
+        made = OPTIMIZERS[optimizer](model.parameters())
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(made, 50)
+
+        def step(model=model, made=made, loss_of=loss_of):
+            loss = loss_of(model)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            made.step()
+            made.zero_grad()
+            return loss.detach()
+
+        call = step if way == "eager" else foregrad.compile(step, backend="eager")
+        losses = []
+        for _ in range(50):
+            losses.append(call().clone())
+            scheduler.step()
+        ends.append([*losses, *model.state_dict().values(), *of_state(made)])
+    equal = all(map(torch.equal, *ends))
+    return {"graphs": len(foregrad.explain_recompiles(call)), "equal": equal}
+
+
+def of_state(optimizer):
+    return [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
+
+
+CHILDREN = {f.__name__: f for f in (on_eager_kernels, with_inductor, cold, fifty_steps)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="mlp-20 with SGD, 5 rounds, unless others are given")
+    parser.add_argument("--models", nargs="*", choices=list(MODELS))
+    parser.add_argument("--optimizers", nargs="*", choices=list(OPTIMIZERS))
+    parser.add_argument("--parts", nargs="*", choices=["kernels", "graphs", "inductor"])
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--patience", type=float, default=900, help="seconds for one run of one model")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--child", nargs="*", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        kind, *rest = arguments.child
+        print(json.dumps(CHILDREN[kind](*rest)))
+        return
+    rounds = arguments.rounds or (5 if arguments.quick else 20)
+    models = arguments.models or (["mlp-20"] if arguments.quick else list(MODELS))
+    optimizers = arguments.optimizers or (["SGD"] if arguments.quick else list(OPTIMIZERS))
+    parts = arguments.parts or ["kernels", "graphs", "inductor"]
+    for name in models:
+        for optimizer in optimizers:
+            for part in parts:
+                try:
+                    section = PARTS[part](name, optimizer, rounds, arguments.patience)
+                except RunFailed as error:
+                    print(f"{name}, {optimizer}, {part} failed: {error}", flush=True)
+                    continue
+                if arguments.write:
+                    keep_others(section, Path(__file__).parent / "RESULTS.json")
+                    write_results([section], Path(__file__).parent)
+
+
+def child(*what, cache, patience):
+    return in_child(*what, cache=cache, patience=patience, module="benchmarks.train_step")
+
+
+def kernels(name, optimizer, rounds, patience):
+    section = Section(
+        "A whole training step on eager's kernels",
+        "Peak of memory over the start of a step, in bytes of the parameters, and CPU milliseconds of a step, median of "
+        "turns, one thread. Freed: eager's peak less ours. Ratio: our step to eager's.",
+        ["step", "eager's peak", "ours", "freed", "eager, ms", "ours, ms", "ratio"],
+    )
+    with tempfile.TemporaryDirectory() as cache:
+        found = child("on_eager_kernels", name, optimizer, rounds, cache=cache, patience=patience)
+    (theirs, ours), (slow, quick) = found["peak"].values(), found["step"].values()
+    cells = [
+        f"{theirs:.2f}",
+        f"{ours:.2f}",
+        f"{theirs - ours:.2f}",
+        f"{slow:.2f}",
+        f"{quick:.2f}",
+        f"{quick / slow:.2f}",
+    ]
+    section.add([f"{name}, {optimizer}", *cells], model=f"{name}, {optimizer}", **found)
+    return section
+
+
+def graphs(name, optimizer, rounds, patience):
+    section = Section(
+        "Fifty training steps with clipping and a scheduler",
+        "Graphs: made over all steps, the first of which runs eagerly. Equal: losses, parameters, buffers and the "
+        "optimizer's tensors after 50 steps are eager's, bit for bit.",
+        ["step", "graphs", "equal"],
+    )
+    with tempfile.TemporaryDirectory() as cache:
+        found = child("fifty_steps", name, optimizer, rounds, cache=cache, patience=patience)
+    cells = [str(found["graphs"]), "yes" if found["equal"] else "no"]
+    section.add([f"{name}, {optimizer}", *cells], model=f"{name}, {optimizer}", **found)
+    return section
+
+
+def inductor(name, optimizer, rounds, patience):
+    section = Section(
+        "A whole training step with Inductor against two compiles",
+        "PyTorch's: `torch.compile(model)` and `torch.compile(optimizer.step)`. Cold: CPU seconds to compile, C++ compiler "
+        "included, caches empty. Step: CPU milliseconds, median of turns, one thread. Peak: as above.",
+        [
+            "step",
+            "PyTorch's cold, s",
+            "ours",
+            "ratio",
+            "PyTorch's step, ms",
+            "ours",
+            "ratio",
+            "peaks eager, PyTorch's, ours",
+        ],
+    )
+    seconds = {}
+    with tempfile.TemporaryDirectory() as cache:
+        for way in ("two compiles", "foregrad inductor"):  # what is timed next finds their kernels
+            with tempfile.TemporaryDirectory() as empty:
+                seconds[way] = child("cold", name, optimizer, way, cache=empty, patience=patience)
+                shutil.copytree(empty, cache, dirs_exist_ok=True)
+        found = child("with_inductor", name, optimizer, rounds, cache=cache, patience=patience)
+    (a, b), step = seconds.values(), found["step"]
+    two, one = step["two compiles"], step["foregrad inductor"]
+    peaks = ", ".join(f"{value:.2f}" for value in found["peak"].values())
+    cells = [f"{a:.1f}", f"{b:.1f}", f"{b / a:.2f}", f"{two:.2f}", f"{one:.2f}", f"{one / two:.2f}", peaks]
+    section.add([f"{name}, {optimizer}", *cells], model=f"{name}, {optimizer}", cold=seconds, **found)
+    return section
+
+
+PARTS = {"kernels": kernels, "graphs": graphs, "inductor": inductor}
+
+if __name__ == "__main__":
+    main()
