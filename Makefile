@@ -90,7 +90,7 @@ docs: $(READY)  ## run the documentation's examples and insert what they print
 	@$(RUN) docs/generate.py
 
 site: $(READY)  ## the documentation as a site that opens without a network: build/site/index.html
-	@DISABLE_MKDOCS_2_WARNING=true $(RUN) -m mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(RUN) -m mkdocs build --strict --quiet
 
 sizes:  ## lines of Python in each folder
 	@find src tests benchmarks docs examples -name '*.py' -not -path '*/.*' | sort | xargs wc -l | awk ' \

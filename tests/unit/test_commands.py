@@ -31,6 +31,10 @@ def batches():
     return torch.ones(2)
 
 
+def made():
+    return torch.nn.Tanh()
+
+
 def wrong(gm, inputs):
     for node in gm.graph.nodes:
         if node.target is torch.ops.aten.sin.default:
@@ -66,7 +70,7 @@ def run(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "options",
-    [("net",), ("Net",), ("by_name", "--inputs", "batch"), ("Net", "--inputs", "batches"), ("net.forward",)],
+    [("net",), ("Net",), ("made",), ("by_name", "--inputs", "batch"), ("Net", "--inputs", "batches"), ("net.forward",)],
 )
 def test_verify_of_what_is_equal(run, options):
     code, said = run("verify", *options)

@@ -76,8 +76,10 @@ def _line(entry: Entry) -> str:
         return f"{start}  {shown(entry.fault)}"
     about = entry.about
     nodes = "+".join(map(str, about.get("nodes", ())))
-    made = f"foregrad {about.get('foregrad')}, PyTorch {about.get('torch')}"
-    return f"{start}  {shown(str(about.get('name')))}: {shown(str(about.get('what')))}, {nodes} nodes, {shown(made)}"
+    versions = f"foregrad {about.get('foregrad')}, PyTorch {about.get('torch')}"
+    return (
+        f"{start}  {shown(str(about.get('name')))}: {shown(str(about.get('what')))}, {nodes} nodes, {shown(versions)}"
+    )
 
 
 def _counted(count: int) -> str:

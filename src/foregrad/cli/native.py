@@ -31,17 +31,17 @@ def add_build_native(commands: argparse._SubParsersAction[argparse.ArgumentParse
 
 def run_build_native(options: argparse.Namespace) -> int:
     """Run the command; 0 when the library is there, 1 when it can't be built."""
-    found = find_library(torch.__version__)
-    if found is not None and fault_of(found) is None and not options.again and options.folder is None:
-        print(f"there already: {found}")
+    library = find_library(torch.__version__)
+    if library is not None and fault_of(library) is None and not options.again and options.folder is None:
+        print(f"there already: {library}")
         return 0
     start = time.perf_counter()
     try:
-        made = build(options.folder)
+        library = build(options.folder)
     except BuildError as error:
         print(f"not built, so calls go through Python: {error}", file=sys.stderr)
         if options.verbose:
             print(error.details, file=sys.stderr)
         return 1
-    print(f"built in {time.perf_counter() - start:.0f} s: {made}")
+    print(f"built in {time.perf_counter() - start:.0f} s: {library}")
     return 0

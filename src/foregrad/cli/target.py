@@ -1,9 +1,10 @@
-"""`FILE.py:NAME`: a function or module of a file, and what it is called with."""
+"""`FILE.py:NAME`: a function or module of a file, and its arguments."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -28,11 +29,15 @@ class Target(NamedTuple):
 
 def add_target(parser: argparse.ArgumentParser) -> None:
     """The arguments that name a target."""
-    parser.add_argument("target", metavar="FILE.py:NAME", help="a function, module or module class in a file")
+    parser.add_argument(
+        "target",
+        metavar="FILE.py:NAME",
+        help="a function or module in a file, or a class or function without arguments that makes a module",
+    )
     parser.add_argument(
         "--inputs",
         metavar="NAME",
-        help="what it is called with: a tuple, dict or tensor in the file, or a function that makes one "
+        help="its arguments: a tuple, dict or tensor in the file, or a function that makes one "
         f"(default: `{_INPUTS}`, or no arguments where the file has none)",
     )
     parser.add_argument("--backend", default="auto", help='as for foregrad.compile (default: "auto")')
@@ -47,15 +52,15 @@ def load_target(options: argparse.Namespace) -> Target:
     if not path.is_file():
         raise TargetError(f"there is no file {file}")
     module = _run(path)
-    function = _found(module, name, file)
-    if isinstance(function, type):
+    function = _attribute(module, name, file)
+    has_inputs = options.inputs is not None or hasattr(module, _INPUTS)
+    if isinstance(function, type) or (has_inputs and inspect.isfunction(function) and not _parameters(function)):
         function = function()
     if not callable(function):
         raise TargetError(f"`{name}` in {file} is a {type(function).__name__}, which can't be called")
-    wanted = options.inputs or _INPUTS
-    if options.inputs is None and not hasattr(module, _INPUTS):
+    if not has_inputs:
         return Target(function, (), {})
-    inputs = _found(module, wanted, file)
+    inputs = _attribute(module, options.inputs or _INPUTS, file)
     inputs = inputs() if callable(inputs) else inputs
     if isinstance(inputs, dict):
         return Target(function, (), inputs)
@@ -73,7 +78,11 @@ def _run(path: Path) -> Any:
     return module
 
 
-def _found(module: Any, name: str, file: str) -> Any:
+def _parameters(function: Callable[..., Any]) -> Any:
+    return inspect.signature(function).parameters
+
+
+def _attribute(module: Any, name: str, file: str) -> Any:
     value = module
     for part in name.split("."):
         try:

@@ -23,9 +23,9 @@ _LEAST = 4 << 10  # bytes saved: of less there is nothing to say
 _MOST_NODES = 6_000  # of graphs that other partitions are tried on
 
 
-def advice_on(found: Findings, joint: JointGraph, split: Split, recompiles: Recompiles) -> Iterator[Advice]:
+def advice_on(findings: Findings, joint: JointGraph, split: Split, recompiles: Recompiles) -> Iterator[Advice]:
     """Changes that would lower the figures, the largest first."""
-    memory = found.memory
+    memory = findings.memory
     assert memory is not None
     if memory.predicted_saved >= _LEAST:
         for group in groups(memory.saved)[:3]:
@@ -34,23 +34,23 @@ def advice_on(found: Findings, joint: JointGraph, split: Split, recompiles: Reco
                 yield Advice(f"{group} {'is' if group.count == 1 else 'are'} {share:.0%} of what is saved for the "
                              f"backward: {in_bytes(group.nbytes)} of {in_bytes(memory.predicted_saved)}.")  # fmt: skip
         if len(list(joint.graph.nodes)) <= _MOST_NODES:
-            yield from _partitions(found, split)
-    if found.program is not None and found.program.unused:
-        names = found.program.unused
+            yield from _partitions(findings, split)
+    if findings.program is not None and findings.program.unused:
+        names = findings.program.unused
         shown = ", ".join(f"`{name}`" for name in names[:6]) + (", ..." if len(names) > 6 else "")
         yield Advice(f"{len(names)} parameter{'s get' if len(names) > 1 else ' gets'} no gradient from this call: "
                      f"{shown}. Freeze what is not trained, or check that it is used.")  # fmt: skip
     yield from _recompilations(recompiles)
 
 
-def _partitions(found: Findings, split: Split) -> Iterator[Advice]:
+def _partitions(findings: Findings, split: Split) -> Iterator[Advice]:
     """Other partitions, made and simulated for this graph."""
-    memory, work = found.memory, found.work
+    memory, work = findings.memory, findings.work
     assert memory is not None
     assert work is not None
     tried: list[tuple[str, Report]] = []
     for policy in ("min_cut", "0.5", "0.0"):
-        if policy == found.partition:
+        if policy == findings.partition:
             continue
         try:
             tried.append((policy, split(policy)))
@@ -128,18 +128,18 @@ class Group:
 
 def groups(saved: Sequence[Saved]) -> list[Group]:
     """Saved values by the line that makes them, largest first."""
-    found: dict[str, list[Saved]] = {}
+    by_name: dict[str, list[Saved]] = {}
     for one in saved:
         if one.kind == "saved" and one.nbytes:
-            found.setdefault(one.line or f"{re.sub('[0-9]+', '*', one.module)} {one.op}", []).append(one)
-    made = []
-    for line, members in found.items():
+            by_name.setdefault(one.line or f"{re.sub('[0-9]+', '*', one.module)} {one.op}", []).append(one)
+    rows = []
+    for line, members in by_name.items():
         names = dict.fromkeys(one.variable or one.op for one in sorted(members, key=lambda one: -one.nbytes))
         what = ", ".join(list(names)[:3]) + (", ..." if len(names) > 3 else "")
         place = line.partition(" in ")[0] if " in " in line else ""
         modules = tuple(dict.fromkeys(member.module for member in members))
-        made.append(Group(what, place, modules, sum(member.nbytes for member in members), len(members)))
-    return sorted(made, key=lambda group: -group.nbytes)
+        rows.append(Group(what, place, modules, sum(member.nbytes for member in members), len(members)))
+    return sorted(rows, key=lambda group: -group.nbytes)
 
 
 def _span(modules: Sequence[str]) -> str:

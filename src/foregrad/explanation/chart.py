@@ -75,12 +75,12 @@ def chart(memory: Memory) -> str:
 
 
 def _grid(axes: _Axes) -> list[str]:
-    found = []
+    lines = []
     for count in _ticks(axes.most):
         y = axes.y(count)
-        found.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>')
-        found.append(f'<text class="tick" x="{_LEFT - 8}" y="{y + 4}" text-anchor="end">{in_bytes(count)}</text>')
-    return found
+        lines.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>')
+        lines.append(f'<text class="tick" x="{_LEFT - 8}" y="{y + 4}" text-anchor="end">{in_bytes(count)}</text>')
+    return lines
 
 
 def _ticks(most: int) -> list[int]:
@@ -137,12 +137,12 @@ def _marks(memory: Memory, axes: _Axes) -> list[str]:
     shift = -8 if anchor == "end" else 8
     said = f"peak {in_bytes(peak)} at {escape(memory.peak_at.partition(',')[0])}"
     place = f'x="{at + shift}" y="{axes.y(peak) - 10}" text-anchor="{anchor}"'
-    found = [
+    marks = [
         f'<text class="tick" x="{axes.x(0) + 6}" y="{_HEIGHT - 8}">forward</text>',
         f'<circle class="peak" cx="{at}" cy="{axes.y(peak)}" r="4"/>',
         f'<text class="peaktext" {place}>{said}</text>',
     ]
     if memory.forward_steps < len(memory.alive):
-        found.append(f'<line class="middle" x1="{middle}" x2="{middle}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"/>')
-        found.append(f'<text class="tick" x="{middle + 6}" y="{_HEIGHT - 8}">backward</text>')
-    return found
+        marks.append(f'<line class="middle" x1="{middle}" x2="{middle}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"/>')
+        marks.append(f'<text class="tick" x="{middle + 6}" y="{_HEIGHT - 8}">backward</text>')
+    return marks

@@ -132,14 +132,14 @@ class _Explainer:
 
     def run(self) -> Explanation:
         start = time.perf_counter()
-        made = refusal(self.dispatcher, self.subject.args, self.subject.kwargs)
-        if isinstance(made, Specialization):
-            self.dispatcher.graphs.add(made)
+        result = refusal(self.dispatcher, self.subject.args, self.subject.kwargs)
+        if isinstance(result, Specialization):
+            self.dispatcher.graphs.add(result)
         else:
-            made = self._through_a_call(made)
-        if isinstance(made, Exception):
-            return self._of_eager(made)
-        return self._of_graph(made, time.perf_counter() - start)
+            result = self._through_a_call(result)
+        if isinstance(result, Exception):
+            return self._of_eager(result)
+        return self._of_graph(result, time.perf_counter() - start)
 
     def _through_a_call(self, error: Exception) -> Specialization | Exception:
         """A function that a call makes another form of, with what it draws as an argument, say; or its own error."""
@@ -153,25 +153,25 @@ class _Explainer:
 
     # ---------------------------------------------------------------- a function with a graph
 
-    def _of_graph(self, made: Specialization, compile_s: float) -> Explanation:
-        joint, parts = made.product.captured.joint, made.product.compiled.partitioned
+    def _of_graph(self, specialization: Specialization, compile_s: float) -> Explanation:
+        joint, parts = specialization.product.captured.joint, specialization.product.compiled.partitioned
         report = make_report(parts)
         rows = rows_of(parts, report)
         memory = memory_of(parts, report, rows)
-        outside = written_outside(made, self.subject)
+        outside = written_outside(specialization, self.subject)
         why_not = self._why_not_measured(outside, joint.error)
         seconds = None
         if not why_not:
             try:
                 with _quiet(), phase("measurements", compiles=False):
-                    memory, seconds = self._measured(made, memory, compile_s)
+                    memory, seconds = self._measured(specialization, memory, compile_s)
             except Exception as error:  # a second backward through what the first call wrote, say
                 why_not = f"a step failed with {type(error).__name__}: {str(error).splitlines()[0]}"
-        found = Explanation(
+        explanation = Explanation(
             name=self.subject.name,
             backend=self.backend,
             partition=self.partition,
-            program=program_of(made),
+            program=program_of(specialization),
             memory=memory,
             work=work_of(rows),
             time=seconds,
@@ -182,20 +182,20 @@ class _Explainer:
             modules=rows.modules,
             lines=rows.lines,
             operators=rows.operators,
-            sources=sources_of(parts, made.source()),
+            sources=sources_of(parts, specialization.source()),
             versions=_versions(),
         )
         with phase("advice", compiles=False):
-            advice = advice_on(found, joint, lambda policy: self._split(joint, policy), self._recompiles())
-        return dataclasses.replace(found, advice=tuple(advice))
+            advice = advice_on(explanation, joint, lambda policy: self._split(joint, policy), self._recompiles())
+        return dataclasses.replace(explanation, advice=tuple(advice))
 
     def _split(self, joint: Any, policy: str) -> Any:
         """The report of another partition of the graph, after the backend's own passes as well."""
-        known = self.backend if self.backend in list_backends() else "nop"
+        backend = self.backend if self.backend in list_backends() else "nop"
         if policy[0].isdigit():
-            other = pipeline_for(backend=known, memory_budget=float(policy))
+            other = pipeline_for(backend=backend, memory_budget=float(policy))
         else:
-            other = pipeline_for(backend=known, partition=policy)
+            other = pipeline_for(backend=backend, partition=policy)
         return dataclasses.replace(self.pipeline, partition=other.partition, keeper=None).split(joint).report()
 
     def _why_not_measured(self, outside: str | None, error: Exception | None) -> str:
@@ -207,8 +207,8 @@ class _Explainer:
             return f"a call writes to {outside}, which is not copied"
         return "" if error is None else f"its backward raises: {error}"
 
-    def _measured(self, made: Specialization, memory: Memory, compile_s: float) -> tuple[Memory, Time | None]:
-        subject, device, renews = self.subject, self._device(), writes_to_arguments(made)
+    def _measured(self, specialization: Specialization, memory: Memory, compile_s: float) -> tuple[Memory, Time | None]:
+        subject, device, renews = self.subject, self._device(), writes_to_arguments(specialization)
 
         def call_of(function: Any) -> functools.partial[Any]:
             args, kwargs = subject.renewed() if renews else (subject.args, subject.kwargs)
@@ -217,11 +217,15 @@ class _Explainer:
         def make_step(function: Any) -> Any:
             return lambda: step_of(call_of(function), subject.forget_gradients)
 
-        given, compiled, eager = self._given(made), call_of(self.dispatcher.entry), call_of(subject.function)
+        present, compiled, eager = (
+            self._given(specialization),
+            call_of(self.dispatcher.entry),
+            call_of(subject.function),
+        )
         start = time.perf_counter()
-        held = held_by(compiled(), [given, compiled.args, compiled.keywords])
+        held = held_by(compiled(), [present, compiled.args, compiled.keywords])
         compile_s += time.perf_counter() - start
-        packed = packed_by(eager, [given, eager.args, eager.keywords])
+        packed = packed_by(eager, [present, eager.args, eager.keywords])
         steps = {"eager": make_step(subject.function), "compiled": make_step(self.dispatcher.entry)}
         seconds, rounds = times_of(steps, device)
         return dataclasses.replace(
@@ -232,13 +236,13 @@ class _Explainer:
             eager_saved=packed,
         ), Time(seconds["eager"], seconds["compiled"], compile_s, rounds)
 
-    def _given(self, made: Specialization) -> list[Any]:
+    def _given(self, specialization: Specialization) -> list[Any]:
         """The tensors that are there before a call."""
-        given = [value for value in self.subject.copies.values() if isinstance(value, torch.Tensor)]
-        for info in made.product.captured.joint.signature.inputs:
+        tensors = [value for value in self.subject.copies.values() if isinstance(value, torch.Tensor)]
+        for info in specialization.product.captured.joint.signature.inputs:
             if info.argument is None and hasattr(info.source, "get"):
-                given.append(info.source.get())
-        return given
+                tensors.append(info.source.get())
+        return tensors
 
     def _device(self) -> torch.device | None:
         tensors = [value for value in self.subject.copies.values() if isinstance(value, torch.Tensor)]
@@ -257,8 +261,8 @@ class _Explainer:
         stumbles = parts_of_function(text, subject.name, seconds, 1)
         if subject.module is not None and not why_not:
             with _quiet():
-                found = parts_of_module(subject.module, subject.args, subject.kwargs, self.dispatcher)
-            stumbles = found if found.parts else stumbles
+                of_module = parts_of_module(subject.module, subject.args, subject.kwargs, self.dispatcher)
+            stumbles = of_module if of_module.parts else stumbles
         return Explanation(
             name=subject.name,
             backend=self.backend,
@@ -299,12 +303,12 @@ class _Explainer:
         except Exception as error:
             yield EagerPart("Dynamo", f"It fails: {str(error).splitlines()[0]}", "", "", 1, None, "graph break")
             return
-        for found in breaks:
-            lines = [line.strip() for line in found.reason.splitlines() if line.strip()]
+        for one in breaks:
+            lines = [line.strip() for line in one.reason.splitlines() if line.strip()]
             hints = [line.removeprefix("Hint: ") for line in lines if line.startswith("Hint: ")]
             why = [line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")]
             yield EagerPart(
-                "graph break", " ".join([lines[0], *why]), hints[0] if hints else "", found.line, 1, None, "graph break"
+                "graph break", " ".join([lines[0], *why]), hints[0] if hints else "", one.line, 1, None, "graph break"
             )
 
     # ---------------------------------------------------------------- compilations

@@ -101,13 +101,13 @@ class _Collector:
 
     def place(self, node: fx.Node) -> tuple[int, int]:
         stack: Any = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-        found = ("", "")
+        nearest = ("", "")
         for path, cls in stack.values():
             name = re.sub(r"^self\.?|@\d+$", "", str(path))
-            found = (name, cls if isinstance(cls, str) else cls.__name__)
-            self.modules.setdefault(found, len(self.modules))
+            nearest = (name, cls if isinstance(cls, str) else cls.__name__)
+            self.modules.setdefault(nearest, len(self.modules))
         line = user_line(node) or ""
-        return self.modules[found], self.lines.setdefault(line, len(self.lines))
+        return self.modules[nearest], self.lines.setdefault(line, len(self.lines))
 
 
 def rows_of(parts: Partitioned, report: Report) -> Rows:
@@ -165,7 +165,7 @@ _TAKEN = re.compile(r"    (\w+),  # ")
 
 def sources_of(parts: Partitioned, runtime: str) -> tuple[Source, ...]:
     """The printed halves and the code around them; each line with the operator that it computes."""
-    slots, found = parts.joint.slot_texts(), []
+    slots, sources = parts.joint.slot_texts(), []
     halves = [("forward", parts.forward, "f")]
     if not parts.joint.signature.is_inference:
         halves.append(("backward", parts.backward, "b"))
@@ -177,6 +177,6 @@ def sources_of(parts: Partitioned, runtime: str) -> tuple[Source, ...]:
             match = _ASSIGNED.match(line) or _TAKEN.match(line)
             name = match[1] if match else ""
             keys.append(f"{'f' if name in saved else half}:{name}" if name else "")
-        found.append(Source(title, tuple(lines), tuple(keys)))
+        sources.append(Source(title, tuple(lines), tuple(keys)))
     lines = runtime.splitlines()
-    return (*found, Source("around them", tuple(lines), ("",) * len(lines)))
+    return (*sources, Source("around them", tuple(lines), ("",) * len(lines)))

@@ -19,20 +19,20 @@ _FOLDER = pathlib.Path(__file__).parent / "page"
 _ROLES = ("operator", "saved", "again", "view", "input", "tangent")
 
 
-def page(found: Findings) -> str:
+def page(findings: Findings) -> str:
     """The whole file as text."""
     from jinja2 import Environment, FileSystemLoader
     from markupsafe import Markup
 
     environment = Environment(loader=FileSystemLoader(_FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.get_template("report.html").render(
-        found=found,
-        cards=list(_cards(found)),
-        chart=Markup(chart(found.memory)) if found.memory is not None else "",  # noqa: S704 - names in it are escaped
+        found=findings,
+        cards=list(_cards(findings)),
+        chart=Markup(chart(findings.memory)) if findings.memory is not None else "",  # noqa: S704 - names in it are escaped
         families=list(enumerate(FAMILIES)),
         style=Markup((_FOLDER / "report.css").read_text(encoding="utf-8")),  # noqa: S704
         script=Markup((_FOLDER / "report.js").read_text(encoding="utf-8")),  # noqa: S704
-        data=Markup(_script_safe(_data(found))),  # noqa: S704
+        data=Markup(_script_safe(_data(findings))),  # noqa: S704
     )
 
 
@@ -42,18 +42,18 @@ def _script_safe(data: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _cards(found: Findings) -> Iterator[tuple[str, str, str]]:
+def _cards(findings: Findings) -> Iterator[tuple[str, str, str]]:
     """The figures on top: what it is, the figure, what to compare it with."""
-    memory, work, time = found.memory, found.work, found.time
+    memory, work, time = findings.memory, findings.work, findings.time
     if memory is not None:
         yield "peak of memory", in_bytes(memory.predicted_peak), _compared(memory.measured_peak, memory.eager_peak)
-        if found.program is None or found.program.has_backward:
+        if findings.program is None or findings.program.has_backward:
             saved = _compared(memory.measured_saved, memory.eager_saved)
             yield "saved for the backward", in_bytes(memory.predicted_saved), saved
     if time is not None:
         ratio = time.eager_s / time.compiled_s if time.compiled_s else 0
         yield "a step", seconds(time.compiled_s), f"eager {seconds(time.eager_s)}, {ratio:.2f} times"
-        yield "to compile", seconds(time.compile_s), f"worth {_steps(found)}"
+        yield "to compile", seconds(time.compile_s), f"worth {_steps(findings)}"
     if work is not None:
         again = f", {amount(work.again_flops)}FLOP run twice" if work.again_flops else ""
         yield "operations", f"{amount(work.flops)}FLOP", f"{in_bytes(work.moved)} moved{again}"
@@ -67,24 +67,24 @@ def _compared(measured: int | None, eager: int | None) -> str:
     return f"measured {in_bytes(measured)}" + (f", eager {in_bytes(eager)}" if eager is not None else "")
 
 
-def _steps(found: Findings) -> str:
-    assert found.time is not None
-    steps = found.time.compile_s / found.time.eager_s if found.time.eager_s else 0
+def _steps(findings: Findings) -> str:
+    assert findings.time is not None
+    steps = findings.time.compile_s / findings.time.eager_s if findings.time.eager_s else 0
     return f"{steps:,.0f} eager steps"
 
 
-def _data(found: Findings) -> dict[str, Any]:
-    number = {one.key: at for at, one in enumerate(found.operators)}
+def _data(findings: Findings) -> dict[str, Any]:
+    number = {one.key: at for at, one in enumerate(findings.operators)}
     return {
-        "ops": _columns(found.operators, number),
-        "modules": found.modules,
-        "lines": found.lines,
+        "ops": _columns(findings.operators, number),
+        "modules": findings.modules,
+        "lines": findings.lines,
         "roles": _ROLES,
         "sources": [
             {"title": source.title, "lines": source.lines, "ops": [number.get(key, -1) for key in source.keys]}
-            for source in found.sources
+            for source in findings.sources
         ],
-        "tables": [table for table in _tables(found, number) if table["rows"]],
+        "tables": [table for table in _tables(findings, number) if table["rows"]],
     }
 
 
@@ -108,11 +108,11 @@ def _columns(operators: Sequence[Operator], number: dict[str, int]) -> dict[str,
     return {name: [read(one) for one in operators] for name, read in get.items()}
 
 
-def _tables(found: Findings, number: dict[str, int]) -> Iterator[dict[str, Any]]:
+def _tables(findings: Findings, number: dict[str, int]) -> Iterator[dict[str, Any]]:
     """Tables: columns (title, kind), rows, and for each row the operator that it is about. Kinds: "text", "bytes",
     "flops", "count", "share", "seconds".
     """
-    memory, program = found.memory, found.program
+    memory, program = findings.memory, findings.program
     if memory is not None:
         saved = sorted(memory.saved, key=lambda one: (one.kind != "saved", -one.nbytes))
         yield _table(
@@ -124,13 +124,13 @@ def _tables(found: Findings, number: dict[str, int]) -> Iterator[dict[str, Any]]
             [number.get(f"f:{s.name}", -1) for s in saved],
         )  # fmt: skip
         total = memory.predicted_saved or 1
-        made = groups(memory.saved)
+        grouped = groups(memory.saved)
         yield _table(
             "By line",
             "What is saved, by the line that makes it.",
             [("line", "text"), ("bytes", "bytes"), ("share", "share"), ("values", "count"), ("what", "text"),
              ("modules", "text")],
-            [[g.place, g.nbytes, g.nbytes / total, g.count, g.what, ", ".join(g.modules)] for g in made],
+            [[g.place, g.nbytes, g.nbytes / total, g.count, g.what, ", ".join(g.modules)] for g in grouped],
         )  # fmt: skip
         yield _table(
             "Run twice",
@@ -140,24 +140,24 @@ def _tables(found: Findings, number: dict[str, int]) -> Iterator[dict[str, Any]]
             [[a.name, a.cost, a.flops, a.op, a.module, a.line] for a in memory.again],
             [number.get(f"b:{a.name}", -1) for a in memory.again],
         )  # fmt: skip
-    if found.operators:
-        operators = [one for one in found.operators if one.role not in ("input", "tangent")]
+    if findings.operators:
+        operators = [one for one in findings.operators if one.role not in ("input", "tangent")]
         yield _table(
             "Operators",
             "Every operator in the order they run; `alive` is the memory while it does.",
             [("value", "text"), ("half", "text"), ("operator", "text"), ("type", "text"), ("bytes", "bytes"),
              ("FLOP", "flops"), ("moved", "bytes"), ("alive", "bytes"), ("module", "text"), ("line", "text")],
-            [[o.key[2:], o.half, o.op, o.type, o.nbytes, o.flops, o.moved, o.alive, found.modules[o.module][0],
-              found.lines[o.line]] for o in operators],
+            [[o.key[2:], o.half, o.op, o.type, o.nbytes, o.flops, o.moved, o.alive, findings.modules[o.module][0],
+              findings.lines[o.line]] for o in operators],
             [number[o.key] for o in operators],
         )  # fmt: skip
-    if found.eager:
+    if findings.eager:
         yield _table(
             "Runs eagerly",
             "What does not compile, what it costs, and what would compile it.",
             [("part", "text"), ("a call", "seconds"), ("calls", "count"), ("why", "text"), ("change", "text"),
              ("line", "text")],
-            [[e.name, e.seconds, e.calls, e.reason, e.change, e.line] for e in found.eager],
+            [[e.name, e.seconds, e.calls, e.reason, e.change, e.line] for e in findings.eager],
         )  # fmt: skip
     if program is not None:
         places = [*program.inputs, *program.outputs, *program.outside]
@@ -172,7 +172,7 @@ def _tables(found: Findings, number: dict[str, int]) -> Iterator[dict[str, Any]]
         yield _table("Guards", "What each call is checked for.", columns,
                      [[g.name, g.expected, g.kind] for g in program.guards])  # fmt: skip
     yield _table("Compilations", "Compilations so far, and why.", [("compilation", "text")],
-                 [[line] for line in found.compilations])  # fmt: skip
+                 [[line] for line in findings.compilations])  # fmt: skip
 
 
 def _table(

@@ -41,7 +41,7 @@ def _differentiable(result: Any) -> list[torch.Tensor]:
     return [leaf for leaf in flatten(result)[0] if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
 
 
-def held_by(result: Any, given: Sequence[Any]) -> int:
+def held_by(result: Any, present: Sequence[Any]) -> int:
     """Bytes that the autograd graph of a compiled call's results holds, but for those given and the results."""
     nodes: dict[Any, None] = {}
     waiting = [output.grad_fn for output in _differentiable(result)]
@@ -51,10 +51,10 @@ def held_by(result: Any, given: Sequence[Any]) -> int:
             nodes[node] = None
             waiting.extend(following for following, _ in node.next_functions)
     saved = [tensor for node in nodes for tensor in getattr(node, "saved_tensors", ())]
-    return _bytes(saved, [result, given])
+    return _bytes(saved, [result, present])
 
 
-def packed_by(call: Call, given: Sequence[Any]) -> int | None:
+def packed_by(call: Call, present: Sequence[Any]) -> int | None:
     """Bytes that eager's autograd saves in a call, but for those given and the results; each memory once. None where
     the function allows no hooks on saved tensors: `torch.func.grad` does not.
     """
@@ -69,13 +69,13 @@ def packed_by(call: Call, given: Sequence[Any]) -> int | None:
             result = call()
     except RuntimeError:
         return None
-    return _bytes(saved, [result, given])
+    return _bytes(saved, [result, present])
 
 
 def _bytes(saved: Sequence[Any], others: Sequence[Any]) -> int:
-    known = {_storage(leaf) for other in others for leaf in flatten(other)[0] if isinstance(leaf, torch.Tensor)}
-    found = {_storage(t): _size(t) for t in saved if isinstance(t, torch.Tensor)}
-    return sum(size for storage, size in found.items() if storage not in known)
+    excluded = {_storage(leaf) for other in others for leaf in flatten(other)[0] if isinstance(leaf, torch.Tensor)}
+    sizes = {_storage(t): _size(t) for t in saved if isinstance(t, torch.Tensor)}
+    return sum(size for storage, size in sizes.items() if storage not in excluded)
 
 
 def _storage(tensor: torch.Tensor) -> Any:
@@ -133,11 +133,11 @@ def times_of(make_steps: Mapping[str, Call], device: torch.device | None) -> tup
 
     for make_step in make_steps.values():
         once(make_step)  # for what is made on first use
-    found: dict[str, list[float]] = {name: [] for name in make_steps}
+    times: dict[str, list[float]] = {name: [] for name in make_steps}
     begin = time.perf_counter()
     rounds = 0
     while rounds < _MOST_ROUNDS and (rounds < 2 or time.perf_counter() - begin < _SECONDS):
         for name, make_step in make_steps.items():
-            found[name].append(once(make_step))
+            times[name].append(once(make_step))
         rounds += 1
-    return {name: min(seconds) for name, seconds in found.items()}, rounds
+    return {name: min(seconds) for name, seconds in times.items()}, rounds

@@ -170,11 +170,11 @@ def _reads(specialization: Specialization) -> Iterator[Guard]:
             name = place.path(key) or place.name
             if expected.kind == "tensor" or not name:
                 continue
-            found = Guard("read", name, _ADDRESS.sub("", _short(expected)))
+            guard = Guard("read", name, _ADDRESS.sub("", _short(expected)))
             if expected.kind == "equal":
-                yield found
+                yield guard
             else:
-                later.append(found)
+                later.append(guard)
     yield from later
 
 

@@ -65,7 +65,7 @@ def parts_of_module(module: torch.nn.Module, args: Any, kwargs: Any, like: Dispa
     """The parts of a model, a copy, that can't be captured."""
     names = {id(part): name for name, part in module.named_modules()}
     calls = _calls(module, args, kwargs)
-    found: dict[torch.nn.Module, str] = {}
+    refused: dict[torch.nn.Module, str] = {}
 
     def visit(part: torch.nn.Module) -> None:
         call = calls.get(part)
@@ -74,29 +74,29 @@ def parts_of_module(module: torch.nn.Module, args: Any, kwargs: Any, like: Dispa
         error = _error(part, call, like)
         if error is None:
             return
-        before = len(found)
+        before = len(refused)
         for child in part.children():
             visit(child)
-        if len(found) > before:
-            with _as_regions(found):
+        if len(refused) > before:
+            with _as_regions(refused):
                 error = _error(part, call, like)
         if error is not None:
-            found[part] = reason_of(part.forward, names[id(part)] or type(part).__name__, error)
+            refused[part] = reason_of(part.forward, names[id(part)] or type(part).__name__, error)
 
     visit(module)
     parts = []
-    for part, text in found.items():
+    for part, text in refused.items():
         why, change, line = split_reason(text)
         call = calls[part]
         name = names[id(part)] or type(part).__name__
         parts.append(EagerPart(name, why, change, line, call.count, call.seconds / max(call.count, 1)))
-    return Stumbles(tuple(parts), _operators_besides(module, found, args, kwargs, like))
+    return Stumbles(tuple(parts), _operators_besides(module, refused, args, kwargs, like))
 
 
-def _operators_besides(module: torch.nn.Module, found: Any, args: Any, kwargs: Any, like: Dispatcher) -> int | None:
-    if not found or module in found:
+def _operators_besides(module: torch.nn.Module, refused: Any, args: Any, kwargs: Any, like: Dispatcher) -> int | None:
+    if not refused or module in refused:
         return None
-    with _as_regions(found):
+    with _as_regions(refused):
         rest = refusal(_dispatcher(module, like), args, kwargs)
     return (
         None
@@ -106,8 +106,8 @@ def _operators_besides(module: torch.nn.Module, found: Any, args: Any, kwargs: A
 
 
 def _error(part: torch.nn.Module, call: _Call, like: Dispatcher) -> Exception | None:
-    found = refusal(_dispatcher(part, like), call.args, call.kwargs)
-    return found if isinstance(found, Exception) else None
+    result = refusal(_dispatcher(part, like), call.args, call.kwargs)
+    return result if isinstance(result, Exception) else None
 
 
 def _dispatcher(module: torch.nn.Module, like: Dispatcher) -> Dispatcher:
@@ -127,15 +127,15 @@ def _as_regions(modules: Mapping[torch.nn.Module, Any]) -> Iterator[None]:
 
 def _calls(module: torch.nn.Module, args: Any, kwargs: Any) -> dict[torch.nn.Module, _Call]:
     """The arguments of each module in an eager run, and how long its calls take."""
-    found: dict[torch.nn.Module, _Call] = {}
+    calls: dict[torch.nn.Module, _Call] = {}
 
     def before(part: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        call = found.setdefault(part, _Call(args, kwargs))
+        call = calls.setdefault(part, _Call(args, kwargs))
         call.count += 1
         call.begun = time.perf_counter()
 
     def after(part: torch.nn.Module, _args: Any, _result: Any) -> None:
-        found[part].seconds += time.perf_counter() - found[part].begun
+        calls[part].seconds += time.perf_counter() - calls[part].begun
 
     handles = []
     for part in module.modules():
@@ -146,4 +146,4 @@ def _calls(module: torch.nn.Module, args: Any, kwargs: Any) -> dict[torch.nn.Mod
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return calls

@@ -85,17 +85,17 @@ def subject_of(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sub
         args, kwargs, why = copy.deepcopy(args, memo), copy.deepcopy(dict(kwargs), memo), None
     except Exception as error:
         memo, function, why = {}, plain, f"it can't be copied: {type(error).__name__}: {error}"
-    made = {id(value): value for key, value in memo.items() if key != id(memo) and id(value) != key}
-    return Subject(name, function, args, kwargs, compiled, is_dynamo, why, made | _tables(made))
+    copies = {id(value): value for key, value in memo.items() if key != id(memo) and id(value) != key}
+    return Subject(name, function, args, kwargs, compiled, is_dynamo, why, copies | _tables(copies))
 
 
-def _tables(made: Mapping[int, Any]) -> dict[int, Any]:
+def _tables(copies: Mapping[int, Any]) -> dict[int, Any]:
     """The dicts and cells that hold attributes and variables of copies: writes go to these."""
-    found = [getattr(value, "__dict__", None) for value in made.values()]
-    for value in made.values():
+    tables = [getattr(value, "__dict__", None) for value in copies.values()]
+    for value in copies.values():
         if isinstance(value, types.FunctionType):
-            found += [value.__globals__, *(value.__closure__ or ())]
-    return {id(table): table for table in found if table is not None}
+            tables += [value.__globals__, *(value.__closure__ or ())]
+    return {id(table): table for table in tables if table is not None}
 
 
 def _copy_results(leaves: list[Any], memo: dict[int, Any]) -> None:
@@ -122,8 +122,8 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
 def _copied_function(function: types.FunctionType, memo: dict[int, Any]) -> Any:
     cells = tuple(types.CellType() for _ in function.__closure__ or ())
     variables = dict(function.__globals__)
-    made = types.FunctionType(function.__code__, variables, function.__name__, function.__defaults__, cells or None)
-    memo[id(function)] = made  # before what it reaches, which may be itself
+    copied = types.FunctionType(function.__code__, variables, function.__name__, function.__defaults__, cells or None)
+    memo[id(function)] = copied  # before what it reaches, which may be itself
     for cell, old in zip(cells, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # of a variable that is not bound yet
             cell.cell_contents = _copied(old.cell_contents, memo)
@@ -131,9 +131,9 @@ def _copied_function(function: types.FunctionType, memo: dict[int, Any]) -> Any:
         value = variables.get(name)
         if isinstance(value, (torch.nn.Module, torch.Tensor, types.FunctionType, types.MethodType)):
             variables[name] = _copied(value, memo)
-    made.__kwdefaults__, made.__dict__ = function.__kwdefaults__, dict(function.__dict__)
-    made.__module__, made.__qualname__ = function.__module__, function.__qualname__
-    return made
+    copied.__kwdefaults__, copied.__dict__ = function.__kwdefaults__, dict(function.__dict__)
+    copied.__module__, copied.__qualname__ = function.__module__, function.__qualname__
+    return copied
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

@@ -41,9 +41,9 @@ def _measured(count: int | None) -> str:
     return "-" if count is None else in_bytes(count)
 
 
-def figures(found: Findings) -> Table:
+def figures(findings: Findings) -> Table:
     """The costs of a step: foreseen, measured, and in eager mode."""
-    memory, work, time = found.memory, found.work, found.time
+    memory, work, time = findings.memory, findings.work, findings.time
     rows = []
     if memory is not None:
         rows += [
@@ -60,34 +60,34 @@ def figures(found: Findings) -> Table:
     return Table("what a step takes", ("", "foreseen", "measured", "eager"), rows, right=0)
 
 
-def sections(found: Findings) -> Iterator[Section]:
+def sections(findings: Findings) -> Iterator[Section]:
     """The explanation, most important first."""
-    head = f"backend {found.backend}, partition {found.partition}"
-    if found.program is not None and found.work is not None:
-        kind = "forward and backward" if found.program.has_backward else "forward alone"
-        operators = found.work.forward_operators + found.work.backward_operators
+    head = f"backend {findings.backend}, partition {findings.partition}"
+    if findings.program is not None and findings.work is not None:
+        kind = "forward and backward" if findings.program.has_backward else "forward alone"
+        operators = findings.work.forward_operators + findings.work.backward_operators
         head += f"; captured as one graph, {kind}, of {operators} operators"
-    elif found.eager:
+    elif findings.eager:
         head += "; it runs eagerly"
     lines = [head]
-    if found.not_measured:
-        lines.append(f"nothing was measured: {found.not_measured}")
-    if found.time is not None:
-        lines.append(f"compiled in {seconds(found.time.compile_s)}")
-    table = figures(found)
-    yield Section(found.name, tuple(lines), (table,) if table.rows else ())
-    if found.advice:
-        yield Section("advice", tuple(f"- {one.text}" for one in found.advice))
-    if found.eager:
-        yield Section("what runs eagerly", tuple(_eager(found)))
-    if found.compilations:
-        yield Section("compilations", found.compilations)
-    yield from _memory(found)
-    yield from _program(found)
+    if findings.not_measured:
+        lines.append(f"nothing was measured: {findings.not_measured}")
+    if findings.time is not None:
+        lines.append(f"compiled in {seconds(findings.time.compile_s)}")
+    table = figures(findings)
+    yield Section(findings.name, tuple(lines), (table,) if table.rows else ())
+    if findings.advice:
+        yield Section("advice", tuple(f"- {one.text}" for one in findings.advice))
+    if findings.eager:
+        yield Section("what runs eagerly", tuple(_eager(findings)))
+    if findings.compilations:
+        yield Section("compilations", findings.compilations)
+    yield from _memory(findings)
+    yield from _program(findings)
 
 
-def _eager(found: Findings) -> Iterator[str]:
-    for one in found.eager:
+def _eager(findings: Findings) -> Iterator[str]:
+    for one in findings.eager:
         cost = f" ({seconds(one.seconds)} a call)" if one.seconds is not None else ""
         yield f"- {one.name}{cost}: {one.reason}"
         if one.line and one.line.partition(" in ")[0] not in one.reason:
@@ -96,8 +96,8 @@ def _eager(found: Findings) -> Iterator[str]:
             yield f"  to compile it: {one.change}"
 
 
-def _memory(found: Findings) -> Iterator[Section]:
-    memory = found.memory
+def _memory(findings: Findings) -> Iterator[Section]:
+    memory = findings.memory
     if memory is None or not memory.saved:
         return
     total = memory.predicted_saved or 1
@@ -115,8 +115,8 @@ def _memory(found: Findings) -> Iterator[Section]:
     yield Section("saved for the backward", (f"peak at {memory.peak_at}",), tuple(tables))
 
 
-def _program(found: Findings) -> Iterator[Section]:
-    program = found.program
+def _program(findings: Findings) -> Iterator[Section]:
+    program = findings.program
     if program is None:
         return
     places = (*program.inputs, *program.outputs)
@@ -141,16 +141,16 @@ def _cut(title: str, columns: tuple[str, ...], rows: list[list[str]], *, right: 
     return Table(title, columns, rows[:_MOST_ROWS], len(rows) - _MOST_ROWS, right=right)
 
 
-def text(found: Findings) -> str:
+def text(findings: Findings) -> str:
     """Plain text."""
     parts = []
-    for section in sections(found):
+    for section in sections(findings):
         tables = [str(table).lstrip("\n") for table in section.tables if table.rows]
         parts.append("\n".join([section.title, "=" * len(section.title), *section.lines, *tables]))
     return "\n\n".join(parts)
 
 
-def print_report(found: Findings) -> None:
+def print_report(findings: Findings) -> None:
     """With rich on a terminal, where it is installed."""
     console: Any = None
     if sys.stdout.isatty():
@@ -159,28 +159,28 @@ def print_report(found: Findings) -> None:
 
             console = Console(highlight=False)
     if console is None:
-        print(text(found))
+        print(text(findings))
     else:
-        console.print(rich(found))
+        console.print(rich(findings))
 
 
-def rich(found: Findings) -> Any:
+def rich(findings: Findings) -> Any:
     """Panels and tables for rich."""
     from rich.console import Group
     from rich.text import Text
 
     parts: list[Any] = []
-    for section in sections(found):
+    for section in sections(findings):
         parts.append(Text(f"\n{section.title}", style="bold"))
         parts += [Text(line) for line in section.lines]
         parts += [table.rich() for table in section.tables if table.rows]
     return Group(*parts)
 
 
-def notebook(found: Findings) -> str:
+def notebook(findings: Findings) -> str:
     """HTML for a notebook's cell."""
     parts = []
-    for section in sections(found):
+    for section in sections(findings):
         parts.append(f"<h4>{html.escape(section.title)}</h4>")
         parts += [f"<div>{html.escape(line)}</div>" for line in section.lines]
         parts += [_table(table) for table in section.tables if table.rows]

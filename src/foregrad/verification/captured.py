@@ -76,43 +76,43 @@ class EagerValues(ThreadDispatchMode):
         result = func(*args, **kwargs)
         if is_noted:
             self.calls.append(_Call(func, args, kwargs, result, before))
-        known = op_info(func)
+        info = op_info(func)
         is_cotangent = not self.is_forward and "generator" in kwargs  # drawn by `verify`
         if not gives_nothing(func) and not is_cotangent:
-            for tensor in _tensors((result, args) if known.writes else result):
+            for tensor in _tensors((result, args) if info.writes else result):
                 for memory in (tensor, tensor._base):
                     if memory is not None:
-                        name = "" if known.is_view else str(func)
+                        name = "" if info.is_view else str(func)
                         self.by_content.setdefault(_content(memory), (name, _user_place()))
         return result
 
 
 def first_not_eager(module: fx.GraphModule, inputs: Sequence[Any], eager: EagerValues) -> Culprit | None:
     """The first node whose value eager does not have; None where eager has all of them."""
-    given = {_content(value) for value in inputs if isinstance(value, torch.Tensor)}
-    found: Culprit | None = None
-    graph: set[Content] = set(given)
+    input_contents = {_content(value) for value in inputs if isinstance(value, torch.Tensor)}
+    culprit: Culprit | None = None
+    graph: set[Content] = set(input_contents)
     for step in steps(module, inputs):
         contents = [_content(tensor) for tensor in _tensors(step.value)]
         graph.update(contents)
         node = step.node
         is_left = node.op != "call_function" or node.target is operator.getitem or gives_nothing(node.target)
-        if found is not None or is_left or (isinstance(node.target, OpOverload) and op_info(node.target).is_view):
+        if culprit is not None or is_left or (isinstance(node.target, OpOverload) and op_info(node.target).is_view):
             continue
-        if any(content not in eager.by_content and content not in given for content in contents):
+        if any(content not in eager.by_content and content not in input_contents for content in contents):
             operands = zip(node.all_input_nodes, _tensors((step.args, step.kwargs)), strict=False)
             named = ranges_of((operand.name, value) for operand, value in operands)
-            found = Culprit(node.name, str(node.target), user_line(node), Gap(Verdict.WRONG), named)
-    lacking = next((known for content, known in eager.by_content.items() if known[0] and content not in graph), None)
-    if found is None and lacking is None:
+            culprit = Culprit(node.name, str(node.target), user_line(node), Gap(Verdict.WRONG), named)
+    lacking = next((noted for content, noted in eager.by_content.items() if noted[0] and content not in graph), None)
+    if culprit is None and lacking is None:
         return None
-    what = "eager has all of the graph's values" if found is None else "eager never has this value"
+    what = "eager has all of the graph's values" if culprit is None else "eager never has this value"
     if lacking is not None:
         place = f" at {lacking[1]}" if lacking[1] else ""
         what += f"; the first of eager's that the graph lacks is that of {lacking[0]}{place}"
-    if found is None:
+    if culprit is None:
         return Culprit("nothing", "no operator of the graph", None, Gap(Verdict.WRONG, what), ())
-    return Culprit(found.node, found.operator, found.where, Gap(Verdict.WRONG, what), found.operands)
+    return Culprit(culprit.node, culprit.operator, culprit.where, Gap(Verdict.WRONG, what), culprit.operands)
 
 
 def with_program(culprit: Culprit, eager: EagerValues, maker: Maker) -> Culprit:

@@ -135,12 +135,12 @@ def compare(actual: object, expected: object, exact: Callable[[], Exact | None] 
         actual, expected = actual.float(), expected.float()  # which have no arithmetic of their own
     if actual.numel() == 0 or same_bits(actual, expected):
         return EQUAL
-    known = exact()
+    reference = exact()
     if not actual.is_floating_point() and not actual.is_complex():
-        return _integers(actual, expected, known)
-    if actual.is_complex() and known is not None:
-        known = Exact(_real(known.value), _real(known.shaken))
-    return _floats(_real(actual), _real(expected), known)
+        return _integers(actual, expected, reference)
+    if actual.is_complex() and reference is not None:
+        reference = Exact(_real(reference.value), _real(reference.shaken))
+    return _floats(_real(actual), _real(expected), reference)
 
 
 def _floats(actual: torch.Tensor, expected: torch.Tensor, exact: Exact | None) -> Gap:
@@ -200,16 +200,16 @@ def _integers(actual: torch.Tensor, expected: torch.Tensor, exact: Exact | None)
 
 def _tolerance(dtype: torch.dtype) -> tuple[float, float]:
     """(relative, absolute)."""
-    known = {torch.float16: (1e-3, 1e-5), torch.bfloat16: (1.6e-2, 1e-5), torch.float32: (1.3e-6, 1e-5)}
-    return known.get(dtype, (1e-7, 1e-7))
+    by_dtype = {torch.float16: (1e-3, 1e-5), torch.bfloat16: (1.6e-2, 1e-5), torch.float32: (1.3e-6, 1e-5)}
+    return by_dtype.get(dtype, (1e-7, 1e-7))
 
 
 def _largest(tensor: torch.Tensor) -> float:
-    found = tensor.abs()
-    largest = float(found.max()) if found.numel() else 0.0
+    sizes = tensor.abs()
+    largest = float(sizes.max()) if sizes.numel() else 0.0
     if not math.isfinite(largest):
-        found = found[found.isfinite()]
-        largest = float(found.max()) if found.numel() else 0.0
+        sizes = sizes[sizes.isfinite()]
+        largest = float(sizes.max()) if sizes.numel() else 0.0
     return largest
 
 

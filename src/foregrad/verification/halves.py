@@ -25,14 +25,14 @@ def run_in_halves(partition: Any, module: Any) -> Any:
     forward, backward = partition(module, inputs, num_fwd_outputs=count)
 
     def run(*values: Any) -> list[Any]:
-        known = dict(zip(names, values, strict=True))
+        by_name = dict(zip(names, values, strict=True))
 
         def half(part: Any) -> list[Any]:
             part.recompile()
-            results = part(*(known[node.name] for node in part.graph.nodes if node.op == "placeholder"))
+            results = part(*(by_name[node.name] for node in part.graph.nodes if node.op == "placeholder"))
             *_, output = part.graph.nodes
             named = zip((getattr(node, "name", "") for node in output.args[0]), results, strict=True)
-            known.update(named)
+            by_name.update(named)
             return list(results)
 
         return half(forward)[:count] + half(backward)

@@ -78,15 +78,15 @@ def first_in_decompositions(
         after = Generators.now() if before else None
         if before:
             before[0].put_back()
-        found = _in_decomposition(table, node.target, step.args, step.kwargs, step.value)
+        wrong = _in_decomposition(table, node.target, step.args, step.kwargs, step.value)
         if after is not None:
             after.put_back()
-        if found is None:
+        if wrong is None:
             continue
-        piece = _one_call(found.op, found.args, found.kwargs, before[0] if before else None)
+        piece = _one_call(wrong.op, wrong.args, wrong.kwargs, before[0] if before else None)
         named = ranges_of(zip([n.name for n in piece.module.graph.nodes], piece.inputs, strict=False))
-        name = str(found.op) if found.op is node.target else f"{found.op}, which {node.target} is decomposed into"
-        return Culprit(node.name, name, user_line(node), found.gap, named, piece, table[found.op])
+        name = str(wrong.op) if wrong.op is node.target else f"{wrong.op}, which {node.target} is decomposed into"
+        return Culprit(node.name, name, user_line(node), wrong.gap, named, piece, table[wrong.op])
     return None
 
 
@@ -184,8 +184,8 @@ def gap_of(actual: Any, expected: Any, exact: Callable[[], Any]) -> Gap:
 
 
 def _item(exact: Callable[[], Any], index: int) -> Any:
-    known = exact()
-    return None if known is None else known[index]
+    results = exact()
+    return None if results is None else results[index]
 
 
 def ranges_of(named: Any) -> tuple[str, ...]:

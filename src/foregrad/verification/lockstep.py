@@ -76,7 +76,7 @@ def steps(
     streams: list[dict[fx.Node, Any]] = [{}, {}, {}] if exactly else [{}]
     own: dict[fx.Node, tuple[Any, Any]] = {}  # whole numbers as float64 comes to them
     last = {} if keep else _last_uses(module.graph)
-    given = iter(inputs)
+    remaining = iter(inputs)
     noise = _Noise()
     for node in module.graph.nodes:
         if before is not None:
@@ -85,7 +85,7 @@ def steps(
         kwargs = [_filled(node.kwargs, stream) for stream in streams]
         step = Step(node, args[0], kwargs[0], None)
         if node.op == "placeholder":
-            step.value = next(given)
+            step.value = next(remaining)
         elif node.op == "output":
             step.value = args[0][0]
         else:
@@ -165,14 +165,14 @@ class _Noise:
         if narrow.dtype not in _NARROW:
             return wide
         count = wide.numel()
-        known = self.drawn.get(wide.device)
-        if known is None or len(known) < 2 * count:
+        drawn_numbers = self.drawn.get(wide.device)
+        if drawn_numbers is None or len(drawn_numbers) < 2 * count:
             generator = torch.Generator(wide.device).manual_seed(0)
             size = max(2 * count, 4096)
             drawn = torch.rand(size, generator=generator, device=wide.device, dtype=torch.float64)
-            known = self.drawn[wide.device] = drawn - 0.5
-        self.offset = (self.offset + 257) % (len(known) - count)
-        noise = known[self.offset : self.offset + count].view(wide.shape)
+            drawn_numbers = self.drawn[wide.device] = drawn - 0.5
+        self.offset = (self.offset + 257) % (len(drawn_numbers) - count)
+        noise = drawn_numbers[self.offset : self.offset + count].view(wide.shape)
         return torch.addcmul(wide, wide, noise.to(wide.dtype), value=torch.finfo(narrow.dtype).eps)
 
 
@@ -180,17 +180,17 @@ def _exactly(
     call: Callable[[Any, Any], Any], args: Sequence[Any], kwargs: Sequence[Any], step: Step, noise: _Noise
 ) -> tuple[Any, Any]:
     """One operator in float64, without and with a rounding error."""
-    found = []
+    values = []
     for a, k in zip(args, kwargs, strict=True):
         try:
             value = call(*_map(widened, (a, k)))
             value = _merged(value, step.value)
         except Exception:  # no such kernel
             value = _merged(call(*_map2(_narrowed, (a, k), (step.args, step.kwargs))), step.value)
-        found.append(value)
+        values.append(value)
     if _rounds_nothing(getattr(step.node, "target", None)):
-        return found[0], found[1]
-    return found[0], _map2(noise.on, found[1], step.value)
+        return values[0], values[1]
+    return values[0], _map2(noise.on, values[1], step.value)
 
 
 def _rounds_nothing(target: Any) -> bool:
@@ -217,8 +217,8 @@ def _merged(wide: Any, narrow: Any) -> Any:
 def _map(function: Callable[[Any], Any], value: Any) -> Any:
     """Lists, tuples and dicts of what `function` gives for what is in them."""
     if isinstance(value, (list, tuple)):
-        made = [_map(function, item) for item in value]
-        return tuple(made) if isinstance(value, tuple) else made
+        mapped = [_map(function, item) for item in value]
+        return tuple(mapped) if isinstance(value, tuple) else mapped
     if isinstance(value, dict):
         return {key: _map(function, item) for key, item in value.items()}
     return function(value)
@@ -226,8 +226,8 @@ def _map(function: Callable[[Any], Any], value: Any) -> Any:
 
 def _map2(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
     if isinstance(left, (list, tuple)):
-        made = [_map2(function, a, b) for a, b in zip(left, right, strict=True)]
-        return tuple(made) if isinstance(left, tuple) else made
+        mapped = [_map2(function, a, b) for a, b in zip(left, right, strict=True)]
+        return tuple(mapped) if isinstance(left, tuple) else mapped
     if isinstance(left, dict):
         return {key: _map2(function, item, right[key]) for key, item in left.items()}
     return function(left, right)

@@ -70,7 +70,7 @@ class Verification:
 
     def to_json(self) -> dict[str, Any]:
         """The findings as plain data."""
-        found = self.culprit
+        culprit = self.culprit
         return {
             "name": self.name,
             "backend": self.backend,
@@ -82,15 +82,15 @@ class Verification:
             ],
             "differences": list(self.differences),
             "compared": self.num_compared,
-            "culprit": found
+            "culprit": culprit
             and {
                 "stage": self.stage,
-                "node": found.node,
-                "operator": found.operator,
-                "line": found.where,
-                "gap": str(found.gap),
-                "ulps": found.gap.ulps,
-                "operands": list(found.operands),
+                "node": culprit.node,
+                "operator": culprit.operator,
+                "line": culprit.where,
+                "gap": str(culprit.gap),
+                "ulps": culprit.gap.ulps,
+                "operands": list(culprit.operands),
             },
             "reproducer": self.reproducer,
             "seconds": self.seconds,
@@ -112,13 +112,13 @@ class Verification:
         )
         return "\n".join(lines)
 
-    def _of_culprit(self, found: Culprit) -> list[str]:
-        lines = [f"  first operator that is wrong, in {self.stage}: {found.node} = {found.operator}"]
-        lines += [f"    from {found.where}"] if found.where else []
-        lines.append(f"    {found.gap}")
-        lines += [f"    operand {operand}" for operand in found.operands]
+    def _of_culprit(self, culprit: Culprit) -> list[str]:
+        lines = [f"  first operator that is wrong, in {self.stage}: {culprit.node} = {culprit.operator}"]
+        lines += [f"    from {culprit.where}"] if culprit.where else []
+        lines.append(f"    {culprit.gap}")
+        lines += [f"    operand {operand}" for operand in culprit.operands]
         if self.reproducer is not None:
-            size = found.piece.size if found.piece is not None else 0
+            size = culprit.piece.size if culprit.piece is not None else 0
             lines.append(f"  {self.reproducer} shows it by itself ({size} operator{'' if size == 1 else 's'})")
         elif self.stage == "capture":
             lines.append("  Its operators by themselves are captured right: it takes the function's Python to see it.")

@@ -88,20 +88,20 @@ def _input(value: torch.Tensor) -> str:
 
 
 def _drawing(value: torch.Tensor) -> str:
-    made = (
+    empty = (
         f"torch.empty_strided({tuple(value.shape)}, {tuple(value.stride())}, dtype={value.dtype}, "
         f"device={str(value.device)!r})"
     )
     if value.numel() == 0:
-        return made
+        return empty
     if value.dtype is torch.bool:
-        return f"{made}.bernoulli_(0.5)"
+        return f"{empty}.bernoulli_(0.5)"
     if value.is_complex():
-        return f"{made}.normal_()"
+        return f"{empty}.normal_()"
     low, high = (float(number) for number in value.detach().double().nan_to_num(0, 0, 0).aminmax())
     if value.is_floating_point():
-        return f"{made}.uniform_({low:.6g}, {high:.6g})"
-    return f"{made}.random_({int(low)}, {int(high) + 1})"
+        return f"{empty}.uniform_({low:.6g}, {high:.6g})"
+    return f"{empty}.random_({int(low)}, {int(high) + 1})"
 
 
 def _seeded(values: Sequence[Any]) -> str:
@@ -142,20 +142,22 @@ def _program(culprit: Culprit, piece: Piece, gap: Gap, inputs: str, backend: str
     if culprit.replacement is not None:
         replaced = _replaced(piece.module)
         graph += f"\n\n{replaced}"
-        made = f"{_found(culprit.replacement, 'decomposition', None)}\n"
+        definition = f"{_found(culprit.replacement, 'decomposition', None)}\n"
         actual = "decomposed(*inputs, decomposition=decomposition)"
     elif culprit.maker.kind == "capture":
-        made = f"import foregrad  # noqa: E402\n\n{_ANY}{inspect.getsource(run_with_gradients)}\n\n"
-        made += 'compiled = foregrad.compile(graph, backend="eager", partition="default", on_unsupported="raise")\n'
+        definition = f"import foregrad  # noqa: E402\n\n{_ANY}{inspect.getsource(run_with_gradients)}\n\n"
+        definition += (
+            'compiled = foregrad.compile(graph, backend="eager", partition="default", on_unsupported="raise")\n'
+        )
         expected, actual = "run_with_gradients(graph, inputs)", "run_with_gradients(compiled, inputs)"
     else:
-        made = _made(culprit.maker, backend)
+        definition = _made(culprit.maker, backend)
         actual = "call(compiled, list(inputs))"
     seed = "torch.manual_seed(0)\n" if piece.generators is not None else ""
     return (
         f'"""{_wrapped(said)}\n\n'
         'Made by foregrad.verify. Exits with 1 while the results differ by more than rounding.\n"""\n\n'
-        f"import sys\n\n{graph}\n\n{inputs}\n{made}\n{seed}expected = {expected}\n{seed}actual = {actual}\n"
+        f"import sys\n\n{graph}\n\n{inputs}\n{definition}\n{seed}expected = {expected}\n{seed}actual = {actual}\n"
         f"{_COMPARED.format(allowed=allowed)}"
     )
 
@@ -266,10 +268,10 @@ def _found(value: Any, name: str, backend: str | None, part: str = "inference_co
 
 def _source_of(value: Callable[..., Any], name: str) -> str | None:
     """The text of a function that needs nothing but modules besides; None of any other."""
-    code, known = getattr(value, "__code__", None), getattr(value, "__globals__", {})
+    code, variables = getattr(value, "__code__", None), getattr(value, "__globals__", {})
     if code is None or code.co_freevars:
         return None
-    used = {word: known[word] for word in code.co_names if word in known}
+    used = {word: variables[word] for word in code.co_names if word in variables}
     if not all(inspect.ismodule(module) for module in used.values()):
         return None
     try:

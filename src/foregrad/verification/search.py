@@ -110,9 +110,9 @@ def smallest_wrong(module: fx.GraphModule, inputs: list[Any], generators: Genera
     units = search.units
     if not maker.is_slow:
         end = search.watched()
-        found = None if end is None else search.grown(end, 0)
-        if found is not None:
-            return found
+        culprit = None if end is None else search.grown(end, 0)
+        if culprit is not None:
+            return culprit
     for start in (*range(0, len(units), _PIECE), None):
         piece, first = (units, 0) if start is None else (units[start : start + _PIECE], start)
         if search.gap(piece) is not None:
@@ -147,25 +147,25 @@ class _Search:
         nodes = [node for unit in units for node in unit]
         inside, is_joint = set(nodes), self.maker.kind == "partition"
         graph = fx.Graph()
-        made: dict[fx.Node, fx.Node] = {}
+        copies: dict[fx.Node, fx.Node] = {}
         inputs: list[fx.Node] = []
         for used in dict.fromkeys(used for node in nodes for used in node.all_input_nodes if used not in inside):
             if used.op == "get_attr":
-                made[used] = graph.node_copy(used)
+                copies[used] = graph.node_copy(used)
                 continue
             inputs.append(used)
             kind = "tangents" if used in self.late else "primals"
-            made[used] = graph.placeholder(f"{kind}_{len(inputs)}" if is_joint else used.name)
-            made[used].meta = {k: used.meta[k] for k in ("val", "spec") if k in used.meta}
+            copies[used] = graph.placeholder(f"{kind}_{len(inputs)}" if is_joint else used.name)
+            copies[used].meta = {k: used.meta[k] for k in ("val", "spec") if k in used.meta}
         for node in nodes:
-            made[node] = graph.node_copy(node, made.__getitem__)
+            copies[node] = graph.node_copy(node, copies.__getitem__)
         shown = [n for n in nodes if self._is_result(n) and (n in last or self._is_shown(n, inside, bool(last)))]
         shown = self._ordered(shown)
         if not shown or any(not _is_value(self.values[n]) for n in inputs):
             return None
         if is_joint and shown[-1] not in self.late:
             return None  # no backward, so nothing to split
-        graph.output([made[node] for node in shown])
+        graph.output([copies[node] for node in shown])
         module = make_graph_module(self.module, graph, "Piece")
         first = next((self.before[n] for n in nodes if n in self.before), None)
         judged = tuple(shown.index(n) for n in last if n in shown) if last else None
@@ -197,17 +197,17 @@ class _Search:
         Each operator is compared with eager's on the values that it is given there.
         """
         graph = fx.Graph()
-        made: dict[fx.Node, fx.Node] = {}
-        graph.graph_copy(self.module.graph, made)
+        copies: dict[fx.Node, fx.Node] = {}
+        graph.graph_copy(self.module.graph, copies)
         nodes = [n for unit in self.units for n in unit]
         shown = self._ordered([n for n in nodes if self._is_result(n) and isinstance(self.values[n], torch.Tensor)])
-        graph.output([made[node] for node in shown])
+        graph.output([copies[node] for node in shown])
         values = dict(self.values)
         whole = Piece(make_graph_module(self.module, graph, "Watched"), self.inputs, self.generators)
         values.update(zip(shown, self.maker.results(whole), strict=True))
-        given = set(shown)
+        results = set(shown)
         for number, unit in enumerate(self.units):
-            parts = [node for node in unit if node in given]
+            parts = [node for node in unit if node in results]
             if parts and unit[0].op == "call_function" and not is_random(unit[0]) and _is_wrong(unit[0], parts, values):
                 return number
         return None
@@ -234,15 +234,15 @@ class _Search:
     def _nearest_first(self, end: int, floor: int) -> list[int]:
         """The numbers of the units from `floor` to `end`: those that lead to it by distance, then all others."""
         number_of = {node: i for i, unit in enumerate(self.units) for node in unit}
-        found = {end: None}
+        numbers = {end: None}
         queue = [end]
         for number in queue:
             for used in self.units[number][0].all_input_nodes:
                 source = number_of.get(used)
-                if source is not None and source >= floor and source not in found:
-                    found[source] = None
+                if source is not None and source >= floor and source not in numbers:
+                    numbers[source] = None
                     queue.append(source)
-        return [*queue[1:], *(i for i in range(end - 1, floor - 1, -1) if i not in found)]
+        return [*queue[1:], *(i for i in range(end - 1, floor - 1, -1) if i not in numbers)]
 
 
 def needed_of(wrong: Callable[[Sequence[int]], Any], items: Sequence[int], enough: int) -> list[int] | None:

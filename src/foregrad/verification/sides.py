@@ -46,11 +46,11 @@ class Side:
     def tensors(self) -> dict[str, torch.Tensor]:
         """The arguments, the parameters and buffers, by name."""
         named = (*named_leaves(self.args, "args"), *named_leaves(self.kwargs, "kwargs"))
-        found = {name: value for name, value in named if isinstance(value, torch.Tensor)}
+        by_name = {name: value for name, value in named if isinstance(value, torch.Tensor)}
         if isinstance(self.function, torch.nn.Module):
-            found |= {f"parameter {name}": value for name, value in self.function.named_parameters()}
-            found |= {f"buffer {name}": value for name, value in self.function.named_buffers()}
-        return found
+            by_name |= {f"parameter {name}": value for name, value in self.function.named_parameters()}
+            by_name |= {f"buffer {name}": value for name, value in self.function.named_buffers()}
+        return by_name
 
     def run(self, call: Callable[..., Any], order: int, reached: Callable[[], Mapping[str, torch.Tensor]]) -> Outcome:
         """Call `call` (the function, or its compiled form) with the arguments, and differentiate `order` times.
@@ -110,7 +110,7 @@ def _same(tensor: torch.Tensor, content: torch.Tensor) -> bool:
 
 def _differentiated(outputs: Mapping[str, Any], leaves: Mapping[str, torch.Tensor], order: int) -> dict[str, Any]:
     """Gradients of the leaves, and of these gradients' random combination, up to `order`; None where there is none."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     roots = [t for t in outputs.values() if isinstance(t, torch.Tensor) and t.requires_grad]
     generator = torch.Generator().manual_seed(0)
     prefix = ""
@@ -122,12 +122,12 @@ def _differentiated(outputs: Mapping[str, Any], leaves: Mapping[str, torch.Tenso
             roots, list(leaves.values()), tangents, allow_unused=True, create_graph=depth < order
         )
         prefix = "gradient of " + prefix
-        found |= {
+        values |= {
             prefix + name: None if gradient is None else _kept(gradient)
             for name, gradient in zip(leaves, gradients, strict=True)
         }
         roots = [gradient for gradient in gradients if gradient is not None and gradient.requires_grad]
-    return found
+    return values
 
 
 def _tangent(root: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -163,9 +163,9 @@ def _shared(tensors: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
                 groups.setdefault(storage_key(tensor), []).append((name, tensor))
             except (RuntimeError, NotImplementedError):  # wrapper subclasses have none
                 continue
-    found = set()
+    pairs = set()
     for members in groups.values():
         for i, (name, tensor) in enumerate(members):
             for other_name, other in members[i + 1 :]:
-                found.add((name, f"is {other_name}" if other is tensor else other_name))
-    return frozenset(found)
+                pairs.add((name, f"is {other_name}" if other is tensor else other_name))
+    return frozenset(pairs)

@@ -33,24 +33,24 @@ class Stages:
 
     def run(self) -> tuple[list[StageResult], Culprit | None]:
         """Each stage's verdict, and the first operator of the first stage that is wrong."""
-        found: list[StageResult] = []
+        results: list[StageResult] = []
         culprit: Culprit | None = None
         try:
             for stage, suspect in self._of_joint_graph():
-                found.append(stage)
+                results.append(stage)
                 culprit = culprit or suspect
         except Exception as error:  # a backend's passes may make what no kernel of eager's takes
-            found.append(StageResult("decompositions and partition", None, _no_run(error)))
+            results.append(StageResult("decompositions and partition", None, _no_run(error)))
         for execution in self.log.executions:
             try:
                 stage = self._of_half(execution)
             except Exception as error:
                 stage = StageResult(f"{execution.role.phase} of {execution.joint.name}", None, _no_run(error))
-            found.append(stage)
+            results.append(stage)
             if stage.verdict is Verdict.WRONG and culprit is None:
                 maker = Maker("compiler", execution.compiler, execution.joint, execution.compile_seconds)
                 culprit = smallest_wrong(execution.module, execution.inputs, execution.generators, maker)
-        return found, culprit
+        return results, culprit
 
     # ---------------------------------------------------------------- the joint graph
 
@@ -58,32 +58,32 @@ class Stages:
         """Decompositions, the backend's passes and the partition, where the first execution was of a whole function."""
         table = self.pipeline.decompositions
         table = dict((table() if callable(table) else table) or {})
-        known = Values.of(self.log, self.capture if table else None)
-        if isinstance(known, str):
-            return [(StageResult("decompositions and partition", None, known), None)]
-        made: list[tuple[StageResult, Culprit | None]] = []
+        values = Values.of(self.log, self.capture if table else None)
+        if isinstance(values, str):
+            return [(StageResult("decompositions and partition", None, values), None)]
+        results: list[tuple[StageResult, Culprit | None]] = []
         if table:
             # Each decomposition is judged by itself: what these give together is rounding where each of them is.
             generators = self.log.executions[0].generators
-            culprit = first_in_decompositions(known.joint.module, known.inputs, table, generators)
+            culprit = first_in_decompositions(values.joint.module, values.inputs, table, generators)
             gap, verdict = (None, Verdict.EQUAL) if culprit is None else (culprit.gap, Verdict.WRONG)
-            if culprit is None and (gap := known.differs(known.run(known.module))) is not None:
+            if culprit is None and (gap := values.differs(values.run(values.module))) is not None:
                 verdict = Verdict.ROUNDING
             elif culprit is not None:
-                known.before = known.run(known.module)
-            made.append((_result("decompositions", verdict, gap), culprit))
-        if known.prepared is not None:
-            verdict, gap = known.judge(known.run(known.prepared))
+                values.before = values.run(values.module)
+            results.append((_result("decompositions", verdict, gap), culprit))
+        if values.prepared is not None:
+            verdict, gap = values.judge(values.run(values.prepared))
             culprit = (
-                known.culprit(known.module, "passes", self.pipeline.prepared) if verdict is Verdict.WRONG else None
+                values.culprit(values.module, "passes", self.pipeline.prepared) if verdict is Verdict.WRONG else None
             )
-            made.append((_result("the backend's passes", verdict, gap), culprit))
-        if known.halves is not None:
-            verdict, gap = known.judge(known.split())
-            module, partition = known.prepared or known.module, self.pipeline.partition
-            culprit = known.culprit(module, "partition", partition) if verdict is Verdict.WRONG else None
-            made.append((_result("partition", verdict, gap), culprit))
-        return made
+            results.append((_result("the backend's passes", verdict, gap), culprit))
+        if values.halves is not None:
+            verdict, gap = values.judge(values.split())
+            module, partition = values.prepared or values.module, self.pipeline.partition
+            culprit = values.culprit(module, "partition", partition) if verdict is Verdict.WRONG else None
+            results.append((_result("partition", verdict, gap), culprit))
+        return results
 
     # ---------------------------------------------------------------- compiled halves
 
@@ -134,7 +134,7 @@ class Values:
         if has_backward and any(name not in by_name for name in names):
             return "the backward did not run as a whole"
         inputs = [by_name[name] for name in names if name in by_name]
-        prepared = next((made for _, made in log.prepared), None)
+        prepared = next((after for _, after in log.prepared), None)
         partitioned = product.compiled.partitioned
         halves = (partitioned.forward, partitioned.backward) if has_backward else None
         return cls(joint, other.module, prepared, halves, inputs, log)
@@ -155,9 +155,9 @@ class Values:
         values = {node.name: value for node, value in zip(nodes, results, strict=True) if isinstance(node, fx.Node)}
         values |= {n.name: v for n, v in zip(self.joint.placeholders(), self.inputs, strict=True)}
         taken = [values[node.name] for node in backward.graph.nodes if node.op == "placeholder"]
-        known = next((e for e in later if e.module is backward), None)
-        if known is not None and _worst(taken, known.inputs, lambda: None)[1] is None:
-            return results[:count] + known.expected()
+        execution = next((e for e in later if e.module is backward), None)
+        if execution is not None and _worst(taken, execution.inputs, lambda: None)[1] is None:
+            return results[:count] + execution.expected()
         return results[:count] + evaluate(backward, taken)
 
     def differs(self, results: list[Any]) -> Gap | None:

@@ -79,9 +79,9 @@ def verify(
     """
     begin = time.perf_counter()
     function, pipeline, name = fn_or_module, None, backend if isinstance(backend, str) else None
-    known = getattr(fn_or_module, "foregrad", None)
-    if isinstance(known, Dispatcher):
-        function, pipeline = known.function, known.pipeline
+    dispatcher = getattr(fn_or_module, "foregrad", None)
+    if isinstance(dispatcher, Dispatcher):
+        function, pipeline = dispatcher.function, dispatcher.pipeline
     if pipeline is None:
         settings = {"fallback_random": True}
         chosen = get_backend(backend)
@@ -125,10 +125,10 @@ class _Verifier:
         compile_seconds = time.perf_counter() - start
         with phase("eager run", compiles=False):
             eager = self._eager(side, log, generators)
-        found = _Comparison.of(eager, compiled)
+        comparison = _Comparison.of(eager, compiled)
         stages: list[StageResult] = []
         culprit: Culprit | None = None
-        if found.verdict is not Verdict.EQUAL and log.executions:
+        if comparison.verdict is not Verdict.EQUAL and log.executions:
             with phase("stages", compiles=False):
                 more, culprit = Stages(log, self.pipeline, self._captured).run()
                 if culprit is None:
@@ -136,21 +136,21 @@ class _Verifier:
                 else:
                     stage = StageResult("capture", None, "a later stage is wrong")
             stages = [stage, *more]
-            found = found.judged(stages)
+            comparison = comparison.judged(stages)
         wrong = next((s.name for s in stages if s.verdict is Verdict.WRONG), None)
         path = None
         if culprit is not None:
             with phase("reproducer", compiles=False):
                 path = write_reproducer(culprit, self.backend, self.folder)
-        stages.append(StageResult("the compiled function", found.verdict))
+        stages.append(StageResult("the compiled function", comparison.verdict))
         return Verification(
             self.name,
             self.backend,
             self.order,
-            max(found.verdict, *(s.verdict for s in stages if s.verdict is not None)),
+            max(comparison.verdict, *(s.verdict for s in stages if s.verdict is not None)),
             tuple(stages),
-            tuple(found.lines),
-            found.count,
+            tuple(comparison.lines),
+            comparison.count,
             culprit,
             wrong,
             path,
@@ -167,15 +167,15 @@ class _Verifier:
         """The graph as it was captured, on eager's kernels; and its first operator that eager does not run."""
         log = Log()
         side, plain = self._compiled(_plain_pipeline(), log, generators)
-        found, culprit = _Comparison.of(eager, plain), None
-        if found.verdict is Verdict.WRONG and isinstance(known := Values.of(log, None), Values):
+        comparison, culprit = _Comparison.of(eager, plain), None
+        if comparison.verdict is Verdict.WRONG and isinstance(values_of_graph := Values.of(log, None), Values):
             values = EagerValues()
             self._eager(side, log, generators, values)
             generators.put_back()
-            culprit = first_not_eager(known.module, known.inputs, values)
+            culprit = first_not_eager(values_of_graph.module, values_of_graph.inputs, values)
             if culprit is not None:
                 culprit = with_program(culprit, values, Maker("capture", _as_captured, None))
-        return StageResult("capture", found.verdict, "; ".join(found.lines[:2])), culprit
+        return StageResult("capture", comparison.verdict, "; ".join(comparison.lines[:2])), culprit
 
     def _compiled(self, pipeline: Pipeline, log: Log, generators: Generators) -> tuple[Side, Outcome]:
         """A side whose function runs through a pipeline that tells `log`, and what it left."""
@@ -222,13 +222,13 @@ def _copied(side: Side) -> set[int]:
 
 def _reached(side: Side, log: Log) -> dict[str, torch.Tensor]:
     """The tensors that the captures found, by what they are to the function."""
-    found: dict[str, torch.Tensor] = {}
+    by_name: dict[str, torch.Tensor] = {}
     for product in log.products:
         captured = product.captured
         for info, tensor in zip(captured.joint.signature.inputs, captured.tensors, strict=False):
             if tensor is not None:
-                found.setdefault(str(info.slot), tensor)
-    return found
+                by_name.setdefault(str(info.slot), tensor)
+    return by_name
 
 
 def _mapped(tensors: Mapping[str, torch.Tensor], one: Side, other: Side) -> dict[str, torch.Tensor]:
@@ -286,13 +286,13 @@ class _Comparison:
         if eager is None and compiled is not None:
             raise compiled
         if type(eager) is type(compiled):
-            return cls(Verdict.EQUAL, [f"both raise {type(eager).__name__}"], 0, False)
+            return cls(Verdict.EQUAL, [f"both raise {type(eager).__name__}: {eager}"], 0, False)
         said = "nothing" if compiled is None else type(compiled).__name__
         return cls(Verdict.WRONG, [f"eager raises {type(eager).__name__}: {eager}; compiled raises {said}"], 0, True)
 
     def judged(self, stages: list[StageResult]) -> _Comparison:
         """The verdict on values by the stages, which know float64: tolerances alone can't tell."""
-        known = [stage.verdict for stage in stages if stage.verdict is not None]
-        if self.layouts_differ or any(stage.verdict is None for stage in stages[1:]) or not known:
+        verdicts = [stage.verdict for stage in stages if stage.verdict is not None]
+        if self.layouts_differ or any(stage.verdict is None for stage in stages[1:]) or not verdicts:
             return self
-        return dataclasses.replace(self, verdict=max(known))
+        return dataclasses.replace(self, verdict=max(verdicts))

@@ -106,10 +106,10 @@ class WatchedPipeline(Pipeline):
         return product
 
     def prepared(self, module: fx.GraphModule) -> fx.GraphModule:
-        made = super().prepared(module)
-        if made is not module:
-            self.log.prepared.append((module, made))
-        return made
+        changed = super().prepared(module)
+        if changed is not module:
+            self.log.prepared.append((module, changed))
+        return changed
 
     def compiled_graph(
         self,
@@ -121,18 +121,18 @@ class WatchedPipeline(Pipeline):
         **how: Any,
     ) -> CompiledGraph:
         begin = time.perf_counter()
-        made = super().compiled_graph(compiler, module, joint, role, *args, **how)
+        compiled = super().compiled_graph(compiler, module, joint, role, *args, **how)
         seconds = time.perf_counter() - begin
 
         def run(values: list[Any]) -> list[Any]:
             inputs = [copy_of_tensor(v) if isinstance(v, torch.Tensor) else v for v in values]
             done = Execution(module, joint, role, compiler, inputs, Generators.now(), seconds)
-            results = made.run(values)
+            results = compiled.run(values)
             done.results = [copy_of_tensor(v) if isinstance(v, torch.Tensor) else v for v in results]
             self.log.executions.append(done)
             return results
 
-        return dataclasses.replace(made, run=run)
+        return dataclasses.replace(compiled, run=run)
 
 
 def copy_of_tensor(tensor: torch.Tensor) -> torch.Tensor:
