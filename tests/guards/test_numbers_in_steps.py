@@ -22,6 +22,7 @@ OPTIMIZERS = {
     "Rprop": lambda p, **k: torch.optim.Rprop(p, lr=0.01, **k),
     "ASGD": lambda p, **k: torch.optim.ASGD(p, lr=0.01, **k),
     "Adafactor": lambda p, foreach: torch.optim.Adafactor(p, lr=0.01),
+    "Muon": lambda p, foreach: torch.optim.Muon([q for q in p if q.ndim == 2], lr=0.01),
 }
 OF = torch.optim.lr_scheduler
 SCHEDULERS = {
@@ -34,8 +35,8 @@ SCHEDULERS = {
 }
 
 
-def training(optimizer, scheduler, foreach, *, inside, wrap):
-    """What 12 steps give, and how many graphs there were after each."""
+def training(optimizer, scheduler, foreach, *, inside, wrap, steps=12):
+    """What the steps give, and how many graphs there were after each."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     optimizer = OPTIMIZERS[optimizer](list(model.parameters()), foreach=foreach)
@@ -62,7 +63,7 @@ def training(optimizer, scheduler, foreach, *, inside, wrap):
 
     call = wrap(whole_step if inside else step)
     losses, graphs = [], []
-    for _ in range(12):
+    for _ in range(steps):
         losses.append(call(torch.randn(5, 4)))
         if not inside:
             scheduler.step()
@@ -85,8 +86,8 @@ def is_same(a, b):
     return type(a) is type(b) and a == b
 
 
-def check(optimizer, scheduler, foreach, *, inside, most=2):
-    how = {"inside": inside}
+def check(optimizer, scheduler, foreach, *, inside, most=2, steps=12):
+    how = {"inside": inside, "steps": steps}
     expected, _ = training(optimizer, scheduler, foreach, **how, wrap=lambda f: f)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -100,7 +101,7 @@ def check(optimizer, scheduler, foreach, *, inside, most=2):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_with_a_scheduler_inside(optimizer, foreach):
     ways = 2 if optimizer == "RAdam" else 1  # it takes another in its first five steps
-    check(optimizer, "cosine", foreach, inside=True, most=1 + ways)
+    check(optimizer, "cosine", foreach, inside=True, most=1 + ways, steps=50)
 
 
 @pytest.mark.parametrize("inside", [True, False])

@@ -43,6 +43,7 @@ from ..graph.role import LAID_OUT, PREPARED, GraphRole, role_of
 from ..interrupts import deliver
 from ..passes.aliasing import copy_shared_results, results_of
 from ..passes.decompose import decompose
+from ..passes.numbers import known_first, numbers_in_a_tensor
 from ..passes.regions import called_region, outlined
 from ..passes.repeats import is_view, layout_key
 from .convolutions import with_weights_laid_out
@@ -201,8 +202,11 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
                     return _compile_regions(whole, role)
             except OtherStridesError as error:
                 log.info("the %s graph is compiled without regions: `%s` has other strides", role.phase, error)
+    updated = _with_writes(copy, role, foreign)
     if foreign:
-        return compile_around(copy, foreign, _compile_segment)
+        around: Any = compile_around(copy, foreign, _compile_segment)
+        around.updated = updated
+        return around  # type: ignore[no-any-return]
     static: tuple[int, ...] = ()
     if inductor.uses_cudagraphs():
         static = role.static_inputs
@@ -223,7 +227,28 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
     )
     compiled.output_strides = strides  # type: ignore[attr-defined]
     compiled.writes_into = donated  # type: ignore[attr-defined]
+    compiled.updated = updated  # type: ignore[attr-defined]
     return compiled
+
+
+def _with_writes(gm: fx.GraphModule, role: GraphRole, foreign: Collection[fx.Node]) -> tuple[tuple[int, int], ...]:
+    """Let the graph write its `updates` itself, and return None for them: kernels write new values over the old ones,
+    and a gradient that was read can go. Gives the pairs of an input and an output. The runtime writes single numbers.
+    """
+    results, inputs = results_of(gm), [node for node in gm.graph.nodes if node.op == "placeholder"]
+    output = next(iter(reversed(gm.graph.nodes)))
+    done = []
+    for number, place in role.updates if role.phase == "inference" and not inductor.uses_cudagraphs() else ():
+        new, old = results[place], inputs[number]
+        if not isinstance(new, fx.Node) or new in foreign or old.meta["val"].ndim == 0 or old in results:
+            continue
+        with gm.graph.inserting_before(output):
+            write = gm.graph.call_function(torch.ops.aten.copy_.default, (old, new))
+        write.meta["val"] = old.meta["val"]
+        results[place] = None
+        done.append((number, place))
+    output.args = (results,)
+    return tuple(done)
 
 
 def _compile_regions(gm: fx.GraphModule, role: GraphRole) -> Boxed:
@@ -314,6 +339,7 @@ def _through_joint_passes(gm: fx.GraphModule, inputs: Sequence[Any], mode: Any) 
     metadata on the view, which has other users.
     """
     copy = make_graph_module(gm, copied(gm.graph), "GraphModule")
+    numbers_in_a_tensor(copy, _numbers(copy), mode)
     table = inductor.decompositions()
     for name, graph in [*copy.named_children()]:  # functions that are arguments of operators
         if isinstance(graph, fx.GraphModule):
@@ -348,14 +374,10 @@ def _foreign(gm: fx.GraphModule) -> set[fx.Node]:
     whose result sizes depend on values, nodes that make or take a number that depends on a tensor's contents, draws of
     `bernoulli` with eager's numbers, and calls that Inductor would compute wrongly.
     """
-    foreign: set[fx.Node] = set()
-    numbers: set[fx.Node] = set()
+    numbers = _numbers(gm)
+    foreign = known_first(gm, numbers) if numbers else set()
     for node in gm.graph.nodes:
-        if node.op not in ("placeholder", "call_function"):
-            continue
-        if _is_number_of_data(node):
-            numbers.add(node)
-        if node.op == "placeholder":
+        if node.op != "call_function":
             continue
         if node in numbers or not numbers.isdisjoint(node.all_input_nodes):
             foreign.add(node)
@@ -369,6 +391,11 @@ def _foreign(gm: fx.GraphModule) -> set[fx.Node]:
         elif getattr(node.target, "__module__", "") not in _ARITHMETIC and not has_kernel(node):
             foreign.add(node)
     return foreign
+
+
+def _numbers(gm: fx.GraphModule) -> set[fx.Node]:
+    nodes = [node for node in gm.graph.nodes if node.op in ("placeholder", "call_function")]
+    return {node for node in nodes if _is_number_of_data(node)}
 
 
 def _with_values(gm: fx.GraphModule) -> set[fx.Node]:

@@ -57,6 +57,10 @@ class Result:
     is_handed_out: bool
     is_kept: bool
 
+    def in_an_input(self) -> Result:
+        """The result if the graph wrote it to an input, and returns None."""
+        return dataclasses.replace(self, node=None, spec=None, memory=None, is_fresh=False)
+
 
 def promised(
     module: fx.GraphModule, names: Sequence[str], visible: Sequence[int], kept_from: int | None

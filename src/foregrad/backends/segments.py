@@ -127,9 +127,21 @@ def _cut(gm: fx.GraphModule, foreign: set[fx.Node]) -> list[_Segment]:
         while len(segments) <= at:
             segments.append(_Segment())
         (segments[at].foreign if is_foreign else segments[at].nodes).append(node)
+    if last is None and len(segments) > 1:
+        _join_first(gm, segments)
     for segment in segments:
         inside = set(segment.nodes)
         read = dict.fromkeys(n for node in segment.nodes for n in node.all_input_nodes if n.op != "get_attr")
         segment.inputs = [n for n in read if n not in inside]
         segment.results = [n for n in segment.nodes if any(user not in inside for user in n.users)]
     return segments
+
+
+def _join_first(gm: fx.GraphModule, segments: list[_Segment]) -> None:
+    """Put the first segment into the second, if the foreign nodes between them need nothing of it."""
+    first, second = segments[:2]
+    before = set(first.nodes)
+    if any(is_random(node) or not before.isdisjoint(node.all_input_nodes) for node in first.foreign):
+        return
+    joined = before.union(second.nodes)
+    first.nodes, second.nodes = [], [node for node in gm.graph.nodes if node in joined]

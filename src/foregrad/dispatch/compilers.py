@@ -131,21 +131,25 @@ def _called(
     result, reported = called_bare(compiler, module, joint, role)
     is_own = _is_own(compiler)
     strides = reported or _strides(getattr(result, "output_strides", None))
-    writes = tuple(getattr(result, "writes_into", ()))
+    writes, updated = tuple(getattr(result, "writes_into", ())), getattr(result, "updated", ())
     if is_own and getattr(result, "returns_list", False):
         return CompiledGraph(as_boxed(result), strides, writes)  # eager's kernels, one by one
+    promises = promised(module, _result_names(module, joint, role.phase), **_given_out(joint, role))
+    for _, output in updated:
+        promises[output] = promises[output].in_an_input()
     contract = Contract(
         _backend_name(compiler),
         _title(joint, role),
-        promised(module, _result_names(module, joint, role.phase), **_given_out(joint, role)),
+        promises,
         _input_names(module, joint),
-        (*writes, *written_inputs(module)),
+        (*writes, *written_inputs(module), *(number for number, _ in updated)),
         tensors_in(module),
         is_own=is_own,
         always=always,
         instead=None if is_own or strides is not None else instead,
     )
-    run = as_boxed(result, backend=contract.backend, graph=f"{role.phase} graph", first_call=contract.first_call)
+    run: Any = as_boxed(result, backend=contract.backend, graph=f"{role.phase} graph", first_call=contract.first_call)
+    run.updated = updated
     return CompiledGraph(run, strides, writes)
 
 

@@ -30,7 +30,7 @@ class GraphRole:
     * `donated`: positions of a backward's inputs that are not read afterwards. A compiled function that writes there
       must have an attribute `writes_into` (their positions); it is called only while nothing else refers to them.
     * `updates`: pairs of an input and the output whose elements it takes after the graph has run. A compiled function
-      that writes there itself must have an attribute `updated` (those pairs).
+      that writes there itself must have an attribute `updated` (those pairs); what it returns for them is not read.
     * `regions`: whether repeated regions are compiled once each, see `passes.regions`: True, False, or "auto" (if it
       pays). A compiler with a true attribute `takes_regions` gets the graph with calls of regions.
     * `tag`: for a graph with symbolic sizes, a required part of the key of a compiler that keeps compiled graphs from

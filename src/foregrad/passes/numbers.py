@@ -1,0 +1,101 @@
+"""Numbers read from tensors (`step.item()`), given to operators on tensors as elements of one tensor.
+
+A compiler of kernels does not take such numbers, and would be cut at each operator that does. Where all of them come
+from inputs alone, as the bias corrections of an optimizer do, Python computes them first, and the rest is one graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import fx
+
+__all__ = ["as_vector", "known_first", "numbers_in_a_tensor"]
+
+aten = torch.ops.aten
+Node = fx.Node
+_WITH_FACTOR: dict[Any, Any] = {aten.addcdiv.default: aten.div.Tensor, aten.addcmul.default: aten.mul.Tensor}
+_ARITHMETIC: set[Any] = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor}
+
+
+def as_vector(numbers: list[Any], device: torch.device) -> torch.Tensor:
+    """The numbers as one tensor of doubles."""
+    return torch.tensor(numbers, dtype=torch.float64, device=device)
+
+
+def known_first(gm: fx.GraphModule, numbers: Collection[Node]) -> set[Node]:
+    """The nodes that `numbers` are computed from, and those of `numbers` themselves that need no others: each a number
+    or a tensor of one element, computed from inputs by such nodes alone.
+    """
+    known: set[Node] = set()
+    for node in gm.graph.nodes:
+        is_small = node.op == "call_function" and (node in numbers or _is_one_element(node))
+        if is_small and all(operand.op == "placeholder" or operand in known for operand in node.all_input_nodes):
+            known.add(node)
+    read: set[Node] = set()
+    for node in reversed(gm.graph.nodes):
+        if node in known and (node in numbers or any(user in read for user in node.users)):
+            read.add(node)
+    return read
+
+
+def _is_one_element(node: Node) -> bool:
+    value = node.meta.get("val")
+    return (
+        isinstance(value, torch.Tensor) and value.ndim == 0 and torch.Tag.pointwise in getattr(node.target, "tags", ())
+    )
+
+
+def numbers_in_a_tensor(gm: fx.GraphModule, numbers: Collection[Node], mode: Any) -> None:
+    """Give those of `numbers` that are known first to operators on tensors as elements of one tensor. In place."""
+    first = known_first(gm, numbers)
+    given = [node for node in gm.graph.nodes if node in first and any(_takes(user, node) for user in node.users)]
+    if not given:
+        return
+    device = next(user for user in given[0].users if _takes(user, given[0])).meta["val"].device
+    last = [node for node in gm.graph.nodes if node.op == "placeholder"][-1]
+    for node in [node for node in gm.graph.nodes if node in first]:
+        last.append(node)
+        last = node
+    with mode, torch.no_grad(), gm.graph.inserting_after(last):
+        vector = gm.graph.call_function(as_vector, (given, device))
+        vector.meta["val"] = torch.empty(len(given), dtype=torch.float64, device=device)
+        for place, node in enumerate(given):
+            for user in [user for user in node.users if _takes(user, node)]:
+                if user.meta["val"].device == device:
+                    _replace(gm.graph, user, node, vector, place)
+
+
+def _takes(user: Node, number: Node) -> bool:
+    """Whether an operator on a tensor of several dimensions can take a number as a tensor."""
+    value = user.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.ndim == 0 or not value.dtype.is_floating_point:
+        return False
+    if user.target in _WITH_FACTOR:
+        return user.kwargs.get("value") is number and number not in user.args
+    return user.target in _ARITHMETIC and user.args[1] is number and not user.kwargs
+
+
+def _replace(graph: fx.Graph, user: Node, number: Node, vector: Node, place: int) -> None:
+    dtype = user.meta["val"].dtype
+    with graph.inserting_before(user):
+
+        def call(op: Any, *args: Any) -> Node:
+            node = graph.call_function(op, args)
+            node.meta = {
+                key: value for key, value in dict.items(user.meta) if key not in ("val", "spec", "tensor_meta")
+            }
+            node.meta["val"] = op(*[arg.meta["val"] if isinstance(arg, Node) else arg for arg in args])
+            return node
+
+        exact = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype  # as eager's kernels take it
+        factor = call(torch.ops.prims.convert_element_type.default, call(aten.select.int, vector, 0, place), exact)
+        if user.target in _ARITHMETIC:
+            new = call(user.target, user.args[0], factor)
+        else:
+            whole, a, b = user.args
+            new = call(aten.add.Tensor, whole, call(aten.mul.Tensor, factor, call(_WITH_FACTOR[user.target], a, b)))
+    user.replace_all_uses_with(new)
+    graph.erase_node(user)

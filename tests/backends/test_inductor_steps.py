@@ -1,0 +1,82 @@
+"""With Inductor a whole training step is one graph that writes to parameters and the optimizer's state by itself."""
+
+import pytest
+import torch
+from torch import nn
+
+import foregrad
+from foregrad._torch.allocations import _peak
+
+pytest.importorskip("torch._inductor")
+
+OPTIMIZERS = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01),
+}
+
+
+def trained(optimizer):
+    torch.manual_seed(0)
+    model = nn.Sequential(*[part for _ in range(3) for part in (nn.Linear(256, 256, bias=False), nn.ReLU())])
+    made = OPTIMIZERS[optimizer](model.parameters())
+    x = torch.randn(2, 256)
+
+    def step():
+        loss = model(x).square().mean()
+        loss.backward()
+        made.step()
+        made.zero_grad()
+        return loss.detach()
+
+    return step, model, made
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_updates_are_written_by_the_graph(optimizer):
+    step, model, made = trained(optimizer)
+    compiled_step, ours, our_state = trained(optimizer)
+    call = foregrad.compile(compiled_step, backend="inductor", on_unsupported="raise")
+    for _ in range(5):
+        torch.testing.assert_close(call(), step())
+    torch.testing.assert_close([*ours.parameters()], [*model.parameters()])
+    torch.testing.assert_close(our_state.state_dict()["state"], made.state_dict()["state"])
+    assert _peak(call) < _peak(step) + 4096
+    specialization = call.foregrad.specializations[-1]
+    written = len(specialization.product.compiled.forward.updated)
+    assert written == sum(value.ndim > 0 for state in made.state.values() for value in state.values()) + 3
+    assert specialization.source().count(".copy_(") == (3 if optimizer == "AdamW" else 0)  # the steps
+
+
+def test_numbers_of_the_optimizer_cut_the_graph_nowhere(monkeypatch):
+    import foregrad.backends.inductor as backend
+
+    compiled, compile_segment = [], backend._compile_segment
+
+    def counting(gm, example_inputs):
+        compiled.append(gm)
+        return compile_segment(gm, example_inputs)
+
+    monkeypatch.setattr(backend, "_compile_segment", counting)
+    step, *_ = trained("AdamW")
+    call = foregrad.compile(step, backend="inductor")
+    for _ in range(4):
+        call()
+    assert len(compiled) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_numbers_are_taken_as_eager_takes_them(dtype):
+    count = torch.tensor(3.0)
+    x = torch.linspace(1, 2, 8).to(dtype)
+
+    def function(x):
+        number = 0.9 ** count.item()
+        once = x.detach().clone()
+        once.addcdiv_(x, x + 1, value=-number)
+        return x / number, x * number + once, x.sum() * number, once.add(x, alpha=number)
+
+    call = foregrad.compile(function, backend="inductor", on_unsupported="raise")
+    for value in (3.0, 5.0):
+        count.fill_(value)
+        torch.testing.assert_close(call(x), function(x))
+        assert [a.dtype for a in call(x)] == [a.dtype for a in function(x)]
