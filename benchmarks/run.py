@@ -21,6 +21,7 @@ from benchmarks import (
     capture,
     comparison,
     composite,
+    demo,
     distributed,
     explain,
     first_step,
@@ -49,6 +50,7 @@ def main() -> None:
     models = ["gpt2-6", "mlp-200"] if quick else options.models
     benchmarks: dict[str, Callable[[], list[Section]]] = {
         "comparison": lambda: [comparison.collect()],
+        "demo": lambda: [demo.collect(20 if quick else 200)],
         "import": lambda: [startup.collect(3 if quick else 7)],
         "overhead": lambda: [overhead.collect([], 20 if quick else 60)],
         "code": lambda: [graph_code.collect(20 if quick else 60)],

@@ -363,3 +363,34 @@ def test_json_has_the_fields():
     assert [one["key"] for one in data["operators"]] == [one.key for one in found.operators]
     keys = {one.key for one in found.operators}
     assert all(set(one.reads) <= keys for one in found.operators)
+
+
+def test_a_function_that_prints_in_its_first_call_alone_has_a_graph():
+    said = []
+
+    def f(x):
+        if not said:
+            print("once")
+            said.append(True)
+        return x.sin()
+
+    found = foregrad.explain(f, torch.ones(3, requires_grad=True), backend="eager")
+    assert found.program is not None
+    assert found.eager == ()
+    assert said == []
+
+
+class Cache:
+    """A plain object."""
+
+    def __init__(self, keys):
+        self.keys = keys
+
+
+def test_results_in_objects_are_no_saved_bytes():
+    def f(x):
+        hidden = x.exp()
+        return hidden.sum(), Cache(hidden)
+
+    memory = foregrad.explain(f, torch.ones(30, requires_grad=True), backend="eager").memory
+    assert memory.predicted_saved == memory.measured_saved == memory.eager_saved == 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import logging
 import re
 import sys
@@ -290,6 +292,19 @@ def _(wrap):
     return call(y)[0] == id(y) % 1009
 
 
+@silent("it prints or logs, and is compiled with")
+def _(wrap):
+    def function(x):
+        print("said")
+        return x + 1
+
+    call = wrap(function) if wrap is eagerly else wrap(function, on_unsupported="raise")
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        for _ in range(3):
+            call(torch.ones(1))
+    return said.getvalue().count("said")
+
+
 @silent("it calls `logging.disable(...)`")
 def _(wrap):
     def function(x):
@@ -356,6 +371,10 @@ def test_every_row_is_told():
     assert [one for one in known if not any(row.startswith(one) for row in rows)] == []
 
 
+def eagerly(function):
+    return function
+
+
 def compiled(function, **how):
     return foregrad.compile(function, backend="eager", **how)
 
@@ -375,7 +394,7 @@ def test_eager_by_name(beginning):
         program(functools.partial(compiled, on_unsupported="raise"))
     with pytest.warns(errors.ForegradWarning):
         found = program(functools.partial(compiled, on_unsupported="eager"))
-    assert same(found, program(lambda function: function))
+    assert same(found, program(eagerly))
 
 
 @pytest.mark.parametrize("beginning", RAISED)
@@ -392,4 +411,4 @@ def test_silent(beginning):
     with warnings.catch_warnings():
         warnings.simplefilter("error", errors.ForegradWarning)
         found = program(functools.partial(compiled, on_unsupported="eager"))
-    assert not same(found, program(lambda function: function))
+    assert not same(found, program(eagerly))

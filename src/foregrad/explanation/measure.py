@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .._torch.allocations import peak_bytes
-from ..frontend.tree import flatten
+from ..frontend.tree import Samples, open_objects
 
 __all__ = ["held_by", "packed_by", "peak_of", "step_of", "times_of"]
 
@@ -38,7 +38,7 @@ def step_of(call: Call, forget: Call) -> Call:
 
 
 def _differentiable(result: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in flatten(result)[0] if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    return [leaf for leaf in _tensors(result) if leaf.requires_grad]
 
 
 def held_by(result: Any, present: Sequence[Any]) -> int:
@@ -72,8 +72,14 @@ def packed_by(call: Call, present: Sequence[Any]) -> int | None:
     return _bytes(saved, [result, present])
 
 
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors in containers and plain objects: a model's result may hold a cache of keys and values."""
+    leaves = open_objects([value], lambda _: None, Samples()).leaves
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
 def _bytes(saved: Sequence[Any], others: Sequence[Any]) -> int:
-    excluded = {_storage(leaf) for other in others for leaf in flatten(other)[0] if isinstance(leaf, torch.Tensor)}
+    excluded = {_storage(leaf) for other in others for leaf in _tensors(other)}
     sizes = {_storage(t): _size(t) for t in saved if isinstance(t, torch.Tensor)}
     return sum(size for storage, size in sizes.items() if storage not in excluded)
 

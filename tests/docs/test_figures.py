@@ -1,0 +1,42 @@
+"""Figures that README and the documentation quote are those of benchmarks/RESULTS.json."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+RESULTS = json.loads((ROOT / "benchmarks" / "RESULTS.json").read_text())
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+# A row of README's, and the beginnings of those that it stands for.
+PROGRAMS = {
+    "`torch.func.vmap`, `grad` and `jvp`": ["`torch.func.vmap`", "`torch.func.grad`", "`torch.func.jvp`"],
+    "a counter that each call raises": ["a counter in a dict"],
+}
+
+
+def verdict(cell):
+    """README leaves out the class of an error, and says what later versions of PyTorch do."""
+    return re.sub(r"^raises? .*|^raise$", "raises", cell.partition(";")[0])
+
+
+def test_the_comparison_in_readme():
+    (table,) = re.findall(r"^\| program \| foregrad .*\n\| ---.*\n((?:\|.*\n)+)", README, flags=re.MULTILINE)
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    measured = RESULTS["What compilers do with small programs"]["rows"]
+    for program, *cells in rows:
+        key = next((key for key in PROGRAMS if program.startswith(key)), None)
+        beginnings = PROGRAMS[key] if key else [program.partition(",")[0]]
+        for beginning in beginnings:
+            (found,) = [row for row in measured if row[0].startswith(beginning)]
+            assert [verdict(cell) for cell in found[1:]] == [verdict(cell) for cell in cells], program
+
+
+def test_the_times_of_plans():
+    page = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
+    (times,) = re.findall(r"GPT-2 of 24 layers\s+takes ([\d.]+) s, one for 96 layers takes ([\d.]+) s", page)
+    for name, seconds in zip(("gpt2-24", "gpt2-96"), times, strict=True):
+        assert f"found in {seconds} s" in RESULTS[f"A memory budget: {name}"]["notes"]
