@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from .._torch.allocations import peak_bytes
-from ..frontend.tree import Samples, open_objects
+from ..frontend.tree import open_objects
+from ..subclasses.conversion import Samples
 
 __all__ = ["held_by", "packed_by", "peak_of", "step_of", "times_of"]
 
