@@ -149,6 +149,7 @@ def test_what_runs_is_guarded(monkeypatch, called_by, what):
     compiled = foregrad.compile(function, backend="eager")
     results_of(compiled)
     monkeypatch.setattr(*((CONFIG, "factor") if what == "factor" else (__name__ + "." + what,)), 5.0)
+    torch._dynamo.reset()  # which eager's `cond` calls: PyTorch 2.15's fails on a float that it has seen change
     for ours, eagers in zip(results_of(compiled), results_of(function), strict=True):
         assert torch.equal(ours, eagers)
 

@@ -287,6 +287,9 @@ class Scan:
                 self._objects.append((value, value.__name__, depth, self._rank, set()))
             return
         self.reads.watch_use(value, name)
+        owner = getattr(value, "__self__", None) if isinstance(value, types.BuiltinMethodType) else None
+        if isinstance(owner, type) and not is_outside(owner.__module__):
+            value = owner  # of a method in C that is bound to a class, as `Function.apply` is since PyTorch 2.14
         if isinstance(value, types.BuiltinFunctionType) or id(value) in self.reads.unread:
             return
         if isinstance(value, types.MappingProxyType):
