@@ -11,6 +11,12 @@ RESULTS = json.loads((ROOT / "benchmarks" / "RESULTS.json").read_text())
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def test_the_demo_in_readme():
+    (block,) = re.findall(r"^200 steps, eager against foregrad$(.+?)^Equal bit", README, flags=re.MULTILINE | re.DOTALL)
+    rows = [re.split(r" {2,}", line.strip()) for line in block.splitlines() if line.strip("- ")]
+    assert rows[1:] == [[cell for cell in row if cell] for row in RESULTS["The demo"]["rows"]]
+
+
 # A row of README's, and the beginnings of those that it stands for.
 PROGRAMS = {
     "`torch.func.vmap`, `grad` and `jvp`": ["`torch.func.vmap`", "`torch.func.grad`", "`torch.func.jvp`"],
