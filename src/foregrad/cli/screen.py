@@ -6,26 +6,13 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol, TextIO
+from contextlib import contextmanager
+from typing import Any, TextIO
 
 __all__ = ["PlainScreen", "Screen", "add_json", "choose_screen", "print_json"]
 
 Advance = Callable[[int, str], None]
 BAR_WIDTH = 24
-
-
-class Screen(Protocol):
-    """A place to show things."""
-
-    def say(self, text: str) -> None:
-        """Show one line."""
-
-    def progress(self, label: str, total: int) -> AbstractContextManager[Advance]:
-        """A progress bar for the length of a `with`; what it gives is called with the count done and a remark."""
-
-    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Show a table: the first column to the left, the others to the right."""
 
 
 class PlainScreen:
@@ -40,7 +27,7 @@ class PlainScreen:
 
     @contextmanager
     def progress(self, label: str, total: int) -> Iterator[Advance]:
-        """See `Screen.progress`."""
+        """A progress bar for the length of a `with`; what it gives is called with the count done and a remark."""
         redraw = self.out.isatty()
 
         def advance(done: int, remark: str) -> None:
@@ -58,7 +45,7 @@ class PlainScreen:
                 self.out.write("\n")
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """See `Screen.table`."""
+        """Show a table: the first column to the left, the others to the right."""
         lines = [columns, *rows]
         widths = [max(len(line[at]) for line in lines) for at in range(len(columns))]
         rule = "-" * (sum(widths) + 3 * (len(widths) - 1))
@@ -105,6 +92,9 @@ class _RichScreen:
             table.add_row(*(Text(cell) for cell in row))
         self.console.print()
         self.console.print(table)
+
+
+Screen = PlainScreen | _RichScreen
 
 
 def choose_screen(*, plain: bool, out: TextIO | None = None) -> Screen:
