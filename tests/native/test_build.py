@@ -51,7 +51,7 @@ def test_sources_that_this_pytorch_does_not_take(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(building, "library_name", lambda version: "some.so")
     arguments = ["build-native", "--folder", str(tmp_path)]
     assert cli.main(arguments) == 1
-    (line,) = capsys.readouterr().err.splitlines()
+    _, line = capsys.readouterr().err.splitlines()
     assert torch.__version__ in line
     assert "elsewhere.cpp" in line
     assert cli.main([*arguments, "--verbose"]) == 1
