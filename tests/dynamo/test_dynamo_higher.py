@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
+from torch.func import hessian, jacfwd, jacrev, vmap
 
 from tests.higher.programs import ForceField, grad, laplacian, mlp
 
@@ -105,3 +107,15 @@ def test_a_gradient_penalty_with_only_some_inputs_differentiated_first():
         return [penalty.detach(), scale.grad, *(p.grad for p in critic.parameters() if p.grad is not None)]
 
     both(program)
+
+
+@pytest.mark.parametrize("transform", [jacrev, hessian, jacfwd, lambda f: jacrev(jacrev(f))])
+def test_transforms_over_a_parameter_that_the_graph_finds_late(transform):
+    """Dynamo's graphs begin and end levels in lines of their own: a run that is made again begins with none."""
+    layer = nn.Linear(3, 1)
+    x = torch.randn(4, 3)
+
+    def f(x):
+        return vmap(transform(lambda z: layer(z).tanh().squeeze()))(x)
+
+    torch.testing.assert_close(torch.compile(f, backend="foregrad", options={"backend": "eager"})(x), f(x))

@@ -27,6 +27,7 @@ __all__ = [
     "kinds",
     "legacy_vmap_active",
     "levels_off",
+    "levels_put_back",
     "of_batch",
     "remove",
     "single_level_functions",
@@ -89,6 +90,28 @@ def levels_off() -> Any:
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
     return temporarily_clear_interpreter_stack()
+
+
+@contextlib.contextmanager
+def levels_put_back() -> Iterator[None]:
+    """Context: where it is left by an exception, no level stays that began inside. A graph of Dynamo's begins and ends
+    them in lines of its own.
+    """
+    hooks: Any = torch._C._autograd
+    depth, allows_inplace = _C.get_dynamic_layer_stack_depth(), _C.get_inplace_requires_grad_allowed()
+    refuses_hooks, duals = hooks._saved_tensors_hooks_get_disabled_error_message(), forward_ad._current_level
+    try:
+        yield
+    except BaseException:
+        if duals < 0:  # there is one level of dual numbers, of which C++ alone may know
+            forward_ad._current_level = duals
+            with contextlib.suppress(RuntimeError):
+                torch._C._exit_dual_level(level=0)
+        _C.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        _C.set_inplace_requires_grad_allowed(allows_inplace)
+        if refuses_hooks is None:
+            hooks._saved_tensors_hooks_enable()
+        raise
 
 
 def of_batch(tensor: torch.Tensor, number: int) -> tuple[torch.Tensor, int | None]:

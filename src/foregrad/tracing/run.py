@@ -16,6 +16,7 @@ from .._torch.dispatch import (
     symbolic_composites,
 )
 from .._torch.patches import patched
+from .._torch.transforms import levels_put_back
 from ..errors import ForegradError
 from ..frontend.lifted import capturing
 from ..frontend.sources import Source
@@ -127,7 +128,7 @@ class CaptureRun(CaptureParts):
         recorder, call = self.recorder, self.call
         self.code.tell_types()
         self.state.put_stand_ins(recorder.where)
-        with self.settings.put_back(), self.imports.watched(), self.lifting, recorder:
+        with self.settings.put_back(), self.imports.watched(), levels_put_back(), self.lifting, recorder:
             try:
                 for tensor in self.state.before.with_attributes():  # so that they are guarded
                     self.inputs.adopt(tensor)
