@@ -184,3 +184,108 @@ def test_what_hangs_on_a_tensor_is_looked_into():
         return found
 
     assert observed(lambda f: foregrad.compile(f, backend="eager")) == observed(lambda f: f)
+
+
+@pytest.mark.parametrize("tell", [id, hash])
+def test_what_tells_one_argument_from_another_is_asked_in_each_call(tell):
+    def make():
+        seen = {}
+
+        def f(x):
+            seen[tell(x)] = len(seen)
+            return x * len(seen)
+
+        return f
+
+    inputs = [torch.ones(2) for _ in range(3)]
+    same(make, lambda call: [call(x).tolist() for x in inputs], eager_for=f"calls `{tell.__name__}` of an argument")
+
+
+def test_what_tells_one_parameter_from_another_is_compiled():
+    layer = torch.nn.Linear(2, 2)
+    rates = {id(p): rate for rate, p in enumerate(layer.parameters(), 2)}
+    same(lambda: lambda x: layer(x) * rates[id(layer.bias)], lambda call: [call(torch.ones(2)).tolist() for _ in "ab"])
+
+
+def test_the_id_of_an_object_among_the_arguments_is_asked_in_each_call():
+    class Thing:
+        pass
+
+    things = [Thing() for _ in range(3)]
+    observed = lambda call: [call(torch.ones(1), t)[1] == id(t) for t in things]  # noqa: E731
+    same(lambda: lambda x, t: (x * 2, id(t)), observed, eager_for="calls `id` of an argument")
+
+
+def test_attributes_that_a_function_or_class_lacks_at_first():
+    def make():
+        class Held:
+            pass
+
+        def f(x):
+            f.calls = getattr(f, "calls", 0) + 1
+            return x * f.calls + getattr(Held, "more", 0)
+
+        f.held = Held
+        return f
+
+    def make_without():
+        f = make()
+        del f.held  # nothing is there in the first call
+        return f
+
+    same(make_without, lambda call: [call(torch.ones(1)).item() for _ in range(4)])
+
+    def given_later(call):
+        found = [call(torch.ones(1)).item()]
+        call.held.more = 5
+        return [*found, call(torch.ones(1)).item()]
+
+    same(make, given_later)
+
+
+def test_each_code_names_others_in_one_module():
+    def make():
+        module = types.ModuleType("held_module")
+        module.factor = 2.0
+        module.scaled = lambda x: x * module.factor
+        f = lambda x: module.scaled(x)  # noqa: E731
+        f.module = module
+        return f
+
+    def calls(call):
+        module = call.module
+        found = [call(torch.ones(1)).item()]
+        module.factor = 3.0
+        return [*found, call(torch.ones(1)).item()]
+
+    same(make, calls)
+
+
+def test_a_backward_reads_its_own_class_when_it_runs():
+    def make():
+        class Scaled(torch.autograd.Function):
+            factor = 1.0
+
+            @staticmethod
+            def forward(ctx, x):
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return gradient * Scaled.factor
+
+        f = lambda x: Scaled.apply(x) * 2  # noqa: E731
+        f.scaled = Scaled
+        return f
+
+    def calls(call):
+        scaled, found = call.scaled, []
+        for factor in (3.0, 5.0, 7.0):
+            x = torch.ones(1, requires_grad=True)
+            y = call(x)
+            scaled.factor = factor
+            y.backward()
+            found.append(x.grad.item())
+        return found
+
+    same(make, calls)

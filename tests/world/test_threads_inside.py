@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -54,3 +56,30 @@ def test_a_function_that_starts_a_thread_runs_eagerly_by_name(function, monkeypa
     assert not died
     with pytest.raises(UnsupportedSideEffectError, match="calls"):
         foregrad.capture(function, x)
+
+
+def test_no_other_thread_sees_what_stands_for_functions_of_numbers():
+    functions = {math: ("sqrt", "cos"), builtins: ("min", "max", "id")}
+    before = {(module, name): vars(module)[name] for module, names in functions.items() for name in names}
+    others, is_over = [], threading.Event()
+
+    def look():
+        while not is_over.is_set():
+            others.extend(key for key, value in before.items() if vars(key[0])[key[1]] is not value)
+            others.extend([] if (math.sqrt(4.0), min(1.0, 2.0), max([3, 4])) == (2.0, 1.0, 4) else ["a result"])
+
+    def f(x, number):
+        assert math.sqrt is before[math, "sqrt"]
+        return x * math.sqrt(number) + min(number, 2.0)
+
+    compiled = foregrad.compile(f, backend="eager")
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        for i in range(6):
+            assert compiled(torch.ones(1), i + 0.5).equal(f(torch.ones(1), i + 0.5))
+    finally:
+        is_over.set()
+        thread.join()
+    assert not others
+    assert len(foregrad.explain_recompiles(compiled)) <= 3

@@ -45,6 +45,7 @@ _UNITS = (
     "checks.cpp",
     "memory.cpp",
     "observer.cpp",
+    "diverted.cpp",
     "module.cpp",
 )
 _HEADERS = ("program.h",)

@@ -32,7 +32,10 @@ struct Observer {
   int inside; // frames of opaque code, and those called from there
   int quiet; // Python of the observer's own runs, or of the capture
   bool is_on;
+  Observer* outer; // that was started before, and is still on
 };
+
+thread_local Observer* current = nullptr; // the one that was started on this thread last
 
 // What has the definition of a C function: it is kept, so that the address stays its own.
 PyObject* owner_of_definition(PyObject* callee) {
@@ -144,6 +147,8 @@ PyObject* start(PyObject* object, PyObject*) {
     Py_XINCREF(self->before_argument);
     self->is_on = true;
     self->inside = self->quiet = 0;
+    self->outer = current;
+    current = self;
     PyEval_SetProfile(on_event, object);
   }
   Py_RETURN_NONE;
@@ -153,6 +158,7 @@ PyObject* stop(PyObject* object, PyObject*) {
   auto* self = reinterpret_cast<Observer*>(object);
   if (self->is_on) {
     self->is_on = false;
+    current = self->outer;
     if (PyThreadState_Get()->c_profilefunc == on_event) {
       PyEval_SetProfile(self->before, self->before_argument);
     }
@@ -253,6 +259,20 @@ void dealloc_observer(PyObject* object) {
 }
 
 } // namespace
+
+bool is_looked_at() {
+  if (current == nullptr || current->quiet > 0 || current->inside > 0) {
+    return false;
+  }
+  PyFrameObject* frame = PyEval_GetFrame();
+  if (frame == nullptr) {
+    return false;
+  }
+  PyCodeObject* code = PyFrame_GetCode(frame);
+  const auto known = current->codes.find(reinterpret_cast<PyObject*>(code));
+  Py_DECREF(code);
+  return known != current->codes.end() && known->second == looked_at;
+}
 
 bool add_observer(PyObject* module) {
   static PyTypeObject observer = {PyVarObject_HEAD_INIT(nullptr, 0)};

@@ -140,5 +140,9 @@ bool add_function_type(PyObject* module);
 bool add_check_types(PyObject* module);
 bool add_memory_functions(PyObject* module);
 bool add_observer(PyObject* module);
+bool add_divert(PyObject* module);
+
+// Whether the code that calls is the user's, as the observer of this thread says; no, without an observer.
+bool is_looked_at();
 
 } // namespace foregrad

@@ -65,6 +65,8 @@ class Scan:
         ] = []  # (object or class, name, depth, rank, names done)
         self.modules: dict[int, tuple[torch.nn.Module, str]] = {}
         self._namespaces: dict[int, types.ModuleType] = {}  # modules of the user's that code names, not all looked at
+        self._named_in: set[tuple[int, frozenset[str]]] = set()  # by the id of a module: names that were looked up
+        self._handed_on: dict[int, Any] = {}
         self._count = 0
         self._named = 0  # how many of `modules` are in `_paths`
         self._under = NamesMet()  # what objects were last looked at under
@@ -215,6 +217,8 @@ class Scan:
                 self._module_names(value, others)
             else:
                 settled.add(name)
+                if name in handed_on:
+                    self._hand_on(value, name)
             if name in handed_on or not isinstance(value, types.ModuleType):
                 self.visit(value, name)
 
@@ -227,26 +231,38 @@ class Scan:
                 value = cell.cell_contents
             except ValueError:
                 value = ABSENT
-            if self.reads.add(place, "cell_contents", value):
-                if isinstance(value, types.ModuleType):
-                    self._module_names(value, frozenset() if code is None else code.others)
-                if (code is not None and name in code.handed_on) or not isinstance(value, types.ModuleType):
-                    self.visit(value, name)
+            is_new = self.reads.add(place, "cell_contents", value)
+            is_handed_on = code is not None and name in code.handed_on
+            if isinstance(value, types.ModuleType):  # of which each code names others
+                self._module_names(value, frozenset() if code is None else code.others)
+            elif is_handed_on:
+                self._hand_on(value, name)
+            if is_new and (is_handed_on or not isinstance(value, types.ModuleType)):
+                self.visit(value, name)
+
+    def _hand_on(self, value: Any, name: str) -> None:
+        """A function or class that code hands on, to `getattr` perhaps: it may lack what is asked for."""
+        if isinstance(value, (types.FunctionType, type)) and id(value) not in self._handed_on:
+            self._handed_on[id(value)] = value
+            self._objects.append((value, name, 0, self._rank, set()))
 
     def _module_names(self, module: types.ModuleType, names: frozenset[str]) -> None:
         """What code names in a module that it imported."""
         if is_outside(module.__name__):
             self._names_outside(module, names)
             return
+        if (id(module), names) in self._named_in:
+            return
+        self._named_in.add((id(module), names))
         self._namespaces |= {} if is_installed(module) else {id(module): module}  # theirs have thousands of items
         place = self.reads.place(vars(module), "dict", module.__name__, "attr")
         for name in in_order(names & vars(module).keys()):
             value = vars(module)[name]
-            if self.reads.add(place, name, value):
-                if isinstance(value, types.ModuleType):
-                    self._module_names(value, names)
-                else:
-                    self.visit(value, f"{module.__name__}.{name}")
+            is_new = self.reads.add(place, name, value)
+            if isinstance(value, types.ModuleType):
+                self._module_names(value, names)
+            elif is_new:
+                self.visit(value, f"{module.__name__}.{name}")
 
     def _namespaces_whole(self) -> bool:
         """Where code makes up names: the options in modules, under whatever names; whether any was new."""
@@ -392,6 +408,8 @@ class Scan:
             if isinstance(value, type):
                 known = self._attributes_of(value) if type(value) is type else self._attributes_of(value, type(value))
                 new = known & under.names
+                if id(value) in self._handed_on and not is_outside(value.__module__):
+                    new |= under.probed
                 if under is now:
                     new = new.union(self._special_names(value), self._values_of(value) if self.makes_up_names else ())
                 self._rank = rank + 1
@@ -428,7 +446,8 @@ class Scan:
         """The attributes of an object that matter by what is known of the code so far."""
         table = table_of(value)
         if isinstance(value, types.FunctionType):
-            return frozenset(table or ()) if self.makes_up_names else under.names.intersection(table or ())
+            lacking = under.probed if id(value) in self._handed_on else frozenset()
+            return lacking.union(table or ()) if self.makes_up_names else under.names.intersection(table or ()) | lacking
         names = self._attributes_of(type(value)) & under.names | under.probed
         if self.makes_up_names:
             names |= self._slots_of(type(value))

@@ -152,7 +152,7 @@ class UserState:
 
     def __init__(self, roots: Iterable[tuple[Any, str]]) -> None:
         self.holders: list[Holder] = []
-        self.empty: list[tuple[Any, Holder, Any]] = []  # containers with nothing in them, and where they are
+        self.empty: list[tuple[Any, Holder | None, Any]] = []  # containers with nothing in them, and where they are
         self._seen: dict[int, Any] = {}
         self._names: set[str] = set()  # those in code, looked up wherever they may be
         self._new_names: set[str] = {"forward", "__call__"}
@@ -483,6 +483,9 @@ class UserState:
                 self._namespace(table, None, "", "name")
         if not is_own:
             return
+        if not function.__dict__:
+            self._seen[id(function.__dict__)] = function.__dict__
+            self.empty.append((function.__dict__, None, function.__name__))
         code = function.__code__
         seen = _seen_code.get(id(code)) or _look_at_code(code)
         self._new_names |= seen.names

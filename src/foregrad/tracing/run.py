@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -49,7 +47,7 @@ from .parts import CaptureParts, run_function
 from .tape.again import CaptureAgain
 from .values.draw_patches import drawing
 from .values.draws import Draws, DrawsFound
-from .values.math_functions import traced_math
+from .values.math_functions import trace_math
 
 __all__ = ["CaptureRun"]
 
@@ -119,20 +117,17 @@ class CaptureRun(CaptureParts):
             check_marked(recorder, analysis, records)
             return self._captured(analysis, dataclasses.replace(described, late=late), out_leaves, out_tree)
 
-    def _traced_math(self) -> AbstractContextManager[None]:
-        has_numbers = bool(self.call.numbers or self.call.varied)
-        return traced_math if has_numbers else contextlib.nullcontext()
-
     def _called(self, given: Given) -> tuple[Any] | None:
         """Run the function: what it returns."""
         recorder, call = self.recorder, self.call
         self.code.tell_types()
+        trace_math()
         self.state.put_stand_ins(recorder.where)
         with self.settings.put_back(), self.imports.watched(), levels_put_back(), self.lifting, recorder:
             try:
                 for tensor in self.state.before.with_attributes():  # so that they are guarded
                     self.inputs.adopt(tensor)
-                with self.options.around(), capturing(), drawing(self.draws), self._traced_math():
+                with self.options.around(), capturing(), drawing(self.draws):
                     result = run_function(self.observed.of(call.function), given.args, given.kwargs)
             except Exception as error:
                 note_escaping(error)

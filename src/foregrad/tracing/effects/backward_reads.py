@@ -90,11 +90,10 @@ def _may_differ(found: Any, named: frozenset[str], knows: Callable[[Any], bool],
     if isinstance(found, _NO_STATE):
         return False
     if isinstance(found, type):
-        if issubclass(found, torch.autograd.Function) or is_outside(found.__module__):
-            return False
-        if not named.isdisjoint(name for base in found.__mro__ for name in values_of(base)):
+        bases = [base for base in found.__mro__ if not is_outside(base.__module__)]
+        if not named.isdisjoint(name for base in bases for name in values_of(base)):
             return True
-        items = (vars(base)[name] for base in found.__mro__ for name in named & vars(base).keys())
+        items = (vars(base)[name] for base in bases for name in named & vars(base).keys())
         methods = (getattr(item, "__func__", item) for item in items)
         return depth > 0 and any(_method_reads(found, method, knows, depth - 1) for method in methods)
     if isinstance(found, types.FunctionType):

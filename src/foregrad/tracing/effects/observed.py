@@ -12,10 +12,14 @@ import functools
 import gc
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any, NoReturn, TypeVar
 
+import torch
+
+from ..._torch.diverted import divert
 from ..._torch.native import make_observer
 from ...errors import UnsupportedSideEffectError
 from ...frontend.holders import Holder, kind_of
@@ -39,8 +43,9 @@ class Observed:
     is looked at, with its globals.
     """
 
-    def __init__(self, name: str, state: Callable[[], UserState]) -> None:
-        self.name, self.state = name, state
+    def __init__(self, name: str, state: Callable[[], UserState], varies: Callable[[Any], bool]) -> None:
+        """`varies(object)`: it is another one in each call."""
+        self.name, self.state, self.varies = name, state, varies
         self.ran: dict[CodeType, dict[str, Any]] = {}
         self.entered: set[CodeType] = set()  # besides these PyTorch's, and what a backward ran
         self._met: dict[int, Holder] = {}
@@ -54,11 +59,14 @@ class Observed:
 
         @runs_user_code
         def run(*args: Any, **kwargs: Any) -> T:
+            _see_asked()
+            before, _running.observed = getattr(_running, "observed", None), self
             self._observer.start()
             try:
                 return function(*args, **kwargs)
             finally:
                 self._observer.stop()
+                _running.observed = before
 
         def in_context(*args: Any, **kwargs: Any) -> T:
             context = contextvars.copy_context()
@@ -136,6 +144,14 @@ class Observed:
                 "compiled function, or in a function that `foregrad.eager_region` marks."
             )
 
+    def asked(self, function: str, value: Any) -> None:
+        """Code that is looked at calls `id` or `hash`, which tell one object from another."""
+        if self.varies(value):
+            self._refuse(
+                f"`{self.name}` calls `{function}` of an argument at {_line(sys._getframe(2))}, which is another object "
+                "in each call. Call it outside the compiled function and pass what it gives."
+            )
+
     def _write(self, callee: Any, frame: FrameType) -> None:
         target = callee.__self__
         if isinstance(target, contextvars.ContextVar):
@@ -202,6 +218,24 @@ def _observer(*questions: Callable[..., Any]) -> Any:
 
 def _pure(*_: Any) -> int:
     return PURE
+
+
+_running = threading.local()
+_OF_IDENTITY = (object.__hash__, torch.Tensor.__hash__)
+
+
+@functools.cache
+def _see_asked() -> None:
+    """From now on captures are told of calls that tell one object from another; without the C++ part they refuse all."""
+    for function in (id, hash):
+
+        def instead(value: Any, name: str = function.__name__) -> Any:
+            observed: Observed | None = getattr(_running, "observed", None)
+            if observed is not None and (name == "id" or type(value).__hash__ in _OF_IDENTITY):
+                observed.asked(name, value)
+            return NotImplemented
+
+        divert(function, instead, None, asked=True)
 
 
 def _spelled(callee: Any) -> str:

@@ -144,6 +144,12 @@ class PythonState:
         """Whether an object is older than the call, and one for all calls."""
         return self.before.knows(value) and id(value) not in self.made.arguments
 
+    def varies(self, value: Any) -> bool:
+        """Whether an object is a tensor, a container or an object among the arguments: another in each call."""
+        own = self.real_of(value) if isinstance(value, torch.Tensor) else None
+        is_leaf = own is not None and any(leaf is own for leaf in self.call.leaves)
+        return is_leaf or id(value) in self.made.arguments
+
     def enter(self, module: torch.nn.Module) -> None:
         """The code of a module runs. No tensor of the capture is to stay in one that no walk has met."""
         if not self.before.knows(module) and id(module) not in self.reads.made_here and id(module) not in self._strays:
