@@ -1,5 +1,6 @@
 """What a function prints or logs is said on every call, once, as in eager; a message of the first call costs no graph."""
 
+import contextlib
 import functools
 import io
 import logging
@@ -137,12 +138,62 @@ def test_compiled_where_later_calls_say_nothing(make, said):
     assert "compiled once" in str(foregrad.explain_recompiles(compiled))
 
 
-def test_eager_with_a_warning_where_each_call_prints(said):
-    compiled = foregrad.compile(_prints, backend="eager", on_unsupported="eager")
-    with pytest.warns(ForegradWarning, match=r"`_prints` prints at .*test_program_output\.py"):
+@pytest.mark.parametrize("mode", ["eager", "raise"])
+@pytest.mark.parametrize("function", [_prints, _prints_to_a_file, _logs])
+def test_each_compiled_call_says_it(function, mode, said):
+    compiled = foregrad.compile(function, backend="eager", on_unsupported=mode)
+    for n in (2, 3, 2):
+        compiled(torch.ones(n))
+    assert "".join(said()) == "size 2\nsize 3\nsize 2\n"
+    assert foregrad.explain_recompiles(compiled).eager_calls == 0
+
+
+def test_what_no_call_could_say_again_is_refused_by_name(said):
+    stream = io.StringIO()
+
+    def f(x):
+        print("size", file=stream)
+        return x.sin()
+
+    with pytest.raises(ProgramOutputError, match=r"`f` prints at .*test_program_output\.py"):
+        foregrad.compile(f, backend="eager", on_unsupported="raise")(torch.ones(2))
+    assert stream.getvalue() == ""
+    compiled = foregrad.compile(f, backend="eager", on_unsupported="eager")
+    with pytest.warns(ForegradWarning, match=r"`f` prints at .*test_program_output\.py"):
         for _ in range(3):
             compiled(torch.ones(2))
-    assert said()[0] == "size 2\n" * 3
+    assert stream.getvalue() == "size\n" * 3
+
+
+def test_an_error_that_the_program_catches_does_not_hide_what_it_prints(said):
+    def f(x):
+        with contextlib.suppress(Exception), contextlib.redirect_stdout(sys.stderr):
+            print("aside")
+        return x.sin()
+
+    compiled = foregrad.compile(f, backend="eager", on_unsupported="eager")
+    with pytest.warns(ForegradWarning, match="prints at"):
+        for _ in range(3):
+            compiled(torch.ones(2))
+    assert said()[1] == "aside\n" * 3
+
+
+def test_numbers_and_text_are_said_as_they_were_then(said):
+    items = [1, 2]
+
+    def f(x, scale):
+        print("sum", x.sum().item(), scale * 2, tuple(x.shape), items, sep="|")
+        items[0] += 1
+        return x * scale
+
+    def run(function):
+        items[:] = [1, 2]
+        for n, scale in ((2, 1.5), (3, 2.5), (4, 3.5)):
+            function(torch.ones(n), scale)
+        return said()
+
+    expected = run(f)
+    assert run(foregrad.compile(f, backend="eager", on_unsupported="raise")) == expected
 
 
 def test_doors_that_raise_say_it_while_they_capture(said):

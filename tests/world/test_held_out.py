@@ -2,7 +2,9 @@
 
 import pprint
 import random
+import sys
 import types
+import warnings
 
 import pytest
 import torch
@@ -212,7 +214,7 @@ def test_the_id_of_an_object_among_the_arguments_is_asked_in_each_call():
         pass
 
     things = [Thing() for _ in range(3)]
-    observed = lambda call: [call(torch.ones(1), t)[1] == id(t) for t in things]  # noqa: E731
+    observed = lambda call: [call(torch.ones(1), t)[1] == id(t) for t in things]
     same(lambda: lambda x, t: (x * 2, id(t)), observed, eager_for="calls `id` of an argument")
 
 
@@ -248,7 +250,7 @@ def test_each_code_names_others_in_one_module():
         module = types.ModuleType("held_module")
         module.factor = 2.0
         module.scaled = lambda x: x * module.factor
-        f = lambda x: module.scaled(x)  # noqa: E731
+        f = lambda x: module.scaled(x)
         f.module = module
         return f
 
@@ -274,7 +276,7 @@ def test_a_backward_reads_its_own_class_when_it_runs():
             def backward(ctx, gradient):
                 return gradient * Scaled.factor
 
-        f = lambda x: Scaled.apply(x) * 2  # noqa: E731
+        f = lambda x: Scaled.apply(x) * 2
         f.scaled = Scaled
         return f
 
@@ -289,3 +291,28 @@ def test_a_backward_reads_its_own_class_when_it_runs():
         return found
 
     same(make, calls)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("action", ["always", "default", "error"])
+def test_a_warning_is_given_as_the_filters_of_each_call_say(level, action):
+    def f(x):
+        warnings.warn(f"an old way, {x.shape[0]}", DeprecationWarning, stacklevel=level)
+        return x * 2
+
+    def run(function):
+        vars(sys.modules[__name__]).pop("__warningregistry__", None)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            warnings.filterwarnings(action, message="an old way")
+            for n in (2, 3, 2):
+                try:
+                    function(torch.ones(n))
+                except DeprecationWarning as error:
+                    assert action == "error" and str(error) == f"an old way, {n}"
+        return [(str(w.message), w.category, w.filename, w.lineno) for w in caught if w.category is DeprecationWarning]
+
+    compiled = foregrad.compile(f, backend="eager", on_unsupported="eager")
+    assert run(compiled) == run(f)
+    if action != "error":
+        assert foregrad.explain_recompiles(compiled).eager_calls == 0

@@ -122,12 +122,13 @@ def _to_dlpack(tensor: Any, *args: Any, **kwargs: Any) -> Any:
 
 _text_of_size = torch.SymInt.__repr__
 _WRITES_NO_TEXT = ("torch", "foregrad", "sympy", "logging")
+_PRINTS = "foregrad.graph.console"  # for the program
 
 
 def _text_of_number(self: Any) -> str:
     """The text of a symbolic size is the text of its number; the graph is then right for this number alone."""
-    asker = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
-    is_told = _capturing() and asker not in _WRITES_NO_TEXT
+    asker = str(sys._getframe(1).f_globals.get("__name__"))
+    is_told = _capturing() and (asker.partition(".")[0] not in _WRITES_NO_TEXT or asker == _PRINTS)
     return repr(int(self)) if is_told else _text_of_size(self)
 
 

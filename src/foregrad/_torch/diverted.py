@@ -7,6 +7,7 @@ from __future__ import annotations
 import atexit
 import functools
 from collections.abc import Callable
+from types import BuiltinFunctionType
 from typing import Any
 
 from .native import native
@@ -14,16 +15,15 @@ from .native import native
 __all__ = ["divert"]
 
 
-def divert(function: Any, instead: Callable[..., Any], types: tuple[type, ...] | None, *, asked: bool = False) -> bool:
+def divert(function: Any, instead: Callable[..., Any], types: tuple[type, ...] | None, *, asked: bool = False) -> None:
     """From now on `instead` is called with the arguments, and the function itself where that gives `NotImplemented`.
-    False where the C++ part is not there: then nothing changes.
+    Without the C++ part nothing changes.
 
     `types`: only with such an argument, or with such an item in one. `asked`: only by code that is being captured.
     """
     module = _module()
-    if module is not None:
+    if module is not None and isinstance(function, BuiltinFunctionType):
         module.divert(function, instead, types, asked)
-    return module is not None
 
 
 @functools.cache

@@ -72,7 +72,7 @@ class Hooks:
     checkpoints: checkpoints.RegionsOfCapture
     made_generators: generators.MadeGenerators
     notes_reads = False  # whether `read` and `missing` are called
-    refuses_output = False  # whether `refuse_output` is called
+    takes_output = False  # whether `say` is called
     region: RunRegion | None = None  # runs eager regions
     functions: FunctionsOfCapture | None = None
     attention: control_flow.Attention | None = None
@@ -106,8 +106,8 @@ class Hooks:
     def read_scripted(self, state: Any, name: str) -> None:
         """Called when compiled code of TorchScript reads an attribute."""
 
-    def refuse_output(self, verb: str) -> None:
-        """Called before the program prints or logs."""
+    def say(self, verb: str, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Called in place of a print or of what logs."""
 
     def node_hook(self, hook: Callable[[Any], Any], register: Callable[[Any], Any]) -> Any:
         """Register a hook of the program's on a node."""
@@ -399,9 +399,9 @@ def _made_generators() -> generators.MadeGenerators | None:
     return None if hooks is None else hooks.made_generators
 
 
-def _teller_of_output() -> Callable[[str], None] | None:
+def _teller_of_output() -> Callable[..., None] | None:
     hooks: Hooks | None = getattr(_active, "hooks", None)
-    return hooks.refuse_output if hooks is not None and hooks.refuses_output else None
+    return hooks.say if hooks is not None and hooks.takes_output else None
 
 
 def _attention() -> control_flow.Attention | None:

@@ -1,4 +1,4 @@
-"""Prints and logs of a captured function: the capture is called before anything is written."""
+"""Prints and logs of a captured function: the capture is asked before anything is written."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _original_print = builtins.print
 _original_handle = logging.Logger.handle
 
 
-def install(teller: Callable[[], Callable[[str], None] | None], is_capturing: Callable[[], bool]) -> None:
-    """Install the patches. `teller()` gives None, or a function that is called before anything is written on this
-    thread, with a text of what is done and where.
+def install(teller: Callable[[], Callable[..., None] | None], is_capturing: Callable[[], bool]) -> None:
+    """Install the patches. `teller()` gives None, or a function that is called in place of what writes on this thread:
+    with a text of what is done and where, "print" or "log", and the arguments.
     """
 
     @runs_user_code
@@ -28,17 +28,19 @@ def install(teller: Callable[[], Callable[[str], None] | None], is_capturing: Ca
         tell = teller()
         if tell is not None:
             frame = sys._getframe(1)
-            tell(f"prints at {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}")
-        _original_print(*args, **kwargs)
+            where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+            return tell(f"prints at {where}", "print", args, kwargs)
+        return _original_print(*args, **kwargs)
 
     @runs_user_code
     def handle(self: logging.Logger, record: logging.LogRecord) -> None:
         if record.name.startswith(_OF_FAKES) and is_capturing():
-            return  # the program sees the error itself
+            return None  # the program sees the error itself
         tell = teller()
         if tell is not None and _is_written(self, record):
-            tell(f"logs at {record.pathname}:{record.lineno} in {record.funcName}")
-        _original_handle(self, record)
+            where = f"{record.pathname}:{record.lineno} in {record.funcName}"
+            return tell(f"logs at {where}", "log", (record, self), {})
+        return _original_handle(self, record)
 
     builtins.print = print
     logging.Logger.handle = handle  # type: ignore[method-assign]

@@ -105,8 +105,7 @@ class Pipeline:
         # One run on fakes: forward and backward as one functional graph.
         lifted = [(source.get(), source) for source in self.lifted]
         table = self.decompositions() if callable(self.decompositions) else self.decompositions
-        is_quiet = config.on_unsupported == "eager"
-        options = Options(name, table or {}, config.higher_order, live_hooks=True, refuses_output=is_quiet)
+        options = Options(name, table or {}, config.higher_order, live_hooks=True, takes_output=True)
         capture = functools.partial(capture_call, options=options, lifted=lifted)
         with phase("capture"):
             captured = capture(call)

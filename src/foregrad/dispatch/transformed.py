@@ -89,7 +89,7 @@ class Transformed:
                 return None
             call = dataclasses.replace(call, fills_caches=self._writes < _MOST_WRITES)
             with transforms.levels_off():
-                options = Options(self.name, higher_order=False, refuses_output=True, runs_regions=False)
+                options = Options(self.name, higher_order=False, takes_output=True, runs_regions=False)
                 captured = capture_call(call, options)
             self._check_writes(captured.joint.signature)
         except UnsupportedSideEffectError as error:

@@ -16,11 +16,23 @@ import gc
 import os
 import sys
 import types
+import warnings
 from typing import Any, Final
 
 import torch
 
-__all__ = ["LOOKED_AT", "OPAQUE", "PURE", "REFUSED", "TRUSTED", "WRITES", "is_standard", "kind_of_call", "trust_in"]
+__all__ = [
+    "DIVERTED",
+    "LOOKED_AT",
+    "OPAQUE",
+    "PURE",
+    "REFUSED",
+    "TRUSTED",
+    "WRITES",
+    "is_standard",
+    "kind_of_call",
+    "trust_in",
+]
 
 PURE: Final = 0
 WRITES: Final = 1
@@ -38,7 +50,7 @@ EVERYTHING: Final = "*"
 PURE_FUNCTIONS: Final[dict[str, str]] = {
     "builtins": (
         "__build_class__ abs aiter all anext any ascii bin callable chr compile delattr dir divmod eval exec format "
-        "getattr globals hasattr hash hex id isinstance issubclass iter len locals max min next oct ord pow repr round "
+        "getattr globals hasattr hex isinstance issubclass iter len locals max min next oct ord pow repr round "
         "setattr sorted sum vars __import__"  # attributes that are set are found by comparing
     ),
     "_abc": EVERYTHING,
@@ -156,6 +168,9 @@ REFUSED_METHODS: Final[dict[str, str]] = {
     "_thread.RLock": _LOCKED,
 }
 
+DIVERTED: Final = (id, hash, warnings.warn)
+"""A capture is told of these with their arguments, by the C++ part; without it they are refused."""
+
 KNOWN_PACKAGES: Final = tuple(
     "torch torchgen functorch numpy sympy mpmath foregrad foregrad_native typing_extensions".split()
 )
@@ -191,6 +206,8 @@ OPAQUE_MODULES: Final = frozenset(
 
 def kind_of_call(callee: Any) -> int:
     """PURE, WRITES or REFUSED, of a function or bound method of C."""
+    if callee in DIVERTED:
+        return PURE
     owner = callee.__self__
     name = callee.__name__
     if owner is None:  # a static method, whose class only the collector knows
@@ -292,6 +309,11 @@ What to do about a refusal: call it outside the compiled function, or put it int
 A method that writes to its object is fine where the capture made the object, and where the object is tracked. Of any
 other object a copy is kept from before the write; when the write is still there at the end, it is taken back and the
 call is eager. Context variables: a capture runs in a context of its own.
+
+What the function prints, logs and warns of is written by each call, once: numbers, and text that it makes. (A text of a
+tensor's values, and a `print` to another file than `sys.stdout` or `sys.stderr`, make the call eager.) `id` and `hash`
+are pure, but of a tensor, container or object among the arguments, which is another in each call. These, and
+`warnings.warn`, need the C++ part; without it they make the call eager.
 
 Not seen: what C calls by itself (a method handed to `map`), objects of C that are called (`ctypes`, functions of Cython
 and NumPy's ufuncs), what C does to its other arguments (`heapq.heappush`), and other processes.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import BuiltinFunctionType, CodeType, FrameType
 from typing import Any
 
-from .known_calls import LOOKED_AT, OPAQUE, PURE
+from .known_calls import DIVERTED, LOOKED_AT, OPAQUE, PURE
 
 __all__ = ["Observer"]
 
@@ -84,7 +84,7 @@ class Observer:
             return
         self._quiet += 1
         try:
-            if self._of_callee(callee) != PURE:
+            if callee in DIVERTED or self._of_callee(callee) != PURE:
                 self._on_call(callee, frame)
         finally:
             self._quiet -= 1

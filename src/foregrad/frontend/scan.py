@@ -447,7 +447,9 @@ class Scan:
         table = table_of(value)
         if isinstance(value, types.FunctionType):
             lacking = under.probed if id(value) in self._handed_on else frozenset()
-            return lacking.union(table or ()) if self.makes_up_names else under.names.intersection(table or ()) | lacking
+            return (
+                lacking.union(table or ()) if self.makes_up_names else under.names.intersection(table or ()) | lacking
+            )
         names = self._attributes_of(type(value)) & under.names | under.probed
         if self.makes_up_names:
             names |= self._slots_of(type(value))

@@ -20,7 +20,8 @@ class Options:
 
     `higher_order`: keep what it takes to differentiate the function again. `around`: makes a context for each run of
     the function. `live_hooks`: hooks may stay Python functions that each call puts on its results.
-    `refuses_output`: raise before the function prints or logs; `runs_regions`: not before it calls an eager region.
+    `takes_output`: what the function prints or logs is an effect, and not written now; `runs_regions`: an eager region
+    is called now, and not refused.
     """
 
     name: str = "function"
@@ -28,7 +29,7 @@ class Options:
     higher_order: bool = True
     around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
     live_hooks: bool = False
-    refuses_output: bool = False
+    takes_output: bool = False
     runs_regions: bool = True
 
 

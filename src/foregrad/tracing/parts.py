@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -13,6 +14,7 @@ from .._torch.generators import MadeGenerators
 from .._torch.plain_types import PlainTypes
 from ..errors import ProgramOutputError
 from ..frontend.call import FlatCall
+from ..graph.console import CONSOLE, Said, log_of, print_of, warn_of, would_raise
 from ..interrupts import runs_user_code
 from .derivatives.backward import Backward, InnerGradients
 from .effects.attribute_guards import Facts
@@ -57,7 +59,8 @@ class CaptureParts(Host):
 
     def __init__(self, call: FlatCall, options: Options, learned: Learned) -> None:
         super().__init__()
-        self.refuses_output = options.refuses_output
+        self.takes_output = options.takes_output
+        self.stdout = sys.stdout
         self.call, self.options, self.learned, self.name = call, options, learned, options.name
         self.symbols = symbols_of(call)
         self.fake_mode = fake_mode_of(call, self.symbols)
@@ -87,7 +90,7 @@ class CaptureParts(Host):
         self.code = SeenCode(call, self.name, self.reads, PlainTypes(), self.origins, learned.apart)
         self.overlapping = OverlappingViews(recorder, inputs.overlapping)
         self.imports = FirstImports(learned.imports)
-        self.observed = Observed(self.name, lambda: self.state.before, lambda value: self.state.varies(value))
+        self.observed = Observed(self.name, lambda: self.state.before, lambda value: self.state.varies(value), self.say)
         reshape = None if learned.replays_views else functools.partial(reshape_view, recorder, inputs.by_stand_in)
         self.lifting = Lifting(
             self, recorder, reshape_view=reshape, overlapping=self.overlapping, observed=self.observed
@@ -190,10 +193,27 @@ class CaptureParts(Host):
         found: torch.Tensor | None = self.lifting.storages.as_tensor(*args, **kwargs)
         return found
 
-    def refuse_output(self, verb: str) -> None:
-        raise ProgramOutputError(
-            f"`{self.name}` {verb}, which a compiled call would not repeat. Do it outside the compiled function."
-        )
+    def say(self, verb: str, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An effect of the call, unless that could not be repeated."""
+        said: Said | None = None
+        if self.state.journals.are_installed and not self.recorder.in_backward and sys.stdout is self.stdout:
+            said = self._said(kind, args, kwargs)
+        if said is None:
+            error = (
+                f"`{self.name}` {verb}, which a compiled call would not repeat. Do it outside the compiled function."
+            )
+            self.observed.fail(ProgramOutputError(error))
+        self.state.journals.said.append((CONSOLE, f"what it {verb}", *said))
+
+    def _said(self, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Said | None:
+        if kind != "warn":
+            return print_of(args, **kwargs) if kind == "print" else log_of(*args)
+        said = None if kwargs["more"] else warn_of(*args, outermost=run_function.__code__)
+        if said is not None:
+            self.reads.ask(said[1], f"what is done with the warning {said[1][0]!r}", would_raise)
+            if would_raise(said[1]):
+                return None
+        return said
 
 
 @runs_user_code

@@ -199,10 +199,14 @@ def replaced(holder: Holder) -> Iterator[Any]:
 
 
 class Journals:
-    """The journals of one run. `wanted`: the places of containers that earlier runs found to grow."""
+    """The journals of one run, and what it has `said`, see `graph/console.py`. `wanted`: the places of containers that
+    earlier runs found to grow.
+    """
 
     def __init__(self, state: UserState, wanted: Collection[Identity]) -> None:
         self.made: list[tuple[Notes, list[Place]]] = []
+        self.said: list[tuple[Any, str, str, tuple[Any, ...]]] = []
+        self.are_installed = False
         known: set[int] = set()
         for holder in state.holders if wanted else ():
             for key, value in holder.items():
@@ -222,12 +226,14 @@ class Journals:
             reads.unread[id(notes.real)] = _place_of(places) is not None
 
     def install(self) -> None:
+        self.are_installed = True
         for notes, places in self.made:
             for holder, key in places:
                 holder.put(key, notes.stand_in)
 
     def remove(self) -> None:
         """The run is over: the containers are back, where the run left the journals in their places."""
+        self.are_installed = False
         for notes, places in self.made:
             for holder, key in places:
                 if holder.now(key) is notes.stand_in:
@@ -243,6 +249,7 @@ class Journals:
             holder, key = places[0]
             for name, args in notes.calls:
                 yield _place_of(places) or notes.real, holder.path(key), name, args
+        yield from self.said
 
 
 def _place_of(places: list[Place]) -> StatePlace | None:

@@ -13,6 +13,7 @@ import gc
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any, NoReturn, TypeVar
@@ -43,9 +44,11 @@ class Observed:
     is looked at, with its globals.
     """
 
-    def __init__(self, name: str, state: Callable[[], UserState], varies: Callable[[Any], bool]) -> None:
-        """`varies(object)`: it is another one in each call."""
-        self.name, self.state, self.varies = name, state, varies
+    def __init__(
+        self, name: str, state: Callable[[], UserState], varies: Callable[[Any], bool], say: Callable[..., None]
+    ) -> None:
+        """`varies(object)`: it is another one in each call. `say`: see `Hooks.say`."""
+        self.name, self.state, self.varies, self.say = name, state, varies, say
         self.ran: dict[CodeType, dict[str, Any]] = {}
         self.entered: set[CodeType] = set()  # besides these PyTorch's, and what a backward ran
         self._met: dict[int, Holder] = {}
@@ -148,8 +151,8 @@ class Observed:
         """Code that is looked at calls `id` or `hash`, which tell one object from another."""
         if self.varies(value):
             self._refuse(
-                f"`{self.name}` calls `{function}` of an argument at {_line(sys._getframe(2))}, which is another object "
-                "in each call. Call it outside the compiled function and pass what it gives."
+                f"`{self.name}` calls `{function}` of an argument at {_line(sys._getframe(2))}, which is another "
+                "object in each call. Call it outside the compiled function and pass what it gives."
             )
 
     def _write(self, callee: Any, frame: FrameType) -> None:
@@ -177,7 +180,10 @@ class Observed:
             del self._met[key]
 
     def _refuse(self, message: str) -> NoReturn:
-        self._failed = self._failed or UnsupportedSideEffectError(message)
+        self.fail(UnsupportedSideEffectError(message))
+
+    def fail(self, error: UnsupportedSideEffectError) -> NoReturn:
+        self._failed = self._failed or error
         raise self._failed
 
     # ---------------------------------------------------------------- afterwards
@@ -221,12 +227,22 @@ def _pure(*_: Any) -> int:
 
 
 _running = threading.local()
-_OF_IDENTITY = (object.__hash__, torch.Tensor.__hash__)
+_OF_IDENTITY: tuple[Any, ...] = (object.__hash__, torch.Tensor.__hash__)
+
+
+def _warned(message: Any, category: Any = None, stacklevel: int = 1, source: Any = None, **others: Any) -> Any:
+    observed: Observed | None = getattr(_running, "observed", None)
+    if observed is None:
+        return NotImplemented
+    frame = sys._getframe(1)
+    is_more = source is not None or bool(others)
+    return observed.say(f"warns at {_line(frame)}", "warn", (message, category, stacklevel, frame), {"more": is_more})
 
 
 @functools.cache
 def _see_asked() -> None:
-    """From now on captures are told of calls that tell one object from another; without the C++ part they refuse all."""
+    """From now on captures are told of warnings, and of calls that tell one object from another."""
+    divert(warnings.warn, _warned, None, asked=True)
     for function in (id, hash):
 
         def instead(value: Any, name: str = function.__name__) -> Any:

@@ -1,0 +1,126 @@
+"""What a program prints, logs and warns of: effects of a call, said again by each compiled one.
+
+Each is a `CallMethod` on `CONSOLE`, with plain values. The text of anything else is made in the capture.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from .._torch.symbols import TracedSymbol
+
+__all__ = ["CONSOLE", "Said", "log_of", "print_of", "warn_of", "would_raise"]
+
+Said = tuple[str, tuple[Any, ...]]
+"""A method of the console, and its arguments."""
+
+
+class Console:
+    """The target of these effects."""
+
+    def print(self, stream: str, sep: Any, end: Any, flush: Any, *values: Any) -> None:
+        print(*values, sep=sep, end=end, flush=bool(flush), file=getattr(sys, stream))
+
+    def log(self, name: str, level: int, path: str, line: int, function: str, message: str, *args: Any) -> None:
+        logger = logging.getLogger(name)
+        logger.handle(logger.makeRecord(name, level, path, line, message, args, None, function))
+
+    def warn(self, text: str, category: type[Warning], module: str, path: str, line: int) -> None:
+        """`module`: that of the line; "": the line is that which calls the compiled function."""
+        if not module:
+            frame: FrameType | None = sys._getframe(1)
+            while frame is not None and is_ours(frame.f_code):
+                frame = frame.f_back
+            if frame is None:
+                return
+            module, path, line = frame.f_globals.get("__name__", "<string>"), frame.f_code.co_filename, frame.f_lineno
+            registry = frame.f_globals.setdefault("__warningregistry__", {})
+        else:
+            registry = vars(sys.modules[module]).setdefault("__warningregistry__", {})
+        warnings.warn_explicit(text, category, path, line, module, registry)
+
+
+CONSOLE = Console()
+
+
+def print_of(
+    values: tuple[Any, ...], sep: Any = None, end: Any = None, file: Any = None, flush: Any = False
+) -> Said | None:
+    """A `print`; None where no call could do it again."""
+    stream = "stderr" if file is sys.stderr and file is not sys.stdout else "stdout"
+    if file not in (None, sys.stdout, sys.stderr) or any(type(v) not in _SPELLED for v in (sep, end, flush)):
+        return None
+    return "print", (stream, sep, end, flush, *map(_value, values))
+
+
+def log_of(record: logging.LogRecord, logger: logging.Logger) -> Said | None:
+    """A record that is logged; None where no call could log it again."""
+    others = vars(record).keys() - vars(logging.makeLogRecord({})).keys()
+    if others or record.exc_info or record.stack_info or logging.getLogger(record.name) is not logger:
+        return None
+    args, message = record.args or (), str(record.msg)
+    if not (type(args) is tuple and all(map(_is_number, args))):
+        args, message = (), record.getMessage()  # without arguments it is no format
+    return "log", (record.name, record.levelno, record.pathname, record.lineno, record.funcName, message, *args)
+
+
+def warn_of(
+    message: Any, category: Any, stacklevel: int, frame: FrameType | None, *, outermost: CodeType
+) -> Said | None:
+    """A `warnings.warn` by the code of a frame; None where no call could do it again. `outermost` calls the program."""
+    text = str(message)
+    if isinstance(message, Warning):
+        category = type(message) if message.args == (text,) else None
+    elif category is None:
+        category = UserWarning
+    is_outside = False
+    for _ in range(max(stacklevel, 1) - 1):
+        if is_outside or frame is None:
+            return None  # what is behind the compiled function is not behind the program in a call
+        frame = frame.f_back
+        while frame is not None and is_ours(frame.f_code) and not is_outside:
+            is_outside, frame = frame.f_code is outermost, frame.f_back
+    if category is None or frame is None:
+        return None
+    if is_outside:
+        return "warn", (text, category, "", "", 0)
+    module = str(frame.f_globals.get("__name__"))
+    is_known = vars(sys.modules.get(module, sys)) is frame.f_globals
+    return ("warn", (text, category, module, frame.f_code.co_filename, frame.f_lineno)) if is_known else None
+
+
+def would_raise(said: tuple[Any, ...]) -> bool:
+    """Whether a warning is an error by the filters in force."""
+    text, category, module, _, line = said
+    for action, message, kind, at, number in warnings.filters:
+        is_meant = message is None or (message == text if isinstance(message, str) else message.match(text))
+        if is_meant and issubclass(category, kind) and (at is None or at.match(module)) and number in (0, line):
+            return action == "error"
+    return bool(warnings.defaultaction == "error")  # type: ignore[attr-defined]
+
+
+def is_ours(code: CodeType) -> bool:
+    return code.co_filename.startswith((_PACKAGE, "<foregrad"))
+
+
+def _value(value: Any) -> Any:
+    """What is printed, as it is now: numbers stay numbers of the call, and so do lists and tuples of them."""
+    if type(value) in (list, tuple) and all(map(_is_number, value)):
+        return type(value)(value)
+    return value if _is_number(value) else str(value)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in _NUMBERS or isinstance(value, (torch.SymInt, TracedSymbol))
+
+
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_SPELLED = (type(None), str, bool, int)
+_NUMBERS: tuple[type, ...] = (str, int, float, bool, type(None), complex)
