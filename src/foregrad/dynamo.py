@@ -37,6 +37,7 @@ from .backends.boxed import nop
 from .config import config
 from .dispatch.dispatcher import Dispatcher
 from .dispatch.pipeline import Pipeline
+from .dispatch.refusals import Once
 from .errors import BackendError, UnsupportedError
 from .frontend.call import flatten_call
 from .frontend.tree import flatten
@@ -139,6 +140,8 @@ def _quoted(names: Iterable[str]) -> str:
 def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipeline: Pipeline) -> Callable[..., Any]:
     """A graph of Dynamo's compiled as a function of its inputs, one by one."""
     dynamo.skip_foregrad()
+    if dynamo.of_compiled_autograd(example_inputs):
+        return _as_it_is(gm, "belongs to compiled autograd, which compiles backwards while they run")
     of_class = [i for i, value in enumerate(example_inputs) if is_function_class(type(value))]
     if of_class:  # the operators of the class are in the graph
         plain = _plain_at(of_class, example_inputs)
@@ -195,6 +198,18 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
     if any(isinstance(value, FakeTensor) for value in example_inputs):
         forward = _first_on_fakes(forward, gm)
     return forward
+
+
+def _as_it_is(gm: Any, reason: str) -> Callable[..., Any]:
+    """A graph that runs eagerly, by name."""
+    message = f"a graph of Dynamo's {reason}: foregrad does not compile it."
+    if config.on_unsupported == "raise":
+        raise UnsupportedError(message)
+    _once.warn(f"{message} Such graphs run eagerly: the results are eager's, only not compiled.")
+    return gm.forward  # type: ignore[no-any-return]
+
+
+_once = Once()
 
 
 def _plain_at(positions: Sequence[int], inputs: Sequence[Any]) -> list[Any] | None:

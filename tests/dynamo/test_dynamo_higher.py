@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -119,3 +121,29 @@ def test_transforms_over_a_parameter_that_the_graph_finds_late(transform):
         return vmap(transform(lambda z: layer(z).tanh().squeeze()))(x)
 
     torch.testing.assert_close(torch.compile(f, backend="foregrad", options={"backend": "eager"})(x), f(x))
+
+
+def test_backwards_that_compiled_autograd_compiles():
+    """The forward is foregrad's; what compiled autograd makes of a backward is its own, and said."""
+    layer = nn.Linear(3, 1)
+
+    def gradients(function):
+        found = []
+        for i in range(3):
+            layer.zero_grad()
+            x = torch.full((2, 3), i + 1.0, requires_grad=True)
+            function(x).backward()
+            found.append((layer.weight.grad.clone(), x.grad))
+        return found
+
+    def f(x):
+        y = layer(x)
+        y.register_hook(lambda gradient: gradient * 3)
+        return y.sin().sum()
+
+    expected = gradients(f)
+    compiled = torch.compile(f, backend="foregrad", options={"backend": "eager", "on_unsupported": "eager"})
+    with warnings.catch_warnings(), torch._dynamo.config.patch(compiled_autograd=True):
+        warnings.simplefilter("ignore")
+        found = gradients(compiled)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)

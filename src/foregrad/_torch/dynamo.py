@@ -74,6 +74,15 @@ def graph_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Grap
     return inputs
 
 
+def of_compiled_autograd(example_inputs: Sequence[Any]) -> bool:
+    """Whether a graph is a whole backward of compiled autograd's, or hands hooks on to one."""
+    from torch._dynamo import compiled_autograd
+    from torch.fx.experimental._backward_state import BackwardState
+
+    hands_on = any(isinstance(value, BackwardState) for value in example_inputs)
+    return hands_on or bool(compiled_autograd.in_compiled_autograd_region)
+
+
 def unused_inputs(gm: Any) -> list[int]:
     """The inputs that nothing in the graph uses."""
     placeholders = [node for node in _nodes(gm) if node.op == "placeholder"]

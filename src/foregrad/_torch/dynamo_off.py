@@ -18,6 +18,7 @@ from .disabled import redirect
 __all__ = ["dynamo_off", "install", "remove"]
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
+_COMPILED_AUTOGRAD = "torch._dynamo.compiled_autograd"  # if that is not loaded, it is not on
 _set_eval_frame: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
 _original_compile = torch.compile
 _originals: dict[str, Any] = {}
@@ -25,10 +26,12 @@ _originals: dict[str, Any] = {}
 
 @contextlib.contextmanager
 def dynamo_off() -> Iterator[None]:
-    """Context: on this thread, Dynamo traces no frames, until code inside turns it on."""
+    """Context: on this thread, Dynamo traces no frames and no backwards, until code inside turns it on."""
+    no_backwards = getattr(sys.modules.get(_COMPILED_AUTOGRAD), "_disable", contextlib.nullcontext)
     before = _set_eval_frame(None)
     try:
-        yield
+        with no_backwards():
+            yield
     finally:
         _set_eval_frame(before)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import io
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ def install(teller: Callable[[], Callable[..., None] | None], is_capturing: Call
     @runs_user_code
     def print(*args: Any, **kwargs: Any) -> None:
         tell = teller()
-        if tell is not None:
+        if tell is not None and type(kwargs.get("file")) is not io.StringIO:  # which the capture compares
             frame = sys._getframe(1)
             where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
             return tell(f"prints at {where}", "print", args, kwargs)

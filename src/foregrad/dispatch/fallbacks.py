@@ -9,7 +9,6 @@ from ..config import Config
 from ..errors import (
     EscapedTensorError,
     ForegradError,
-    ProgramOutputError,
     TensorTextError,
     UnknownLeafError,
     UnsupportedError,
@@ -35,7 +34,6 @@ class Fallbacks:
         self, function: Callable[..., Any], name: str, config: Config, refusals: Refusals, graphs: Graphs
     ) -> None:
         self.function, self.name, self.config, self.refusals, self.graphs = function, name, config, refusals, graphs
-        self._has_output = False  # a capture was given up as the function prints or logs
         self._fills_in_a_row = 0
         self._fills = 0  # calls that filled a cache, or changed a state
 
@@ -90,10 +88,6 @@ class Fallbacks:
             return None
         if isinstance(error, DrawsDiffer) or not self._is_refusal(error):
             raise error
-        if isinstance(error, ProgramOutputError) and not self._has_output:
-            self._has_output = True  # perhaps only the first call says something
-            self.refusals.count_only(str(error))
-            return None
         return error
 
     def _is_refusal(self, error: Exception) -> bool:
