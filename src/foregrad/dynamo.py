@@ -27,7 +27,7 @@ from ._torch import dynamo, engine
 from ._torch.data_assignments import restore_data_assignments
 from ._torch.fakes import FakeTensor
 from ._torch.function_bodies import restore_grad_mode
-from ._torch.function_classes import is_function_class, plain_alias
+from ._torch.function_classes import is_function_class, is_parameter_class, plain_alias
 from ._torch.jagged import is_ragged
 from ._torch.settings import changes_between_operators, set_by
 from ._torch.tensors import storage_key
@@ -142,7 +142,8 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
     dynamo.skip_foregrad()
     if dynamo.of_compiled_autograd(example_inputs):
         return _as_it_is(gm, "belongs to compiled autograd, which compiles backwards while they run")
-    of_class = [i for i, value in enumerate(example_inputs) if is_function_class(type(value))]
+    kinds = map(type, example_inputs)
+    of_class = [i for i, cls in enumerate(kinds) if is_function_class(cls) or is_parameter_class(cls)]
     if of_class:  # the operators of the class are in the graph
         plain = _plain_at(of_class, example_inputs)
         if plain is not None:

@@ -17,7 +17,7 @@ from torch.nn.parameter import UninitializedBuffer
 from ..errors import UnsupportedTensorError
 from .stand_ins import become_parameter
 
-__all__ = ["FunctionClasses", "as_class", "is_function_class", "plain_alias"]
+__all__ = ["FunctionClasses", "as_class", "is_function_class", "is_parameter_class", "plain_alias"]
 
 _C: Any = torch._C
 _TENSOR: Any = torch.Tensor
@@ -48,9 +48,18 @@ def is_function_class(cls: type) -> bool:
 _is_class_of_functions: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 
 
+def is_parameter_class(cls: type) -> bool:
+    """Whether parameters of a class are plain ones whose class only overrides torch functions."""
+    return issubclass(cls, torch.nn.Parameter) and _overrides_functions(cls)
+
+
 def _is_function_class(cls: type) -> bool:
     if cls is torch.Tensor or not issubclass(cls, torch.Tensor) or issubclass(cls, _NOT_THESE):
         return False
+    return _overrides_functions(cls)
+
+
+def _overrides_functions(cls: Any) -> bool:
     own = cls.__torch_dispatch__ is _TENSOR.__torch_dispatch__
     return own and not hasattr(cls, "__tensor_flatten__") and cls.__module__.partition(".")[0] != "torch"
 

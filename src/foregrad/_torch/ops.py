@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ __all__ = [
     "OpOverload",
     "depends_on_values",
     "has_composite_implicit_kernel",
+    "has_effects",
     "is_builtin",
     "is_pointwise",
     "mkldnn_rnn_layer_for_training",
@@ -31,6 +33,12 @@ def mkldnn_rnn_layer_for_training(*args: Any) -> Any:
     """`aten.mkldnn_rnn_layer` with the workspace that its backward reads, which the kernel only fills in grad mode."""
     with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():
         return torch.ops.aten.mkldnn_rnn_layer.default(*args)
+
+
+def has_effects(op: Any) -> bool:
+    """Whether an operator is registered as one with effects, so that it runs also where nobody needs its result."""
+    effects = sys.modules.get("torch._higher_order_ops.effects")  # if that is not loaded, none is
+    return effects is not None and bool(effects.has_effects(op))
 
 
 def has_composite_implicit_kernel(op: OpOverload) -> bool:

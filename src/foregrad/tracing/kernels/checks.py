@@ -72,7 +72,7 @@ def check_formula(op: Any, info: OpInfo | None) -> Any:
     takes_tensors = any("Tensor" in str(argument.type) for argument in op._schema.arguments)
     if op.namespace == "profiler":
         return None  # the end of a `record_function`, which belongs to the run that began it
-    if op.namespace != "aten":
+    if op.namespace != "aten" or op is aten._print.default:
         return _note
     return _note_builtin if takes_tensors and op not in _OF_METADATA else None
 

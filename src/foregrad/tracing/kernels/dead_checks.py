@@ -1,4 +1,5 @@
-"""Operators whose results nobody needs, and which raise for some values: an index out of bounds, a division by zero.
+"""Operators whose results nobody needs, and which have effects by PyTorch's register or raise for some values: an index
+out of bounds, a division by zero.
 
 Eager runs them. As nothing of the graph needs them, each becomes a check on what it is given.
 """
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.ops import OpOverload
+from ..._torch.ops import OpOverload, has_effects
 from ...graph.meta import TensorSpec
 from ..tape.origin import user_line
 from ..tape.tape import Entry, Tape, entries_in
@@ -48,6 +49,8 @@ def _may_raise(entry: Entry) -> bool:
     op = entry.target
     if not isinstance(op, OpOverload):
         return False
+    if op.namespace != "aten":
+        return has_effects(op)
     if op.overloadpacket in _DIVIDING:
         spec = entry.spec
         return isinstance(spec, TensorSpec) and not (spec.dtype.is_floating_point or spec.dtype.is_complex)
