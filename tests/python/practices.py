@@ -764,7 +764,7 @@ def saved_tensors_on_their_way(wrap):
     return [*losses, bool(packed), *tensors(model)]
 
 
-@practice(eager="log|print|output")
+@practice()
 def logging_in_each_step(wrap):
     model = net()
     log = logging.getLogger("practices")
