@@ -17,7 +17,7 @@ from .dispatch.module import Recipe, behind
 from .dispatch.pipeline import Pipeline, Product
 from .errors import UnsupportedError, UnsupportedSideEffectError
 from .frontend.call import FlatCall, flatten_call
-from .frontend.sources import Source, find_sources
+from .frontend.sources import Source
 from .frontend.tree import Tree
 from .frontend.wrappers import FoundWrappers
 from .graph.effects import CheckFailed
@@ -164,15 +164,21 @@ def _aot_module(args: tuple[Any, ...], kwargs: Mapping[str, Any], mod: nn.Module
 
 
 def named_sources(module: nn.Module) -> list[Source]:
-    """All parameters, then all buffers, each under every name it has."""
-    source_by_id = find_sources(module)
-    tensors = [*module.named_parameters(), *module.named_buffers()]
-    sources = []
-    for index, (name, tensor) in enumerate(tensors):
-        source = source_by_id[id(tensor)]
-        slot = Param(name) if index < len(list(module.named_parameters())) else Buffer(name)
-        sources.append(Source(slot, source.root, source.steps))
-    return sources
+    """All parameters, then all buffers, each under the first name that it has."""
+    return [
+        Source(slot(name), module, _way(name, table))
+        for slot, table, named in (
+            (Param, "_parameters", module.named_parameters()),
+            (Buffer, "_buffers", module.named_buffers()),
+        )
+        for name, _ in named
+    ]
+
+
+def _way(name: str, table: str) -> tuple[tuple[str, Any], ...]:
+    *parts, last = name.split(".")
+    steps = [step for part in parts for step in (("attr", "_modules"), ("item", part))]
+    return (*steps, ("attr", table), ("item", last))
 
 
 def aot_module_simplified(

@@ -109,7 +109,7 @@ KINDS = {
     deeply: "self.inner.deep['layers'][0]['k']",
     of_an_object: "self.inner.holder.value",
     in_a_set: "self.inner.seen",
-    of_the_class: "type(self.inner).shared",
+    of_the_class: "Inner.shared",
     new_container: "self.states['h'][0], self.states['h'][1]",
     through_vars: "self.inner.hidden",
 }

@@ -3,6 +3,9 @@ a function writes before it reads them. None of it is a warning, and what is reb
 """
 
 import collections
+import contextlib
+import functools
+import weakref
 
 import pytest
 import torch
@@ -113,6 +116,45 @@ def in_a_module_made_inside():
     return function, lambda: None
 
 
+def in_an_object_of_a_library():
+    stack = contextlib.ExitStack()
+    stack.scale = torch.tensor([2.0, 1.0, 1.0])
+    return (lambda x: x * stack.scale), lambda: setattr(stack, "scale", torch.ones(3))
+
+
+def in_a_large_list():
+    held = [torch.full((3,), i % 7.0) for i in range(10_010)]
+    return (lambda x: x * held[10_005]), lambda: held.__setitem__(10_005, torch.ones(3))
+
+
+def behind_a_weak_reference():
+    solver = Solver(torch.tensor([2.0, 1.0, 1.0]))
+    reference = weakref.ref(solver)
+
+    def program(x):
+        return x * reference().x
+
+    program.keeps = solver
+    return program, lambda: setattr(solver, "x", torch.ones(3))
+
+
+def in_a_partial_application():
+    held = {"scale": torch.tensor([2.0, 1.0, 1.0])}
+    program = functools.partial(lambda table, x, *, shift: x * table["scale"] + shift[0], held, shift=(torch.ones(3),))
+    return program, lambda: held.update(scale=torch.ones(3))
+
+
+def under_a_name_that_is_made_up():
+    globals()["made_up_scale"] = torch.tensor([2.0, 1.0, 1.0])
+    return (lambda x: x * globals()["made_up" + "_scale"]), lambda: globals().update(made_up_scale=torch.ones(3))
+
+
+def on_a_tensor():
+    weight = torch.ones(3)
+    weight.scale = torch.tensor([2.0, 1.0, 1.0])
+    return (lambda x: x * weight * weight.scale), lambda: setattr(weight, "scale", torch.ones(3))
+
+
 PROGRAMS = [
     in_a_module_made_inside,
     in_a_tuple_of_a_class,
@@ -121,6 +163,12 @@ PROGRAMS = [
     in_a_distribution,
     in_a_distribution_of_a_module,
     written_before_it_is_read,
+    in_an_object_of_a_library,
+    in_a_large_list,
+    behind_a_weak_reference,
+    in_a_partial_application,
+    under_a_name_that_is_made_up,
+    on_a_tensor,
 ]
 
 

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import builtins
 import functools
-import sys
 import types
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from ..locks import make_lock
@@ -118,12 +116,6 @@ class PlainTypes:
             _unbind(namespace)
         self._namespaces.clear()
 
-    def loaded(self, namespace: dict[str, Any], names: frozenset[str]) -> None:
-        """Bind names for code that has these globals, may run and loads `names`."""
-        if "type" in names:
-            self.namespace(namespace)
-        self._rebound.bind(namespace, names)
-
     def unbind(self) -> None:
         """Restore the names, after the function has returned."""
         self._rebound.unbind()
@@ -135,44 +127,11 @@ class PlainTypes:
             self._namespaces[id(namespace)] = namespace
             _bind(namespace)
 
-    def module(self, cls: type) -> None:
-        """Bind names for a module class whose methods may run, with functions and classes beside them."""
-        if cls in _asked_by:
-            asking = _asked_by[cls]
-        else:
-            asking = _asked_by[cls] = tuple(_namespaces_asking(cls))
-        for namespace in asking:
+    def runs(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
+        """Bind names for code that has these globals and begins to run."""
+        if _asks(code):
             self.namespace(namespace)
-
-
-# A compiled module has a class of its own, which holds the module.
-_asked_by: weakref.WeakKeyDictionary[type, tuple[dict[str, Any], ...]] = weakref.WeakKeyDictionary()
-
-
-def _namespaces_asking(cls: type) -> Iterator[dict[str, Any]]:
-    for base in cls.__mro__:
-        module = sys.modules.get(base.__module__)
-        if module is None or base.__module__.partition(".")[0] in {"torch", "builtins"}:
-            continue
-        if any(map(_asks, (*_codes_of(vars(module)), *_codes_in(base)))):
-            yield vars(module)
-
-
-def _codes_of(namespace: dict[str, Any]) -> Iterator[types.CodeType]:
-    for value in list(namespace.values()):
-        if isinstance(value, types.FunctionType) and value.__globals__ is namespace:
-            yield value.__code__
-        elif isinstance(value, type) and value.__module__ == namespace.get("__name__"):
-            yield from _codes_in(value)
-
-
-def _codes_in(cls: type) -> Iterator[types.CodeType]:
-    for value in list(vars(cls).values()):
-        function = getattr(value, "__func__", value)  # of static and class methods
-        if isinstance(function, property):
-            function = function.fget
-        if isinstance(function, types.FunctionType):
-            yield function.__code__
+        self._rebound.bind(namespace, code.co_names)
 
 
 @functools.lru_cache(maxsize=16384)

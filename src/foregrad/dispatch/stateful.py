@@ -26,7 +26,7 @@ from ..frontend.lifted import (
     place_of,
     times_lifted,
 )
-from ..frontend.user_state import UserState
+from ..frontend.program_state import ProgramState
 from ..graph.python_effects import CallMethod
 from ..graph.source import Names, compile_source
 from ..graph.spelling import attribute, item, literal
@@ -53,7 +53,7 @@ def state_that_varies(
                 places.setdefault(place.identity, place)
     set_outside = {place.identity: place for s in specializations for place in _values_that_differ(s)}
     if set_outside:
-        held = {id(holder.target) for holder in UserState([(function, name)]).holders}  # a capture restores these
+        held = {id(holder.target) for holder in ProgramState([(function, name)]).holders}  # a capture restores these
         places = {key: place for key, place in set_outside.items() if id(place.target) in held} | places
     excluded = {*fixed, *(place.identity for place in lifted_places(function))}
     return tuple(place for identity, place in places.items() if identity not in excluded)

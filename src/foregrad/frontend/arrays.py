@@ -18,7 +18,7 @@ _from_numpy: Callable[[Any], torch.Tensor] = torch.from_numpy  # as it is outsid
 
 
 def is_array(value: Any) -> bool:
-    """Whether it is a NumPy array, of no subclass."""
+    """Whether a value is a NumPy array, of no subclass."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and type(value) is numpy.ndarray
 

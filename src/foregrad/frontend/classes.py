@@ -1,4 +1,4 @@
-"""What a class holds itself: methods, special ones, slots, options; the functions that a module holds."""
+"""The parts of a class: methods, special methods, slots, options."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ import torch
 __all__ = [
     "CODE_OF_CLASSES",
     "MAKERS",
+    "attributes_of",
     "called_by_autograd",
     "dict_of_class",
-    "functions_held_by",
     "is_method",
-    "is_slot",
     "makers_of",
+    "slots_in",
     "special_names",
     "values_of",
 ]
 
-_MOST_HELD = 100  # items of a container that are looked at
 _CALLED_BY_AUTOGRAD = {"forward", "backward", "setup_context", "jvp", "vmap"}
 MAKERS = {"__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__setstate__", "__del__"}
 CODE_OF_CLASSES = (
@@ -43,7 +42,7 @@ def special_names(cls: type) -> list[str]:
 
 
 def is_method(cls: type, name: str) -> bool:
-    """Whether it is an ordinary method, which runs only where code names it."""
+    """Whether an attribute of a class is an ordinary method, which runs only where code names it."""
     return isinstance(cls.__dict__[name], types.FunctionType) and not name.startswith("__")
 
 
@@ -56,21 +55,15 @@ def values_of(cls: type) -> set[str]:
     }
 
 
-def is_slot(cls: type, name: str) -> bool:
-    return isinstance(getattr(cls, name, None), types.MemberDescriptorType)
+def attributes_of(cls: type) -> frozenset[str]:
+    """The names that a class and those it inherits from define."""
+    return frozenset().union(*(base.__dict__ for base in cls.__mro__))
 
 
-def functions_held_by(module: Any) -> Iterator[types.FunctionType]:
-    """The functions among a module's own attributes, and in lists, tuples and dicts there; PyTorch's apart."""
-    for held in list(object.__getattribute__(module, "__dict__").values()):
-        cls = type(held)
-        values = list(held.values()) if cls is dict else held if cls in (list, tuple) else (held,)
-        for value in values[:_MOST_HELD]:
-            # By the type: `isinstance` asks modules for their class, each of which answers slowly.
-            while (cls := type(value)) is types.MethodType or issubclass(cls, functools.partial):
-                value = value.__func__ if cls is types.MethodType else value.func
-            if cls is types.FunctionType and str(value.__module__).partition(".")[0] != "torch":
-                yield value
+def slots_in(cls: type) -> frozenset[str]:
+    """The slots of objects of a class."""
+    is_slot = types.MemberDescriptorType
+    return frozenset(name for name in attributes_of(cls) if isinstance(getattr(cls, name, None), is_slot))
 
 
 def makers_of(cls: type) -> set[str]:

@@ -36,7 +36,7 @@ DRAWN: dict[int, str] = {
 
 
 def is_of_dates(value: Any) -> bool:
-    """Whether it is `datetime.now` or the like, itself."""
+    """Whether a value is `datetime.now` or the like."""
     return getattr(value, "__self__", None) in DATES[1:] and value.__name__ in _ASKED
 
 

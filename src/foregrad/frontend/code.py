@@ -1,4 +1,4 @@
-"""What a code object names, read off its bytecode: globals, attributes, modules that it imports, names it makes up."""
+"""The names in a code object, read off its bytecode: globals, attributes, imports, and where names are made up."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WORD = re.compile(r"[^\W\d]\w*")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CodeNames:
-    """Of a code object and all functions made in it.
+    """The names in a code object and in all functions made in it.
 
     `loaded` are globals; `others` attribute names and strings that might be such; `probed` those of them that the
     code asks for without knowing whether they are there; `imports` modules as (name, level). `made_up_of`: what it gets
@@ -52,8 +52,8 @@ class CodeNames:
 
 @dataclasses.dataclass(slots=True)
 class NamesMet:
-    """Of the code that was found by some time: what it names, what of that may be missing, what it may call; how many
-    objects were looked at under these.
+    """The names in all code that was met by some time: all, those that may be missing, those that may be called; and
+    how many objects were looked at under these names.
     """
 
     names: frozenset[str] = frozenset()
@@ -64,11 +64,11 @@ class NamesMet:
 
     @classmethod
     def of(cls, names: set[str], probed: set[str], called: set[str], *, makes_up_names: bool) -> NamesMet:
-        """These as they are now."""
+        """A copy of these sets."""
         return cls(frozenset(names), frozenset(probed), frozenset(called), makes_up_names)
 
     def since(self, before: NamesMet) -> NamesMet:
-        """What is to be looked for since then; a method that code may call is looked for again."""
+        """The names that are new since then; a method that code may call counts as new."""
         return NamesMet((self.names - before.names) | (self.called - before.called), self.probed - before.probed)
 
 
@@ -183,7 +183,7 @@ def instructions_of(code: types.CodeType) -> list[Instruction]:
 
 
 def _cells_of(code: types.CodeType) -> tuple[str, ...]:
-    """What instructions that load from cells number."""
+    """The variables that instructions on cells count."""
     if sys.version_info < (3, 11):
         return code.co_cellvars + code.co_freevars
     local = code.co_varnames

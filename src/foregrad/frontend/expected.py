@@ -1,4 +1,4 @@
-"""What was found in a place that a function looked at, in a form that a later look can be compared with.
+"""The value of a place that a function looked at, in a form that a later look can be compared with.
 
 Plain values by type and value, tensors by their being tensors, methods by whose and which they are (each look makes
 one), sets by what is in them, anything else by identity, without keeping it alive.
@@ -50,7 +50,7 @@ _NOT_PLAIN = {types.FunctionType, types.ModuleType, type, list, dict, set}  # wh
 
 
 class Expected:
-    """What was found in a place: `holds(now)` says whether another look finds the same."""
+    """The value of a place: `holds(now)` says whether another look sees the same."""
 
     __slots__ = ("kind", "pinned", "text", "value")
 
@@ -94,7 +94,7 @@ class Expected:
         return now is ABSENT
 
     def before(self) -> Any:
-        """What was found, while the capture lasts."""
+        """The value itself, while the capture lasts."""
         if self.kind == "absent":
             return ABSENT
         if self.kind == "members":
@@ -130,7 +130,7 @@ def _reference(value: Any) -> Any:
 
 
 def _is_bound(value: Any) -> bool:
-    """Whether it is a method of an object, of which each look at the object may make another."""
+    """Whether a value is a bound method, which each look at its object may make anew."""
     cls = type(value)
     if cls is types.BuiltinMethodType:  # functions of extensions are of this type too
         return hasattr(type(value.__self__), value.__name__) and not isinstance(

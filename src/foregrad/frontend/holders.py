@@ -1,4 +1,4 @@
-"""What holds something in a user's program: how each kind is copied, compared, put back, and what it holds.
+"""The holders of a program's state: how each kind is copied, compared and put back, and which items it has.
 
 A kind that only holds (a tuple, a partial application) is a way to what is in it, and is never written to.
 """
@@ -38,6 +38,7 @@ __all__ = [
     "NAMESPACE",
     "NUMBERS",
     "NUMPY_RANDOM",
+    "PASSAGE",
     "RANDOM",
     "SET",
     "SLOTS",
@@ -50,30 +51,67 @@ __all__ = [
 ]
 
 
+Way = tuple[Any, tuple[tuple[str, Any], ...]]
+
+
 class Holder:
     """One mutable thing: `kind` says how it is read, compared and put back; `before` is what it held."""
 
-    __slots__ = ("before", "kind", "parent", "step", "style", "target")
+    __slots__ = ("_name", "_way", "before", "is_table", "kind", "owner", "parent", "step", "style", "target")
 
-    def __init__(self, kind: Kind, target: Any, parent: Holder | None, step: Any, style: str, before: Any) -> None:
+    def __init__(
+        self, kind: Kind, target: Any, parent: Holder | None, step: Any, style: str, before: Any, owner: Any = None
+    ) -> None:
         self.kind = kind
         self.target = target
         self.parent = parent
         self.step = step
         self.style = style  # how people write an item of it: "attr", "item", "name" or "" for itself
         self.before = before
+        self.owner = owner  # the object whose attributes these are
+        self.is_table = False  # where a module keeps its parameters, buffers or parts
+        self._way: Way | None = None
+        self._name: str | None = None
 
     @property
     def place(self) -> Any:
-        """What `Reads` knows it by: of a class, the dict behind it."""
+        """The object by which `Reads` knows the holder: for a class the dict behind it."""
         return dict_of_class(self.target) if self.kind is CLASS else self.target
 
+    def way(self) -> Way:
+        """An object that stays the same, and the steps from there to what holds; see `Source`."""
+        if self._way is None:
+            here, parent = self.target if self.owner is None else self.owner, self.parent
+            if parent is None or not parent.leads_to(here, self.step):
+                self._way = here, ()
+            else:
+                root, steps = parent.way()
+                self._way = root, (*steps, *parent.steps_to(self.step))
+        return self._way
+
+    def leads_to(self, value: Any, key: Any) -> bool:
+        """Whether a value was directly under this key, and not in something on the way."""
+        if self.kind is CELL:
+            return self.before is value
+        before = self.before
+        if isinstance(before, dict):
+            return before.get(key, ABSENT) is value
+        return isinstance(before, list) and type(key) is int and key < len(before) and before[key] is value
+
+    def steps_to(self, key: Any) -> tuple[tuple[str, Any], ...]:
+        """The steps from what holds to an item."""
+        if self.kind is CELL:
+            return (("attr", "cell_contents"),)
+        if self.owner is None:
+            return (("attr" if self.kind in (SLOTS, CLASS) else "item", key),)
+        return (("attr", key),) if type(key) is str else (("attr", "__dict__"), ("item", key))
+
     def items(self) -> Iterable[tuple[Any, Any]]:
-        """What it held, with the keys that `put` takes."""
+        """The items before the run, with the keys that `put` takes."""
         return self.kind.items(self.before)
 
     def now(self, key: Any) -> Any:
-        """What it has under a key now."""
+        """The item under a key now."""
         return dict(self.kind.items(self.kind.read(self.target))).get(key, ABSENT)
 
     def put(self, key: Any, value: Any) -> None:
@@ -81,29 +119,34 @@ class Holder:
         self.kind.put(self.target, key, value)
 
     def is_written(self) -> bool:
-        """Whether it is not as it was."""
+        """Whether the holder differs from its copy."""
         return not self.kind.same(self.target, self.before)
 
     def put_back(self) -> None:
-        """As it was."""
+        """Make the holder what its copy is."""
         self.kind.put_back(self.target, self.before)
 
     def name(self) -> str:
-        """What people call it."""
-        return "" if self.parent is None and self.step is None else _spelled(self.parent, self.step)
+        """The text by which people know the holder."""
+        if self._name is None:
+            if self.parent is None:
+                self._name = "" if self.step is None else str(self.step)
+            else:
+                self._name = self.parent.name() if self.is_table else _spelled(self.parent, self.step)
+        return self._name
 
     def path(self, key: Any) -> str:
-        """What people call an item of it."""
+        """The text by which people know an item."""
         return _spelled(self, key)
 
 
-def _spelled(holder: Holder | None, key: Any) -> str:
-    own = holder.name() if holder is not None else ""
-    if holder is None or holder.style == "name" or not own:
-        return str(key) if holder is None or holder.style != "item" else f"[{key_text(key)}]"
-    if holder.style == "":
+def _spelled(holder: Holder, key: Any) -> str:
+    own, style = holder.name(), "attr" if holder.is_table else holder.style
+    if style == "name" or not own:
+        return f"[{key_text(key)}]" if style == "item" else str(key)
+    if style == "":
         return own
-    return f"{own}.{key}" if holder.style == "attr" else f"{own}[{key_text(key)}]"
+    return f"{own}.{key}" if style == "attr" and type(key) is str else f"{own}[{key_text(key)}]"
 
 
 def _nothing(_: Any) -> tuple[()]:
@@ -432,6 +475,7 @@ FILE = Kind(lambda file: (None, 0) if file.closed else (file.getvalue(), file.te
 DECIMALS = Kind(_read_decimals, lambda context, before: _read_decimals(context) == before, _put_back_decimals)
 RANDOM = Kind(random.Random.getstate, lambda r, before: r.getstate() == before, random.Random.setstate)
 NUMPY_RANDOM = Kind(_numpy_state, _same_numpy_state, _put_back_numpy_state)
+PASSAGE = Kind(_nothing, _refuse, _refuse, dict.items)  # a tuple and the like: a way to what is in it
 CACHE = Kind(_read_cache, lambda cached, before: cached.cache_info().misses == before[0], _put_back_cache)
 
 

@@ -1,4 +1,4 @@
-"""What is a library's, not the user's; options that people keep in libraries' objects and switches.
+"""Which code and objects are a library's and not the user's; options that people keep in libraries' objects.
 
 An Event, a ConfigParser, an optimizer, `sys.argv`: code of libraries is not followed. So of an object of theirs all
 attributes count, and of their modules what is listed here, where the user's code names it.
@@ -31,6 +31,7 @@ __all__ = [
     "is_constant",
     "is_installed",
     "is_library",
+    "is_of_operators",
     "is_outside",
     "keeps_options",
     "keeps_state",
@@ -85,7 +86,7 @@ def _is_name_outside(module: str) -> bool:
 
 
 def is_library(value: Any) -> bool:
-    """Whether it is a module of a library's."""
+    """Whether a value is a module of a library."""
     return isinstance(value, types.ModuleType) and is_outside(value.__name__)
 
 
@@ -107,6 +108,11 @@ def keeps_options(value: Any) -> bool:
 def is_constant(cls: type) -> bool:
     """Whether what objects of a class hold stays as they were made, or is nobody's state."""
     return all(_holds_nothing(str(base.__module__)) for base in cls.__mro__)
+
+
+def is_of_operators(cls: type) -> bool:
+    """Whether a class is of a library of operators, such as PyTorch."""
+    return str(cls.__module__).partition(".")[0] in _OPERATORS
 
 
 def _holds_nothing(module: str) -> bool:
@@ -133,7 +139,7 @@ _PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 
 
 def referent(value: Any) -> Any:
-    """What a weak reference or proxy leads to; None: nothing (any more), or `value` is neither."""
+    """The object behind a weak reference or proxy; None where there is none."""
     if type(value) in _PROXIES:
         try:
             return value.__repr__.__self__

@@ -106,7 +106,7 @@ class Draw:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DrawnValue:
-    """What a draw gave, by its number."""
+    """The number of a draw, for its value."""
 
     number: int
 
@@ -153,7 +153,7 @@ class Step:
     kwargs: tuple[tuple[str, Any], ...]
 
     def is_same(self, other: Any) -> bool:
-        """Whether it is the same step of the same; 1, 1.0 and True are three."""
+        """Whether another step does the same to the same values; 1, 1.0 and True are three."""
         return _is_same(self, other)
 
 
@@ -196,7 +196,7 @@ class Lifted(functools.partial):  # type: ignore[type-arg]
     places: tuple[Place, ...]
     generators: Generators
     stand_ins: dict[tuple[int, Any], Any]
-    """What was put where in the last call, by the identity of the place."""
+    """The values that the last call put into places, by the identity of the place."""
     drawn: list[tuple[Draw, Any]]
     """The numbers, and arrays, that were drawn for the last call."""
     converted: list[tuple[Converted, Any]]
@@ -312,7 +312,7 @@ def lifted_arrays(function: Any) -> set[tuple[int, Any]]:
 
 
 def stand_in_at(function: Any, identity: tuple[int, Any]) -> Any:
-    """What the last call of a function put at a place, or None."""
+    """The value that the last call of a function put at a place, or None."""
     forms = forms_of(function)
     return next((form.stand_ins[identity] for form in forms if identity in form.stand_ins), None)
 

@@ -82,7 +82,7 @@ class _NotCleared:
 
 
 def is_cached_function(value: Any) -> bool:
-    """Whether it is a function under `functools.cache` or `lru_cache`."""
+    """Whether a value is a function under `functools.cache` or `lru_cache`."""
     return issubclass(type(value), _LRU)  # objects that are made when they are asked for warn of it
 
 
@@ -104,7 +104,7 @@ def results_of(cached: Any) -> tuple[dict[Any, Any], dict[Any, Any]]:
 
 
 def _objects(values: Any) -> Any:
-    """Of an array of objects, which ones, and the value of those that are nothing but a value."""
+    """The objects in an array: plain values as such, others by identity."""
     plain = (int, float, str, bool, bytes, complex, type(None))
     return (values.shape, tuple(item if type(item) in plain else id(item) for item in values.ravel().tolist()))
 
@@ -132,7 +132,7 @@ _AT_ONCE = 1 << 17  # a megabyte: both pieces stay in the processor's cache
 
 
 def is_number_of_numpy(value: Any) -> bool:
-    """Whether it is a NumPy scalar: immutable, and compared by value."""
+    """Whether a value is a NumPy scalar: immutable, and compared by value."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and issubclass(type(value), numpy.generic) and not value.dtype.hasobject
 
@@ -141,7 +141,7 @@ def is_number_of_numpy(value: Any) -> bool:
 
 
 def used_up(value: Any) -> Any:
-    """What is used up by using this value: itself, or the generator that a function is a method of. None: nothing."""
+    """The object that is used up by using a value: the value, or the generator whose method it is; None: nothing."""
     if type(value) in _STAYS:
         return None
     if isinstance(value, types.ModuleType):
@@ -169,7 +169,7 @@ def _generator_of_module(module: types.ModuleType) -> Any:
 
 
 def is_generator_of_numpy(value: Any) -> bool:
-    """Whether it is a random generator of NumPy's."""
+    """Whether a value is a random generator of NumPy."""
     numbers = sys.modules.get("numpy.random")
     return numbers is not None and isinstance(value, (numbers.Generator, numbers.RandomState))
 

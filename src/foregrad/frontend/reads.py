@@ -1,7 +1,7 @@
-"""What a function read besides its tensors: attributes of modules, globals, closure cells, options in containers.
+"""The places that a function read besides its tensors: attributes of modules, globals, closure cells, containers.
 
-`Reads` keeps, for each place that was looked at (a dict, list, set, cell or object), what was found there at the
-first look, in a form that a later look can be compared with: plain values by type and value, tensors by their being
+`Reads` keeps, for each place that was looked at (a dict, list, set, cell or object), the value at the first look,
+in a form that a later look can be compared with: plain values by type and value, tensors by their being
 tensors (what they are is for the inputs' guards), anything else by identity, without keeping it alive. Mutable
 containers are places of their own, with all their items.
 """
@@ -20,18 +20,15 @@ from typing import Any
 import torch
 
 from .._torch.stand_ins import is_stand_in
-from ..graph.slots import Closure
 from ..graph.spelling import key_text
 from .arrays import is_array
-from .expected import ABSENT, PLAIN, Expected, Strong, describe, holds_classes, is_plain, stored
+from .expected import ABSENT, Expected, Strong, describe, holds_classes, is_plain, stored
 from .module_tables import HOOKS, TABLES, ScriptedAttribute, scripted_place
 from .opaque import asked_of, state_of, used_up
-from .sources import Source
 
 __all__ = ["ReadSite", "Reads", "items_in", "keys_in", "same_keys"]
 
 _MOST_ITEMS = 10_000
-_NOTHING_INSIDE = PLAIN | {type, types.FunctionType, types.MethodType, types.ModuleType, types.BuiltinFunctionType}
 _CONTAINERS = (dict, list, set, collections.deque)
 
 
@@ -46,7 +43,7 @@ def table_of(value: Any) -> Any:
 
 
 def items_in(container: Any) -> list[tuple[Any, Any]]:
-    """What is in a dict, in its order, or in a list: as it is stored, whatever methods of a subclass say of it."""
+    """The items of a dict or list in order, as they are stored, whatever methods of a subclass say of them."""
     if not isinstance(container, dict):
         return list(enumerate(stored(container)))
     return [(key, dict.get(container, key)) for key in keys_in(container)]
@@ -96,15 +93,15 @@ class ReadSite:
         self.volatile = 0  # how often it was written to without a difference that matters
 
     def lacks(self, *keys: Any) -> None:
-        """Note that there is nothing under any of these, unless more was known of them."""
-        self.absent.update(key for key in keys if key not in self.items) if self.items else self.absent.update(keys)
+        """Note that there is nothing under these keys, but for keys that were noted before."""
+        self.absent.update(set(keys).difference(self.items))
 
     def appeared(self) -> Any:
-        """Those of the keys that were not there which now are."""
+        """The keys that were absent and are there now."""
         return dict.keys(self.holder) & self.absent if self.absent else ()
 
     def look(self, key: Any) -> Any:
-        """What is there now."""
+        """The value under a key now."""
         if self.kind == "object":
             try:
                 return getattr(self.holder, key)
@@ -145,7 +142,7 @@ class ReadSite:
         return None
 
     def other_numbers(self) -> Iterator[Any]:
-        """The keys under which an integer or float was found, or a tuple or list of such, and another is now."""
+        """The keys whose value was an integer, a float, or a tuple or list of such, and is another one now."""
         if self.kind not in ("dict", "object") and type(self.holder) is not list:
             return
         for key, expected in self.items.items():
@@ -155,12 +152,12 @@ class ReadSite:
                     yield key
 
     def keys_of(self, value: Any) -> Iterator[Any]:
-        """The keys under which this very object was found."""
+        """The keys whose value was this very object."""
         if self.kind in ("dict", "object"):
             yield from (key for key, expected in self.items.items() if expected.before() is value)
 
     def other_arrays(self, changed: Container[int]) -> Iterator[Any]:
-        """The keys under which a NumPy array was found, and where another is now, or one of `changed`, by id."""
+        """The keys whose value was a NumPy array, and is another one now, or one of `changed`, by id."""
         if self.kind not in ("dict", "object"):
             return
         for key, expected in self.items.items():
@@ -191,7 +188,6 @@ class Reads:
         self.places: dict[int, ReadSite] = {}
         self.made_here: dict[int, torch.nn.Module] = {}  # by the function: what they are follows from the rest
         self._noted: set[tuple[int, str]] = set()
-        self._early: dict[int, tuple[Any, dict[str, Any]]] = {}  # of tables: what was in them when first met
         self._used_up: dict[int, tuple[Any, str, Any]] = {}  # (what, its name, how far it had come)
         self.shapes: dict[int, tuple[Any, type, Any]] = {}  # (weak reference, class, table) of objects
         self.modules: dict[int, tuple[Any, type, dict[str, Any]]] = {}  # the same of modules
@@ -202,18 +198,15 @@ class Reads:
         self.compares_identity = False  # code asks whether two objects are one
 
     def place(self, holder: Any, kind: str, name: str, style: str, owner: int | None = None) -> ReadSite:
-        found = self.places.get(id(holder))
-        if found is None:
-            found = self.places[id(holder)] = ReadSite(holder, kind, name, style, owner)
-        return found
+        site = self.places.get(id(holder))
+        if site is None:
+            site = self.places[id(holder)] = ReadSite(holder, kind, name, style, owner)
+        return site
 
     def add(self, place: ReadSite, key: Any, value: Any) -> bool:
-        """Note that `value` was found there; whether that is news."""
+        """Note that a place has `value` under a key. Returns whether that is news."""
         if key in place.items or key in place.absent or (id(place.holder), key) in self.lifted:
             return False
-        early = self._early.get(id(place.holder))
-        if early is not None:
-            value = early[1].get(key, ABSENT)
         value = self.stand_ins.get(id(value), value)
         if self.unread.get(id(value)):
             place.items[key] = Expected.of_type(value)
@@ -223,7 +216,7 @@ class Reads:
         return True
 
     def contents(self, value: Any, name: str) -> None:
-        """Note all that is in a container, if it is one, and what else there is to tell of an object."""
+        """Note the items of a container, or what an object without attributes says of itself."""
         if is_plain(value) or issubclass(type(value), (torch.Tensor, type, types.FunctionType)):
             return
         if _is_only_module(type(value)):
@@ -256,77 +249,35 @@ class Reads:
         if id(value) not in self.places:
             place = self.place(value, "asked", name, "self")
             place.ask = ask
-            found = ask(value)
-            place.items[None] = Expected(found)
-            self.contents(found, name)
+            answer = ask(value)
+            place.items[None] = Expected(answer)
+            self.contents(answer, name)
 
     def _look_into(self, value: Any, name: str) -> None:
         ask = asked_of(value)
         if ask is not None:
             self.ask(value, name, ask)
             return
-        if not self.watch_use(value, name):
-            self.remember(value)
+        self.watch_use(value, name)
 
-    def remember(self, value: Any, depth: int = 0) -> None:
-        """What is in an object now, before the function can change it; which names in it matter shows later."""
-        if depth > _DEEP or type(value) in _NOTHING_INSIDE or is_plain(value) or id(value) in self.stand_ins:
-            return
-        if isinstance(value, (torch.Tensor, torch.nn.Module, type, types.ModuleType)):
-            return
-        if isinstance(value, (dict, list, tuple)):
-            items = items_in(value)
-            if len(items) <= _FEW_ITEMS:
-                for _, item in items:
-                    self.remember(item, depth + 1)
-            return
-        table = table_of(value)
-        if type(table) is dict and id(table) not in self._early and len(self._early) < _MOST_ITEMS:
-            self._early[id(table)] = (table, dict(table))
-            for item in table.values():
-                self.remember(item, depth + 1)
-
-    def keys_of(self, table: dict[str, Any]) -> tuple[str, ...]:
-        """Those that a table had when it was first met."""
-        early = self._early.get(id(table))
-        return tuple(table if early is None else early[1])
-
-    def source_of(self, tensor: torch.Tensor) -> Source | None:
-        """Where a tensor was found, when it was."""
-        for place in self.places.values():
-            if place.kind not in ("dict", "list", "object"):
-                continue
-            for key, expected in place.items.items():
-                if expected.kind != "tensor" and type(expected.value) is not Strong:
-                    continue
-                inside = _way_to(tensor, place.look(key))
-                if inside is not None:
-                    step = ("attr" if place.kind == "object" else "item", key)
-                    path = place.path(key) + "".join(f"[{index}]" for _, index in inside)
-                    return Source(Closure(path), place.holder, (step, *inside))
-        return None
-
-    def watch_use(self, value: Any, name: str) -> bool:
-        """Note how far something has come that the function may use up; False where it is no such thing."""
-        spent = used_up(value)
-        if spent is None:
-            return False
-        self._used_up.setdefault(id(spent), (spent, name, state_of(spent)))
-        return True
+    def watch_use(self, value: Any, name: str) -> None:
+        """Note how far something has come that the function may use up."""
+        if (spent := used_up(value)) is not None:
+            self._used_up.setdefault(id(spent), (spent, name, state_of(spent)))
 
     def spent(self) -> str | None:
         """The name of something that the function used some of: an iterator, a random generator."""
         return next((name for value, name, before in self._used_up.values() if state_of(value) != before), None)
 
     def release(self) -> None:
-        """The capture is over: let go of the tensors that were found."""
+        """Let go of the tensors: the capture is over."""
         for place in self.places.values():
             for expected in place.items.values():
                 if expected.kind in ("tensor", "type"):
                     expected.pinned = None
 
     def shape(self, value: Any) -> None:
-        """An object is to stay of its class, with its own table of attributes."""
+        """Note that an object must keep its class and its table of attributes."""
         reference: Any
         try:
             reference = weakref.ref(value)
@@ -337,17 +288,17 @@ class Reads:
     # ---------------------------------------------------------------- modules
 
     def note(self, module: torch.nn.Module, name: str) -> None:
-        """The attribute of a module is about to be read."""
+        """Note an attribute of a module that is about to be read."""
         if name in HOOKS:
             return  # see Watch: all hooks of all modules
         if (id(module), name) in self._noted or id(module) in self.made_here:
             return
         if issubclass(type(module), torch.jit.ScriptModule):
-            found = scripted_place(module, name)
-            if found is not None and found[1] == "object":
-                self.note_scripted(found[0], name)
-            elif found is not None:
-                self.add(self.place(found[0], found[1], type(module).__name__, "attr"), name, found[2])
+            scripted = scripted_place(module, name)
+            if scripted is not None and scripted[1] == "object":
+                self.note_scripted(scripted[0], name)
+            elif scripted is not None:
+                self.add(self.place(scripted[0], scripted[1], type(module).__name__, "attr"), name, scripted[2])
             return
         own = object.__getattribute__(module, "__dict__")
         if name == "call_super_init" or "_modules" not in own:  # the first thing that a module's constructor reads
@@ -380,7 +331,7 @@ class Reads:
         place.lacks(name)
 
     def note_scripted(self, state: Any, name: str) -> None:
-        """Compiled code of TorchScript reads an attribute of `state`, in C++."""
+        """Note an attribute of `state` that compiled code of TorchScript reads, in C++."""
         value = getattr(state, name)
         if isinstance(value, (list, dict, tuple)):
             self.ask(ScriptedAttribute(state, name), f"{name} of a scripted module", ScriptedAttribute.contents)
@@ -415,19 +366,3 @@ class Reads:
 def _is_only_module(cls: type) -> bool:
     """Whether objects of a class are modules, with nothing of a container or another type of C's."""
     return issubclass(cls, torch.nn.Module) and cls.__basicsize__ == torch.nn.Module.__basicsize__
-
-
-def _way_to(tensor: torch.Tensor, value: Any, depth: int = 3) -> tuple[tuple[str, int], ...] | None:
-    """The steps from a value to a tensor, which it is, or which is in a tuple there."""
-    if value is tensor:
-        return ()
-    if isinstance(value, tuple) and depth:
-        for index, item in enumerate(stored(value)):
-            inside = _way_to(tensor, item, depth - 1)
-            if inside is not None:
-                return ("item", index), *inside
-    return None
-
-
-_DEEP = 5
-_FEW_ITEMS = 1_000

@@ -1,4 +1,4 @@
-"""What functions can see, found from their code without running it: globals, closure cells, options of objects.
+"""The places that code can read, told from its names without running it: globals, cells, options of objects.
 
 `scan(function, reads)` walks from a callable through every function that its code names (in globals, cells,
 defaults, attributes of modules and classes) and notes each name's value in `Reads`. Before a run that is every function
@@ -16,19 +16,27 @@ from __future__ import annotations
 import collections
 import functools
 import gc
-import itertools
 import operator
 import os
 import sys
 import threading
 import types
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
 
 from ..graph.spelling import in_order
-from .classes import CODE_OF_CLASSES, dict_of_class, is_method, is_slot, makers_of, special_names, values_of
+from .classes import (
+    CODE_OF_CLASSES,
+    attributes_of,
+    dict_of_class,
+    is_method,
+    makers_of,
+    slots_in,
+    special_names,
+    values_of,
+)
 from .code import CodeNames, NamesMet, imported_modules, names_of
 from .eager_region import is_eager_region
 from .expected import ABSENT, Expected, holds_classes, is_plain
@@ -50,12 +58,12 @@ class Scan:
     def __init__(self, reads: Reads, apart: tuple[types.FunctionType, ...] = ()) -> None:
         self.reads = reads
         self.names: set[str] = set()
-        self.probed: set[str] = set()  # those that may be missing where they are asked for
+        self.probed: set[str] = set()  # names that code asks for without knowing whether they are there
         self.makes_up_names = False
         self.entered: Container[types.CodeType] | None = None  # after a run: the code that ran, and no other is opened
         self.code: list[tuple[dict[str, Any], CodeNames]] = []  # globals of functions, and what their code names
-        self._called: set[str] = set()  # the names in code at most one method away from what was given
-        self._rank = 0  # how many methods lie between what was given and what is being looked at
+        self._called: set[str] = set()  # the names in code at most one method away from the roots
+        self._rank = 0  # how many methods lie between the roots and what is being looked at
         self._functions: list[tuple[types.FunctionType, int]] = []
         self._apart = frozenset(function.__code__ for function in apart)
         self._opened: set[types.CodeType] = set()
@@ -68,37 +76,18 @@ class Scan:
         self._named_in: set[tuple[int, frozenset[str]]] = set()  # by the id of a module: names that were looked up
         self._handed_on: dict[int, Any] = {}
         self._count = 0
-        self._named = 0  # how many of `modules` are in `_paths`
         self._under = NamesMet()  # what objects were last looked at under
         self._settled: dict[int, set[str]] = {}  # by the id of a namespace: globals that were looked at, modules apart
-        self._paths: dict[int, str] = {}
-        self._attributes: dict[tuple[type, ...], frozenset[str]] = {}
-        self._slots: dict[type, frozenset[str]] = {}
-        self._values: dict[type, set[str]] = {}
-        self._special: dict[type, list[str]] = {}
-
-    @property
-    def module_names(self) -> dict[int, str]:
-        """By id: what people call a module that was found or is part of one, `model.layers.0`."""
-        if self._named < len(self.modules):
-            for root, prefix in itertools.islice(self.modules.values(), self._named, None):
-                self._name_parts(root, prefix)
-            self._named = len(self.modules)
-        return self._paths
-
-    def _name_parts(self, module: torch.nn.Module, path: str) -> None:
-        if id(module) in self._paths:
-            return
-        self._paths[id(module)] = path
-        # As they are stored: asking the module would count as the function's own reading.
-        for name, part in object.__getattribute__(module, "__dict__").get("_modules", {}).items():
-            if part is not None:
-                self._name_parts(part, f"{path}.{name}" if path else name)
+        self._class_tables: dict[type, ReadSite] = {}
+        self._attributes_of: Callable[[type], frozenset[str]] = functools.cache(attributes_of)
+        self._slots_of: Callable[[type], frozenset[str]] = functools.cache(slots_in)
+        self._special_names: Callable[[type], list[str]] = functools.cache(special_names)
+        self._values_of: Callable[[type], set[str]] = functools.cache(values_of)
 
     # ---------------------------------------------------------------- callables
 
     def function(self, value: Any, name: str = "") -> None:
-        """A callable that may run."""
+        """Look at a callable that may run."""
         if isinstance(value, (functools.partial, functools.partialmethod)):
             if self._is_new(value):
                 self.visit(value.func, f"{name}.func")
@@ -130,7 +119,7 @@ class Scan:
             self.visit(value.__wrapped__, name)
 
     def finish(self) -> None:
-        """Follow everything found so far to its end."""
+        """Follow all code and objects that were met to their end."""
         self._under = NamesMet()  # since the last time, code may have written to objects and namespaces
         self._settled.clear()
         while True:
@@ -141,7 +130,7 @@ class Scan:
                 return
 
     def ran(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
-        """Code that ran, wherever it is from and however it was found: what it names in its globals."""
+        """Note what code that ran names in its globals, wherever the code is from."""
         if code not in self._opened and code not in self._apart:
             self._rank = 1
             self._names_in(code, namespace)
@@ -172,6 +161,8 @@ class Scan:
         return named
 
     def _open(self, function: types.FunctionType) -> None:
+        if function.__dict__:  # which other code may read
+            self._objects.append((function, function.__name__, 0, self._rank, set()))
         ran = self.entered is None or function.__code__ in self.entered
         if not ran and function.__code__.co_name != "__torch_dispatch__":
             return  # that one is called by torch functions in C, during which nobody is told
@@ -179,8 +170,6 @@ class Scan:
         if self._count > _MOST_FUNCTIONS:
             return
         code = self._names_in(function.__code__, function.__globals__)
-        if function.__dict__:
-            self._objects.append((function, function.__name__, 0, self._rank, set()))
         self._cells(function, code)
         for table, what in ((function.__defaults__, "default"), (function.__kwdefaults__, "default")):
             if table:
@@ -247,7 +236,7 @@ class Scan:
             self._objects.append((value, name, 0, self._rank, set()))
 
     def _module_names(self, module: types.ModuleType, names: frozenset[str]) -> None:
-        """What code names in a module that it imported."""
+        """Note the values that code names in a module that it imported."""
         if is_outside(module.__name__):
             self._names_outside(module, names)
             return
@@ -265,19 +254,19 @@ class Scan:
                 self.visit(value, f"{module.__name__}.{name}")
 
     def _namespaces_whole(self) -> bool:
-        """Where code makes up names: the options in modules, under whatever names; whether any was new."""
-        found = False
+        """Note all options in modules where code makes up names. Returns whether any was new."""
+        is_new = False
         while self.makes_up_names and self._namespaces:
             _, module = self._namespaces.popitem()
             place = self.reads.place(vars(module), "dict", module.__name__, "attr")
             for name, value in [*vars(module).items()]:
                 if not name.startswith("__") and (is_plain(value) or isinstance(value, _CONTAINERS)):
-                    found = self.reads.add(place, name, value) or found
+                    is_new = self.reads.add(place, name, value) or is_new
                     self.visit(value, f"{module.__name__}.{name}")
-        return found
+        return is_new
 
     def _names_outside(self, module: types.ModuleType, names: frozenset[str]) -> None:
-        """What of a library's own is looked at all the same: random generators, the environment."""
+        """Note the parts of a library's own state that are looked at: random generators, the environment, switches."""
         if module.__name__ == "numpy" and "random" in names:
             module = module.random
         self.reads.watch_use(module, f"`{module.__name__}`")
@@ -295,7 +284,7 @@ class Scan:
     # ---------------------------------------------------------------- values
 
     def visit(self, value: Any, name: str, depth: int = 0) -> None:
-        """A value that code can get at: go on from it. `depth`: how many objects it was reached through."""
+        """Go on from a value that code can get at. `depth`: how many objects lie on the way to it."""
         if isinstance(value, torch.Tensor) or (is_plain(value) and not holds_classes(value)):
             return
         if isinstance(value, types.ModuleType):
@@ -350,7 +339,7 @@ class Scan:
                 self.function(value, name)
 
     def _of_library(self, value: Any, name: str, depth: int) -> None:
-        """An object of a library's class: its attributes, each of which may be an option."""
+        """Note the attributes of an object of a library's class: each may be an option."""
         target = referent(value)
         if target is not None:
             self.visit(target, name, depth)
@@ -361,22 +350,20 @@ class Scan:
         table = table_of(value)
         if type(table) is not dict or depth > _DEEPEST_IN_LIBRARY or not keeps_options(value):
             return
-        self.reads.remember(value)
         place = self.reads.place(table, "dict", name, "attr")
-        place.keys = self.reads.keys_of(table)
+        place.keys = tuple(table)
         for attribute, item in [*table.items()]:
             self.reads.add(place, attribute, item)
             self.visit(item, f"{name}.{attribute}", depth + 1)
 
     def _object(self, value: Any, name: str, depth: int) -> None:
-        self.reads.remember(value)
         if not isinstance(value, threading.local):
             self.reads.shape(value)
         self._objects.append((value, name, depth, self._rank, set()))
         self._class(type(value))
 
     def _class(self, cls: type) -> None:
-        """The methods of a class that code names, and its special ones; its options."""
+        """Look later at the methods and options of a class that code names, and at its special methods."""
         for base in cls.__mro__:
             if not is_outside(base.__module__) and self._is_new(base):
                 self._objects.append((base, base.__name__, 0, self._rank, set()))
@@ -384,7 +371,7 @@ class Scan:
                     self._class(type(base))
 
     def attribute_of_class(self, cls: type, name: str) -> None:
-        """An attribute that was read on an instance and is not the instance's own."""
+        """Note an attribute of the class that was read on an instance."""
         for base in cls.__mro__:
             if name in base.__dict__:
                 if not is_outside(base.__module__):
@@ -394,8 +381,8 @@ class Scan:
                 self._class_table(base).lacks(name)
 
     def _objects_again(self) -> bool:
-        """Look at objects under names met since the last time; whether any was new."""
-        found = False
+        """Look at objects under the names that came since the last time. Returns whether any attribute was new."""
+        is_new = False
         before = self._under
         now = NamesMet.of(self.names, self.probed, self._called, makes_up_names=self.makes_up_names)
         fresh = now.since(before)
@@ -406,8 +393,9 @@ class Scan:
             value, name, depth, rank, done = self._objects[index]
             under = fresh if index < first else now
             if isinstance(value, type):
-                known = self._attributes_of(value) if type(value) is type else self._attributes_of(value, type(value))
-                new = known & under.names
+                names = self._attributes_of(value)
+                names = names if type(value) is type else names | self._attributes_of(type(value))
+                new = names & under.names
                 if id(value) in self._handed_on and not is_outside(value.__module__):
                     new |= under.probed
                 if under is now:
@@ -429,11 +417,11 @@ class Scan:
                 if isinstance(value, type) and attribute not in self._called and is_method(value, attribute):
                     continue
                 done.add(attribute)
-                found = self._attribute(value, name, attribute, depth) or found
-        return found
+                is_new = self._attribute(value, name, attribute, depth) or is_new
+        return is_new
 
     def _there(self, value: Any, names: frozenset[str]) -> frozenset[str] | set[str]:
-        """Those of the names that an object or a class has itself, in its table or in a slot."""
+        """The names under which an object or a class has something itself, in its table or in a slot."""
         if isinstance(value, type):
             return names & value.__dict__.keys()
         if isinstance(value, threading.local):
@@ -443,7 +431,7 @@ class Scan:
         return there if table is None else there | (names & table.keys())
 
     def _names_in_object(self, value: Any, under: NamesMet) -> frozenset[str]:
-        """The attributes of an object that matter by what is known of the code so far."""
+        """The attributes of an object that matter to the code that was met."""
         table = table_of(value)
         if isinstance(value, types.FunctionType):
             lacking = under.probed if id(value) in self._handed_on else frozenset()
@@ -458,34 +446,9 @@ class Scan:
         if self.makes_up_names or isinstance(value, BAGS):
             if type(table) is dict and not isinstance(value, threading.local):
                 place = self.reads.place(table, "dict", type(value).__name__, "attr")
-                place.keys = self.reads.keys_of(table)
+                place.keys = tuple(table)
             return names.union(table)
         return names | under.names.intersection(table)
-
-    def _attributes_of(self, *classes: type) -> frozenset[str]:
-        """What classes and those they inherit from define."""
-        known = self._attributes.get(classes)
-        if known is None:
-            known = frozenset().union(*(base.__dict__ for cls in classes for base in cls.__mro__))
-            self._attributes[classes] = known
-        return known
-
-    def _special_names(self, cls: type) -> list[str]:
-        if cls not in self._special:
-            self._special[cls] = special_names(cls)
-        return self._special[cls]
-
-    def _values_of(self, cls: type) -> set[str]:
-        if cls not in self._values:
-            self._values[cls] = values_of(cls)
-        return self._values[cls]
-
-    def _slots_of(self, cls: type) -> frozenset[str]:
-        known = self._slots.get(cls)
-        if known is None:
-            known = frozenset(name for name in self._attributes_of(cls) if is_slot(cls, name))
-            self._slots[cls] = known
-        return known
 
     def _attribute(self, value: Any, name: str, attribute: str, depth: int = 0) -> bool:
         if isinstance(value, type):
@@ -517,7 +480,9 @@ class Scan:
 
     def _class_table(self, cls: type) -> ReadSite:
         """The dict behind a class's `__dict__`, whose writes CPython counts."""
-        return self.reads.place(dict_of_class(cls), "dict", cls.__name__, "attr")
+        if cls not in self._class_tables:
+            self._class_tables[cls] = self.reads.place(dict_of_class(cls), "dict", cls.__name__, "attr")
+        return self._class_tables[cls]
 
     def _is_new(self, value: Any) -> bool:
         if id(value) in self._seen:

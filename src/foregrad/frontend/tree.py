@@ -211,7 +211,7 @@ class Tree:
         return [path for path, node in self.walk(prefix) if node.kind == "leaf"]
 
     def walk(self, prefix: str) -> Iterator[tuple[str, Tree]]:
-        """This node and all below it, those above first, with the expressions that reach them."""
+        """All nodes from this one down, parents first, with the expressions that reach them."""
         yield prefix, self
         if not self.children:
             return
@@ -247,7 +247,7 @@ _STEPS: dict[str, list[str]] = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Code:
-    """What functions made by one `def` have in common."""
+    """The parts that all functions of one `def` share."""
 
     code: types.CodeType
     globals: dict[str, Any]
@@ -475,7 +475,7 @@ _BY_VALUE = ("tuple", "namedtuple", "structseq", "weakref", "method", "partial")
 
 
 def is_leaf(leaf: Any) -> bool:
-    """Whether it is a tensor or a plain value."""
+    """Whether a value is a tensor or a plain value."""
     plain = isinstance(leaf, (torch.Tensor, *_SCALARS, *_CONSTANTS, torch.Size))
     return plain or is_number_of_numpy(leaf) or is_opaque_value(leaf)
 

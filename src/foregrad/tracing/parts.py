@@ -90,7 +90,8 @@ class CaptureParts(Host):
         self.code = SeenCode(call, self.name, self.reads, PlainTypes(), self.origins, learned.apart)
         self.overlapping = OverlappingViews(recorder, inputs.overlapping)
         self.imports = FirstImports(learned.imports)
-        self.observed = Observed(self.name, lambda: self.state.before, lambda value: self.state.varies(value), self.say)
+        varies, begins = (lambda value: self.state.varies(value)), self.code.types.runs
+        self.observed = Observed(self.name, lambda: self.state.before, varies, self.say, begins)
         reshape = None if learned.replays_views else functools.partial(reshape_view, recorder, inputs.by_stand_in)
         self.lifting = Lifting(
             self, recorder, reshape_view=reshape, overlapping=self.overlapping, observed=self.observed

@@ -17,6 +17,7 @@ from .._torch.patches import patched
 from .._torch.transforms import levels_put_back
 from ..errors import ForegradError
 from ..frontend.lifted import capturing
+from ..frontend.program_state import ProgramState
 from ..frontend.sources import Source
 from ..frontend.tree import Tree
 from ..graph.effects import CheckFailed
@@ -60,12 +61,16 @@ class CaptureRun(CaptureParts):
     def run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
         """The captured function; None: capture again with what was learned, such as common bases (see `Learned`)."""
         self.imports.import_ahead()
+        what = "self" if isinstance(self.call.function, torch.nn.Module) else self.name
+        state = ProgramState([(self.call.function, what), *zip(self.call.leaves, self.call.paths, strict=True)])
+        self.inputs.sources.state = state
         with self.unrecorded:
             leaves = self.inputs.add_arguments(self.recorder, lifted)
         self.draws = Draws(self.name, self.call, lambda value: self.state.before.knows(value))
         given = Given(self.call, leaves, functools.partial(self.inputs.arguments, self.draws.arrays_of(leaves)))
-        self.state = PythonState(self.call, self.name, self.reads, self.inputs.real_of, self.learned.containers, given)
-        self.inputs.sources.state = self.state.before
+        state.walk(given.named)
+        containers = self.learned.containers
+        self.state = PythonState(self.call, self.name, state, self.reads, self.inputs.real_of, containers, given)
         captured, is_kept = None, False
         try:
             captured = self._run(given)
@@ -86,7 +91,7 @@ class CaptureRun(CaptureParts):
         return captured
 
     def _run(self, given: Given) -> Captured | None:
-        self.code.scan_roots()
+        self.code.scan_roots(self.state.before)
         with (
             patched(self),
             self.settings.view_replay,
@@ -120,7 +125,6 @@ class CaptureRun(CaptureParts):
     def _called(self, given: Given) -> tuple[Any] | None:
         """Run the function: what it returns."""
         recorder, call = self.recorder, self.call
-        self.code.tell_types()
         trace_math()
         self.state.put_stand_ins(recorder.where)
         with self.settings.put_back(), self.imports.watched(), levels_put_back(), self.lifting, recorder:

@@ -11,9 +11,9 @@ from ...frontend.arrays import is_array, overlaps
 from ...frontend.call import FlatCall
 from ...frontend.holders import DICT, SET
 from ...frontend.lifted import lifted_places
+from ...frontend.program_state import ProgramState
 from ...frontend.reads import table_of
 from ...frontend.tree import open_container
-from ...frontend.user_state import UserState
 from ...graph.python_effects import OfArgument, PythonWrite
 from .side_effects import refuse_change
 
@@ -52,7 +52,7 @@ class Given:
             if opened[2] != now[2] or [*map(id, opened[3])] != [*map(id, now[3])]:
                 refuse_change(name, path)
 
-    def reached(self, name: str, state: UserState, writes: Iterable[PythonWrite]) -> dict[type, frozenset[int]]:
+    def reached(self, name: str, state: ProgramState, writes: Iterable[PythonWrite]) -> dict[type, frozenset[int]]:
         """By class, the ids of objects and arrays that the function reaches by itself: none may be an argument. So with
         lists and dicts where the call writes to its arguments.
         """
@@ -74,7 +74,7 @@ class Given:
                 )
         return {cls: frozenset(values) for cls, values in found.items()}
 
-    def _is_lifted(self, array: Any, state: UserState) -> bool:
+    def _is_lifted(self, array: Any, state: ProgramState) -> bool:
         """Whether the function reaches an array only at places that are arguments, see `Lifted`."""
         lifted = {place.identity for place in lifted_places(self.call.function)}
         places = state.references_to(array) if lifted else []
@@ -83,7 +83,7 @@ class Given:
         )
 
 
-def _objects_in(state: UserState) -> Iterator[Any]:
+def _objects_in(state: ProgramState) -> Iterator[Any]:
     """The objects that were met, and those by which something may be looked up."""
     for value in state.met():
         yield value

@@ -27,8 +27,8 @@ from ...frontend.holders import CELL, DEQUE, DICT, NAMESPACE, Holder
 from ...frontend.lifted import StatePlace
 from ...frontend.module_tables import TABLES
 from ...frontend.objects import is_plain_object
+from ...frontend.program_state import ProgramState
 from ...frontend.reads import Reads
-from ...frontend.user_state import UserState
 
 __all__ = ["Identity", "Journals", "grows", "replaced"]
 
@@ -203,7 +203,7 @@ class Journals:
     earlier runs found to grow.
     """
 
-    def __init__(self, state: UserState, wanted: Collection[Identity]) -> None:
+    def __init__(self, state: ProgramState, wanted: Collection[Identity]) -> None:
         self.made: list[tuple[Notes, list[Place]]] = []
         self.said: list[tuple[Any, str, str, tuple[Any, ...]]] = []
         self.are_installed = False

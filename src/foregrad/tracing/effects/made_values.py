@@ -20,8 +20,8 @@ from ...errors import UnsupportedSideEffectError
 from ...frontend.expected import is_plain
 from ...frontend.holders import Holder
 from ...frontend.objects import is_plain_object, look_into
+from ...frontend.program_state import ProgramState
 from ...frontend.tree import Opened, Tree, Unwrap, check_leaves, flatten, is_leaf, list_of, open_objects
-from ...frontend.user_state import UserState
 from ...graph.python_effects import Kept, OfArgument, PythonWrite
 from ..tape.collection import Newborns
 
@@ -38,7 +38,7 @@ class MadeValues:
     """
 
     name: str
-    state: UserState
+    state: ProgramState
     arguments: Mapping[int, OfArgument]
     real_of: Callable[[Any], Any]
     newborns: Newborns

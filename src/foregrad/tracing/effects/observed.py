@@ -25,8 +25,9 @@ from ..._torch.native import make_observer
 from ...errors import UnsupportedSideEffectError
 from ...frontend.holders import Holder, kind_of
 from ...frontend.known_calls import LOOKED_AT, OPAQUE, PURE, TRUSTED, WRITES, is_standard, kind_of_call, trust_in
+from ...frontend.libraries import is_outside
 from ...frontend.observer import Observer
-from ...frontend.user_state import UserState
+from ...frontend.program_state import ProgramState
 from ...interrupts import runs_user_code
 from ..tape.collection import Newborns
 
@@ -41,14 +42,19 @@ T = TypeVar("T")
 
 class Observed:
     """What one run does besides computing. `state` is what the walk before the run has met; `ran` the code that ran and
-    is looked at, with its globals.
+    is looked at, with its globals. `begins` is told of code that is no library's before it runs.
     """
 
     def __init__(
-        self, name: str, state: Callable[[], UserState], varies: Callable[[Any], bool], say: Callable[..., None]
+        self,
+        name: str,
+        state: Callable[[], ProgramState],
+        varies: Callable[[Any], bool],
+        say: Callable[..., None],
+        begins: Callable[[CodeType, dict[str, Any]], None],
     ) -> None:
         """`varies(object)`: it is another one in each call. `say`: see `Hooks.say`."""
-        self.name, self.state, self.varies, self.say = name, state, varies, say
+        self.name, self.state, self.varies, self.say, self.begins = name, state, varies, say, begins
         self.ran: dict[CodeType, dict[str, Any]] = {}
         self.entered: set[CodeType] = set()  # besides these PyTorch's, and what a backward ran
         self._met: dict[int, Holder] = {}
@@ -119,9 +125,14 @@ class Observed:
 
     # ---------------------------------------------------------------- what the observer asks
 
-    def _enter(self, code: CodeType, _: FrameType) -> int:
+    def _enter(self, code: CodeType, frame: FrameType) -> int:
         self.entered.add(code)
+        self._begin(code, frame)
         return TRUSTED
+
+    def _begin(self, code: CodeType, frame: FrameType) -> None:
+        if not is_outside(frame.f_globals.get("__name__")):
+            self.begins(code, frame.f_globals)
 
     def _trust(self, code: CodeType, frame: FrameType) -> int:
         self.entered.add(code)
@@ -132,7 +143,8 @@ class Observed:
         found = trust_in(frame.f_globals.get("__name__"), code.co_filename, code.co_name)
         if found == LOOKED_AT and not _is_for_pytorch(frame):
             self.ran[code] = frame.f_globals
-            self.state().meet(code, frame.f_globals)
+            self.state().meet(code, frame.f_globals)  # before names are bound there
+            self._begin(code, frame)
         return found
 
     def _on_call(self, callee: Any, frame: FrameType) -> None:

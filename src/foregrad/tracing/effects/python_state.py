@@ -16,9 +16,9 @@ from ...frontend.expected import ABSENT
 from ...frontend.holders import CACHE, CELL, CLASS, DICT, NAMESPACE, Holder, left_in_cache
 from ...frontend.lifted import StatePlace, lifted_places, stand_in_at
 from ...frontend.opaque import is_generator_of_numpy, results_of
+from ...frontend.program_state import ProgramState, forget_written, own_globals
 from ...frontend.reads import Reads
 from ...frontend.tree import LEAF, Tree, Unwrap, flatten
-from ...frontend.user_state import UserState, forget_written, own_globals
 from ...graph.eager_regions import open_journal
 from ...graph.python_effects import PythonWrite, SetAttribute
 from ...subclasses.spec import is_of_capture
@@ -46,6 +46,7 @@ class PythonState:
         self,
         call: FlatCall,
         name: str,
+        before: ProgramState,
         reads: Reads,
         real_of: Callable[[Any], Any],
         containers: dict[Identity, bool],
@@ -56,8 +57,7 @@ class PythonState:
         self.reads = reads
         self.real_of = real_of
         self.given = given
-        roots = [(call.function, name), *zip(call.leaves, call.paths, strict=True), *given.named]
-        self.before = UserState(roots)
+        self.before = before
         self.made = MadeValues(name, self.before, given.of_argument, real_of, Newborns())
         self.containers = containers  # see `Learned`: more become known
         self.journals = Journals(self.before, self._only_written())
@@ -336,7 +336,7 @@ class PythonState:
                 holder.put_back()
 
 
-def _check_caches(name: str, before: UserState, call: FlatCall, *, has_changed: bool) -> None:
+def _check_caches(name: str, before: ProgramState, call: FlatCall, *, has_changed: bool) -> None:
     """Raise where the run has filled the cache of a function with tensors, or has written as well: that the function
     may have done, and a call that finds the cache filled does not.
     """
@@ -371,7 +371,7 @@ def _now_in(holder: Holder) -> Any:
     return own_globals(now) if holder.kind is NAMESPACE else now
 
 
-def _written(state: UserState, function: Any) -> list[Holder]:
+def _written(state: ProgramState, function: Any) -> list[Holder]:
     """The holders that are not as they were, and those that hold what they held before in the place of an argument that
     stood for it: that was written, which the next call does with another number there.
     """

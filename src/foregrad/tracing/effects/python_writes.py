@@ -30,8 +30,8 @@ from ...frontend.holders import (
     is_import,
 )
 from ...frontend.lifted import StatePlace, stand_in_at
+from ...frontend.program_state import ProgramState
 from ...frontend.tree import flatten
-from ...frontend.user_state import UserState
 from ...graph.python_effects import (
     AddToSet,
     CallMethod,
@@ -69,7 +69,7 @@ class PythonWrites:
         self,
         name: str,
         function: Any,
-        state: UserState,
+        state: ProgramState,
         changed: list[Holder],
         real_of: Callable[[Any], Any],
         made: MadeValues,

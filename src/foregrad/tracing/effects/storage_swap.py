@@ -96,7 +96,7 @@ def is_set_again(recorder: Recorder, record: InputRecord) -> bool:
 
 
 def _known_as_written(records: list[InputRecord]) -> list[InputRecord]:
-    """Those whose version counter was moved, by a write to them or to another one that shares it."""
+    """Tensors whose version counter was moved, by a write to them or to another one that shares it."""
     usual = [record for record in records if not record.real.is_inference()]
     moved = [record.real for record in usual if is_moved(record)]
     return [record for record in usual if any(share_counters(record.real, real) for real in moved)]

@@ -73,7 +73,7 @@ class Detached:
 
 
 def views_with_history(views: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Those that require grad still, though what they are views of was detached."""
+    """Views that still require grad though their base was detached."""
     return [view for view in views if view.requires_grad and is_usable(view)]
 
 

@@ -87,7 +87,7 @@ class Inputs:
         self._kept: list[torch.Tensor] = []  # so that ids stay theirs
         self.marked: dict[int, Origin | None] = {}  # by id, other tensors that `requires_grad_` was called on: where
         self.reads = Reads()
-        self.sources = TensorSources(call, self.reads)
+        self.sources = TensorSources(self.reads)
 
     # ---------------------------------------------------------------- making them
 
@@ -126,10 +126,8 @@ class Inputs:
         for record in new:
             self._register(record)
         # A tensor that the function reaches by itself as well is to be the same object on both ways.
-        reached = self.sources.all()
-        leaves = [
-            x if id(x) in reached else known[id(x)].stand_in if isinstance(x, torch.Tensor) else x for x in call.leaves
-        ]
+        reaches = self.sources.state.reaches
+        leaves = [known[id(x)].stand_in if isinstance(x, torch.Tensor) and not reaches(x) else x for x in call.leaves]
         for index, leaf in enumerate(call.leaves):
             is_symbol = type(leaf) is torch.SymInt and not is_ragged(leaf)
             if index in call.numbers or (self.symbols is not None and is_symbol):

@@ -12,9 +12,10 @@ from ..._torch.distributed import data_parallel
 from ..._torch.plain_types import PlainTypes
 from ...errors import UnsupportedOpError
 from ...frontend.call import FlatCall
-from ...frontend.classes import functions_held_by, values_of
+from ...frontend.classes import values_of
 from ...frontend.libraries import is_outside
 from ...frontend.module_tables import hooks_of
+from ...frontend.program_state import ProgramState
 from ...frontend.reads import Reads
 from ...frontend.scan import Scan
 from ...graph.spelling import in_order
@@ -39,10 +40,11 @@ class SeenCode:
         self.call, self.name, self.reads, self.types, self.origins = call, name, reads, types, origins
         self.scan = Scan(reads, tuple(apart))
         self.modules: dict[int, torch.nn.Module] = {}
-        self._told_of: dict[int, Any] = {}  # functions that modules hold
+        self.names: dict[int, str] = {}  # of modules, by id
 
-    def scan_roots(self) -> None:
+    def scan_roots(self, state: ProgramState) -> None:
         """Look at what the call hands in, before the function can change it."""
+        self.names = state.module_names()
         self._check(data_parallel(getattr(self.call.function, "__self__", None), in_forward=True))
         self.scan.visit(self.call.function, self.name)
         for leaf, path in zip(self.call.leaves, self.call.paths, strict=True):
@@ -51,19 +53,11 @@ class SeenCode:
             self.scan.visit(kind, kind.__name__)
         self.scan.finish()
 
-    def tell_types(self) -> None:
-        """What was found so far, and asks for the type of a stand-in, is told that of what it stands for."""
-        self._tell(self.scan)
-        for module, _ in list(self.scan.modules.values()):
-            self._tell_functions(module)
-
     def enter(self, module: torch.nn.Module) -> None:
         """The code of a module runs."""
         self._check(data_parallel(module))
         self.modules[id(module)] = module
-        self.types.module(type(module))
-        self._tell_functions(module)
-        self.origins.enter(self.scan.module_names.get(id(module)) or type(module).__name__, type(module).__qualname__)
+        self.origins.enter(self.names.get(id(module)) or type(module).__name__, type(module).__qualname__)
 
     def _check(self, wrapper: str | None) -> None:
         """Raise for a call of a module that talks to other processes: it must do so in each call, and in none more."""
@@ -85,7 +79,7 @@ class SeenCode:
                 scan.visit(hook, getattr(hook, "__name__", "a hook"))
         for cls, name in list(reads.class_attributes):
             scan.attribute_of_class(cls, name)
-        reads.name_modules(scan.module_names)
+        reads.name_modules(self.names)
         for value, name in reads.objects_of_modules():
             scan.visit(value, name)
         scan.finish()
@@ -113,17 +107,3 @@ class SeenCode:
                 scan.attribute_of_class(cls, name)
             done.update(new)
             scan.finish()
-
-    def _tell_functions(self, module: torch.nn.Module) -> None:
-        """Tell of functions that a module holds, and of what they call: whether they run is not known."""
-        for function in functions_held_by(module):
-            if id(function) not in self._told_of:
-                self._told_of[id(function)] = function
-                scan = Scan(Reads())
-                scan.function(function, function.__name__)
-                scan.finish()
-                self._tell(scan)
-
-    def _tell(self, scan: Scan) -> None:
-        for namespace, code in scan.code:
-            self.types.loaded(namespace, code.loaded)

@@ -8,10 +8,9 @@ from collections.abc import Callable
 import torch
 
 from ...errors import ForegradWarning
-from ...frontend.call import FlatCall
+from ...frontend.program_state import ProgramState
 from ...frontend.reads import Reads
-from ...frontend.sources import Source, find_sources
-from ...frontend.user_state import UserState
+from ...frontend.sources import Source
 from ...graph.meta import TensorSpec
 from ...graph.slots import Closure, Slot
 
@@ -31,30 +30,20 @@ class GradientSource(Source):
 class TensorSources:
     """Where tensors are found that one run brings in. `where()`: the user's line; `state`: what the run can reach."""
 
-    def __init__(self, call: FlatCall, reads: Reads) -> None:
-        self.call, self.reads = call, reads
+    def __init__(self, reads: Reads) -> None:
+        self.reads = reads
         self.where: Callable[[], str]
-        self.state: UserState
-        self._found: dict[int, Source] | None = None
-        self._kept: list[torch.Tensor] = []  # so that ids stay theirs
-
-    def all(self) -> dict[int, Source]:
-        """By id of a tensor: what the function, and modules among its arguments, hold."""
-        if self._found is None:
-            named = zip(self.call.paths, self.call.leaves, strict=True)
-            modules = tuple((path, leaf) for path, leaf in named if isinstance(leaf, torch.nn.Module))
-            self._found = find_sources(self.call.function, modules)
-        return self._found
+        self.state: ProgramState
+        self._added: dict[int, tuple[torch.Tensor, Source]] = {}
 
     def add(self, real: torch.Tensor, source: Source) -> None:
         """Where a tensor is found that was come by in another way."""
-        self.all()[id(real)] = source
-        self._kept.append(real)
+        self._added[id(real)] = real, source
 
     def known(self, real: torch.Tensor) -> Source | None:
         """Where the function can read a tensor; None for one that was made in the call."""
         # A tensor that the function has moved to another place is looked for where it was before.
-        return self.all().get(id(real)) or self.state.source_of(real) or self.reads.source_of(real)
+        return self._added[id(real)][1] if id(real) in self._added else self.state.source_of(real)
 
     def find(self, real: torch.Tensor) -> Source | None:
         """Also where a function that keeps its results gives it; None where nothing leads to it."""

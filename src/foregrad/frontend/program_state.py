@@ -1,6 +1,6 @@
 """The Python state that a function can change: shallow copies from before a run, what differs since, the way back.
 
-`UserState(roots)` walks from callables and values through closure cells, globals that code names, modules, classes,
+`ProgramState(roots)` walks from callables and values through closure cells, globals that code names, modules, classes,
 objects and containers, and copies each mutable holder it meets: one level each, so the copy of a large heap is cheap
 and every write is found by comparing identities. What code of libraries keeps for itself is not looked at, but for the
 random generators of Python and NumPy. The walk runs no code of the user's.
@@ -31,7 +31,8 @@ from .._torch.guards import GLOBAL_HOOKS
 from .._torch.hooks import gradient_hooks
 from .._torch.plain_types import own_names
 from .._torch.stand_ins import is_stand_in
-from ..graph.slots import Closure
+from .._torch.torchscript import attributes_of
+from ..graph.slots import Buffer, Closure, Param
 from .classes import CODE_OF_CLASSES
 from .clocks import DRAWN, asks_for_date, is_of_dates
 from .code import imported_modules, imports_of
@@ -50,6 +51,7 @@ from .holders import (
     NAMESPACE,
     NUMBERS,
     NUMPY_RANDOM,
+    PASSAGE,
     RANDOM,
     SET,
     SLOTS,
@@ -57,12 +59,13 @@ from .holders import (
     Kind,
     slots_of,
 )
-from .libraries import BAGS, is_class_outside, is_constant, is_outside, referent
+from .libraries import BAGS, is_class_outside, is_constant, is_of_operators, is_outside, referent
+from .module_tables import TABLES
 from .opaque import is_cached_function, is_random_generator, results_of, used_up
 from .reads import Reads, keys_in, table_of
 from .sources import Source
 
-__all__ = ["UserState", "forget_written", "own_globals"]
+__all__ = ["ProgramState", "forget_written", "own_globals"]
 
 _MOST_VISITS = 200_000
 _LARGE = 10_000  # items, from which on those of a container are not looked into
@@ -71,14 +74,15 @@ _ATOMS = {int, float, str, bool, bytes, complex, type(None), type(...), range, s
 _ATOMS |= {torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format}
 _ATOMS |= {type(NotImplemented), types.GetSetDescriptorType}
 _BUFFERS = (bytearray, array.array)
+_OF_PARTIALS, _OF_DESCRIPTORS = ("func", "args", "keywords"), ("__func__", "fget", "fset", "func")
 _PLAIN_CONTAINERS = {dict, list, set, collections.OrderedDict, collections.deque, collections.defaultdict}
 # As modules' tables of hooks are, a dozen each: of those with nothing in them there is nothing to copy.
 _OFTEN_EMPTY: dict[Any, Kind] = {dict: DICT, collections.OrderedDict: DICT, list: LIST, set: SET}
 
 
 class _Seen(NamedTuple):
-    """Of a code object and those made in it: the names, the modules that it imports as (name, level), whether it asks
-    for the date by way of one. `code` keeps its id its own.
+    """What a code object and the functions in it ask for: names, modules to import as (name, level), the date by way of
+    a module. `code` is kept so that no other code gets its id.
     """
 
     names: frozenset[str]
@@ -102,7 +106,7 @@ def _look_at_code(code: types.CodeType) -> _Seen:
     return seen
 
 
-def forget_written(reads: Reads, state: UserState) -> None:
+def forget_written(reads: Reads, state: ProgramState) -> None:
     """Drop from `reads` what was first looked at after it had been written, now that all is as it was: what a call does
     does not depend on what was there before.
     """
@@ -118,7 +122,7 @@ def forget_written(reads: Reads, state: UserState) -> None:
         place.absent.difference_update(place.appeared())
 
 
-def _forget_contents(reads: Reads, value: Any, state: UserState) -> None:
+def _forget_contents(reads: Reads, value: Any, state: ProgramState) -> None:
     """Drop what is in a container that the run made."""
     if isinstance(value, (list, dict, set, collections.deque)) and not state.knows(value):
         place = reads.places.pop(id(value), None)
@@ -127,7 +131,7 @@ def _forget_contents(reads: Reads, value: Any, state: UserState) -> None:
 
 
 def own_globals(namespace: dict[str, Any]) -> dict[str, Any]:
-    """What is in a module's globals without what a capture puts in the place of functions there."""
+    """The globals of a module without the functions that a capture puts there."""
     return {name: value for name, value in own_names(namespace).items() if not _is_of_foregrad(value)}
 
 
@@ -136,7 +140,7 @@ def _is_of_foregrad(value: Any) -> bool:
 
 
 def _of_the_process() -> Iterator[tuple[Any, str]]:
-    """What any code may write to, in the standard library's own objects."""
+    """Objects of the standard library that any code may write to."""
     yield sys.path, "sys.path"
     yield sys.argv, "sys.argv"
     yield warnings.filters, "warnings.filters"
@@ -147,36 +151,45 @@ def _of_the_process() -> Iterator[tuple[Any, str]]:
         yield sys.modules["decimal"].getcontext(), "decimal.getcontext()"
 
 
-class UserState:
+class ProgramState:
     """The state that is reached from `roots`, pairs of a value and what people call it, as it is now."""
 
     def __init__(self, roots: Iterable[tuple[Any, str]]) -> None:
         self.holders: list[Holder] = []
+        self.ways: list[Holder] = []  # the holders, tuples and the like, as they were met
         self.empty: list[tuple[Any, Holder | None, Any]] = []  # containers with nothing in them, and where they are
         self._seen: dict[int, Any] = {}
-        self._names: set[str] = set()  # those in code, looked up wherever they may be
-        self._new_names: set[str] = {"forward", "__call__"}
+        self._names = {"forward", "__call__"}  # and those in code, looked up wherever they may be
         # What is in namespaces and classes, until code names it.
         self._unnamed: dict[str, list[tuple[Any, Holder]]] = collections.defaultdict(list)
         self._own_globals: dict[int, bool] = {}  # by the id of a namespace: whether it is the user's
-        self._tensors: dict[int, tuple[Holder, Any]] = {}
+        self._tensors: dict[int, tuple[Holder, Any, torch.Tensor]] = {}  # by id: a place of it
+        self._tensors_met: set[int] = set()
+        self._of_unnamed: tuple[int, dict[int, tuple[Holder, Any, torch.Tensor]]] = 0, {}
         self._with_attributes: list[tuple[torch.Tensor, Holder]] = []
         self.drawing: list[tuple[Holder | None, Any, Any]] = []  # where functions that draw are held, and which
         self.iterators: list[tuple[Any, Any]] = []  # and under which key, or as what argument, each was met first
         self.asks_for_date = False
         self.caches: list[Holder] = []  # of functions under `functools.cache` and `lru_cache`
         self._slots: dict[type, bool] = {}
+        of = functools.partial
         self._by_base: tuple[tuple[Any, Callable[[Any, Holder | None, Any], None]], ...] = (
-            (dict, self._dict), (list, self._list), (tuple, self._items), (set, self._set),
-            (frozenset, self._items), (collections.deque, self._deque), (types.CellType, self._cell),
-            (types.FunctionType, self._function), (types.MethodType, self._method),
-            (types.ModuleType, self._module), (type, self._class), (torch.nn.Module, self._object),
-            (functools.partial, self._partial), (CODE_OF_CLASSES, self._descriptor), (_BUFFERS, self._buffer),
-            (random.Random, self._random), ((io.StringIO, io.BytesIO), self._file), (torch.Tensor, self._tensor),
+            (dict, of(self._container, DICT)), (list, of(self._container, LIST)), (tuple, self._items),
+            (set, of(self._container, SET)), (frozenset, self._items), (collections.deque, of(self._container, DEQUE)),
+            (types.CellType, self._cell), (types.FunctionType, self._function), (types.MethodType, self._method),
+            (types.ModuleType, self._module), (type, self._class), (torch.jit.ScriptModule, self._script),
+            (torch.nn.Module, self._object), (functools.partial, of(self._through, _OF_PARTIALS)),
+            (CODE_OF_CLASSES, of(self._through, _OF_DESCRIPTORS)), (_BUFFERS, self._buffer),
+            (random.Random, self._random), ((io.StringIO, io.BytesIO), of(self._single, FILE)),
+            (torch.Tensor, self._tensor),
         )  # fmt: skip
         self._actions: dict[type, Callable[[Any, Holder | None, Any], None] | None] = {}
-        self._stack: list[tuple[Any, Holder | None, Any]] = [(value, None, name) for value, name in roots]
-        self._stack += [(value, None, name) for value, name in _of_the_process()]
+        self._queue: collections.deque[tuple[Any, Holder | None, Any]] = collections.deque()
+        self.walk((*roots, *_of_the_process()))
+
+    def walk(self, roots: Iterable[tuple[Any, str]]) -> None:
+        """Go on from these values, the shortest ways first."""
+        self._queue += [(value, None, name) for value, name in roots]
         self._walk()
 
     def meet(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
@@ -186,20 +199,11 @@ class UserState:
         if not self._own_globals.get(id(namespace)) and namespace is not vars(warnings):
             self._own_globals[id(namespace)] = True
             self._namespace(namespace, None, str(namespace.get("__name__")), "attr")
-        seen = _seen_code.get(id(code)) or _look_at_code(code)
-        self._imported(seen, namespace)
-        if self._stack or not seen.names <= self._names:
-            self._new_names |= seen.names
-            self._walk()
+        self._code(code, namespace)
+        self._walk()
         for holder in self.holders[count:]:
             if holder.kind is NAMESPACE:  # what a capture has put in the place of a function is its own
                 holder.before = own_globals(holder.before)
-
-    def _imported(self, seen: _Seen, namespace: dict[str, Any]) -> None:
-        """A module is what it is wherever code comes by it: here, where it imports it as it runs."""
-        for module in imported_modules(seen.imports, namespace):
-            if id(module) not in self._seen:
-                self._stack.append((module, None, module.__name__))
 
     # ---------------------------------------------------------------- afterwards
 
@@ -211,7 +215,9 @@ class UserState:
             for value, parent, step in filled:
                 kind = _OFTEN_EMPTY[type(value)]
                 style, before = "" if kind is SET else "item", kind.read(type(value)())
-                self.holders.append(Holder(kind, value, parent, step, style, before))
+                holder = Holder(kind, value, parent, step, style, before)
+                holder.is_table = parent is not None and isinstance(parent.owner, torch.nn.Module) and step in TABLES
+                self.holders.append(holder)
         return [holder for holder in self.holders if holder.is_written()]
 
     def keeper_of(self, value: Any) -> Any:
@@ -229,6 +235,10 @@ class UserState:
             return []
         return found
 
+    def module_names(self) -> dict[int, str]:
+        """By id: what people call a module that was met, `model.layers.0`."""
+        return {id(w.owner): w.name() for w in self.ways if isinstance(w.owner, torch.nn.Module)}
+
     def knows(self, value: Any) -> bool:
         """Whether an object was met in the walk: it is older than the run."""
         return id(value) in self._seen
@@ -239,17 +249,33 @@ class UserState:
 
     def source_of(self, tensor: torch.Tensor) -> Source | None:
         """Where a tensor was before the run; None where nothing that was met held it."""
-        if not self._tensors:
-            self._tensors = {id(value): (holder, key) for holder, key, value in self._held_tensors()}
-        holder, key = self._tensors.get(id(tensor), (None, None))
-        if holder is None:
+        if (place := self._tensors.get(id(tensor)) or self._in_unnamed().get(id(tensor))) is None:
             return None
-        step = "attr" if holder.kind in (SLOTS, CELL) else "item"
-        return Source(Closure(holder.path(key)), holder.place, ((step, key),))
+        holder, key, _ = place
+        root, steps = holder.way()
+        name = holder.path(key)
+        if isinstance(root, torch.nn.Module):  # of that which runs, people call a part by its own name
+            name = name.removeprefix("self.")
+        slot = (Param if holder.step == "_parameters" else Buffer)(name) if holder.is_table else Closure(name)
+        return Source(slot, root, (*steps, *holder.steps_to(key)))
+
+    def reaches(self, tensor: torch.Tensor) -> bool:
+        """Whether code can come by a tensor: it is in a global that code names, an object, ..."""
+        return id(tensor) in self._tensors
 
     def tensors(self) -> list[torch.Tensor]:
-        """Those that were held somewhere."""
-        return [tensor for _, _, tensor in self._held_tensors() if tensor.layout is torch.strided]
+        """The strided tensors that were held somewhere."""
+        held = (self._tensors | self._in_unnamed()).values()
+        return [tensor for _, _, tensor in held if tensor.layout is torch.strided]
+
+    def _in_unnamed(self) -> dict[int, tuple[Holder, Any, torch.Tensor]]:
+        """The tensors in globals that no code names, which is so far as `_unnamed` goes."""
+        count, tensors = self._of_unnamed
+        if count != len(self.holders):
+            named = ((name, *item) for name, items in self._unnamed.items() for item in items)
+            tensors = {id(value): (h, name, value) for name, value, h in named if isinstance(value, torch.Tensor)}
+            self._of_unnamed = len(self.holders), tensors
+        return tensors
 
     def with_attributes(self) -> Iterator[torch.Tensor]:
         """Tensors with attributes that code names."""
@@ -257,43 +283,43 @@ class UserState:
             if not self._names.isdisjoint(holder.before) and tensor.layout is torch.strided:
                 yield tensor
 
-    def _held_tensors(self) -> Iterator[tuple[Holder, Any, torch.Tensor]]:
-        for holder in self.holders:
-            held = ((holder, key, value) for key, value in holder.items() if isinstance(value, torch.Tensor))
-            yield from (found for found in held if not is_stand_in(found[2]))  # in the arguments of a run
-
     # ---------------------------------------------------------------- the walk
 
     def _walk(self) -> None:
-        stack, seen, actions = self._stack, self._seen, self._actions
-        while True:
-            while stack:
-                value, parent, step = stack.pop()
-                cls = type(value)
-                if id(value) in DRAWN:
-                    self._note_drawing(value, parent, step)
-                if cls in _ATOMS or id(value) in seen:
-                    continue
-                seen[id(value)] = value
-                if len(seen) > _MOST_VISITS:
-                    stack.clear()
-                    return
-                try:
-                    action = actions[cls]
-                except KeyError:
-                    action = actions[cls] = self._action(value, cls)
-                if action is not None:
-                    action(value, parent, step)
-            if not self._named_items():
+        queue, seen, actions = self._queue, self._seen, self._actions
+        while queue:
+            value, parent, step = queue.popleft()
+            cls = type(value)
+            if id(value) in DRAWN:
+                self._note_drawing(value, parent, step)
+            if cls in _ATOMS:
+                continue
+            if id(value) in seen:
+                if id(value) in self._tensors_met:
+                    self._place(value, parent, step)
+                continue
+            seen[id(value)] = value
+            if len(seen) > _MOST_VISITS:
+                queue.clear()
                 return
+            try:
+                action = actions[cls]
+            except KeyError:
+                action = actions[cls] = self._action(value, cls)
+            if action is not None:
+                action(value, parent, step)
 
-    def _named_items(self) -> bool:
-        """Go on to the items of namespaces and classes that code met since names."""
-        self._names |= self._new_names
-        found = self._new_names & self._unnamed.keys()
-        self._new_names = set()
-        self._stack += [(value, holder, name) for name in found for value, holder in self._unnamed.pop(name)]
-        return bool(found)
+    def _code(self, code: types.CodeType, namespace: dict[str, Any]) -> _Seen:
+        """Go on to what code names in namespaces and classes that were met, and to the modules that it imports."""
+        seen = _seen_code.get(id(code)) or _look_at_code(code)
+        if new := seen.names - self._names:
+            self._names |= new
+            found = new & self._unnamed.keys()
+            self._queue += [(value, holder, name) for name in found for value, holder in self._unnamed.pop(name)]
+        for module in imported_modules(seen.imports, namespace) if seen.imports else ():
+            if id(module) not in self._seen:
+                self._queue.append((module, None, module.__name__))
+        return seen
 
     def _look_up(self, holder: Holder, items: Iterable[tuple[str, Any]]) -> None:
         """Items that matter where code names them."""
@@ -301,12 +327,12 @@ class UserState:
         for name, value in items:
             if type(value) not in _ATOMS:
                 if name in names:
-                    self._stack.append((value, holder, name))
+                    self._queue.append((value, holder, name))
                 else:
                     unnamed[name].append((value, holder))
 
     def _action(self, value: Any, cls: type) -> Callable[[Any, Holder | None, Any], None] | None:
-        """What is done with a value of this class."""
+        """The method that goes on from values of a class; None where nothing is to be tracked."""
         for base, action in self._by_base:
             if issubclass(cls, base):
                 return action
@@ -315,77 +341,85 @@ class UserState:
         if cls is types.MethodWrapperType:
             return self._wrapped_method
         if cls is types.MappingProxyType:
-            return lambda value, parent, step: self._stack.append((gc.get_referents(value)[0], parent, step))
+            return lambda value, parent, step: self._queue.append((gc.get_referents(value)[0], parent, step))
         if is_cached_function(value):
             return self._cached_function
         if hasattr(cls, "__wrapped__") or "__wrapped__" in (table_of(value) or ()):
-            return self._wrapper
+            return functools.partial(self._through, ("__wrapped__",))
         if cls.__module__ in ("weakref", "_weakref", "builtins") and (referent(value) is not None):
-            return lambda value, parent, step: self._stack.append((referent(value), parent, step))
+            return lambda value, parent, step: self._queue.append((referent(value), parent, step))
         if cls.__module__ in ("builtins", "itertools") and hasattr(cls, "__next__"):
             return self._iterator
         if cls.__module__ == "decimal" and cls.__name__ == "Context":
-            return self._decimals
+            return functools.partial(self._single, DECIMALS)
         numpy = sys.modules.get("numpy")
         if numpy is not None:
             if issubclass(cls, numpy.ndarray):
                 return self._array
             if issubclass(cls, (numpy.random.Generator, numpy.random.RandomState)):
                 return self._numpy_random
-        return None if is_constant(cls) and not issubclass(cls, BAGS) else self._object
+        if is_constant(cls) and not issubclass(cls, BAGS):
+            return None if is_of_operators(cls) else self._object_of_library
+        return self._object
 
-    def _hold(self, kind: Kind, target: Any, parent: Holder | None, step: Any, style: str) -> Holder:
-        holder = Holder(kind, target, parent, step, style, kind.read(target))
+    def _hold(self, kind: Kind, target: Any, parent: Holder | None, step: Any, style: str, owner: Any = None) -> Holder:
+        holder = Holder(kind, target, parent, step, style, kind.read(target), owner)
         self.holders.append(holder)
+        self.ways.append(holder)
         return holder
 
-    def _push(self, holder: Holder, items: Iterable[tuple[Any, Any]]) -> None:
-        stack, seen = self._stack, self._seen
-        for key, value in items:
+    def _push(self, holder: Holder, items: Iterable[tuple[Any, Any]] | None = None) -> None:
+        """Go on to what a holder had; from a large one to its tensors alone."""
+        queue, seen, held = self._queue, self._seen, holder.items() if items is None else items
+        if len(holder.before) > _LARGE:
+            held = [pair for pair in held if isinstance(pair[1], torch.Tensor)]
+        for key, value in held:
             cls = type(value)
             if cls in _OFTEN_EMPTY and not value:
                 if id(value) not in seen:
                     seen[id(value)] = value
                     self.empty.append((value, holder, key))
             elif cls not in _ATOMS:
-                stack.append((value, holder, key))
+                queue.append((value, holder, key))
 
-    def _dict(self, value: Any, parent: Holder | None, step: Any) -> None:
+    def _container(self, kind: Kind, value: Any, parent: Holder | None, step: Any, *, is_table: bool = False) -> None:
         if value is vars(builtins):  # in which a capture replaces `print`
             return
-        holder = self._hold(DICT, value, parent, step, "item")
-        if len(holder.before) <= _LARGE:
-            self._push(holder, holder.before.items())
+        holder = self._hold(kind, value, parent, step, "" if kind is SET else "item")
+        holder.is_table = is_table
+        self._push(holder)
         if type(value) not in _PLAIN_CONTAINERS and not is_class_outside(type(value)):
             self._object(value, parent, step)
 
-    def _list(self, value: Any, parent: Holder | None, step: Any) -> None:
-        self._sequence(LIST, value, parent, step)
-
-    def _deque(self, value: Any, parent: Holder | None, step: Any) -> None:
-        self._sequence(DEQUE, value, parent, step)
-
-    def _sequence(self, kind: Kind, value: Any, parent: Holder | None, step: Any) -> None:
-        holder = self._hold(kind, value, parent, step, "item")
-        if len(holder.before) <= _LARGE:
-            self._push(holder, enumerate(holder.before))
-        if type(value) not in _PLAIN_CONTAINERS and not is_class_outside(type(value)):
-            self._object(value, parent, step)
-
-    def _set(self, value: Any, parent: Holder | None, step: Any) -> None:
-        self._hold(SET, value, parent, step, "")
-        if type(value) not in _PLAIN_CONTAINERS and not is_class_outside(type(value)):
-            self._object(value, parent, step)
+    def _single(self, kind: Kind, value: Any, parent: Holder | None, step: Any) -> None:
+        self._hold(kind, value, parent, step, "")
 
     def _items(self, value: Any, parent: Holder | None, step: Any) -> None:
         items = stored(value)
-        if len(items) <= _LARGE:
-            self._stack += [(item, parent, step) for item in items if type(item) not in _ATOMS]
+        if not isinstance(value, tuple):
+            self._queue += [(item, parent, step) for item in items if type(item) not in _ATOMS]
+        elif not all(type(item) in _ATOMS for item in items):
+            self._pass(value, parent, step, dict(enumerate(items)))
+
+    def _pass(
+        self,
+        value: Any,
+        parent: Holder | None,
+        step: Any,
+        items: dict[Any, Any],
+        owner: Any = None,
+        is_table: bool = False,
+    ) -> Holder:
+        passage = Holder(PASSAGE, value, parent, step, "item" if owner is None else "attr", items, owner)
+        passage.is_table = is_table
+        self.ways.append(passage)
+        self._push(passage)
+        return passage
 
     def _cell(self, cell: Any, parent: Holder | None, step: Any) -> None:
         holder = self._hold(CELL, cell, parent, step, "")
         if holder.before is not ABSENT:
-            self._stack.append((holder.before, holder, step))
+            self._queue.append((holder.before, holder, step))
 
     def _buffer(self, value: Any, parent: Holder | None, step: Any) -> None:
         if memoryview(value).nbytes <= _MOST_BYTES:
@@ -399,12 +433,6 @@ class UserState:
         if not isinstance(value, random.SystemRandom):
             self._hold(RANDOM, value, parent, step, "")
 
-    def _file(self, value: Any, parent: Holder | None, step: Any) -> None:
-        self._hold(FILE, value, parent, step, "")
-
-    def _decimals(self, value: Any, parent: Holder | None, step: Any) -> None:
-        self._hold(DECIMALS, value, parent, step, "")
-
     def _numpy_random(self, value: Any, parent: Holder | None, step: Any) -> None:
         self._hold(NUMPY_RANDOM, value, parent, step, "")
         self.drawing.append((parent, step, value))
@@ -416,38 +444,64 @@ class UserState:
         table = table_of(value)
         if type(table) is dict:
             self._seen[id(table)] = table
-            holder = self._hold(DICT, table, parent, step, "attr")
-            self._push(holder, holder.before.items())
+            holder = self._hold(DICT, table, parent, step, "attr", value)
+            if isinstance(value, torch.nn.Module):  # its parts are nearer than its other attributes
+                for name in TABLES:
+                    part = holder.before.get(name)
+                    if part and isinstance(part, dict) and id(part) not in self._seen:
+                        self._seen[id(part)] = part
+                        self._container(DICT, part, holder, name, is_table=True)
+            self._push(holder)
         cls = type(value)
         if id(cls) not in self._seen:
-            self._stack.append((cls, None, cls.__name__))
+            self._queue.append((cls, None, cls.__name__))
         if cls not in self._slots:
             self._slots[cls] = bool(slots_of(cls))
         if self._slots[cls]:
-            holder = self._hold(SLOTS, value, parent, step, "attr")
-            self._push(holder, holder.before.items())
+            holder = self._hold(SLOTS, value, parent, step, "attr", value)
+            self._push(holder)
+
+    def _object_of_library(self, value: Any, parent: Holder | None, step: Any) -> None:
+        """An object that is taken for constant: tensors and modules that people hang onto it are read as anywhere."""
+        table = table_of(value)
+        held = (torch.Tensor, torch.nn.Module)
+        if type(table) is dict and (items := {name: x for name, x in [*table.items()] if isinstance(x, held)}):
+            self._pass(value, parent, step, items, value)
+
+    def _script(self, value: Any, parent: Holder | None, step: Any) -> None:
+        """A module of TorchScript's, which holds most in C++."""
+        tables = {name: getattr(value, name) for name in TABLES}
+        held = {name: getattr(value, name) for name in attributes_of(value)}
+        passage = self._pass(value, parent, step, tables | held, value)
+        for name, table in tables.items():
+            self._seen[id(table)] = table
+            self._pass(table, passage, name, dict(table.items()), is_table=True)
+        self._object(value, parent, step)
 
     def _tensor(self, value: Any, parent: Holder | None, step: Any) -> None:
         if not is_stand_in(value) and type(table := table_of(value)) is dict:
-            holder = self._hold(ATTRIBUTES, table, parent, step, "attr")
+            holder = self._hold(ATTRIBUTES, table, parent, step, "attr", value)
+            self._place(value, parent, step)
             if holder.before:
-                self._push(holder, holder.before.items())
+                self._push(holder)
                 self._with_attributes.append((value, holder))
-            self._stack += [(hook, parent, step) for hook in gradient_hooks(value).values()]
+            self._queue += [(hook, parent, step) for hook in gradient_hooks(value).values()]
+
+    def _place(self, tensor: torch.Tensor, parent: Holder | None, step: Any) -> None:
+        """Note a place of a tensor, unless a better one is known: in a table of a module, else the nearest."""
+        self._tensors_met.add(id(tensor))
+        if parent is not None and parent.leads_to(tensor, step):
+            place = self._tensors.get(id(tensor))
+            if place is None or (parent.is_table and not place[0].is_table):
+                self._tensors[id(tensor)] = parent, step, tensor
 
     def _cached_function(self, value: Any, parent: Holder | None, step: Any) -> None:
         self.caches.append(Holder(CACHE, value, parent, step, "", CACHE.read(value)))
-        self._stack.append((value.__wrapped__, parent, step))
+        self._queue.append((value.__wrapped__, parent, step))
 
-    def _wrapper(self, value: Any, parent: Holder | None, step: Any) -> None:
-        self._stack.append((getattr(value, "__wrapped__", None), parent, step))
-
-    def _partial(self, value: Any, parent: Holder | None, step: Any) -> None:
-        self._stack += [(item, parent, step) for item in (value.func, value.args, value.keywords)]
-
-    def _descriptor(self, value: Any, parent: Holder | None, step: Any) -> None:
-        for name in ("__func__", "fget", "fset", "func"):
-            self._stack.append((getattr(value, name, None), parent, step))
+    def _through(self, names: tuple[str, ...], value: Any, parent: Holder | None, step: Any) -> None:
+        """Go on through a partial application, a property or a decorated function."""
+        self._queue += [(getattr(value, name, None), parent, step) for name in names]
 
     def _builtin(self, value: Any, parent: Holder | None, step: Any) -> None:
         if id(value) not in DRAWN:
@@ -457,7 +511,7 @@ class UserState:
     def _wrapped_method(self, value: Any, parent: Holder | None, step: Any) -> None:
         """A method of an object of a built-in class: `items.append`, `iterator.__next__`."""
         if not isinstance(value.__self__, (types.ModuleType, type)):
-            self._stack.append((value.__self__, parent, step))
+            self._queue.append((value.__self__, parent, step))
 
     def _note_drawing(self, value: Any, parent: Holder | None, step: Any) -> None:
         """A function that draws from a generator, or reads a clock, held by a name: `from random import random`."""
@@ -467,15 +521,15 @@ class UserState:
     def _method(self, value: Any, parent: Holder | None, step: Any) -> None:
         if id(value) not in DRAWN:
             self._note_drawing(value, parent, step)
-        self._stack += [(value.__func__, None, value.__func__), (value.__self__, None, "self")]
+        self._queue += [(value.__func__, None, value.__func__), (value.__self__, None, "self")]
 
     def _function(self, function: Any, parent: Holder | None, step: Any) -> None:
         closure, table = function.__closure__, function.__globals__
         if closure:
             for name, cell in zip(function.__code__.co_freevars, closure, strict=True):
-                self._stack.append((cell, None, name))
+                self._queue.append((cell, None, name))
         if function.__dict__:
-            self._stack.append((function.__dict__, None, function.__name__))
+            self._queue.append((function.__dict__, None, function.__name__))
         is_own = self._own_globals.get(id(table))
         if is_own is None:
             is_own = self._own_globals[id(table)] = not is_outside(table.get("__name__", ""))
@@ -487,20 +541,17 @@ class UserState:
             self._seen[id(function.__dict__)] = function.__dict__
             self.empty.append((function.__dict__, None, function.__name__))
         code = function.__code__
-        seen = _seen_code.get(id(code)) or _look_at_code(code)
-        self._new_names |= seen.names
-        self._imported(seen, table)
-        self.asks_for_date = self.asks_for_date or seen.asks_for_date
+        self.asks_for_date |= self._code(code, table).asks_for_date
         for defaults in (function.__defaults__, function.__kwdefaults__):
             if defaults:
-                self._stack.append((defaults, None, f"default of {function.__name__}"))
+                self._queue.append((defaults, None, f"default of {function.__name__}"))
 
     def _module(self, module: Any, parent: Holder | None, step: Any) -> None:
         if not is_outside(module.__name__):
             self._namespace(vars(module), None, module.__name__, "attr")
         elif module is random or module.__name__ in ("numpy", "numpy.random"):
             spent = used_up(module if module is random else sys.modules["numpy.random"])
-            self._stack.append((spent, None, module.__name__))
+            self._queue.append((spent, None, module.__name__))
 
     def _namespace(self, table: dict[str, Any], parent: Holder | None, step: str, style: str) -> None:
         if id(table) in self._seen:
