@@ -40,9 +40,9 @@ class Block(nn.Module):
         return self.spread(self.linear(x).relu())
 
 
-class Printing(nn.Module):
+class Seeding(nn.Module):
     def forward(self, x):
-        print("printed")
+        torch.manual_seed(0)
         return x * 2
 
 
@@ -259,13 +259,13 @@ def test_a_compiled_module_is_explained_as_compiled():
 
 
 def test_all_parts_that_run_eagerly_are_found_at_once(capsys):
-    model = nn.Sequential(nn.Linear(4, 4), Block(), Block(), Printing())
+    model = nn.Sequential(nn.Linear(4, 4), Block(), Block(), Seeding())
     found = explain(model, torch.randn(5, 4))
     assert [part.name for part in found.eager] == ["1.spread", "2.spread", "3"]
     assert all(part.seconds > 0 for part in found.eager)
     assert "NumPy" in found.eager[0].reason
     assert found.eager[0].change.startswith("Use PyTorch's own functions there")
-    assert "prints" in found.eager[2].reason
+    assert "seeds" in found.eager[2].reason
     (said,) = found.advice
     assert "`1.spread`, `2.spread`, `3`" in said.text
     assert capsys.readouterr().out == ""
@@ -279,13 +279,13 @@ def test_all_parts_that_run_eagerly_are_found_at_once(capsys):
 
 def test_a_function_that_runs_eagerly_says_why():
     def f(x):
-        print(x.shape)
+        torch.manual_seed(0)
         return x * 2
 
     found = explain(f, torch.ones(3, requires_grad=True))
     assert found.memory is None
     (part,) = found.eager
-    assert "prints" in part.reason
+    assert "seeds" in part.reason
     assert part.seconds > 0
 
 
@@ -363,21 +363,6 @@ def test_json_has_the_fields():
     assert [one["key"] for one in data["operators"]] == [one.key for one in found.operators]
     keys = {one.key for one in found.operators}
     assert all(set(one.reads) <= keys for one in found.operators)
-
-
-def test_a_function_that_prints_in_its_first_call_alone_has_a_graph():
-    said = []
-
-    def f(x):
-        if not said:
-            print("once")
-            said.append(True)
-        return x.sin()
-
-    found = foregrad.explain(f, torch.ones(3, requires_grad=True), backend="eager")
-    assert found.program is not None
-    assert found.eager == ()
-    assert said == []
 
 
 class Cache:

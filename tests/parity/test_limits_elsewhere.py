@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import io
 import logging
 import re
 import sys
@@ -283,26 +281,6 @@ def _(wrap):
     call(torch.ones(1))
     RATE = 2.0
     return call(torch.ones(1))
-
-
-@silent("it computes with `id(x)`")
-def _(wrap):
-    call, x, y = wrap(lambda x: (torch.ones(()) * (id(x) % 1009), x)), torch.ones(1), torch.ones(1)
-    call(x)
-    return call(y)[0] == id(y) % 1009
-
-
-@silent("it prints or logs, and is compiled with")
-def _(wrap):
-    def function(x):
-        print("said")
-        return x + 1
-
-    call = wrap(function) if wrap is eagerly else wrap(function, on_unsupported="raise")
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        for _ in range(3):
-            call(torch.ones(1))
-    return said.getvalue().count("said")
 
 
 @silent("it calls `logging.disable(...)`")

@@ -25,7 +25,7 @@ from ..dispatch.module import forward_of
 from ..dispatch.pipeline import Pipeline
 from ..dispatch.refusals import reason_of
 from ..dispatch.specialization import Specialization
-from ..errors import ForegradWarning, ProgramOutputError, UnknownLeafError, UnsupportedError
+from ..errors import ForegradWarning, UnknownLeafError, UnsupportedError
 from ..graph.eager_regions import give_up
 from ..partitioners import policies
 from ..partitioners.policies import Policy
@@ -142,13 +142,10 @@ class _Explainer:
         return self._of_graph(result, time.perf_counter() - start)
 
     def _through_a_call(self, error: Exception) -> Specialization | Exception:
-        """A function that a call makes another form of, with what it draws as an argument, say; or its own error. One
-        that prints or logs is called twice: it may do so in its first call alone.
-        """
+        """A function that a call makes another form of, with what it draws as an argument, say; or its own error."""
         if self.subject.why_not_copied is None and self.measure:
             with _quiet():
-                for _ in range(1 + isinstance(error, ProgramOutputError)):
-                    self.dispatcher.entry(*self.subject.args, **self.subject.kwargs)
+                self.dispatcher.entry(*self.subject.args, **self.subject.kwargs)
             return next(_specializations(self.dispatcher), error)
         if not isinstance(error, (UnsupportedError, UnknownLeafError)):
             raise error
