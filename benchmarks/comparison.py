@@ -174,12 +174,30 @@ def gradient_outside_shapes(compile_: Compile) -> Any:
     return torch.autograd.grad(compile_(forces)(_x(False)).square().sum(), w)
 
 
+def training_step(compile_: Compile) -> Any:
+    """a training step with `backward()`, the optimizer and `zero_grad()` in it"""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    compiled = compile_(step)
+    return [compiled(_x(False)).clone() for _ in range(4)], [p.detach().clone() for p in model.parameters()]
+
+
 PROGRAMS: tuple[Callable[[Compile], Any], ...] = (
     second_derivative,
     vmap_over,
     grad_over,
     jvp_over,
     gradient_outside_shapes,
+    training_step,
     other_shape,
     branch_on_value,
     grad_after_no_grad,

@@ -187,6 +187,7 @@ SAMPLES = {
     "repeat": [call(X, [2, 1]), call(V, [3]), call(V, [2, 1, 1])],
     "unfold": [call(X, 1, 3, 2)],
     "copy_": [call(X, Y), call(X, D), call(X, V), call(X, Y, True)],
+    "_local_scalar_dense": [call(torch.tensor(0.5)), call(torch.tensor(2)), call(torch.tensor(True))],
     "sub_.Tensor": [call(X, Y), call(X, 2), call(X, Y, alpha=2)],
     "addcmul_": [call(X, Y, P), call(X, Y, P, value=0.5)],
     "addcdiv_": [call(X, Y, P), call(X, Y, P, value=0.5)],

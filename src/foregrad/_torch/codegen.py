@@ -95,10 +95,11 @@ _NN_FUNCTIONS = """
 _METHODS = """
     view view.dtype expand repeat unfold copy_ add_.Tensor sub_.Tensor mul_.Tensor div_.Tensor addcmul_ addcdiv_
     lerp_.Scalar lerp_.Tensor neg_ sqrt_ reciprocal_ new_zeros new_ones new_full
-    _to_copy sym_size.int sym_stride.int sym_numel sym_storage_offset
+    _to_copy _local_scalar_dense sym_size.int sym_stride.int sym_numel sym_storage_offset
 """
 _OTHER_NAMES = {
     "_to_copy": "to",
+    "_local_scalar_dense": "item",
     "sym_size.int": "size",
     "sym_stride.int": "stride",
     "sym_numel": "numel",
