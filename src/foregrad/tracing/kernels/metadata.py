@@ -17,6 +17,7 @@ of them is forgotten with it; the guards that a kernel adds are there already wh
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +27,7 @@ from ..._torch.dispatch import kernel_switches
 from ..._torch.ops import depends_on_values, is_builtin
 from ..._torch.stand_ins import is_stand_in, like, new_stand_in, new_stand_in_over, on_meta, twin
 from ..._torch.symbols import is_symbolic, symbol_made
-from ..._torch.tensors import share_memory
+from ..._torch.tensors import share_memory, storage_key
 from ...graph.meta import TensorSpec
 from ...locks import make_lock
 from ..heap.strides import as_kernels_have_it
@@ -163,14 +164,15 @@ class Metadata:
         """
         tensors: list[Any] = []
         key: list[Any] = [id(info.op), kernel_switches()]
+        writes = bool(info.writes)
         try:
-            is_static = self._describe(args, key, tensors)
+            is_static = self._describe(args, key, tensors, writes=writes)
             for name, value in kwargs.items():
                 key.append(name)
-                is_static = self._describe((value,), key, tensors) and is_static
+                is_static = self._describe((value,), key, tensors, writes=writes) and is_static
         except _Uncacheable:
             return self.kernels(info.op, args, kwargs), None
-        if info.writes and len(tensors) > 1 and _shares(tensors):
+        if info.writes and len(tensors) > 1 and _shares(info, args, tensors):
             return self.kernels(info.op, args, kwargs), None
         whole = tuple(key)
         recipes = _recipes if is_static else self._symbolic
@@ -201,8 +203,10 @@ class Metadata:
             return self._view(recipe, tensors), recipe.spec
         return self._made(recipe, tensors), _specs(recipe)
 
-    def _describe(self, values: Any, key: list[Any], tensors: list[Any]) -> bool:
-        """Add tokens for the values to the key; tensors among them to `tensors`. Whether no size is symbolic."""
+    def _describe(self, values: Any, key: list[Any], tensors: list[Any], *, writes: bool) -> bool:
+        """Add tokens for the values to the key; tensors among them to `tensors`. Whether no size is symbolic. `writes`:
+        of an operator that writes to its operands.
+        """
         is_static = True
         for value in values:
             cls = type(value)
@@ -223,7 +227,10 @@ class Metadata:
             elif cls is list or cls is tuple or cls is torch.Size:
                 key.append(list)
                 key.append(len(value))
-                is_static = self._describe(value, key, tensors) and is_static
+                is_static = self._describe(value, key, tensors, writes=writes) and is_static
+            elif cls is torch.SymFloat and writes:  # which only changes elements
+                key.append(cls)
+                is_static = False
             elif is_symbolic(value):
                 key.append(cls)
                 key.append(symbol_made(value))
@@ -323,6 +330,11 @@ def _specs(recipe: Any) -> Any:
     return tuple(map(_specs, recipe))
 
 
-def _shares(tensors: list[Any]) -> bool:
-    """Whether two of the tensors have one memory: what a write does then depends on where they lie."""
-    return any(share_memory(a, b) for i, a in enumerate(tensors) for b in tensors[i + 1 :])
+def _shares(info: OpInfo, args: tuple[Any, ...], tensors: list[Any]) -> bool:
+    """Whether a tensor that is written to has the memory of another: what happens then depends on where they lie."""
+    written: list[Any] = []
+    for at in info.writes:
+        value = args[at] if at < len(args) else None
+        written += value if isinstance(value, (list, tuple)) else [value]
+    count = Counter(map(storage_key, tensors))
+    return len(written) == 0 or any(not isinstance(t, torch.Tensor) or count[storage_key(t)] > 1 for t in written)
