@@ -48,7 +48,8 @@ __all__ = ["Lifting"]
 
 _TENSOR: Any = torch.Tensor
 _KEEP_REAL = {_TENSOR.__hash__}
-_IN_C = {type(torch.add), type(_TENSOR.add), type(_TENSOR.__len__), type(_TENSOR.grad.__get__)}
+_IN_C = {type(torch.add), type(_TENSOR.add), type(_TENSOR.__getitem__), type(_TENSOR.__len__)}
+_IN_C |= {type(_TENSOR.grad.__get__)}
 _GRAD = _TENSOR.grad.__get__
 
 
