@@ -73,7 +73,7 @@ class UnsupportedSideEffectError(UnsupportedError):
 
 
 class ProgramOutputError(UnsupportedSideEffectError):
-    """A function prints or logs, which a compiled call would not repeat."""
+    """A function prints, logs or warns in a way that a compiled call could not repeat."""
 
 
 class EscapedTensorError(UnsupportedSideEffectError):

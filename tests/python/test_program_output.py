@@ -1,4 +1,4 @@
-"""What a function prints or logs is said on every call, once, as in eager; a message of the first call costs no graph."""
+"""What a function prints or logs is said on every call, once, as in eager."""
 
 import contextlib
 import functools
@@ -211,3 +211,16 @@ def test_print_is_itself_again():
         compiled(torch.ones(2))
     assert print is before and logging.Logger.handle is handle
     assert issubclass(ProgramOutputError, foregrad.errors.UnsupportedSideEffectError)
+
+
+def test_each_call_prints_to_a_redirected_stream():
+    def f(x):
+        print("out")
+        print("err", file=sys.stderr)
+        return x.sin()
+
+    compiled, stream = foregrad.compile(f, backend="eager", on_unsupported="raise"), io.StringIO()
+    with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
+        for _ in range(3):
+            compiled(torch.ones(2))
+    assert stream.getvalue() == "out\nerr\n" * 3

@@ -106,8 +106,9 @@ class Hooks:
     def read_scripted(self, state: Any, name: str) -> None:
         """Called when compiled code of TorchScript reads an attribute."""
 
-    def say(self, verb: str, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Called in place of a print or of what logs."""
+    def say(self, verb: str, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Called before a print or what logs: whether that is not to be."""
+        return False
 
     def node_hook(self, hook: Callable[[Any], Any], register: Callable[[Any], Any]) -> Any:
         """Register a hook of the program's on a node."""
@@ -399,7 +400,7 @@ def _made_generators() -> generators.MadeGenerators | None:
     return None if hooks is None else hooks.made_generators
 
 
-def _teller_of_output() -> Callable[..., None] | None:
+def _teller_of_output() -> Callable[..., bool] | None:
     hooks: Hooks | None = getattr(_active, "hooks", None)
     return hooks.say if hooks is not None and hooks.takes_output else None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import io
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -19,29 +18,31 @@ _original_print = builtins.print
 _original_handle = logging.Logger.handle
 
 
-def install(teller: Callable[[], Callable[..., None] | None], is_capturing: Callable[[], bool]) -> None:
-    """Install the patches. `teller()` gives None, or a function that is called in place of what writes on this thread:
-    with a text of what is done and where, "print" or "log", and the arguments.
+def install(teller: Callable[[], Callable[..., bool] | None], is_capturing: Callable[[], bool]) -> None:
+    """Install the patches. `teller()` gives None, or a function that is called before anything is written on this
+    thread, with a text of what is done and where, "print" or "log", and the arguments: whether it is not to be written.
     """
 
     @runs_user_code
     def print(*args: Any, **kwargs: Any) -> None:
         tell = teller()
-        if tell is not None and type(kwargs.get("file")) is not io.StringIO:  # which the capture compares
+        if tell is not None:
             frame = sys._getframe(1)
             where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
-            return tell(f"prints at {where}", "print", args, kwargs)
-        return _original_print(*args, **kwargs)
+            if tell(f"prints at {where}", "print", args, kwargs):
+                return
+        _original_print(*args, **kwargs)
 
     @runs_user_code
     def handle(self: logging.Logger, record: logging.LogRecord) -> None:
         if record.name.startswith(_OF_FAKES) and is_capturing():
-            return None  # the program sees the error itself
+            return  # the program sees the error itself
         tell = teller()
         if tell is not None and _is_written(self, record):
             where = f"{record.pathname}:{record.lineno} in {record.funcName}"
-            return tell(f"logs at {where}", "log", (record, self), {})
-        return _original_handle(self, record)
+            if tell(f"logs at {where}", "log", (record, self), {}):
+                return
+        _original_handle(self, record)
 
     builtins.print = print
     logging.Logger.handle = handle  # type: ignore[method-assign]

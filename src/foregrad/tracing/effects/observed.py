@@ -50,7 +50,7 @@ class Observed:
         name: str,
         state: Callable[[], ProgramState],
         varies: Callable[[Any], bool],
-        say: Callable[..., None],
+        say: Callable[..., bool],
         begins: Callable[[CodeType, dict[str, Any]], None],
     ) -> None:
         """`varies(object)`: it is another one in each call. `say`: see `Hooks.say`."""
@@ -248,7 +248,8 @@ def _warned(message: Any, category: Any = None, stacklevel: int = 1, source: Any
         return NotImplemented
     frame = sys._getframe(1)
     is_more = source is not None or bool(others)
-    return observed.say(f"warns at {_line(frame)}", "warn", (message, category, stacklevel, frame), {"more": is_more})
+    observed.say(f"warns at {_line(frame)}", "warn", (message, category, stacklevel, frame), {"more": is_more})
+    return None
 
 
 @functools.cache
