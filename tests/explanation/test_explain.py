@@ -379,3 +379,12 @@ def test_results_in_objects_are_no_saved_bytes():
 
     memory = foregrad.explain(f, torch.ones(30, requires_grad=True), backend="eager").memory
     assert memory.predicted_saved == memory.measured_saved == memory.eager_saved == 0
+
+
+def test_what_prints_is_measured_and_prints_nothing(capsys):
+    def f(x):
+        print("said")
+        return x.sin()
+
+    assert explain(f, torch.ones(3, requires_grad=True)).time is not None
+    assert capsys.readouterr().out == ""

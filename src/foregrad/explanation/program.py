@@ -8,6 +8,7 @@ from typing import Any
 
 from ..dispatch.guard_list import STATE
 from ..dispatch.specialization import Specialization
+from ..graph.console import CONSOLE
 from ..graph.effect_log import Effect, SetData, Write
 from ..graph.meta import TensorSpec
 from ..graph.python_effects import OfArgument
@@ -60,7 +61,8 @@ def written_outside(specialization: Specialization, subject: Subject) -> str | N
             if not subject.is_own(tensor):
                 return str(info.slot)
     for write in signature.python_writes:
-        if not (subject.is_own(write.target) or isinstance(write.target, OfArgument)):
+        is_print = write.target is CONSOLE and getattr(write, "name", "") == "print"  # dropped while we measure
+        if not (is_print or subject.is_own(write.target) or isinstance(write.target, OfArgument)):
             return write.path
     return None
 
