@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 import logging
 import re
@@ -280,6 +281,28 @@ def _(wrap):
     call = wrap(lambda x, start="RA", end="TE": x * globals()[start + end])
     call(torch.ones(1))
     RATE = 2.0
+    return call(torch.ones(1))
+
+
+@silent("it looks up an argument in a dict or set")
+def _(wrap):
+    x = torch.ones(1)
+    known = {x: 1.0}
+    return wrap(lambda x: x + (1.0 if x in known else 0.0))(x)
+
+
+@silent("it asks an abstract base class")
+def _(wrap):
+    class Base(abc.ABC):  # noqa: B024 - registered classes are all it is for
+        pass
+
+    class Thing:
+        pass
+
+    thing = Thing()
+    call = wrap(lambda x: x + (1.0 if isinstance(thing, Base) else 0.0))
+    call(torch.ones(1))
+    Base.register(Thing)
     return call(torch.ones(1))
 
 
