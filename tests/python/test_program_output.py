@@ -224,3 +224,44 @@ def test_each_call_prints_to_a_redirected_stream():
         for _ in range(3):
             compiled(torch.ones(2))
     assert stream.getvalue() == "out\nerr\n" * 3
+
+
+def _says_text(x):
+    total = (x * 2).sum()
+    print(f"total {total.item():.1f}")
+    return total
+
+
+def _says_a_float(x):
+    total = (x * 2).sum()
+    print("total", float(total))
+    return total
+
+
+def _logs_text(x):
+    total = (x * 2).sum()
+    LOGGER.warning("total %s", f"{total.item():.1f}")
+    return total
+
+
+@pytest.mark.parametrize("function", [_says_text, _says_a_float, _logs_text])
+def test_text_of_a_value_is_no_graph_for_each(function, said):
+    compiled = foregrad.compile(function, backend="eager", on_unsupported="eager")
+    with pytest.warns(ForegradWarning, match="each value is a graph of its own"):
+        for n in range(5):
+            compiled(torch.full((2,), float(n)))
+    assert "".join(said()) == "".join(f"total {4.0 * n}\n" for n in range(5))
+    assert len(compiled.foregrad.compilations) == 2
+
+
+def test_a_number_that_is_printed_is_no_graph_for_each(said):
+    def f(x):
+        total = (x * 2).sum()
+        print("total", total.item())
+        return total
+
+    compiled = foregrad.compile(f, backend="eager")
+    for n in range(5):
+        compiled(torch.full((2,), float(n)))
+    assert "".join(said()) == "".join(f"total {4.0 * n}\n" for n in range(5))
+    assert len(compiled.foregrad.compilations) == 2

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..config import Config
 from ..errors import UnsupportedDataDependentError
+from ..graph.console import CONSOLE
 from ..locks import make_lock
 from .guard_list import MISS
 from .refusals import Once
@@ -135,7 +136,7 @@ class Paths:
         """Whether no graph is to be made for a further path."""
         if self.diverged >= _GIVEN_UP_AFTER:
             return True
-        return len(_ways(specializations)) >= self.config.path_limit
+        return _says_values(specializations) or len(_ways(specializations)) >= self.config.path_limit
 
     def past_limit(self, specializations: Sequence[Specialization]) -> bool:
         """Warn, or raise if the settings say so; True if the graphs are to be given up."""
@@ -153,6 +154,11 @@ class Paths:
             for decision in specialization.product.captured.joint.signature.decisions:
                 values.setdefault(decision.where, set()).add(repr(decision.value))
         where, different = max(values.items(), key=lambda item: len(item[1]), default=("an unknown line", set()))
+        if _says_values(specializations):
+            return (
+                f"`{self.name}` prints, logs or warns, and makes text of a value that it reads at {where}, or branches "
+                "on it: each value is a graph of its own. Print the number (`print(loss.item())`), or return it."
+            )
         return (
             f"`{self.name}` was compiled {len(_ways(specializations))} times for values that it reads from its inputs, "
             f"which is the limit. Most of them, {len(different)}, were read at {where}. Keep the value a tensor "
@@ -164,3 +170,10 @@ def _ways(specializations: Sequence[Specialization]) -> set[tuple[str, ...]]:
     """The distinct decisions of the graphs that decide anything: graphs for other shapes may share a path."""
     signatures = [s.product.captured.joint.signature for s in specializations if s.decides]
     return {tuple(f"{d.where} {d.value!r}" for d in signature.decisions) for signature in signatures}
+
+
+def _says_values(specializations: Sequence[Specialization]) -> bool:
+    """Whether two graphs print, log or warn and are for different values, as those are whose text has a number."""
+    signatures = ((s, s.product.captured.joint.signature) for s in specializations)
+    saying = [s for s, signature in signatures if any(write.target is CONSOLE for write in signature.python_writes)]
+    return len(_ways(saying)) > 1
