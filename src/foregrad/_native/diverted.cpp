@@ -1,30 +1,35 @@
 // `divert`: a function of C does something else for numbers of a capture, or for code that is being captured.
 //
-// The definition of the function gets another pointer, which goes on to the old one wherever there is nothing else to
-// do. So the function is the same object under every name, and no other thread sees a difference.
+// The function object gets another vectorcall, which goes on to the old one wherever there is nothing else to do. So
+// the function is the same object under every name, and no other thread sees a difference. Its definition is copied,
+// with a flag that means nothing for functions: the interpreter's own shortcuts, which would call the definition's
+// pointer, are for definitions without. The pointer stays what it was: it is what functions are hashed and compared by.
 
 #include "program.h"
 
-#include <array>
 #include <cstddef>
-#include <utility>
+#include <vector>
 
 namespace foregrad {
 
 namespace {
 
 struct Slot {
-  PyMethodDef* definition = nullptr;
-  PyCFunction original = nullptr;
-  PyObject* instead = nullptr; // (*args, **kwargs) to a result, or `NotImplemented`: as usual
-  PyObject* types = nullptr; // of an argument, or of an item of one: only then; None: wherever it is called
-  bool asked = false; // only from code that the observer of this thread looks at
+  PyMethodDef definition; // first, so that the function object leads here
+  PyMethodDef* original;
+  vectorcallfunc call; // null: by a tuple and a dict
+  PyObject* function;
+  PyObject* instead; // (*args, **kwargs) to a result, or `NotImplemented`: as usual
+  PyObject* types; // of an argument, or of an item of one: only then; None: wherever it is called
+  bool asked; // only from code that the observer of this thread looks at
 };
 
-constexpr size_t kMost = 64;
-std::array<Slot, kMost> slots;
-size_t num_slots = 0;
+std::vector<Slot*> slots; // never freed: a call may be on its way
 thread_local bool is_busy = false;
+
+PyCFunctionObject* object_of(PyObject* function) {
+  return reinterpret_cast<PyCFunctionObject*>(function);
+}
 
 bool is_of(PyObject* types, PyObject* value) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(types); ++i) {
@@ -51,80 +56,42 @@ bool has_one(PyObject* types, PyObject* const* args, Py_ssize_t count) {
   return false;
 }
 
-// The result of what is called instead, or null with an error set; a new `NotImplemented`: nothing is.
-PyObject* diverted(const Slot& slot, PyObject* const* args, Py_ssize_t count, PyObject* names, PyObject* kwargs) {
-  const bool is_meant = !is_busy && slot.instead != nullptr &&
-      (slot.types == Py_None ? (!slot.asked || is_looked_at()) : has_one(slot.types, args, count));
-  if (!is_meant) {
-    Py_INCREF(Py_NotImplemented);
-    return Py_NotImplemented;
+PyObject* call_as_usual(const Slot& slot, PyObject* function, PyObject* const* args, size_t flags, PyObject* names) {
+  if (slot.call != nullptr) {
+    return slot.call(function, args, flags, names);
   }
-  is_busy = true;
-  PyObject* result = nullptr;
-  if (kwargs != nullptr) {
-    result = PyObject_VectorcallDict(slot.instead, args, static_cast<size_t>(count), kwargs);
-  } else {
-    result = PyObject_Vectorcall(slot.instead, args, static_cast<size_t>(count), names);
+  const Py_ssize_t count = PyVectorcall_NARGS(flags);
+  THPObjectPtr positional(PyTuple_New(count));
+  THPObjectPtr named(names == nullptr ? nullptr : PyDict_New());
+  if (!positional || (names != nullptr && !named)) {
+    return nullptr;
   }
-  is_busy = false;
-  return result;
-}
-
-template <size_t N>
-struct Pointers {
-  static PyObject* of_one(PyObject* self, PyObject* arg) {
-    PyObject* result = diverted(slots[N], &arg, 1, nullptr, nullptr);
-    return result == Py_NotImplemented ? slots[N].original(self, arg) : result;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    Py_INCREF(args[i]);
+    PyTuple_SET_ITEM(positional.get(), i, args[i]);
   }
-  static PyObject* of_few(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-    PyObject* result = diverted(slots[N], args, count, nullptr, nullptr);
-    using Function = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
-    return result == Py_NotImplemented ? reinterpret_cast<Function>(reinterpret_cast<void*>(slots[N].original))(
-                                             self, args, count)
-                                       : result;
-  }
-  static PyObject* of_few_named(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
-    PyObject* result = diverted(slots[N], args, count, names, nullptr);
-    using Function = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*);
-    return result == Py_NotImplemented ? reinterpret_cast<Function>(reinterpret_cast<void*>(slots[N].original))(
-                                             self, args, count, names)
-                                       : result;
-  }
-  static PyObject* of_tuple(PyObject* self, PyObject* args) {
-    PyObject* result = diverted(slots[N], &PyTuple_GET_ITEM(args, 0), PyTuple_GET_SIZE(args), nullptr, nullptr);
-    return result == Py_NotImplemented ? slots[N].original(self, args) : result;
-  }
-  static PyObject* of_tuple_named(PyObject* self, PyObject* args, PyObject* kwargs) {
-    PyObject* result = diverted(slots[N], &PyTuple_GET_ITEM(args, 0), PyTuple_GET_SIZE(args), nullptr, kwargs);
-    using Function = PyObject* (*)(PyObject*, PyObject*, PyObject*);
-    return result == Py_NotImplemented
-        ? reinterpret_cast<Function>(reinterpret_cast<void*>(slots[N].original))(self, args, kwargs)
-        : result;
-  }
-};
-
-template <size_t N>
-PyCFunction pointer_for(int flags) {
-  switch (flags) {
-    case METH_O:
-      return Pointers<N>::of_one;
-    case METH_FASTCALL:
-      return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(Pointers<N>::of_few));
-    case METH_FASTCALL | METH_KEYWORDS:
-      return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(Pointers<N>::of_few_named));
-    case METH_VARARGS:
-      return Pointers<N>::of_tuple;
-    case METH_VARARGS | METH_KEYWORDS:
-      return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(Pointers<N>::of_tuple_named));
-    default:
+  for (Py_ssize_t i = 0; names != nullptr && i < PyTuple_GET_SIZE(names); ++i) {
+    if (PyDict_SetItem(named.get(), PyTuple_GET_ITEM(names, i), args[count + i]) < 0) {
       return nullptr;
+    }
   }
+  return PyCFunction_Type.tp_call(function, positional.get(), named.get());
 }
 
-template <size_t... N>
-PyCFunction pointer_of(size_t at, int flags, std::index_sequence<N...>) {
-  static constexpr std::array<PyCFunction (*)(int), sizeof...(N)> makers = {pointer_for<N>...};
-  return makers[at](flags);
+PyObject* call_diverted(PyObject* function, PyObject* const* args, size_t flags, PyObject* names) {
+  const Slot& slot = *reinterpret_cast<Slot*>(object_of(function)->m_ml);
+  const bool is_meant = !is_busy && slot.instead != nullptr &&
+      (slot.types == Py_None ? (!slot.asked || is_looked_at()) : has_one(slot.types, args, PyVectorcall_NARGS(flags)));
+  if (is_meant) {
+    is_busy = true;
+    PyObject* result = PyObject_Vectorcall(slot.instead, args, PyVectorcall_NARGS(flags), names);
+    is_busy = false;
+    if (result != Py_NotImplemented) {
+      return result;
+    }
+    Py_DECREF(result);
+  }
+  return call_as_usual(slot, function, args, flags, names);
 }
 
 // divert(function, instead, types, asked): `types` is a tuple of classes, or None.
@@ -134,28 +101,24 @@ PyObject* divert(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "O!OOp", &PyCFunction_Type, &function, &instead, &types, &asked)) {
     return nullptr;
   }
-  PyMethodDef* definition = reinterpret_cast<PyCFunctionObject*>(function)->m_ml;
-  const PyCFunction pointer = num_slots == kMost
-      ? nullptr
-      : pointer_of(num_slots, definition->ml_flags, std::make_index_sequence<kMost>());
-  if (pointer == nullptr) {
-    PyErr_Format(PyExc_TypeError, "%R is called in a way that is not known, or too many functions are diverted", function);
-    return nullptr;
-  }
-  Py_INCREF(function); // so that its definition stays
+  Py_INCREF(function);
   Py_INCREF(instead);
   Py_INCREF(types);
-  slots[num_slots] = {definition, definition->ml_meth, instead, types, asked != 0};
-  definition->ml_meth = pointer;
-  ++num_slots;
+  PyCFunctionObject* object = object_of(function);
+  auto* slot = new Slot{*object->m_ml, object->m_ml, object->vectorcall, function, instead, types, asked != 0};
+  slot->definition.ml_flags |= METH_COEXIST;
+  slots.push_back(slot);
+  object->m_ml = &slot->definition;
+  object->vectorcall = call_diverted;
   Py_RETURN_NONE;
 }
 
 // Everything as it was: when the interpreter ends, modules go before what is called in them.
 PyObject* stop_diverting(PyObject*, PyObject*) {
-  for (size_t i = 0; i < num_slots; ++i) {
-    slots[i].definition->ml_meth = slots[i].original;
-    slots[i].instead = nullptr;
+  for (Slot* slot : slots) {
+    object_of(slot->function)->vectorcall = slot->call;
+    object_of(slot->function)->m_ml = slot->original;
+    slot->instead = nullptr;
   }
   Py_RETURN_NONE;
 }
