@@ -48,8 +48,8 @@ __all__ = ["Lifting"]
 
 _TENSOR: Any = torch.Tensor
 _KEEP_REAL = {_TENSOR.__hash__}
-_IN_C = {type(torch.add), type(_TENSOR.add), type(_TENSOR.__getitem__), type(_TENSOR.__len__)}
-_IN_C |= {type(_TENSOR.grad.__get__)}
+_FUNCTIONS = {type(torch.add), type(_TENSOR.add), type(_TENSOR.__getitem__), type(_TENSOR.__len__)}  # no objects
+_FUNCTIONS |= {type(_TENSOR.grad.__get__)}
 _GRAD = _TENSOR.grad.__get__
 
 
@@ -90,8 +90,8 @@ class Lifting(TorchFunctionMode):
         if self.classes:
             result = self.classes.by_class(self, func, types, args, kwargs)
             return self.classes.run(self._run, func, args, kwargs) if result is NotImplemented else result
-        if type(func) not in _IN_C:
-            return self._run(func, args, kwargs)  # it may call the user's code: a backward, a higher-order operator
+        if type(func) not in _FUNCTIONS:
+            return self._run(func, args, kwargs)  # a higher-order operator calls the user's code
         self.pause()
         try:
             return self._run(func, args, kwargs)
