@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,6 +23,7 @@ from ..config import Config
 from ..frontend.call import FlatCall
 from ..frontend.reads import Reads
 from ..frontend.sources import Source
+from ..graph.effect_log import TakeView
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.partitioned import Partitioned
@@ -426,10 +428,13 @@ class _Roles:
         if signature.may_stop or signature.attaches_late:
             return ()
         elsewhere = signature.reshaped | signature.swapped | {i for _, group in signature.shared_memory for i in group}
+        # Of a write that comes after a view was taken, autograd tells the view when it is next used.
+        first = {*map(id, itertools.takewhile(lambda effect: not isinstance(effect, TakeView), signature.log))}
         return tuple(
             (update.input, update.output)
             for update in signature.updates
-            if update.counted
+            if id(update) in first
+            and update.counted
             and not update.differentiable
             and update.input not in elsewhere
             and not signature.inputs[update.input].spec.overlaps_itself
