@@ -208,6 +208,12 @@ def main():
                     write_results([section], Path(__file__).parent)
 
 
+def with_row(section, name, optimizer, cells, found):
+    step = f"{name}, {optimizer}"
+    section.add([step, *cells], model=step, **found)
+    return section
+
+
 def child(*what, cache, patience):
     return in_child(*what, cache=cache, patience=patience, module="benchmarks.train_step")
 
@@ -230,8 +236,7 @@ def kernels(name, optimizer, rounds, patience):
         f"{quick:.2f}",
         f"{quick / slow:.2f}",
     ]
-    section.add([f"{name}, {optimizer}", *cells], model=f"{name}, {optimizer}", **found)
-    return section
+    return with_row(section, name, optimizer, cells, found)
 
 
 def graphs(name, optimizer, rounds, patience):
@@ -244,8 +249,7 @@ def graphs(name, optimizer, rounds, patience):
     with tempfile.TemporaryDirectory() as cache:
         found = child("fifty_steps", name, optimizer, rounds, cache=cache, patience=patience)
     cells = [str(found["graphs"]), "yes" if found["equal"] else "no"]
-    section.add([f"{name}, {optimizer}", *cells], model=f"{name}, {optimizer}", **found)
-    return section
+    return with_row(section, name, optimizer, cells, found)
 
 
 def inductor(name, optimizer, rounds, patience):
@@ -275,8 +279,7 @@ def inductor(name, optimizer, rounds, patience):
     two, one = step["two compiles"], step["foregrad inductor"]
     peaks = ", ".join(f"{value:.2f}" for value in found["peak"].values())
     cells = [f"{a:.1f}", f"{b:.1f}", f"{b / a:.2f}", f"{two:.2f}", f"{one:.2f}", f"{one / two:.2f}", peaks]
-    section.add([f"{name}, {optimizer}", *cells], model=f"{name}, {optimizer}", cold=seconds, **found)
-    return section
+    return with_row(section, name, optimizer, cells, {"cold": seconds, **found})
 
 
 PARTS = {"kernels": kernels, "graphs": graphs, "inductor": inductor}

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
-__all__ = ["deliver", "held", "is_interrupt", "note_escaping", "runs_compiler", "runs_user_code"]
+__all__ = ["deliver", "held", "is_interrupt", "is_of_foregrad", "note_escaping", "runs_compiler", "runs_user_code"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -164,7 +164,7 @@ def _is_in_user_code(frame: FrameType | None) -> bool:
         if _module(frame) in _SWALLOWING:
             return False
         frame = frame.f_back
-    if frame is None or _is_of_foregrad(frame):
+    if frame is None or is_of_foregrad(frame.f_code):
         return False
     module = _module(frame)
     is_torch = module.partition(".")[0] == "torch" and ".".join(module.split(".")[:3]) not in _WAITING
@@ -172,7 +172,7 @@ def _is_in_user_code(frame: FrameType | None) -> bool:
 
 
 def _first_of_foregrad(frame: FrameType | None) -> CodeType | None:
-    while frame is not None and not _is_of_foregrad(frame):
+    while frame is not None and not is_of_foregrad(frame.f_code):
         frame = frame.f_back
     return None if frame is None else frame.f_code
 
@@ -183,8 +183,9 @@ def _is_under_compiler(frame: FrameType | None) -> bool:
     return frame is not None
 
 
-def _is_of_foregrad(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith((_HERE, "<foregrad"))
+def is_of_foregrad(code: CodeType) -> bool:
+    """Whether code is foregrad's own, or was written by it."""
+    return code.co_filename.startswith((_HERE, "<foregrad"))
 
 
 def _module(frame: FrameType) -> str:

@@ -6,7 +6,6 @@ Each is a `CallMethod` on `CONSOLE`, with plain values. The text of anything els
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import warnings
 from types import CodeType, FrameType
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 from .._torch.symbols import TracedSymbol
+from ..interrupts import is_of_foregrad
 
 __all__ = ["CONSOLE", "Said", "log_of", "print_of", "warn_of", "would_raise"]
 
@@ -36,7 +36,7 @@ class Console:
         """`module`: that of the line; "": the line is that which calls the compiled function."""
         if not module:
             frame: FrameType | None = sys._getframe(1)
-            while frame is not None and is_ours(frame.f_code):
+            while frame is not None and is_of_foregrad(frame.f_code):
                 frame = frame.f_back
             if frame is None:
                 return
@@ -85,7 +85,7 @@ def warn_of(
         if is_outside or frame is None:
             return None  # what is behind the compiled function is not behind the program in a call
         frame = frame.f_back
-        while frame is not None and is_ours(frame.f_code) and not is_outside:
+        while frame is not None and is_of_foregrad(frame.f_code) and not is_outside:
             is_outside, frame = frame.f_code is outermost, frame.f_back
     if category is None or frame is None:
         return None
@@ -106,10 +106,6 @@ def would_raise(said: tuple[Any, ...]) -> bool:
     return bool(warnings.defaultaction == "error")  # type: ignore[attr-defined]
 
 
-def is_ours(code: CodeType) -> bool:
-    return code.co_filename.startswith((_PACKAGE, "<foregrad"))
-
-
 def _value(value: Any) -> Any:
     """What is printed, as it is now: numbers stay numbers of the call, and so do lists and tuples of them."""
     if type(value) in (list, tuple) and all(map(_is_number, value)):
@@ -121,6 +117,5 @@ def _is_number(value: Any) -> bool:
     return type(value) in _NUMBERS or isinstance(value, (torch.SymInt, TracedSymbol))
 
 
-_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _SPELLED = (type(None), str, bool, int)
 _NUMBERS: tuple[type, ...] = (str, int, float, bool, type(None), complex)

@@ -28,14 +28,13 @@ from ...frontend.known_calls import LOOKED_AT, OPAQUE, PURE, TRUSTED, WRITES, is
 from ...frontend.libraries import is_outside
 from ...frontend.observer import Observer
 from ...frontend.program_state import ProgramState
-from ...interrupts import runs_user_code
+from ...interrupts import is_of_foregrad, runs_user_code
 from ..tape.collection import Newborns
 
 __all__ = ["Observed"]
 
 _FEW = 64  # objects, from which on those that nobody else holds any more are let go of
 _OWN_REFERENCES = 3  # of an object that only this refers to: its holder, a variable, an argument
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
 
 T = TypeVar("T")
 
@@ -136,7 +135,7 @@ class Observed:
 
     def _trust(self, code: CodeType, frame: FrameType) -> int:
         self.entered.add(code)
-        if code.co_filename.startswith((_PACKAGE, "<foregrad")):
+        if is_of_foregrad(code):
             return TRUSTED
         if any(getattr(callback, "__code__", None) is code for callback in gc.callbacks):
             return OPAQUE
@@ -305,7 +304,7 @@ def _name(frame: FrameType) -> str:
 
 def _is_librarys(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
-    return file.startswith(_LIBRARIES) or os.sep + "site-packages" + os.sep in file
+    return is_of_foregrad(frame.f_code) or file.startswith(_LIBRARIES) or os.sep + "site-packages" + os.sep in file
 
 
-_LIBRARIES = (os.path.dirname(os.__file__) + os.sep, "<frozen ", "<foregrad", _PACKAGE)
+_LIBRARIES = (os.path.dirname(os.__file__) + os.sep, "<frozen ")

@@ -48,8 +48,7 @@ __all__ = ["Lifting"]
 
 _TENSOR: Any = torch.Tensor
 _KEEP_REAL = {_TENSOR.__hash__}
-_FUNCTIONS = {type(torch.add), type(_TENSOR.add), type(_TENSOR.__getitem__), type(_TENSOR.__len__)}  # no objects
-_FUNCTIONS |= {type(_TENSOR.grad.__get__)}
+_FUNCTIONS = {*map(type, (torch.add, _TENSOR.add, _TENSOR.__getitem__, _TENSOR.__len__, _TENSOR.grad.__get__))}
 _GRAD = _TENSOR.grad.__get__
 
 
