@@ -2,16 +2,21 @@
 
     python -m benchmarks.train_step --quick
     python -m benchmarks.train_step --models gpt2-6 mlp-200 --write
+    python -m benchmarks.train_step --device cuda --models gpt-12 --optimizers AdamW --json found.json
 
 Each model trains with `zero_grad()` at the end of the step, with SGD (momentum) and AdamW. With eager's kernels: peak
 memory of a step against eager's, in bytes of the parameters, and its time. With Inductor: against `torch.compile(model)`
 and `torch.compile(optimizer.step)`, the time of a step and the CPU seconds of cold compilation. Also the number of
 graphs over 50 steps with a scheduler, and whether these end with eager's bits.
+
+On a GPU times are wall time between two synchronizations, those of cold compilation with all of Inductor's processes,
+and the peak is the allocator's. Needs torch alone for the models `gpt-...` and `mlp-...`.
 """
 
 # ruff: noqa: ANN001, ANN002, ANN201, ANN202
 
 import argparse
+import dataclasses
 import json
 import random
 import shutil
@@ -23,8 +28,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from benchmarks.common import Section, write_results
-from benchmarks.inductor import RunFailed, cpu_seconds, in_child, keep_others, peak_bytes, prepare
+from benchmarks.common import Section, environment, write_results
+from benchmarks.inductor import GPT2, RunFailed, cpu_seconds, in_child, keep_others, peak_bytes, prepare
+
+DEVICE = "cpu"  # of models and batches, from the command line
 
 
 def gpt2(layers):
@@ -38,6 +45,12 @@ def gpt2(layers):
     ids, mask = torch.randint(0, 4096, (1, 32)), torch.zeros(1, 1, 32, 32)
 
     return model, lambda model: model(ids, attention_mask=mask, labels=ids)[0]
+
+
+def gpt(layers):
+    """The same without the library: GPT-2's width, 64 tokens."""
+    ids = torch.randint(0, 4096, (1, 64))
+    return GPT2(layers, 768, 12, 4096, 64), lambda model: model(ids)
 
 
 def resnet50():
@@ -57,6 +70,8 @@ def mlp(layers):
 MODELS = {
     "gpt2-6": lambda: gpt2(6),
     "gpt2-12": lambda: gpt2(12),
+    "gpt2-24": lambda: gpt2(24),
+    "gpt-12": lambda: gpt(12),
     "resnet-50": resnet50,
     "mlp-20": lambda: mlp(20),
     "mlp-50": lambda: mlp(50),
@@ -68,14 +83,20 @@ OPTIMIZERS = {
 }
 
 
+def seeded(name):
+    """A model and its loss, with the same numbers in each call."""
+    torch.manual_seed(0)
+    with torch.device(DEVICE):
+        return MODELS[name]()
+
+
 def trainer(name, optimizer, way):
     """(one step of training, the model, the optimizer, what `compile` gave). `way`: eager, foregrad with eager's kernels
     or with Inductor, or PyTorch's two compiles.
     """
     import foregrad
 
-    torch.manual_seed(0)
-    model, loss_of = MODELS[name]()
+    model, loss_of = seeded(name)
     made = OPTIMIZERS[optimizer](model.parameters())
     forward, update = (torch.compile(model), torch.compile(made.step)) if way == "two compiles" else (model, made.step)
 
@@ -91,15 +112,45 @@ def trainer(name, optimizer, way):
     return step, model, made
 
 
+def warm_up():
+    """Once what any compilation needs; on a GPU in as many processes as Inductor likes."""
+    if DEVICE == "cpu":
+        prepare()
+    else:
+        torch.compile(lambda x: x.sin() + 1)(torch.ones(64, device=DEVICE))
+        torch._dynamo.reset()
+
+
+def clock():
+    """Seconds: of the process, or on a GPU of the wall, when all kernels have run."""
+    if DEVICE == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def peak_of(step):
+    """Bytes over the start of a step."""
+    if DEVICE == "cpu":
+        return peak_bytes(step)
+    step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    start = torch.cuda.memory_allocated()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - start
+
+
 def turns(steps, rounds):
     """By way: the median milliseconds of a step, in random turns."""
     times, order, shuffle = {way: [] for way in steps}, list(steps.items()), random.Random(0).shuffle
     for _ in range(rounds):
         shuffle(order)
         for way, step in order:
-            started = time.process_time()
+            started = clock()
             step()
-            times[way].append(1e3 * (time.process_time() - started))
+            times[way].append(1e3 * (clock() - started))
     return {way: statistics.median(values) for way, values in times.items()}
 
 
@@ -117,26 +168,27 @@ def on_eager_kernels(name, optimizer, rounds):
     """In a child: times and peaks, the peak in bytes of the parameters."""
     torch.set_num_threads(1)
     steps, size = prepared(name, optimizer, ["eager", "foregrad eager"])
-    peaks = {way: peak_bytes(step) / size for way, step in steps.items()}
+    peaks = {way: peak_of(step) / size for way, step in steps.items()}
     return {"step": turns(steps, int(rounds)), "peak": peaks}
 
 
 def with_inductor(name, optimizer, rounds):
     """In a child whose cache is filled: times and peaks."""
-    prepare()
+    warm_up()
     steps, size = prepared(name, optimizer, ["eager", "two compiles", "foregrad inductor"])
-    peaks = {way: peak_bytes(step) / size for way, step in steps.items()}
+    peaks = {way: peak_of(step) / size for way, step in steps.items()}
     return {"step": turns(steps, int(rounds)), "peak": peaks}
 
 
 def cold(name, optimizer, way):
-    """In a child: CPU seconds until the second step has run."""
-    prepare()
+    """In a child: seconds until the second step has run."""
+    warm_up()
     step, *_ = trainer(name, optimizer, way)
-    started = cpu_seconds()
+    now = cpu_seconds if DEVICE == "cpu" else clock
+    started = now()
     for _ in range(2 if way == "two compiles" else 3):  # the first of ours makes the optimizer's state
         step()
-    return cpu_seconds() - started
+    return now() - started
 
 
 def fifty_steps(name, optimizer, _):
@@ -146,8 +198,7 @@ def fifty_steps(name, optimizer, _):
     torch.set_num_threads(1)
     ends = []
     for way in ("eager", "foregrad eager"):
-        torch.manual_seed(0)
-        model, loss_of = MODELS[name]()
+        model, loss_of = seeded(name)
         made = OPTIMIZERS[optimizer](model.parameters())
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(made, 50)
 
@@ -177,6 +228,7 @@ CHILDREN = {f.__name__: f for f in (on_eager_kernels, with_inductor, cold, fifty
 
 
 def main():
+    global DEVICE
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="mlp-20 with SGD, 5 rounds, unless others are given")
     parser.add_argument("--models", nargs="*", choices=list(MODELS))
@@ -184,9 +236,12 @@ def main():
     parser.add_argument("--parts", nargs="*", choices=["kernels", "graphs", "inductor"])
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--patience", type=float, default=900, help="seconds for one run of one model")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--json", type=Path, help="a file that gets the figures as they come")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--child", nargs="*", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    DEVICE = arguments.device
     if arguments.child:
         kind, *rest = arguments.child
         print(json.dumps(CHILDREN[kind](*rest)))
@@ -194,7 +249,7 @@ def main():
     rounds = arguments.rounds or (5 if arguments.quick else 20)
     models = arguments.models or (["mlp-20"] if arguments.quick else list(MODELS))
     optimizers = arguments.optimizers or (["SGD"] if arguments.quick else list(OPTIMIZERS))
-    parts = arguments.parts or ["kernels", "graphs", "inductor"]
+    parts, found = arguments.parts or ["kernels", "graphs", "inductor"], []
     for name in models:
         for optimizer in optimizers:
             for part in parts:
@@ -203,9 +258,21 @@ def main():
                 except RunFailed as error:
                     print(f"{name}, {optimizer}, {part} failed: {error}", flush=True)
                     continue
+                found.append({**dataclasses.asdict(section), "environment": environment()})
+                if arguments.json:
+                    arguments.json.write_text(json.dumps(found, indent=1))
                 if arguments.write:
                     keep_others(section, Path(__file__).parent / "RESULTS.json")
                     write_results([section], Path(__file__).parent)
+
+
+def section_of(title, notes, columns):
+    """A table. On a GPU it is another one, whose times are other times."""
+    if DEVICE == "cpu":
+        return Section(title, notes, columns)
+    return Section(
+        f"{title}, on a GPU", notes.replace("CPU milliseconds", "milliseconds").replace("CPU s", "s"), columns
+    )
 
 
 def with_row(section, name, optimizer, cells, found):
@@ -215,11 +282,11 @@ def with_row(section, name, optimizer, cells, found):
 
 
 def child(*what, cache, patience):
-    return in_child(*what, cache=cache, patience=patience, module="benchmarks.train_step")
+    return in_child(*what, "--device", DEVICE, cache=cache, patience=patience, module="benchmarks.train_step")
 
 
 def kernels(name, optimizer, rounds, patience):
-    section = Section(
+    section = section_of(
         "A whole training step on eager's kernels",
         "Peak of memory over the start of a step, in bytes of the parameters, and CPU milliseconds of a step, median of "
         "turns, one thread. Freed: eager's peak less ours. Ratio: our step to eager's.",
@@ -240,7 +307,7 @@ def kernels(name, optimizer, rounds, patience):
 
 
 def graphs(name, optimizer, rounds, patience):
-    section = Section(
+    section = section_of(
         "Fifty training steps with clipping and a scheduler",
         "Graphs: made over all steps, the first of which runs eagerly. Equal: losses, parameters, buffers and the "
         "optimizer's tensors after 50 steps are eager's, bit for bit.",
@@ -253,7 +320,7 @@ def graphs(name, optimizer, rounds, patience):
 
 
 def inductor(name, optimizer, rounds, patience):
-    section = Section(
+    section = section_of(
         "A whole training step with Inductor against two compiles",
         "PyTorch's: `torch.compile(model)` and `torch.compile(optimizer.step)`. Cold: CPU seconds to compile, C++ compiler "
         "included, caches empty. Step: CPU milliseconds, median of turns, one thread. Peak: as above.",
