@@ -2,8 +2,9 @@
 
     python -m benchmarks.first_step gpt2-12 mlp-200     # the usual models without arguments
     python -m benchmarks.first_step --large             # 100,000 operators, 5,000 parameters
+    python -m benchmarks.first_step mlp-200 --device cuda
 
-Seconds are CPU time of the process. In the first table both compile in one process, in turns; caches are emptied before
+Seconds are CPU time of the process, on a GPU those of the wall clock with all kernels done. In the first table both compile in one process, in turns; caches are emptied before
 each. Each row of the second has a process of its own, in which a small function was compiled before: memory is how far
 the process's peak rose from there to the end of the first backward.
 """
@@ -22,10 +23,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 import foregrad
 from benchmarks.capture import forget
 from benchmarks.common import Section, interleaved_once, ratio
+from benchmarks.inductor import seconds
 from benchmarks.models import build, first_tensor
 
 __all__ = ["DEFAULT", "LARGE", "collect", "collect_large"]
@@ -34,16 +37,19 @@ DEFAULT = ["gpt2-12", "llama-8", "bert-6", "resnet-50", "mlp-200"]
 LARGE = {"chain-100000": "at most 10 s and 1,200 MB", "parameters-5000": "at most 5 s"}
 
 
-def first_step(name: str, compile: Callable[[Any], Any]) -> Callable[[], Any]:
-    """A function that compiles a model's loss anew and runs its first forward and backward."""
-    module, args, kwargs = build(name)
+def first_step(name: str, compile: Callable[[Any], Any], device: str) -> Callable[[], Any]:
+    """A function that compiles a model's loss anew, runs its first forward and backward, and gives the seconds."""
+    built = build(name)
+    module, (args, kwargs) = built[0].to(device), tree_map_only(torch.Tensor, lambda value: value.to(device), built[1:])
 
-    def run() -> None:
+    def run() -> float:
         def loss(*args: Any, **kwargs: Any) -> torch.Tensor:
             return first_tensor(module(*args, **kwargs)).sum()
 
         module.zero_grad()
+        started = seconds(device)
         compile(loss)(*args, **kwargs).backward()
+        return seconds(device) - started
 
     return run
 
@@ -53,7 +59,7 @@ def forget_all() -> None:
     forget()
 
 
-def collect(names: list[str], rounds: int) -> Section:
+def collect(names: list[str], rounds: int, device: str = "cpu") -> Section:
     """Whole models, side by side."""
     warnings.simplefilter("ignore")
     section = Section(
@@ -64,8 +70,8 @@ def collect(names: list[str], rounds: int) -> Section:
     )
     for name in names:
         variants = {
-            "ours": first_step(name, lambda loss: foregrad.compile(loss, backend="eager")),
-            "theirs": first_step(name, lambda loss: torch.compile(loss, backend="aot_eager")),
+            "ours": first_step(name, lambda loss: foregrad.compile(loss, backend="eager"), device),
+            "theirs": first_step(name, lambda loss: torch.compile(loss, backend="aot_eager"), device),
         }
         interleaved_once(variants, 1)  # imports what both need
         times = interleaved_once(variants, rounds, dict.fromkeys(variants, forget_all))
@@ -118,12 +124,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=DEFAULT)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--large", action="store_true", help="100,000 operators, 5,000 parameters")
     options = parser.parse_args()
     if options.large:
         collect_large(options.rounds)
     else:
-        collect(options.models, options.rounds)
+        collect(options.models, options.rounds, options.device)
 
 
 if __name__ == "__main__":

@@ -171,14 +171,27 @@ def step(model, call, inputs):
     return loss
 
 
+def seconds(device):
+    """CPU seconds. On a GPU those of the wall clock, with all kernels done."""
+    if device == "cpu":
+        return cpu_seconds()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def cpu_seconds():
     """Of this process and of those that it started and waited for."""
     own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
-def peak_bytes(run):
+def peak_bytes(run, device="cpu"):
     run()
+    if device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
+        start = torch.cuda.memory_allocated()
+        run()
+        return torch.cuda.max_memory_allocated() - start
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     now = peak = 0
@@ -189,13 +202,15 @@ def peak_bytes(run):
     return peak
 
 
-def prepare():
+def prepare(device="cpu"):
     torch.set_num_threads(1)
-    import torch._inductor.config as settings
+    torch.set_float32_matmul_precision("highest" if device == "cpu" else "high")
+    if device == "cpu":
+        import torch._inductor.config as settings
 
-    settings.compile_threads = 1  # in this process, so that its children are counted
+        settings.compile_threads = 1  # in this process, so that its children are counted
     warm = torch.compile(lambda x: x.sin() + 1, backend="inductor")
-    warm(torch.ones(64, requires_grad=True)).sum().backward()
+    warm(torch.ones(64, requires_grad=True, device=device)).sum().backward()
     torch._dynamo.reset()
 
 
@@ -226,7 +241,7 @@ def run_steps(name, rounds):
     return steps_and_peaks(model, calls, inputs, rounds)
 
 
-def steps_and_peaks(model, calls, inputs, rounds):
+def steps_and_peaks(model, calls, inputs, rounds, device="cpu"):
     """By way: the median milliseconds of a step, in random turns, and the peak of its memory."""
     times = {way: [] for way in calls}
     order = list(calls.items())
@@ -234,10 +249,10 @@ def steps_and_peaks(model, calls, inputs, rounds):
     for _ in range(rounds):
         shuffle(order)  # what the one before left in the caches would favour some
         for way, call in order:
-            started = time.process_time()
+            started = seconds(device)
             step(model, call, inputs)
-            times[way].append(1e3 * (time.process_time() - started))
-    peaks = {way: peak_bytes(lambda call=call: step(model, call, inputs)) for way, call in calls.items()}
+            times[way].append(1e3 * (seconds(device) - started))
+    peaks = {way: peak_bytes(lambda call=call: step(model, call, inputs), device) for way, call in calls.items()}
     return {"step": {way: statistics.median(values) for way, values in times.items()}, "peak": peaks}
 
 

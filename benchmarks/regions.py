@@ -1,10 +1,12 @@
 """Regions compiled once: `foregrad.compile(..., regions=)` with and without, and `torch.compile`, all with Inductor.
 
     python -m benchmarks.regions [gpt2-12 gpt2-24 llama-12 bert-12 resnet-50] [--rounds 30] [--no-steps] [--write]
+    python -m benchmarks.regions gpt-12 --device cuda     # 768 wide, 8 texts of 1024 tokens
 
 Models of the library transformers, 128 wide, random weights, without dropout (each way draws numbers of its own);
-ResNet-50 is whole. `compile`, `step` and `peak` as in benchmarks/inductor.py: each compilation in a process of its own,
-with empty caches, the ways in turn; steps of all ways in one process, in turns.
+ResNet-50 is whole; `gpt-12` needs no transformers. `compile`, `step` and `peak` as in benchmarks/inductor.py: each
+compilation in a process of its own, with empty caches, the ways in turn; steps of all ways in one process, in turns.
+On a GPU seconds are those of the wall clock, kernels compile in parallel, and products are in TF32.
 """
 
 # ruff: noqa: ANN001, ANN002, ANN201
@@ -23,15 +25,22 @@ from pathlib import Path
 import torch
 
 from benchmarks.common import Section, write_results
-from benchmarks.inductor import MODELS, cpu_seconds, of_transformers, prepare, step, steps_and_peaks
+from benchmarks.inductor import GPT2, MODELS, of_transformers, prepare, seconds, step, steps_and_peaks
 
 WAYS = ("torch.compile", "regions=False", "regions=True", "regions='auto'")
 DEFAULT = ["gpt2-12", "gpt2-24", "llama-12", "bert-12", "resnet-50"]
 
 
-def built(name):
+def built(name, device):
     torch.manual_seed(0)
-    return MODELS[name]() if name in MODELS else of_transformers(name)
+    if name.startswith("gpt-"):
+        small = device == "cpu"
+        layers, width, length = int(name[4:]), 128 if small else 768, 64 if small else 1024
+        model = GPT2(layers, width, width // 64, 512 if small else 8192, length)
+        inputs = (torch.randint(0, 512, (2 if small else 8, length)),)
+    else:
+        model, inputs = MODELS[name]() if name in MODELS else of_transformers(name)
+    return model.to(device), tuple(value.to(device) for value in inputs)
 
 
 def compiled(way, model):
@@ -43,38 +52,41 @@ def compiled(way, model):
     return foregrad.compile(model, backend="inductor", regions=settings[way])
 
 
-def compile_once(name, way):
-    """In a child: CPU seconds to the end of the first backward."""
-    prepare()
-    model, inputs = built(name)
+def compile_once(name, device, way):
+    """In a child: seconds to the end of the first backward."""
+    prepare(device)
+    model, inputs = built(name, device)
     if way != "torch.compile":
         import foregrad
 
         foregrad.config.cache = False
-    started = cpu_seconds()
+    started = seconds(device)
     loss = step(model, compiled(way, model), inputs)
-    return {"cpu": cpu_seconds() - started, "loss": loss.item()}
+    return {"seconds": seconds(device) - started, "loss": loss.item()}
 
 
-def run_steps(name, ways, rounds):
+def run_steps(name, device, ways, rounds):
     """In a child: milliseconds of a step for each way, and peaks."""
     import foregrad
 
-    prepare()
+    prepare(device)
     foregrad.config.cache = False
-    model, inputs = built(name)
+    model, inputs = built(name, device)
     calls, losses = {}, {}
     for way in ways:
         torch._dynamo.reset()
         calls[way] = compiled(way, model)
         losses[way] = step(model, calls[way], inputs).item()
-    assert max(losses.values()) - min(losses.values()) < 1e-5 * max(1, abs(losses[ways[0]])), losses
-    return steps_and_peaks(model, calls, inputs, rounds)
+    tolerance = 1e-5 if device == "cpu" else 1e-2
+    assert max(losses.values()) - min(losses.values()) < tolerance * max(1, abs(losses[ways[0]])), losses
+    return steps_and_peaks(model, calls, inputs, rounds, device)
 
 
 def in_child(*arguments, cache):
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "OMP_NUM_THREADS": "1"}
-    environment |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": os.path.join(cache, "triton")}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    if "cpu" in arguments:
+        environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     command = [sys.executable, "-m", "benchmarks.regions", "--child", *map(str, arguments)]
     out = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=1800)
     if out.returncode:
@@ -89,19 +101,23 @@ def main():
     parser.add_argument("--ways", nargs="*", default=list(WAYS[:3]))
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--compiles", type=int, default=1)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--no-steps", action="store_true")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--child", nargs="*", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        kind, name, detail, *more = arguments.child
-        found = compile_once(name, detail) if kind == "compile" else run_steps(name, more, int(detail))
+        kind, name, device, detail, *more = arguments.child
+        found = compile_once(name, device, detail) if kind == "compile" else run_steps(name, device, more, int(detail))
         print(json.dumps(found))
         return
     section = Section(
-        "Regions compiled once",
+        "Regions compiled once" if arguments.device == "cpu" else "Regions compiled once, on a GPU",
         "CPU seconds to the end of the first backward with cold caches, C++ compiler included; CPU milliseconds of a "
-        "step, one thread; MB over the start of a step. In brackets the ratio to torch.compile's.",
+        "step, one thread; MB over the start of a step. In brackets the ratio to torch.compile's."
+        if arguments.device == "cpu"
+        else "Seconds of the wall clock to the end of the first backward with cold caches; milliseconds of a step, all "
+        "kernels done; MB over the start of a step. In brackets the ratio to torch.compile's.",
         ["model", "way", "compile, s", "step, ms", "peak, MB"],
     )
     for name in arguments.models:
@@ -111,18 +127,18 @@ def main():
 
 
 def compare(name, arguments, section):
-    ways = arguments.ways
+    ways, device = arguments.ways, arguments.device
     spent = {way: [] for way in ways}
     with tempfile.TemporaryDirectory() as cache:
         for _ in range(arguments.compiles):
             for way in ways:
                 with tempfile.TemporaryDirectory() as empty:
-                    spent[way].append(in_child("compile", name, way, cache=empty)["cpu"])
+                    spent[way].append(in_child("compile", name, device, way, cache=empty)["seconds"])
                     shutil.copytree(empty, cache, dirs_exist_ok=True)
         if arguments.no_steps:
             measured = {"step": dict.fromkeys(ways, 0.0), "peak": dict.fromkeys(ways, 0)}
         else:
-            measured = in_child("steps", name, arguments.rounds, *ways, cache=cache)
+            measured = in_child("steps", name, device, arguments.rounds, *ways, cache=cache)
     for way in ways:
         values = [statistics.median(spent[way]), measured["step"][way], measured["peak"][way] / 1e6]
         base = [statistics.median(spent[ways[0]]), measured["step"][ways[0]], measured["peak"][ways[0]] / 1e6]
