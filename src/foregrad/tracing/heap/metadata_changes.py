@@ -91,7 +91,8 @@ class MetadataChanges:
         if not is_tensor or (tensor.is_conj(), tensor.is_neg()) != (rest[0].is_conj(), rest[0].is_neg()):
             raise UnsupportedMutationError(
                 f"`set_` with a storage, or a lazy conjugate, at {user_line(rec.origins.here())} can't be captured. "
-                "Give `set_` a plain tensor, or do it outside the compiled function."
+                "Give `set_` a plain tensor, or do it outside the compiled function. (LSTM, GRU and RNN of cuDNN do it "
+                "with their weights.)"
             )
         if torch.is_grad_enabled() and (tensor.requires_grad or rest[0].requires_grad):
             raise set_with_gradients(user_line(rec.origins.here()))
