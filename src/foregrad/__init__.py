@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .explanation.explanation import Explanation
     from .frontend.eager_region import eager_region
     from .frontend.fakify import construct_fake_mode, process_inputs
+    from .frontend.region import region
     from .fusion import mem_efficient_fusion_kwargs, memory_efficient_fusion, ts_compile
     from .graph.joint import JointGraph
     from .graph.partitioned import Partitioned
@@ -119,6 +120,7 @@ __all__ = [
     "pareto",
     "partition",
     "process_inputs",
+    "region",
     "register_backend",
     "save_only_these_names",
     "set_logs",
@@ -146,6 +148,7 @@ _HOMES = {
     "explanation.explanation": "Explanation",
     "frontend.eager_region": "eager_region",
     "frontend.fakify": "construct_fake_mode process_inputs",
+    "frontend.region": "region",
     "fusion": "mem_efficient_fusion_kwargs memory_efficient_fusion ts_compile",
     "graph.joint": "JointGraph",
     "graph.partitioned": "Partitioned",

@@ -150,7 +150,7 @@ def test_a_layer_with_a_hook_is_not_merged():
 
 def test_nothing_is_outlined_where_nothing_repeats_or_it_was_not_asked_for():
     joint = foregrad.capture(lambda x: (x @ WEIGHTS[0]).sin(), x())
-    assert outlined(joint.module, always=True, several=2) is joint.module
+    assert outlined(joint.module, regions=True, several=2) is joint.module
     short = foregrad.capture(lambda x: loop(x, times=3), x()).module
     assert outlined(short) is short
     watching = Watching()
@@ -168,13 +168,90 @@ def test_compilers_that_do_not_opt_in_get_the_plain_graph():
     foregrad.compile(loop, backend=compiler, regions=True)(x())
     assert role_of(graphs[0]).regions is True
     assert calls_of(graphs[0]) == []
-    assert len(calls_of(outlined(graphs[0], always=True, several=2))) >= 8
+    assert len(calls_of(outlined(graphs[0], regions=True, several=2))) >= 8
+
+
+# ------------------------------------------------------------------------------------------------ what is marked
+
+
+@foregrad.region
+def marked(x, w):
+    return torch.relu(x @ w) + x
+
+
+def test_a_marked_function_is_one_region_wherever_it_is_called_and_whatever_regions_says():
+    def f(x):
+        return marked(marked(marked(x, WEIGHTS[0]).sin(), WEIGHTS[1]).cos().exp(), WEIGHTS[2]).sum()
+
+    for regions in (False, "auto", True):
+        watching = Watching()
+        value = x()
+        foregrad.compile(f, backend=watching, regions=regions)(value).backward()
+        forward, backward = watching.calls
+        assert max(forward.values()) == 3
+        assert max(backward.values()) == 2  # the last one's tangent is an expanded number
+        other = x()
+        f(other).backward()
+        assert torch.equal(value.grad, other.grad)
+
+
+def test_a_marked_module_is_one_region():
+    module = nn.Sequential(*(foregrad.region(nn.Sequential(nn.Linear(8, 8), nn.Tanh())) for _ in range(4)))
+    watching = Watching()
+    y = foregrad.compile(copy.deepcopy(module), backend=watching)(x())
+    y.sum().backward()
+    assert max(watching.calls[0].values()) == 4
+    assert torch.equal(y, module(x()))
+
+
+def test_marked_calls_that_differ_are_apart():
+    scaled = foregrad.region(lambda x, factor: (x * factor).sin())
+    watching = Watching()
+
+    def f(x):
+        for factor in (2.0, 3.0, 2.0, 3.0, 4.0):
+            x = scaled(x, factor)
+        return x
+
+    y = foregrad.compile(f, backend=watching)(x())
+    assert sorted(watching.calls[0].values()) == [2, 2]
+    assert torch.equal(y, f(x()))
+
+
+def test_of_marks_inside_one_another_the_innermost_counts():
+    inner = foregrad.region(lambda x: x.sin() * 2)
+    outer = foregrad.region(lambda x, w: inner(inner(x) @ w))
+    watching = Watching()
+    foregrad.compile(lambda x: outer(outer(x, WEIGHTS[0]), WEIGHTS[1]), backend=watching)(x().detach())
+    assert sorted(watching.calls[0].values()) == [2, 4]
+
+
+def test_dynamo_goes_through_a_mark():
+    def f(x):
+        return marked(marked(x, WEIGHTS[0]), WEIGHTS[1]).sum()
+
+    watching = Watching()
+    call = torch.compile(f, backend="foregrad", options={"backend": watching}, fullgraph=True)
+    assert torch.equal(call(x()), f(x()))
+
+
+def test_what_a_marked_function_reads_is_guarded():
+    factor = [2.0]
+    scaled = foregrad.region(lambda x: x * factor[0])
+    f = foregrad.compile(lambda x: scaled(scaled(x)), backend="eager")
+    for factor[0] in (2.0, 3.0):
+        assert torch.equal(f(torch.ones(3)), torch.full((3,), factor[0] ** 2))
+
+
+def test_a_class_is_not_marked():
+    with pytest.raises(TypeError, match="Mark a class's `forward`"):
+        foregrad.region(nn.Linear)
 
 
 def test_nodes_to_keep_out_are_in_no_region():
     module = foregrad.capture(loop, x()).module
     keep = {node for node in module.graph.nodes if node.target is torch.ops.aten.tanh.default}
-    made = outlined(module, keep, always=True, several=2)
+    made = outlined(module, keep, regions=True, several=2)
     assert sum(node.target is torch.ops.aten.tanh.default for node in made.graph.nodes) == 9
 
 
@@ -188,7 +265,7 @@ def test_writes_are_in_no_region():
             value.meta["val"] = torch.zeros(3)
     graph.output((value,))
     module = torch.fx.GraphModule({}, graph)
-    assert outlined(module, always=True, several=2) is module
+    assert outlined(module, regions=True, several=2) is module
 
 
 # ------------------------------------------------------------------------------------------------ memory
@@ -405,6 +482,18 @@ class Block(nn.Module):
     def forward(self, x):
         y = nn.functional.gelu(self.up(self.norm(x)))
         return x + nn.functional.dropout(self.down(y), self.p, self.training)
+
+
+@needs_compiler
+def test_inductor_compiles_marked_calls_once(compiled_graphs):
+    def f(x):
+        return (marked(marked(marked(x, WEIGHTS[0]).sin(), WEIGHTS[1]).cos(), WEIGHTS[2]) * 2).sum()
+
+    value, other = x(), x()
+    foregrad.compile(f, backend="inductor")(value).backward()
+    f(other).backward()
+    torch.testing.assert_close(value.grad, other.grad)
+    assert len(compiled_graphs) > 2
 
 
 def stack_of(p, layers=12):

@@ -304,6 +304,7 @@ def skip_foregrad() -> None:
     if rules is not None and package not in rules.SKIP_DIRS:
         rules.SKIP_DIRS += [package, "<foregrad"]
         rules._recompile_re()
+        rules.get_mod_inlinelist().add(f"{package}/frontend/region.py")  # around functions of the user's
 
 
 def known_backends() -> list[str]:

@@ -50,7 +50,9 @@ from . import (
 from .function_classes import FunctionClasses, is_function_class
 from .stand_ins import is_stand_in
 
-__all__ = ["MARK", "Hooks", "applied_function", "hooks_off", "patched", "region_runner", "swapping"]
+__all__ = [
+    "MARK", "REGION", "Hooks", "applied_function", "call_marked", "hooks_off", "patched", "region_runner", "swapping"
+]  # fmt: skip
 
 
 RunRegion = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
@@ -88,6 +90,12 @@ class Hooks:
 
     def leave_module(self) -> None:
         """Called when a module's call ends."""
+
+    def enter_region(self) -> None:
+        """Called when a function marked by `foregrad.region` is called."""
+
+    def leave_region(self) -> None:
+        """Called when the call of such a function ends."""
 
     def swap(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with a stand-in for each real tensor."""
@@ -140,6 +148,8 @@ _original_register = _registers.__dict__["_register_hook"]
 
 MARK = "_foregrad_eager_region"
 """The attribute of modules that are eager regions."""
+REGION = "_foregrad_region"
+"""The attribute of modules that `foregrad.region` marked."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -171,6 +181,19 @@ def _call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         return _original_call(self, *args, **kwargs)
     finally:
         hooks.leave_module()
+
+
+@runs_user_code
+def call_marked(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function that `foregrad.region` marked."""
+    hooks: Hooks | None = getattr(_active, "hooks", None)
+    if hooks is None:
+        return function(*args, **kwargs)
+    hooks.enter_region()
+    try:
+        return function(*args, **kwargs)
+    finally:
+        hooks.leave_region()
 
 
 def _set(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -59,7 +59,7 @@ def eager_compiler(gm: torch.fx.GraphModule, example_inputs: Sequence[Any] | Non
     """
     role = role_of(gm)
     if role.regions is True:
-        gm = outlined(gm, always=True, several=2)
+        gm = outlined(gm, regions=True, several=2)
     return render_graph(gm, example_inputs, updates=role.updates)
 
 

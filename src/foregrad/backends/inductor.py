@@ -45,7 +45,7 @@ from ..passes.aliasing import copy_shared_results, results_of
 from ..passes.decompose import decompose
 from ..passes.numbers import known_first, numbers_in_a_tensor
 from ..passes.regions import called_region, outlined
-from ..passes.repeats import is_view, layout_key
+from ..passes.repeats import has_marked_calls, is_view, layout_key
 from .convolutions import with_weights_laid_out
 from .eager import eager_compiler
 from .results import promised
@@ -191,11 +191,11 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
     else:
         copy = make_graph_module(gm, copied(gm.graph), "GraphModule")
     foreign = _foreign(copy)
-    if role.regions and not inductor.uses_cudagraphs():
+    if (role.regions or has_marked_calls(copy.graph)) and not inductor.uses_cudagraphs():
         if LAID_OUT in gm.meta:  # Inductor chooses the strides of values computed from such residuals
             inductor.propagate(copy, example_inputs, _fake_mode(example_inputs), _with_values(copy), layout_key)
             respecify(copy.graph)
-        whole = outlined(copy, foreign, always=role.regions is True)
+        whole = outlined(copy, foreign, regions=role.regions)
         if whole is not copy:
             try:
                 with kernels_together():

@@ -160,8 +160,8 @@ def called_bare(
     """The compiler's result for a graph made of `joint`, and the strides that it reported for the graph's results."""
     is_own = _is_own(compiler)
     graph = module if is_own else _for_others(module, joint, role)
-    if role.regions and getattr(compiler, "takes_regions", False):
-        graph = outlined(graph, always=True, several=2) if role.regions is True else outlined(graph)
+    if getattr(compiler, "takes_regions", False):
+        graph = outlined(graph, regions=role.regions, several=2 if role.regions is True else None)
     role.put_on(graph)
     example_inputs = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
     phase, name, reported = role.phase, joint.name, None

@@ -31,11 +31,16 @@ _MANY, _SEVERAL = 8, 16  # copies, and operators in each, at which outlining beg
 
 
 def outlined(
-    gm: fx.GraphModule, keep_out: Collection[fx.Node] = (), *, always: bool = False, several: int = _SEVERAL
+    gm: fx.GraphModule,
+    keep_out: Collection[fx.Node] = (),
+    *,
+    regions: bool | str = "auto",
+    several: int | None = None,
 ) -> fx.GraphModule:
-    """The graph with calls of its regions that have eight copies or more, `always` two; `gm` itself where none has.
+    """The graph with calls of its repeated regions; `gm` itself where there are none.
 
-    `several`: the least number of operators that compute in each copy.
+    `regions`: "auto" takes those that have eight copies or more, True two; False only what `foregrad.region` marked,
+    which all take. `several`: the least number of operators that compute in each copy, by default 16.
     Nodes in `keep_out` stay in the graph.
 
     Examples:
@@ -48,17 +53,17 @@ def outlined(
         >>> print(len(graph.graph.nodes), len(outlined(graph, several=2).graph.nodes))
         29 21
     """
-    fewest = 2 if always else _MANY
-    candidates = (_Region.of(repeat) for repeat in find_repeats(gm.graph, keep_out, fewest=fewest, several=several))
-    regions = [region for region in candidates if region is not None]
-    if not regions:
+    fewest = _MANY if regions == "auto" else 2 if regions else 0
+    repeats = find_repeats(gm.graph, keep_out, fewest=fewest, several=several or _SEVERAL)
+    found = [region for repeat in repeats if (region := _Region.of(repeat)) is not None]
+    if not found:
         return gm
     stem = "region"
     while hasattr(gm, f"{stem}_0") or any(node.name.startswith(stem) for node in gm.graph.nodes):
         stem += "_"
-    modules = {f"{stem}_{number}": region.module(gm) for number, region in enumerate(regions)}
-    ends = {copy[-1]: call for call in zip(modules, regions, strict=True) for copy in call[1].repeat.copies}
-    inside = {node for region in regions for copy in region.repeat.copies for node in copy}
+    modules = {f"{stem}_{number}": region.module(gm) for number, region in enumerate(found)}
+    ends = {copy[-1]: call for call in zip(modules, found, strict=True) for copy in call[1].repeat.copies}
+    inside = {node for region in found for copy in region.repeat.copies for node in copy}
     copier = GraphCopier()
     for node in gm.graph.nodes:
         if node.op == "placeholder":
@@ -70,8 +75,9 @@ def outlined(
         elif node in ends:
             title, region = ends[node]
             region.call(copier, title, node)
-    constants = {str(node.target) for node in copier.graph.nodes if node.op == "get_attr"}
-    result = make_graph_module({path: operator.attrgetter(path)(gm) for path in constants} | modules, copier.graph)
+    paths = {str(node.target) for node in copier.graph.nodes if node.op in ("get_attr", "call_module")}
+    given = {path: operator.attrgetter(path)(gm) for path in paths.difference(modules)}
+    result = make_graph_module(given | modules, copier.graph)
     result.meta.update(gm.meta)
     return result
 

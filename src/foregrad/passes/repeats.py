@@ -3,7 +3,8 @@
 Structure is the key: operators, constants, shapes, strides, dtypes, devices, which value reads which, which operands
 are equal, which values the graph returns. Names of modules only choose between equally good places to cut.
 
-A row of copies is a stretch of the graph's order in which equal operators come again at one distance. The stretch is
+Calls of what `foregrad.region` marked are compared with one another, wherever they are. Apart from these, a
+row of copies is a stretch of the graph's order in which equal operators come again at one distance. The stretch is
 cut where the fewest bytes pass from one copy to the next; copies at its ends that are wired differently are peeled off.
 A copy is a stretch of a topological order, so it is convex: nothing outside lies between two of its nodes. Sizes,
 seeds, and views that come once, if they need nothing but inputs, belong to no copy: they can be computed before all.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
@@ -27,7 +29,7 @@ from .._torch.graphs import symbols_in
 from ..graph.meta import TensorSpec, nbytes_of
 from ..tracing.tape.opinfo import op_info
 
-__all__ = ["Repeat", "find_repeats", "is_view", "layout_key", "layout_of", "structure_of"]
+__all__ = ["Repeat", "find_repeats", "has_marked_calls", "is_view", "layout_key", "layout_of", "structure_of"]
 
 _FEWEST = 2  # operators in a copy
 _CANDIDATES = 24  # distances that are tried
@@ -36,7 +38,7 @@ _TRIES = 12  # rows of copies that are tried in a stretch
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Repeat:
-    """A row of equal copies, in their order.
+    """Equal copies, in their order.
 
     * `copies[j][r]`: node r of copy j. Node r is the same operator in each.
     * `inputs[j][q]`: the outside value that copy j reads as operand q; equal operands are one. Constants of the
@@ -57,11 +59,15 @@ def find_repeats(
     """The repeated regions of a graph that have at least `fewest` copies, in the order of their first nodes.
 
     Regions do not overlap, and have no nodes in `keep_out`. A copy has at least `several` operators that compute:
-    smaller copies are joined.
+    smaller copies are joined. Neither holds for calls that are marked; with `fewest=0` only these are found.
     """
+    if not fewest and not has_marked_calls(graph):
+        return ()
     order = _Order(graph, keep_out)
-    repeats: list[Repeat] = []
-    waiting = [(0, len(order.nodes))]
+    repeats = order.marked()
+    marked = sorted(order.place[node] for repeat in repeats for copy in repeat.copies for node in copy)
+    waiting = list(itertools.pairwise([-1, *marked, len(order.nodes)])) if fewest else []
+    waiting = [(before + 1, after) for before, after in waiting if after - before > _FEWEST]
     while waiting:
         start, stop = waiting.pop()
         for first, length, count in order.rows(start, stop, several):
@@ -76,11 +82,17 @@ def find_repeats(
     return tuple(sorted(repeats, key=lambda repeat: order.place[repeat.copies[0][0]]))
 
 
+def has_marked_calls(graph: fx.Graph) -> bool:
+    """Whether the graph has calls of what `foregrad.region` marked."""
+    return any(dict.get(node.meta, "marked_call") for node in graph.nodes)
+
+
 class _Order:
     """The operators of a graph in their order, with equal numbers for equal operators."""
 
     def __init__(self, graph: fx.Graph, keep_out: Collection[fx.Node]) -> None:
         *nodes, output = graph.nodes
+        self.keep_out = keep_out
         ahead: set[fx.Node] = set()  # nodes that can be computed before all copies
         self.nodes: list[fx.Node] = []
         for node in nodes:
@@ -103,6 +115,21 @@ class _Order:
 
     def _key(self, node: fx.Node) -> Any:
         return structure_of(node, _kind_of_operand), node in self.returned
+
+    def marked(self) -> list[Repeat]:
+        """The marked calls that are equal to others, but for what is returned; parts of calls that other nodes cut."""
+        rows: dict[Any, list[list[fx.Node]]] = {}
+        for call, stretch in itertools.groupby(self.nodes, key=self._marked_call):
+            nodes = list(stretch)
+            if call and not all(map(is_view, nodes)):
+                keys = tuple(structure_of(node, _kind_of_operand) for node in nodes)
+                rows.setdefault((keys, self._wiring(nodes)[0]), []).append(nodes)
+        return [self._described(copies) for copies in rows.values() if len(copies) > 1]
+
+    def _marked_call(self, node: fx.Node) -> int:
+        """The number of the marked call that a node is in; 0 if in none, or in no region."""
+        call: int = dict.get(node.meta, "marked_call", 0)
+        return call if call and _may_repeat(node) and node not in self.keep_out else 0
 
     def rows(self, start: int, stop: int, several: int) -> list[tuple[int, int, int]]:
         """(first, length, count) of rows of copies in a stretch, by the nodes they cover, the shortest copies first."""

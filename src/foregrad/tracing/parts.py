@@ -182,6 +182,12 @@ class CaptureParts(Host):
     def leave_module(self) -> None:
         self.origins.leave()
 
+    def enter_region(self) -> None:
+        self.origins.begin()
+
+    def leave_region(self) -> None:
+        self.origins.end()
+
     def read(self, module: torch.nn.Module, name: str) -> None:
         self.reads.note(module, name)
 

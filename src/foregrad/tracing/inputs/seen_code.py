@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..._torch.distributed import data_parallel
+from ..._torch.patches import REGION
 from ..._torch.plain_types import PlainTypes
 from ...errors import UnsupportedOpError
 from ...frontend.call import FlatCall
@@ -57,7 +58,8 @@ class SeenCode:
         """The code of a module runs."""
         self._check(data_parallel(module))
         self.modules[id(module)] = module
-        self.origins.enter(self.names.get(id(module)) or type(module).__name__, type(module).__qualname__)
+        name, kind = self.names.get(id(module)) or type(module).__name__, type(module).__qualname__
+        self.origins.enter(name, kind, is_marked=REGION in vars(module))
 
     def _check(self, wrapper: str | None) -> None:
         """Raise for a call of a module that talks to other processes: it must do so in each call, and in none more."""

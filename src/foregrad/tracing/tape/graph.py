@@ -158,6 +158,8 @@ class _Builder:
             origin = self.tape.origins.get(entry.sequence_nr)
         if origin is not None:
             late.origin, late.modules_key = origin, _MODULES[entry.is_backward]
+            if origin.marked_call:
+                meta["marked_call"] = origin.marked_call
             if entry.is_backward and entry.target is torch.ops.aten.add.Tensor and len(_tensor_args(entry)) == 2:
                 late.prefix = _ACCUMULATION
                 meta["is_gradient_acc"] = True

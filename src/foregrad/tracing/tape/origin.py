@@ -31,20 +31,23 @@ class _SourceLine(NamedTuple):
 class Origin:
     """The stack of user frames, innermost first, and the path of modules that were running.
 
+    `marked_call` is the number of the innermost call that ran of a function or module marked by `foregrad.region`.
     `metadata` is of the node that the innermost line stands for, in code that was made of another graph.
     """
 
-    __slots__ = ("frames", "metadata", "modules")
+    __slots__ = ("frames", "marked_call", "metadata", "modules")
 
     def __init__(
         self,
         frames: tuple[tuple[CodeType | _SourceLine, int], ...],
         modules: tuple[tuple[str, str], ...],
         metadata: Mapping[str, Any] | None = None,
+        marked_call: int = 0,
     ) -> None:
         self.frames = frames
         self.modules = modules
         self.metadata = metadata
+        self.marked_call = marked_call
 
     def text(self) -> str:
         """As in a traceback, outermost first: the form that `node.meta["stack_trace"]` has."""
@@ -66,6 +69,7 @@ class Origins:
     def __init__(self, root: CodeType) -> None:
         self.root = root
         self.modules: list[tuple[str, str]] = []
+        self._marked_calls, self._calls = 0, [0]  # how many there were; the innermost one, for each call that runs
         self._last: tuple[Any, int, Origin] | None = None
 
     def here(self) -> Origin:
@@ -95,18 +99,28 @@ class Origins:
                     frames += known.frames
                     metadata = metadata or known.metadata
             frame = frame.f_back
-        origin = Origin(tuple(frames), tuple(modules), metadata)
+        origin = Origin(tuple(frames), tuple(modules), metadata, self._calls[-1])
         if first is not None:
             self._last = (first, first.f_lineno, origin)
         return origin
 
-    def enter(self, name: str, kind: str) -> None:
-        """A module's call begins; one line may call several, so what was found for the line no longer holds."""
+    def enter(self, name: str, kind: str, *, is_marked: bool) -> None:
+        """A module's call begins."""
         self.modules.append((name, kind))
-        self._last = None
+        self.begin(is_marked=is_marked)
 
     def leave(self) -> None:
         self.modules.pop()
+        self.end()
+
+    def begin(self, *, is_marked: bool = True) -> None:
+        """A call begins; one line may have several, so what was found for the line no longer holds."""
+        self._marked_calls += is_marked
+        self._calls.append(self._marked_calls if is_marked else self._calls[-1])
+        self._last = None
+
+    def end(self) -> None:
+        self._calls.pop()
         self._last = None
 
     def resume(self, root: CodeType) -> None:

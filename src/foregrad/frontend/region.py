@@ -1,0 +1,56 @@
+"""The mark of a repeated region: a function or module that is compiled once, however often a graph calls it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from .._torch.patches import REGION, call_marked
+
+__all__ = ["region"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def region(fn: F) -> F:
+    """Mark a function, a method or a module that is called several times; usable as a decorator.
+
+    In a compiled function, calls of it that compute the same thing are compiled once, forward and backward, and called
+    at each place, whatever `regions` says, from two calls on, wherever they are. Calls that differ in an operator, a
+    constant, a shape or in what they share are compiled apart. Nothing else changes: outside of a compiled function
+    the mark says nothing, and so it does behind `torch.compile`, where Dynamo takes calls apart. Of marks inside one
+    another the innermost counts.
+
+    Backends that take regions heed it: Inductor, and compilers with a true attribute `takes_regions`.
+
+    Returns:
+        The marked function; of a module, that module.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> @foregrad.region
+        ... def layer(x, w):
+        ...     return torch.relu(x @ w) + x
+        >>> f = foregrad.compile(lambda x, w, v: layer(layer(x, w).sin(), v), backend="eager")
+        >>> f(torch.ones(1, 2), torch.eye(2), torch.eye(2))
+        tensor([[1.8186, 1.8186]])
+    """
+    if isinstance(fn, torch.nn.Module):
+        fn.__dict__[REGION] = True
+        return fn
+    if isinstance(fn, type) or not callable(fn):
+        raise TypeError(
+            f"foregrad.region marks a function, a method or a module, not {fn!r}. Mark a class's `forward`, or an "
+            "object made of it."
+        )
+
+    @functools.wraps(fn)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return fn(*args, **kwargs)
+        return call_marked(fn, args, kwargs)
+
+    return marked  # type: ignore[return-value]
