@@ -109,3 +109,62 @@ def test_every_optimizer_with_a_scheduler_inside(optimizer, foreach):
 @pytest.mark.parametrize("optimizer", ["momentum", "AdamW"])
 def test_every_scheduler(optimizer, scheduler, inside):
     check(optimizer, scheduler, None, inside=inside)
+
+
+def counting(graphs):
+    def compiler(gm, example_inputs):
+        graphs.append(gm)
+        return gm
+
+    return compiler
+
+
+@pytest.mark.parametrize("foreach", [True, False])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_first_graph_that_is_compiled_serves_every_step(optimizer, foreach):
+    """A number read from a tensor that the call has written differs in the next call: it is symbolic from the first."""
+    ways = 2 if optimizer == "RAdam" else 1
+    model, graphs = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)), []
+    made = OPTIMIZERS[optimizer](list(model.parameters()), foreach=foreach)
+
+    @foregrad.compile(backend=counting(graphs))
+    def step(x):
+        model(x).square().mean().backward()
+        made.step()
+        made.zero_grad()
+
+    step(torch.ones(2, 4))  # makes the state
+    step(torch.ones(2, 4))
+    before = len(graphs)
+    for _ in range(8):
+        step(torch.ones(2, 4))
+    assert before == 1
+    assert len(graphs) <= ways
+
+
+USES_OF_A_COUNT = {
+    "arithmetic": lambda x, n: x / (1 - 0.9**n),
+    "a branch": lambda x, n: x * 2 if n > 3 else x,
+    "text": lambda x, n: x + len(f"{n:.1f}"),
+    "an index": lambda x, n: x[: int(n) % 3 + 1],
+    "a value in a list": lambda x, n: x + [1.0, 2.0, 3.0][int(n) % 3],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+@pytest.mark.parametrize("use", USES_OF_A_COUNT)
+def test_a_count_that_the_call_raises_and_reads(use, dtype):
+    """Where it can't be symbolic, its value is decided on, as before."""
+    found = []
+    for wrap in (lambda function: function, compiled):
+        count = torch.zeros((), dtype=dtype)
+
+        def function(x, count=count):
+            count.add_(1)
+            return USES_OF_A_COUNT[use](x, count.item())
+
+        call = wrap(function)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", foregrad.errors.ForegradWarning)  # of those that go eager in the end
+            found.append([call(torch.ones(4)) for _ in range(6)] + [count])
+    assert is_same(*found)

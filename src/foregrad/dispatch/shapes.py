@@ -94,7 +94,7 @@ class SizesSeen:
         """The call with the symbolic dimensions, and the lines that read symbolic numbers, noted on it."""
         if self._hopeless:
             return call
-        if self.dynamic is not False and (self.varied or any(s.decides for s in specializations)):
+        if self.dynamic is not False:
             call = dataclasses.replace(call, varied=self.varied | numbers_read(specializations))
         if self.dynamic is not False and not self._closed:
             call = dataclasses.replace(call, sizes=sizes_found(specializations), every_size=bool(self.dynamic))

@@ -12,6 +12,7 @@ from ..frontend.call import FlatCall
 from ..graph.source import Names, compile_source
 from ..phases import compiling, phase
 from ..runtime.render import render_run
+from ..tracing.tape.again import NumberVaries
 from ..tracing.values.draws import DrawsDiffer
 from .guards import CallGuards
 from .numbers import ConstantNumbers, fixed_numbers
@@ -37,7 +38,13 @@ class Specializer:
         """Capture, partition, compile and render for this call. `specializations`: the graphs so far."""
         with compiling(self.name):
             call = self.sizes.observe(call, specializations)
-            call, product = self._build(call)
+            while True:
+                try:
+                    call, product = self._build(call)
+                    break
+                except NumberVaries as found:
+                    self.sizes.varied |= {found.where}
+                    call = dataclasses.replace(call, varied=self.sizes.varied)
             with phase("guards"):
                 return self._rendered(call, product)
 
@@ -85,7 +92,7 @@ class Specializer:
             self.sizes.make_constant(call.paths[i] for i in constants)
             call = dataclasses.replace(call, numbers=call.numbers - constants)
         closed = dataclasses.replace(call, sizes=None)
-        static = dataclasses.replace(closed, dynamic={}, varied=frozenset())
+        static = dataclasses.replace(closed, dynamic={}, varied=None if call.varied else call.varied)
         # Each try, and what to note as hopeless if only a later try works.
         tries: list[tuple[FlatCall, Callable[[], None]]] = []
         if call.may_open_sizes:
@@ -119,7 +126,7 @@ class Specializer:
         error = product.captured.joint.error
         if error is None or (type(error), str(error)) in self._errors:
             return False
-        static = dataclasses.replace(call, sizes=None, dynamic={}, varied=frozenset(), numbers=frozenset())
+        static = dataclasses.replace(call, sizes=None, dynamic={}, varied=None, numbers=frozenset())
         try:
             plain = self.pipeline.build(static, self.name, self.config).captured.joint.error
         except Exception:

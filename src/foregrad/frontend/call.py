@@ -30,7 +30,8 @@ class FlatCall:
 
     `slots` says of leaves what they are, where a front end knows better than their paths (parameters, say).
     `dynamic[i]` has, for each dimension of leaf i that may vary from call to call, its least and greatest size.
-    `varied` are the lines of the program at which earlier captures read different numbers from tensors.
+    `varied` are the lines of the program that read numbers from tensors which differ from call to call (None: each
+    number is a part of the program).
     `numbers` are the leaves that are plain numbers, others in earlier captures: they may vary.
     `sizes`: by line, the numbers of elements found there by earlier captures: another one may vary (None: none may);
     `every_size`: each may, from the first capture on.
@@ -47,7 +48,7 @@ class FlatCall:
     first_of: tuple[int, ...]
     slots: Mapping[int, Slot] = dataclasses.field(default_factory=dict)
     dynamic: Mapping[int, Mapping[int, tuple[int | None, int | None]]] = dataclasses.field(default_factory=dict)
-    varied: frozenset[str] = frozenset()
+    varied: frozenset[str] | None = None
     numbers: frozenset[int] = frozenset()
     sizes: Mapping[str, frozenset[int]] | None = None
     every_size: bool = False

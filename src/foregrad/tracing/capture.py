@@ -16,7 +16,7 @@ from ..interrupts import held
 from .captured import Captured
 from .options import Learned, Options
 from .run import CaptureRun
-from .tape.again import CaptureAgain, SharedClosureFound
+from .tape.again import CaptureAgain, NumberVaries, SharedClosureFound
 from .tape.collection import paused_collection
 
 __all__ = ["Captured", "capture_call"]
@@ -45,6 +45,8 @@ def capture_call(
             try:
                 with held, paused_collection():
                     captured = run.run(lifted)
+            except NumberVaries:
+                raise  # whether numbers may be symbolic is not up to one capture
             except CaptureAgain as found:
                 if isinstance(found, SharedClosureFound) and found.source is not None:
                     lifted.append((found.tensor, found.source))

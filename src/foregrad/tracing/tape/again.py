@@ -6,11 +6,19 @@ import torch
 
 from ...frontend.sources import Source
 
-__all__ = ["CaptureAgain", "SharedClosureFound"]
+__all__ = ["CaptureAgain", "NumberVaries", "SharedClosureFound"]
 
 
 class CaptureAgain(BaseException):
     """Raised to start capture over, knowing more. No error, and nothing for the user's code to catch."""
+
+
+class NumberVaries(CaptureAgain):
+    """Raised to start over with the numbers symbolic that the line `where` reads from tensors."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(f"the number read at {where} is of a tensor that the call has changed")
+        self.where = where
 
 
 class SharedClosureFound(CaptureAgain):

@@ -22,6 +22,7 @@ from ..._torch.symbols import symbol_made
 from ...errors import UnsupportedDataDependentError
 from ...graph.meta import TensorSpec
 from ..heap.views import Emit
+from ..tape.again import NumberVaries
 from ..tape.tape import Entry, Tape, entries_in, map_entries
 from .prefix import Prefix, UnknownValue
 from .sizes import OpenCall, SizedCall, shapes_of
@@ -56,7 +57,8 @@ class Decisions:
     """The values read so far in one capture.
 
     `real_of(entry)` gives the tensor behind an input's entry, None for an entry that is no input. `varied` are the
-    lines at which another number was read by an earlier capture. `checks`: they are made before a value is read.
+    lines at which numbers are symbolic, since they vary from call to call; None where all are decided. `checks`: made
+    before a value is read.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class Decisions:
         sizes: OpenSizes,
         *,
         checks: Checks | None = None,
-        varied: frozenset[str] = frozenset(),
+        varied: frozenset[str] | None = None,
     ) -> None:
         self.made: list[Decided] = []
         self.varied, self.numbers, self.sizes = varied, numbers, sizes
@@ -91,7 +93,7 @@ class Decisions:
     def item(self, entry: Entry, where: str, emit: Emit) -> Any:
         """The number in a tensor of one element."""
         known = self._by_entry.get(id(entry))
-        if known is None and where in self.varied:
+        if known is None and self.varied is not None and where in self.varied:
             value = self.value(entry, where).item()
             if type(value) is float and math.isfinite(value):
                 return self.numbers.float(emit(aten._local_scalar_dense.default, entry), value, where)
@@ -101,6 +103,11 @@ class Decisions:
         if known is None:
             known = self.add(Decided(entry, self.value(entry, where).item(), where))
         return known.value
+
+    def read_of_written(self, where: str) -> None:
+        """Note that a number is read from an input which the call has written: no other call would read it again."""
+        if self.varied is not None and where not in self.varied:
+            raise NumberVaries(where)
 
     def _integer(self, entry: Entry, value: int, where: str, emit: Emit) -> Any:
         """The symbol of an integer that the graph reads; None where it can't be one."""
