@@ -80,3 +80,44 @@ def test_numbers_are_taken_as_eager_takes_them(dtype):
         count.fill_(value)
         torch.testing.assert_close(call(x), function(x))
         assert [a.dtype for a in call(x)] == [a.dtype for a in function(x)]
+
+
+def test_versions_move_as_in_eager():
+    """Inductor's kernels move none: autograd would not notice that a saved tensor was written."""
+    weight = torch.ones(64)
+
+    @foregrad.compile(backend="inductor", on_unsupported="raise")
+    def step(x):
+        weight.add_(x)
+        return x * 2
+
+    other = torch.ones(64, requires_grad=True)
+    saved = (other * weight).sum()
+    step(torch.ones(64))
+    assert weight._version == 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saved.backward()
+
+
+def test_an_error_in_the_middle_says_that_updates_may_have_been_made():
+    first, second = torch.ones(4), torch.ones(4)
+
+    @torch.library.custom_op("foregrad_tests::raising", mutates_args=())
+    def raising(x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 10:
+            raise ValueError("too large")
+        return x.clone()
+
+    raising.register_fake(torch.empty_like)
+
+    @foregrad.compile(backend="inductor", on_unsupported="raise")
+    def step(x):
+        first.add_(x)
+        second.add_(raising(x))
+
+    step(torch.ones(4))
+    with pytest.raises(ValueError, match="too large") as caught:
+        step(torch.full((4,), 5.0))
+    (note,) = getattr(caught.value, "__notes__", [""])
+    assert "up to 2 writes to parameters" in note
+    assert second.tolist() == [2.0] * 4

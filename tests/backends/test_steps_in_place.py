@@ -65,6 +65,42 @@ def test_no_more_memory_than_eager(optimizer, how):
     assert _peak(call) <= _peak(step) + 4096
 
 
+FUSED = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, weight_decay=0.01, fused=True),
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, fused=True),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, fused=True),
+}
+
+
+@pytest.mark.parametrize("optimizer", FUSED)
+def test_fused_optimizers_write_in_place_and_move_the_versions_that_eager_moves(optimizer):
+    """Their kernels move the version of the count of steps alone, so the graph is given the others through `data`."""
+    found, peaks = [], []
+    for wrap in (lambda function: function, lambda function: foregrad.compile(function, backend="eager")):
+        model = trained("SGD")[1]
+        made = FUSED[optimizer](model.parameters())
+        x = torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(0))
+
+        def step(model=model, made=made, x=x):
+            loss = model(x).square().mean()
+            loss.backward()
+            made.step()
+            made.zero_grad()
+            return loss.detach()
+
+        call = wrap(step)
+        losses = [call() for _ in range(50)]
+        state = [value for of_one in made.state.values() for value in of_one.values()]
+        found.append([losses, *model.parameters(), *state])
+        found[-1].append([tensor._version for tensor in (*model.parameters(), *state)])
+        peaks.append(_peak(call))
+    (losses, *tensors, versions), (our_losses, *ours, our_versions) = found
+    assert all(map(torch.equal, [*losses, *tensors], [*our_losses, *ours]))
+    assert our_versions == versions
+    assert peaks[1] <= peaks[0] + 4096
+
+
 def test_the_runtime_copies_nothing_that_the_graph_wrote():
     step, _, _ = trained("AdamW")
     call = foregrad.compile(step, backend="eager")

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import warnings
 import weakref
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -33,7 +32,7 @@ from ..graph.source import Names, compile_source
 from ..passes.regions import called_region, outlined
 from ..tracing.tape.opinfo import op_info
 from .calls import CallWriter, has_many_outputs, resolve
-from .in_place import written_in_place
+from .in_place import tell_of_writes, written_in_place
 
 __all__ = ["BoxedFunction", "eager_compiler", "render_graph", "render_late"]
 
@@ -132,14 +131,7 @@ def _tell(writing: Sequence[int], error: BaseException) -> None:
     count = bisect_left(writing, error.__traceback__.tb_lineno)
     if not count:
         return
-    text = (
-        f"foregrad: {count} of {len(writing)} writes to parameters or other tensors of the caller were made before "
-        "this error, as some are in eager. Restore these tensors before the next call."
-    )
-    if hasattr(error, "add_note"):
-        error.add_note(text)
-    else:
-        warnings.warn(text, RuntimeWarning, stacklevel=3)
+    tell_of_writes(error, f"{count} of {len(writing)} writes to parameters or other tensors of the caller were made")
 
 
 class _Writer:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
@@ -27,7 +28,7 @@ from ..passes.updates import Updates, by_memory, may_be_scheduled, scheduled
 from ..tracing.tape.opinfo import op_info
 from .calls import has_many_outputs
 
-__all__ = ["InPlace", "written_in_place"]
+__all__ = ["InPlace", "tell_of_writes", "written_in_place"]
 
 Node = torch.fx.Node
 
@@ -51,6 +52,15 @@ class InPlace:
     into_inputs: set[Node] = dataclasses.field(default_factory=set)
     copied: dict[Node, list[tuple[Node, Node]]] = dataclasses.field(default_factory=dict)
     updated: tuple[tuple[int, int], ...] = ()
+
+
+def tell_of_writes(error: BaseException, made: str) -> None:
+    """Say with an error in a graph that some of its inputs have their new values already."""
+    text = f"foregrad: {made} before this error, as some are in eager. Restore these tensors before the next call."
+    if hasattr(error, "add_note"):
+        error.add_note(text)
+    else:
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
 
 
 def written_in_place(nodes: Sequence[Node], updates: Sequence[tuple[int, int]]) -> InPlace:

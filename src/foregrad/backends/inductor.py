@@ -41,13 +41,15 @@ from ..graph.meta import TensorSpec, respecify, spec_of
 from ..graph.partitioned import Partitioned
 from ..graph.role import LAID_OUT, PREPARED, GraphRole, role_of
 from ..interrupts import deliver
-from ..passes.aliasing import copy_shared_results, results_of
+from ..passes.aliasing import copy_shared_results, results_of, written_inputs
 from ..passes.decompose import decompose
+from ..passes.mutations import copied_inside
 from ..passes.numbers import known_first, numbers_in_a_tensor
 from ..passes.regions import called_region, outlined
 from ..passes.repeats import has_marked_calls, is_view, layout_key
 from .convolutions import with_weights_laid_out
 from .eager import eager_compiler
+from .in_place import tell_of_writes
 from .results import promised
 from .segments import OtherStridesError, checked_once, compile_around
 
@@ -203,8 +205,9 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
             except OtherStridesError as error:
                 log.info("the %s graph is compiled without regions: `%s` has other strides", role.phase, error)
     updated = _with_writes(copy, role, foreign)
+    written = written_inputs(copy)
     if foreign:
-        around: Any = compile_around(copy, foreign, _compile_segment)
+        around: Any = _writing(compile_around(copy, foreign, _compile_segment), written)
         around.updated = updated
         return around  # type: ignore[no-any-return]
     static: tuple[int, ...] = ()
@@ -225,30 +228,48 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
         donated=donated,
         tag=role.tag,
     )
-    compiled.output_strides = strides  # type: ignore[attr-defined]
-    compiled.writes_into = donated  # type: ignore[attr-defined]
-    compiled.updated = updated  # type: ignore[attr-defined]
-    return compiled
+    run: Any = _writing(compiled, written)
+    run.output_strides, run.writes_into, run.updated = strides, donated, updated
+    return run  # type: ignore[no-any-return]
 
 
 def _with_writes(gm: fx.GraphModule, role: GraphRole, foreign: Collection[fx.Node]) -> tuple[tuple[int, int], ...]:
     """Let the graph write its `updates` itself, and return None for them: kernels write new values over the old ones,
     and a gradient that was read can go. Gives the pairs of an input and an output. The runtime writes single numbers.
     """
+    if role.phase != "inference" or inductor.uses_cudagraphs():
+        return ()
     results, inputs = results_of(gm), [node for node in gm.graph.nodes if node.op == "placeholder"]
-    output = next(iter(reversed(gm.graph.nodes)))
     done = []
-    for number, place in role.updates if role.phase == "inference" and not inductor.uses_cudagraphs() else ():
+    for number, place in role.updates:
         new, old = results[place], inputs[number]
-        if not isinstance(new, fx.Node) or new in foreign or old.meta["val"].ndim == 0 or old in results:
-            continue
-        with gm.graph.inserting_before(output):
-            write = gm.graph.call_function(torch.ops.aten.copy_.default, (old, new))
-        write.meta["val"] = old.meta["val"]
-        results[place] = None
-        done.append((number, place))
-    output.args = (results,)
+        if isinstance(new, fx.Node) and new not in foreign and old.meta["val"].ndim and old not in results:
+            done.append((number, place))
+    copied_inside(gm.graph, done)
+    written = {place for _, place in done}
+    gm.graph.output_node().args = ([None if i in written else result for i, result in enumerate(results)],)
     return tuple(done)
+
+
+def _writing(compiled: Boxed, written: Sequence[int]) -> Boxed:
+    """The compiled graph, with what eager's kernels do when they write: the versions of these inputs move, and an
+    error says that they may have been written.
+    """
+    if not written:
+        return compiled
+
+    def run(args: list[Any]) -> Any:
+        inputs = [args[i] for i in written]
+        try:
+            return compiled(args)
+        except BaseException as error:
+            tell_of_writes(error, f"up to {len(written)} writes to parameters or other tensors of the caller were made")
+            raise
+        finally:
+            torch.autograd.graph.increment_version(inputs)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
 
 
 def _compile_regions(gm: fx.GraphModule, role: GraphRole) -> Boxed:

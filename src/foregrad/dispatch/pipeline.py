@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,7 +22,6 @@ from ..config import Config
 from ..frontend.call import FlatCall
 from ..frontend.reads import Reads
 from ..frontend.sources import Source
-from ..graph.effect_log import TakeView
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.partitioned import Partitioned
@@ -37,7 +35,7 @@ from ..partitioners import default_partition
 from ..partitioners.report import Parts
 from ..passes.donated import donated_inputs
 from ..passes.keep import also_saved, results_read
-from ..passes.mutations import with_mutations_inside
+from ..passes.mutations import with_mutations_inside, writes_for_the_graph
 from ..passes.needed_gradients import only_gradients
 from ..passes.sparse import around_sparse
 from ..passes.stages import cut_in_stages, with_stages
@@ -423,22 +421,9 @@ class _Roles:
         return GraphRole("inference", tuple(static), tuple(visible), updates=self._updates())
 
     def _updates(self) -> tuple[tuple[int, int], ...]:
-        """Writes to inputs that nobody can see before the call is over."""
-        signature = self.signature
-        if signature.may_stop or signature.attaches_late:
-            return ()
-        elsewhere = signature.reshaped | signature.swapped | {i for _, group in signature.shared_memory for i in group}
-        # Of a write that comes after a view was taken, autograd tells the view when it is next used.
-        first = {*map(id, itertools.takewhile(lambda effect: not isinstance(effect, TakeView), signature.log))}
-        return tuple(
-            (update.input, update.output)
-            for update in signature.updates
-            if id(update) in first
-            and update.counted
-            and not update.differentiable
-            and update.input not in elsewhere
-            and not signature.inputs[update.input].spec.overlaps_itself
-        )
+        """Writes to inputs that the graph may carry out; see `graph_arguments` for those that move no version."""
+        writes, hides_versions = writes_for_the_graph(self.signature), self.signature.is_inference
+        return tuple((update.input, update.output) for update in writes if update.counted or hides_versions)
 
     def backward(self, donated: tuple[int, ...] = ()) -> GraphRole:
         visible = [i for i, has in enumerate(self.signature.gradients) if has]

@@ -29,7 +29,7 @@ from ..subclasses.handed import hand_to
 from .checks import check_arguments, one_call
 from .compiled import Compiled, Derived, NeedsInputGrad
 from .decisions import Stop, decision_lines
-from .in_backward import update_line
+from .in_backward import graph_arguments, update_line
 from .kept import as_output, let_go, saved_in_part
 from .layout import laid_out
 from .lines import LineWriter, op_name
@@ -231,8 +231,9 @@ class _Renderer:
         if self.inner.is_inference:
             self.globals |= {"forward_graph": self.derived.compiled.forward, "no_grad": torch.no_grad}
             self.globals["no_autocast"] = engine.disable_autocast
+            arguments = graph_arguments(names, self.derived.compiled.forward, self.inner.updates)
             call = ["with no_grad(), no_autocast():"]
-            call.append(f"    {unpacked(outputs)}forward_graph([{', '.join(names)}])")
+            call.append(f"    {unpacked(outputs)}forward_graph({arguments})")
         else:
             call = self._node_call(make_node, names, outputs)
         free = [] if STOP in self.case.pattern else ["if not keeps_graph():", f"    {self._let_go()}"]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..errors import UnsupportedMutationError
+from ..graph.effect_log import Write
 from ..graph.effects import CheckInfo
 from ..graph.meta import TensorSpec
 from ..graph.signature import Signature
@@ -16,7 +18,7 @@ from .decisions import generator_lines
 from .lines import LineWriter, op_name
 from .writes import write_overlapping
 
-__all__ = ["EffectLines", "update_line"]
+__all__ = ["EffectLines", "graph_arguments", "update_line"]
 
 
 class EffectLines(LineWriter):
@@ -70,6 +72,13 @@ def update_line(writer: LineWriter, target: str, value: str, spec: TensorSpec, *
     if spec.overlaps_itself:
         return f"{writer.bind('write_overlapping', write_overlapping)}({hidden}, {value})"
     return f"{hidden}.copy_({value})"
+
+
+def graph_arguments(names: Sequence[str], forward: Any, updates: Iterable[Write]) -> str:
+    """The list that a graph without gradients is given. It writes to an input whose version stays through `data`."""
+    done = {number for number, _ in getattr(forward, "updated", ())}
+    hidden = done & {update.input for update in updates if not update.counted}
+    return f"[{', '.join([f'{name}.data' if i in hidden else name for i, name in enumerate(names)])}]"
 
 
 def _refusing(message: str) -> Any:

@@ -46,7 +46,7 @@ from ..graph.source import Names, unpacked
 from .checks import check_lines
 from .compiled import Compiled
 from .decisions import Stop, decision_lines, open_sizes
-from .in_backward import update_line
+from .in_backward import graph_arguments, update_line
 from .lines import LineWriter, op_name
 from .node import NodeSource, make_node
 from .pack import build_expression, has_objects, pack_expression
@@ -225,7 +225,8 @@ class _Renderer(LineWriter):
 
     def _inference(self) -> None:
         forward = self.bind("forward_graph", self.compiled.forward)
-        call = f"{unpacked(self.outputs)}{forward}([{', '.join(self.inputs)}])"
+        arguments = graph_arguments(self.inputs, self.compiled.forward, self.signature.updates)
+        call = f"{unpacked(self.outputs)}{forward}({arguments})"
         autocast = [f"{self.bind('no_autocast', engine.disable_autocast)}()"] if self.compiled.disable_autocast else []
         autocast += self._settings_inside()
         if self.signature.marked or any(info.requires_grad for info in self.signature.inputs):
