@@ -17,6 +17,7 @@ import dataclasses
 import difflib
 import functools
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ from torch import fx
 from ._torch import dynamo, engine
 from ._torch.data_assignments import restore_data_assignments
 from ._torch.fakes import FakeTensor
-from ._torch.function_bodies import restore_grad_mode
+from ._torch.function_bodies import has_lost_marks, restore_grad_mode
 from ._torch.function_classes import is_function_class, is_parameter_class, plain_alias
 from ._torch.jagged import is_ragged
 from ._torch.settings import changes_between_operators, set_by
@@ -141,7 +142,12 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
     """A graph of Dynamo's compiled as a function of its inputs, one by one."""
     dynamo.skip_foregrad()
     if dynamo.of_compiled_autograd(example_inputs):
-        return _as_it_is(gm, "belongs to compiled autograd, which compiles backwards while they run")
+        _tell_eager("belongs to compiled autograd, which compiles backwards while they run")
+        return gm.forward
+    if isinstance(gm, fx.GraphModule) and has_lost_marks(gm):
+        _tell_eager("has lost the `mark_dirty` of a custom Function (not from PyTorch 2.13 on)")
+        _, skip = dynamo.restarts()
+        raise skip("the frame runs eagerly, for its graph is not what it does")
     kinds = map(type, example_inputs)
     of_class = [i for i, cls in enumerate(kinds) if is_function_class(cls) or is_parameter_class(cls)]
     if of_class:  # the operators of the class are in the graph
@@ -201,16 +207,15 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
     return forward
 
 
-def _as_it_is(gm: Any, reason: str) -> Callable[..., Any]:
-    """A graph that runs eagerly, by name."""
+def _tell_eager(reason: str) -> None:
+    """Warn once that a graph runs eagerly, or raise."""
     message = f"a graph of Dynamo's {reason}: foregrad does not compile it."
     if config.on_unsupported == "raise":
         raise UnsupportedError(message)
-    _once.warn(f"{message} Such graphs run eagerly: the results are eager's, only not compiled.")
-    return gm.forward  # type: ignore[no-any-return]
+    _once[reason].warn(f"{message} Such graphs run eagerly: the results are eager's, only not compiled.")
 
 
-_once = Once()
+_once: dict[str, Once] = defaultdict(Once)
 
 
 def _plain_at(positions: Sequence[int], inputs: Sequence[Any]) -> list[Any] | None:

@@ -1,9 +1,14 @@
 """Programs with custom autograd Functions, compiled directly and under torch.compile, against eager."""
 
+import warnings
+from collections import defaultdict
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 import foregrad
+from foregrad.dispatch.refusals import Once
 from foregrad.errors import UnsupportedSideEffectError
 from tests.dynamo.installed import make_known
 from tests.functions import programs_identity, programs_marked, programs_once, programs_saved, programs_solvers
@@ -18,6 +23,8 @@ TOLD_OF_RESULTS = {"no_materialize_both"}
 NOT_IN_THE_GRAPH = {"no_materialize", "identity_under_no_grad"}
 if torch.__version__ >= (2, 14):  # of a Function under `torch.vmap` it takes the forward alone, whatever the backend
     NOT_IN_THE_GRAPH |= {"setup_generate_vmap"}
+# Whose graph has lost a mark: such frames run eagerly.
+LOSES_MARK = {name for name in PROGRAMS if name.startswith("mark_dirty")} if torch.__version__ < (2, 13) else set()
 # A second backward through a call answers where eager's raises: see the limits of a backward in parts.
 ANSWERS = {"mark_dirty_argument_no_grad"}
 
@@ -26,8 +33,12 @@ def directly(function):
     return foregrad.compile(function, backend="eager")
 
 
-def through_torch_compile(function):
-    return torch.compile(function, backend="foregrad", options={"backend": "eager"})
+def through_torch_compile(function, **options):
+    return torch.compile(function, backend="foregrad", options={"backend": "eager", **options})
+
+
+def or_eager(function):
+    return through_torch_compile(function, on_unsupported="eager")
 
 
 @pytest.fixture(autouse=True)
@@ -47,8 +58,8 @@ def test_directly(name):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in NOT_IN_THE_GRAPH | ANSWERS])
 def test_through_torch_compile(name):
-    make = PROGRAMS[name]
-    assert difference(outcome(make, lambda f: f), outcome(make, through_torch_compile)) is None
+    make, compiled = PROGRAMS[name], or_eager if name in LOSES_MARK else through_torch_compile
+    assert difference(outcome(make, lambda f: f), outcome(make, compiled)) is None
 
 
 # Dynamo takes the gradient within `torch.func.vjp` as one that is not to be differentiated.
@@ -66,8 +77,8 @@ def test_second_derivatives_directly(name):
     "name", [name for name in PROGRAMS if name not in REFUSED | NOT_IN_THE_GRAPH | ANSWERS | FIRST_ONLY]
 )
 def test_second_derivatives_through_torch_compile(name):
-    make = PROGRAMS[name]
-    assert difference(outcome(make, lambda f: f, order=2), outcome(make, through_torch_compile, order=2)) is None
+    make, compiled = PROGRAMS[name], or_eager if name in LOSES_MARK else through_torch_compile
+    assert difference(outcome(make, lambda f: f, order=2), outcome(make, compiled, order=2)) is None
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
@@ -109,3 +120,55 @@ def test_callers_whose_code_has_no_hash_are_passed_over():
     returned = directly(lambda x: x.detach().view(-1).as_strided((3,), (1,)).exp().expand(2, 3))
     x = torch.randn(3)
     assert torch.equal(caller(returned, x), x.exp().expand(2, 3))
+
+
+class Same(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 3
+
+
+class Counting(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, calls):
+        calls.add_(1)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2, None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_frame_whose_graph_lost_a_mark_runs_eagerly_by_name(monkeypatch):
+    """Before PyTorch 2.13 Dynamo's graph lacks `mark_dirty`: told once. Writes that need no mark are compiled as ever."""
+    monkeypatch.setattr("foregrad.dynamo._once", defaultdict(Once))
+
+    def unmarked(x, calls):
+        y = torch.relu_(x * 2)
+        return Counting.apply(Same.apply(y), calls).sin().sum()
+
+    def marked(x, calls):
+        y = x * 2
+        programs_marked.Dirty.apply(y)
+        return y.sin().sum() + unmarked(x, calls)
+
+    x, calls = torch.randn(3, requires_grad=True), torch.zeros(())
+    for function, is_lost, compiled_by in (
+        (unmarked, False, through_torch_compile),
+        (marked, bool(LOSES_MARK), or_eager),
+    ):
+        compiled = compiled_by(function)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            gradients = [torch.autograd.grad(compiled(x, calls), x)[0] for _ in range(2)]
+        assert sum("mark_dirty" in str(warning.message) for warning in said) == is_lost
+        assert all(torch.equal(gradient, *torch.autograd.grad(function(x, calls), x)) for gradient in gradients)
+    assert calls == 8
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="mark_dirty") if is_lost else nullcontext():
+        through_torch_compile(marked, on_unsupported="raise")(x, calls)

@@ -249,11 +249,11 @@ def takes_floats(gm: fx.GraphModule) -> bool:
     return False
 
 
-def restarts() -> tuple[type[BaseException], ...]:
-    """Exceptions by which Dynamo starts again, which are no failures."""
-    from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+def restarts() -> tuple[type[Exception], type[Exception]]:
+    """Exceptions that are no failures: by the first Dynamo starts again, by the second it runs the frame eagerly."""
+    from torch._dynamo.exc import SkipFrame, TensorifyScalarRestartAnalysis
 
-    return (TensorifyScalarRestartAnalysis,)
+    return TensorifyScalarRestartAnalysis, SkipFrame
 
 
 def compiler_counters() -> Any:

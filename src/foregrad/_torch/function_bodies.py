@@ -1,4 +1,4 @@
-"""Backwards of custom Functions in Dynamo's graphs, as eager runs them. Checked on torch 2.11.0, 2.13.0.
+"""Custom Functions in Dynamo's graphs: backwards as eager runs them, and marks. Checked on torch 2.12.0, 2.13.0.
 
 Dynamo traces such a backward with gradients off, and writes that into its graph: a second derivative through it would
 be missing, and so would a gradient of a gradient inside the function. Here the backward runs in the caller's grad mode,
@@ -13,13 +13,16 @@ import functools
 import linecache
 import operator
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import fx
 from torch.autograd.function import once_differentiable
 
-__all__ = ["restore_grad_mode"]
+from .fakes import FakeTensor
+
+__all__ = ["has_lost_marks", "restore_grad_mode"]
 
 _ONCE = f'File "{torch.autograd.function.__file__}"'
 _FRAME = re.compile(r'File "([^"]*)", line (\d+)')
@@ -27,15 +30,41 @@ _OFF = ("no_grad", "inference_mode")
 _set_grad_enabled: Any = torch._C._set_grad_enabled
 
 
-def restore_grad_mode(gm: fx.GraphModule) -> None:
-    """Give backwards of custom Functions in a graph, and in the graphs within it, eager's grad mode."""
+def has_lost_marks(gm: fx.GraphModule) -> bool:
+    """Whether a graph lacks `mark_dirty`: before torch 2.13, a custom Function returns an argument that it wrote to."""
+    if torch.__version__ >= (2, 13):  # type: ignore[operator]
+        return False
+    return any(_returns_written(getattr(module, forward)) for module, forward, _ in _functions(gm))
+
+
+def _returns_written(body: fx.GraphModule) -> bool:
+    arguments = body.graph.find_nodes(op="placeholder")
+    views = body.graph.find_nodes(op="call_method", target="view_as")
+    returned = {node.args[0] for node in views if node.args[0] is node.args[1]}  # an argument that is a result
+    if returned.isdisjoint(arguments):
+        return False
+    values = [node.meta["example_value"] for node in arguments]
+    with next(value.fake_mode for value in values if isinstance(value, FakeTensor)):
+        values = [torch.empty_like(v) if isinstance(v, torch.Tensor) else v for v in values]  # not written to before
+        fx.Interpreter(body).run(*values)
+    return any(node in returned and value._version for node, value in zip(arguments, values, strict=True))
+
+
+def _functions(gm: fx.GraphModule) -> Iterator[tuple[fx.GraphModule, str, str]]:
+    """(graph, names of forward and backward in it) of each custom Function in a graph, and in the graphs within it."""
     for module in [m for m in gm.modules() if isinstance(m, fx.GraphModule)]:
         for node in module.graph.nodes:
             if node.op == "call_function" and node.target is torch.ops.higher_order.autograd_function_apply:
-                forward, backward = (getattr(module, str(arg.target)) for arg in node.args[:2])
-                inside = [n for n in backward.graph.nodes if n.op not in ("placeholder", "get_attr", "output")]
-                if _is_off(inside):
-                    setattr(module, node.args[1].target, _restored(forward, backward, inside))
+                yield module, str(node.args[0].target), str(node.args[1].target)
+
+
+def restore_grad_mode(gm: fx.GraphModule) -> None:
+    """Give backwards of custom Functions in a graph, and in the graphs within it, eager's grad mode."""
+    for module, *names in _functions(gm):
+        forward, backward = (getattr(module, name) for name in names)
+        inside = [n for n in backward.graph.nodes if n.op not in ("placeholder", "get_attr", "output")]
+        if _is_off(inside):
+            setattr(module, names[1], _restored(forward, backward, inside))
 
 
 def _is_off(nodes: list[fx.Node]) -> bool:
