@@ -10,14 +10,11 @@ import array
 import contextvars
 import functools
 import gc
-import pickle
 import random
 import sys
 import types
 from collections.abc import Callable, Hashable
 from typing import Any
-
-import torch
 
 from .libraries import asked_of_library
 
@@ -28,7 +25,6 @@ __all__ = [
     "is_number_of_numpy",
     "is_random_generator",
     "results_of",
-    "state_of",
     "used_up",
 ]
 
@@ -147,8 +143,6 @@ def used_up(value: Any) -> Any:
     if isinstance(value, types.ModuleType):
         return _generator_of_module(value)
     if isinstance(value, (types.MethodType, types.BuiltinMethodType)):
-        if isinstance(value.__self__, torch.Generator):
-            return value  # seeds, or tells a state, where no capture can see it
         value = value.__self__
     if isinstance(value, types.ModuleType):
         return None
@@ -176,13 +170,3 @@ def is_generator_of_numpy(value: Any) -> bool:
 
 def is_random_generator(value: Any) -> bool:
     return isinstance(value, random.Random) or is_generator_of_numpy(value)
-
-
-def state_of(value: Any) -> Any:
-    """How far something that is used up has come: compared with `==`. Two answers of what can't tell differ."""
-    if isinstance(value, types.BuiltinMethodType):
-        return object()
-    if isinstance(value, random.Random):
-        return value.getstate()
-    bits = getattr(value, "bit_generator", None)
-    return pickle.dumps(bits.state if bits is not None else value.get_state(legacy=False))

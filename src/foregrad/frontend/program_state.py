@@ -452,14 +452,18 @@ class ProgramState:
                         self._seen[id(part)] = part
                         self._container(DICT, part, holder, name, is_table=True)
             self._push(holder)
-        cls = type(value)
-        if id(cls) not in self._seen:
-            self._queue.append((cls, None, cls.__name__))
+        cls = self._class_of(value)
         if cls not in self._slots:
             self._slots[cls] = bool(slots_of(cls))
         if self._slots[cls]:
             holder = self._hold(SLOTS, value, parent, step, "attr", value)
             self._push(holder)
+
+    def _class_of(self, value: Any) -> type:
+        cls: type = type(value)
+        if id(cls) not in self._seen:
+            self._queue.append((cls, None, cls.__name__))
+        return cls
 
     def _object_of_library(self, value: Any, parent: Holder | None, step: Any) -> None:
         """An object that is taken for constant: tensors and modules that people hang onto it are read as anywhere."""
@@ -482,6 +486,7 @@ class ProgramState:
         if not is_stand_in(value) and type(table := table_of(value)) is dict:
             holder = self._hold(ATTRIBUTES, table, parent, step, "attr", value)
             self._place(value, parent, step)
+            self._class_of(value)
             if holder.before:
                 self._push(holder)
                 self._with_attributes.append((value, holder))

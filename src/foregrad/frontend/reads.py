@@ -24,7 +24,7 @@ from ..graph.spelling import key_text
 from .arrays import is_array
 from .expected import ABSENT, Expected, Strong, describe, holds_classes, is_plain, stored
 from .module_tables import HOOKS, TABLES, ScriptedAttribute, scripted_place
-from .opaque import asked_of, state_of, used_up
+from .opaque import asked_of
 
 __all__ = ["ReadSite", "Reads", "items_in", "keys_in", "same_keys"]
 
@@ -188,7 +188,6 @@ class Reads:
         self.places: dict[int, ReadSite] = {}
         self.made_here: dict[int, torch.nn.Module] = {}  # by the function: what they are follows from the rest
         self._noted: set[tuple[int, str]] = set()
-        self._used_up: dict[int, tuple[Any, str, Any]] = {}  # (what, its name, how far it had come)
         self.shapes: dict[int, tuple[Any, type, Any]] = {}  # (weak reference, class, table) of objects
         self.modules: dict[int, tuple[Any, type, dict[str, Any]]] = {}  # the same of modules
         self.lifted: set[tuple[int, Any]] = set()  # places, by holder and key, that are arguments: they may vary
@@ -229,7 +228,8 @@ class Reads:
         if isinstance(value, types.MappingProxyType):
             value = gc.get_referents(value)[0]  # the dict behind it
         if not isinstance(value, _CONTAINERS):
-            self._look_into(value, name)
+            if (ask := asked_of(value)) is not None:
+                self.ask(value, name, ask)
             return
         kind = "dict" if isinstance(value, dict) else "set" if isinstance(value, set) else "list"
         place = self.place(value, kind, name, "item" if kind != "set" else "self")
@@ -252,22 +252,6 @@ class Reads:
             answer = ask(value)
             place.items[None] = Expected(answer)
             self.contents(answer, name)
-
-    def _look_into(self, value: Any, name: str) -> None:
-        ask = asked_of(value)
-        if ask is not None:
-            self.ask(value, name, ask)
-            return
-        self.watch_use(value, name)
-
-    def watch_use(self, value: Any, name: str) -> None:
-        """Note how far something has come that the function may use up."""
-        if (spent := used_up(value)) is not None:
-            self._used_up.setdefault(id(spent), (spent, name, state_of(spent)))
-
-    def spent(self) -> str | None:
-        """The name of something that the function used some of: an iterator, a random generator."""
-        return next((name for value, name, before in self._used_up.values() if state_of(value) != before), None)
 
     def release(self) -> None:
         """Let go of the tensors: the capture is over."""

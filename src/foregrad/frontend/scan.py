@@ -1,11 +1,10 @@
 """The places that code can read, told from its names without running it: globals, cells, options of objects.
 
-`scan(function, reads)` walks from a callable through every function that its code names (in globals, cells,
-defaults, attributes of modules and classes) and notes each name's value in `Reads`. Before a run that is every function
-that may run; after it, `entered` tells which ones did. A name on a line that did not run is noted as well: the price is
-a capture too many, never a wrong result. Attributes of plain objects are noted when any code names them, their absence
-when it asks for them (`getattr`, `hasattr`, `except AttributeError`); when some code makes names up (`getattr(x,
-name)`, `vars`, `__dict__`), all attributes of all objects.
+After a run, when all is as it was before, `Scan` walks from a callable through every function that its code names (in
+globals, cells, defaults, attributes of modules and classes) and that ran, and notes each name's value in `Reads`. A
+name on a line that did not run is noted as well: the price is a capture too many, never a wrong result. Attributes of
+plain objects are noted when any code names them, their absence when it asks for them (`getattr`, `hasattr`, `except
+AttributeError`); when some code makes names up (`getattr(x, name)`, `vars`, `__dict__`), all attributes of all objects.
 
 Known weaknesses: what the standard library, NumPy and PyTorch keep in their own globals is not looked at, nor what C
 extensions and files hold; that a function gets another `__dict__`; what methods read that made-up names call.
@@ -55,12 +54,13 @@ _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 class Scan:
     """One walk: `function(f)` adds a callable that may run, none of `apart`; `finish()` follows all to its end."""
 
-    def __init__(self, reads: Reads, apart: tuple[types.FunctionType, ...] = ()) -> None:
+    def __init__(self, reads: Reads, apart: tuple[types.FunctionType, ...], entered: Container[types.CodeType]) -> None:
+        """`entered`: the code that ran, and no other is opened."""
         self.reads = reads
         self.names: set[str] = set()
         self.probed: set[str] = set()  # names that code asks for without knowing whether they are there
         self.makes_up_names = False
-        self.entered: Container[types.CodeType] | None = None  # after a run: the code that ran, and no other is opened
+        self.entered = entered
         self.code: list[tuple[dict[str, Any], CodeNames]] = []  # globals of functions, and what their code names
         self._called: set[str] = set()  # the names in code at most one method away from the roots
         self._rank = 0  # how many methods lie between the roots and what is being looked at
@@ -163,9 +163,8 @@ class Scan:
     def _open(self, function: types.FunctionType) -> None:
         if function.__dict__:  # which other code may read
             self._objects.append((function, function.__name__, 0, self._rank, set()))
-        ran = self.entered is None or function.__code__ in self.entered
-        if not ran and function.__code__.co_name != "__torch_dispatch__":
-            return  # that one is called by torch functions in C, during which nobody is told
+        if function.__code__ not in self.entered:
+            return
         self._count += 1
         if self._count > _MOST_FUNCTIONS:
             return
@@ -269,7 +268,6 @@ class Scan:
         """Note the parts of a library's own state that are looked at: random generators, the environment, switches."""
         if module.__name__ == "numpy" and "random" in names:
             module = module.random
-        self.reads.watch_use(module, f"`{module.__name__}`")
         for text, ask in asked_of_module(module, names):
             self.reads.ask(ask, text, ask)
         if module is sys and "argv" in names:
@@ -291,7 +289,6 @@ class Scan:
             if not is_outside(value.__name__) and self._is_new(value):  # handed on, it may be known by any name
                 self._objects.append((value, value.__name__, depth, self._rank, set()))
             return
-        self.reads.watch_use(value, name)
         owner = getattr(value, "__self__", None) if isinstance(value, types.BuiltinMethodType) else None
         if isinstance(owner, type) and not is_outside(owner.__module__):
             value = owner  # of a method in C that is bound to a class, as `Function.apply` is since PyTorch 2.14

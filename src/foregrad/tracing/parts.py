@@ -93,10 +93,9 @@ class CaptureParts(Host):
         self.imports = FirstImports(learned.imports)
         varies, begins = (lambda value: self.state.varies(value)), self.code.types.runs
         self.observed = Observed(self.name, lambda: self.state.before, varies, self.say, begins)
+        self.pause, self.go_on = self.observed.pause, self.observed.go_on  # type: ignore[method-assign]
         reshape = None if learned.replays_views else functools.partial(reshape_view, recorder, inputs.by_stand_in)
-        self.lifting = Lifting(
-            self, recorder, reshape_view=reshape, overlapping=self.overlapping, observed=self.observed
-        )
+        self.lifting = Lifting(self, recorder, reshape_view=reshape, overlapping=self.overlapping)
         self.attention, self.classes = Attention(recorder, self.lifting), self.lifting.classes
         self.backward = Backward(recorder, self.lifting, inputs)
         self.regions = EagerRegions(self.name, recorder, self.lifting, lambda: self.state, inputs.records)

@@ -62,7 +62,9 @@ class CaptureRun(CaptureParts):
         """The captured function; None: capture again with what was learned, such as common bases (see `Learned`)."""
         self.imports.import_ahead()
         what = "self" if isinstance(self.call.function, torch.nn.Module) else self.name
-        state = ProgramState([(self.call.function, what), *zip(self.call.leaves, self.call.paths, strict=True)])
+        classes = [(kind, kind.__name__) for kind in self.call.tree.types()]
+        leaves_named = zip(self.call.leaves, self.call.paths, strict=True)
+        state = ProgramState([(self.call.function, what), *leaves_named, *classes])
         self.inputs.sources.state = state
         with self.unrecorded:
             leaves = self.inputs.add_arguments(self.recorder, lifted)
@@ -91,7 +93,7 @@ class CaptureRun(CaptureParts):
         return captured
 
     def _run(self, given: Given) -> Captured | None:
-        self.code.scan_roots(self.state.before)
+        self.code.check(self.state.before)
         with (
             patched(self),
             self.settings.view_replay,
@@ -156,7 +158,7 @@ class CaptureRun(CaptureParts):
             recorder.collectives.finish()
             self.overlapping.finish()
         self.draws.check()
-        check_run(self.name, call, (given.args, given.kwargs), given.leaves, self.reads, inputs.wrappers.unwrap)
+        check_run(self.name, call, (given.args, given.kwargs), given.leaves, inputs.wrappers.unwrap)
         self.regions.check()
         self.observed.check(self.state.made.newborns)
         check_module_hooks(self.name, self.code.modules.values(), self.state.knows)
@@ -178,8 +180,6 @@ class CaptureRun(CaptureParts):
         check_tensors(self.name, inputs.records, self.facts, self.lifting.accumulated_at)
         check_arrays(self.name, self.call, inputs.records, self.state.before.met())
         check_results(self.name, out_leaves, paths, inputs.by_stand_in, self.made_generators, self.lifting.classes)
-        if "Generator" in self.code.scan.names:
-            check_generators(self.name, self.made_generators)
         check_reshaped(recorder)
         analysis = analyze(recorder, inputs, out_leaves, paths)
         self.hooks.settle(self.name, self.call.function, out_leaves, analysis, inputs, live=self.options.live_hooks)
@@ -191,7 +191,9 @@ class CaptureRun(CaptureParts):
         recorder, records, backward = self.recorder, self.inputs.records, self.backward
         with_history = [fake for fake in analysis.fakes if fake is not None]
         keep = self.options.higher_order
-        described = self.observed.entering(differentiate)(recorder, records, backward, analysis, keep=keep)
+        described = self.observed.of(differentiate)(recorder, records, backward, analysis, keep=keep)
+        self.observed.raise_failed()
+        self.observed.check(self.state.made.newborns)
         self.inputs.wrappers.check_gradients()
         if with_history:
             self.hooks.check_nodes(self.name)
@@ -229,11 +231,13 @@ class CaptureRun(CaptureParts):
         )
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
         self.state.settle()
-        self.code.scan_what_ran(self.observed.ran, self.observed.entered)
+        scan = self.code.scan(self.observed.ran, self.observed.entered)
+        if "Generator" in scan.names:
+            check_generators(self.name, self.made_generators)
         recorder.borrowed.check(self.name, self.reads)
         self.state.check_taken_over(self.name)
         higher = bool(described.outputs) and self.options.higher_order
         again = assembly.resumable(analysis, records, joint) if higher else None
-        facts = self.facts.of(len(joint.signature.inputs), self.code.scan)
+        facts = self.facts.of(len(joint.signature.inputs), scan)
         found = self.reads, facts, again, inputs.wrappers.found(self.call.tree), self.state.reached()
         return Captured(joint, tuple(tensors), tuple(self.code.modules.values()), *found)

@@ -24,7 +24,7 @@ from ..._torch.diverted import divert
 from ..._torch.native import make_observer
 from ...errors import UnsupportedSideEffectError
 from ...frontend.holders import Holder, kind_of
-from ...frontend.known_calls import LOOKED_AT, OPAQUE, PURE, TRUSTED, WRITES, is_standard, kind_of_call, trust_in
+from ...frontend.known_calls import LOOKED_AT, OPAQUE, REFUSED, TRUSTED, WRITES, is_standard, kind_of_call, trust_in
 from ...frontend.libraries import is_outside
 from ...frontend.observer import Observer
 from ...frontend.program_state import ProgramState
@@ -55,11 +55,11 @@ class Observed:
         """`varies(object)`: it is another one in each call. `say`: see `Hooks.say`."""
         self.name, self.state, self.varies, self.say, self.begins = name, state, varies, say, begins
         self.ran: dict[CodeType, dict[str, Any]] = {}
-        self.entered: set[CodeType] = set()  # besides these PyTorch's, and what a backward ran
+        self.entered: set[CodeType] = set()  # besides these PyTorch's
         self._met: dict[int, Holder] = {}
         self._variables: dict[int, Any] = {}  # of contexts, that the program sets
         self._failed: UnsupportedSideEffectError | None = None
-        self._observer = _observer(kind_of_call, self._trust, self._on_call)
+        self._observer = _observer(_kind_of, self._trust, self._on_call)
         self.pause, self.go_on = self._observer.pause, self._observer.go_on
 
     def of(self, function: Callable[..., T]) -> Callable[..., T]:
@@ -91,19 +91,6 @@ class Observed:
 
         return in_context
 
-    def entering(self, function: Callable[..., T]) -> Callable[..., T]:
-        """A function that does what `function` does, and of which only the code that runs is recorded."""
-        recorder = _observer(_pure, self._enter, _pure)
-
-        def run(*args: Any, **kwargs: Any) -> T:
-            recorder.start()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                recorder.stop()
-
-        return run
-
     def unobserved(self, function: Callable[..., T]) -> Callable[..., T]:
         """A function that does what `function` does, with the observer paused until it returns."""
 
@@ -124,15 +111,6 @@ class Observed:
 
     # ---------------------------------------------------------------- what the observer asks
 
-    def _enter(self, code: CodeType, frame: FrameType) -> int:
-        self.entered.add(code)
-        self._begin(code, frame)
-        return TRUSTED
-
-    def _begin(self, code: CodeType, frame: FrameType) -> None:
-        if not is_outside(frame.f_globals.get("__name__")):
-            self.begins(code, frame.f_globals)
-
     def _trust(self, code: CodeType, frame: FrameType) -> int:
         self.entered.add(code)
         if is_of_foregrad(code):
@@ -143,7 +121,8 @@ class Observed:
         if found == LOOKED_AT and not _is_for_pytorch(frame):
             self.ran[code] = frame.f_globals
             self.state().meet(code, frame.f_globals)  # before names are bound there
-            self._begin(code, frame)
+            if not is_outside(frame.f_globals.get("__name__")):
+                self.begins(code, frame.f_globals)
         return found
 
     def _on_call(self, callee: Any, frame: FrameType) -> None:
@@ -233,8 +212,9 @@ def _observer(*questions: Callable[..., Any]) -> Any:
     return make_observer(*questions) or Observer(*questions)
 
 
-def _pure(*_: Any) -> int:
-    return PURE
+def _kind_of(callee: Any) -> int:
+    """What is known of a function of C. A capture sees no method of a random generator that was bound before."""
+    return REFUSED if isinstance(callee.__self__, torch.Generator) else kind_of_call(callee)
 
 
 _running = threading.local()

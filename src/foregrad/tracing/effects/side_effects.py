@@ -17,7 +17,6 @@ from ...frontend.arrays import are_apart, arrays_in, tensor_over
 from ...frontend.call import FlatCall
 from ...frontend.function_classes import check_classes
 from ...frontend.lifted import times_lifted
-from ...frontend.reads import Reads
 from ...frontend.tree import Tree, Unwrap, flatten
 from ...subclasses.spec import is_of_capture
 from ..heap.records import InputRecord
@@ -41,13 +40,9 @@ def check_run(
     call: FlatCall,
     arguments: tuple[Any, Any],
     leaves: list[Any],
-    reads: Reads,
     unwrap: Unwrap,
 ) -> None:
-    """A run left what can be used up, and the containers among its arguments where no write to them is an effect of
-    the call, as they were.
-    """
-    _check_used_up(name, reads)
+    """A run left the containers among its arguments as they were, where no write to them is an effect of the call."""
     if not call.objects:
         _check_containers(name, call.tree, arguments, leaves, unwrap)
         return
@@ -72,13 +67,6 @@ def refuse_change(name: str, what: str) -> NoReturn:
         f"`{name}` changed {what} (added, removed or replaced an item), which a compiled call would not repeat. Return "
         "the new values instead."
     )
-
-
-def _check_used_up(name: str, reads: Reads) -> None:
-    """No iterator, and no random generator but PyTorch's, was drawn from."""
-    spent = reads.spent()
-    if spent is not None:
-        raise used_up_error(name, spent)
 
 
 def used_up_error(name: str, what: str) -> UnsupportedSideEffectError:

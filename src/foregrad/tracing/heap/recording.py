@@ -33,6 +33,12 @@ class Host(Hooks):
     learned: Any = None
     lifting: Any  # the mode of stand-ins
 
+    def pause(self) -> None:
+        """What runs until `go_on` is no code of the program's, and is not observed."""
+
+    def go_on(self) -> None:
+        """The end of `pause`."""
+
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
         """The stand-in for a real tensor that the function brought in by itself."""
         raise NotImplementedError

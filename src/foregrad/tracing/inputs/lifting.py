@@ -48,7 +48,6 @@ __all__ = ["Lifting"]
 
 _TENSOR: Any = torch.Tensor
 _KEEP_REAL = {_TENSOR.__hash__}
-_FUNCTIONS = {*map(type, (torch.add, _TENSOR.add, _TENSOR.__getitem__, _TENSOR.__len__, _TENSOR.grad.__get__))}
 _GRAD = _TENSOR.grad.__get__
 
 
@@ -66,7 +65,6 @@ class Lifting(TorchFunctionMode):
         *,
         reshape_view: Callable[[Any, Any, torch.Tensor, tuple[Any, ...], Any], Any] | None = None,
         overlapping: OverlappingViews | None = None,
-        observed: Any = None,
     ) -> None:
         super().__init__()
         self.host, self.recorder = host, recorder
@@ -79,8 +77,6 @@ class Lifting(TorchFunctionMode):
         self.accumulated_at = ""  # where the last `backward()` is
         self.has_hooks = False  # the function has registered some on its own tensors
         self.storages = Storages()
-        self.pause: Callable[[], Any] = (lambda: None) if observed is None else observed.pause
-        self.go_on: Callable[[], Any] = (lambda: None) if observed is None else observed.go_on
         self.retained: list[torch.Tensor] = []  # that `retain_grad()` was called on
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -89,13 +85,7 @@ class Lifting(TorchFunctionMode):
         if self.classes:
             result = self.classes.by_class(self, func, types, args, kwargs)
             return self.classes.run(self._run, func, args, kwargs) if result is NotImplemented else result
-        if type(func) not in _FUNCTIONS:
-            return self._run(func, args, kwargs)  # a higher-order operator calls the user's code
-        self.pause()
-        try:
-            return self._run(func, args, kwargs)
-        finally:
-            self.go_on()
+        return self._run(func, args, kwargs)
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in _KEEP_REAL:

@@ -39,20 +39,14 @@ class SeenCode:
     ) -> None:
         """`apart`: functions that run as they are in each call, and look at what is there then."""
         self.call, self.name, self.reads, self.types, self.origins = call, name, reads, types, origins
-        self.scan = Scan(reads, tuple(apart))
+        self.apart = tuple(apart)
         self.modules: dict[int, torch.nn.Module] = {}
         self.names: dict[int, str] = {}  # of modules, by id
 
-    def scan_roots(self, state: ProgramState) -> None:
-        """Look at what the call hands in, before the function can change it."""
+    def check(self, state: ProgramState) -> None:
+        """The function is about to run."""
         self.names = state.module_names()
         self._check(data_parallel(getattr(self.call.function, "__self__", None), in_forward=True))
-        self.scan.visit(self.call.function, self.name)
-        for leaf, path in zip(self.call.leaves, self.call.paths, strict=True):
-            self.scan.visit(leaf, path)
-        for kind in self.call.tree.types():
-            self.scan.visit(kind, kind.__name__)
-        self.scan.finish()
 
     def enter(self, module: torch.nn.Module) -> None:
         """The code of a module runs."""
@@ -70,12 +64,16 @@ class SeenCode:
                 "module in it: its forward is compiled, and the rest runs around it."
             )
 
-    def scan_what_ran(self, ran: Mapping[CodeType, dict[str, Any]], entered: Container[CodeType]) -> None:
-        """The code behind the attributes that were read on modules, hooks included, and all other code that ran with
-        its globals, `ran`; names for the modules.
+    def scan(self, ran: Mapping[CodeType, dict[str, Any]], entered: Container[CodeType]) -> Scan:
+        """Look at what the call hands in, at the code behind the attributes that were read on modules, hooks included,
+        and at all other code that ran with its globals, `ran`; all is as it was before the run. Names the modules.
         """
-        reads, scan = self.reads, self.scan
-        scan.entered = entered
+        reads, scan = self.reads, Scan(self.reads, self.apart, entered)
+        scan.visit(self.call.function, self.name)
+        for leaf, path in zip(self.call.leaves, self.call.paths, strict=True):
+            scan.visit(leaf, path)
+        for kind in self.call.tree.types():
+            scan.visit(kind, kind.__name__)
         for in_backward in (False, True):
             for hook in hooks_of(self.modules.values(), in_backward=in_backward):
                 scan.visit(hook, getattr(hook, "__name__", "a hook"))
@@ -88,11 +86,12 @@ class SeenCode:
         for code, namespace in ran.items():
             scan.ran(code, namespace)
         scan.finish()
-        self._scan_classes()
+        self._scan_classes(scan)
+        return scan
 
-    def _scan_classes(self) -> None:
+    def _scan_classes(self, scan: Scan) -> None:
         """What code may read of the classes of modules by way of `type(module)`, which nobody is told of."""
-        scan, done = self.scan, set[tuple[type, str]]()
+        done = set[tuple[type, str]]()
         while asking := [code.others for _, code in scan.code if "type" in code.loaded or "__class__" in code.others]:
             named = frozenset().union(*asking)
             modules = [*self.modules.values(), *(module for module, _ in scan.modules.values())]

@@ -124,10 +124,14 @@ class Recorder(Trace, ThreadDispatchMode):
             if self.wrapper_leaves and not self.in_backward:
                 check_wrapper_leaves(self.wrapper_leaves, func, args, kwargs or {})
             return NotImplemented  # operators on the tensors inside come here
-        if count_function_modes():  # autograd itself calls it, not a torch function, which takes its mode away
-            with without_torch_functions():
-                return self._dispatch(func, args, kwargs or {})
-        return self._dispatch(func, args, kwargs or {})
+        self.host.pause()  # below this no code is the program's
+        try:
+            if count_function_modes():  # autograd itself calls it, not a torch function, which takes its mode away
+                with without_torch_functions():
+                    return self._dispatch(func, args, kwargs or {})
+            return self._dispatch(func, args, kwargs or {})
+        finally:
+            self.host.go_on()
 
     def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         plan = self.plans.get(id(func)) or self._plan(func)
