@@ -1,5 +1,6 @@
 """A compiled training step leaves what eager leaves, bit by bit: parameters, `.grad`, the optimizer, Python's state."""
 
+import copy
 import warnings
 
 import pytest
@@ -134,3 +135,83 @@ def test_a_hook_that_sets_a_gradient_runs_in_each_backward_outside():
         assert weight.grad is not None
         loss.backward()
         assert weight.grad is None
+
+
+def _lbfgs(model, x):
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    return lambda: optimizer.step(closure)
+
+
+def _scaler(model, x):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+
+    def step():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss
+
+    return step
+
+
+@pytest.mark.parametrize("make, remedy", [(_lbfgs, "LBFGS outside"), (_scaler, r"scaler\.get_scale\(\)")])
+def test_a_refusal_by_name_says_what_to_move_out(make, remedy):
+    found = []
+    for how in (None, "eager"):
+        torch.manual_seed(0)
+        model, x = network(), torch.randn(4, 8)
+        step = make(model, x)
+        call = foregrad.compile(step, backend="eager", on_unsupported=how) if how else step
+        if not found:
+            found.append([[call() for _ in range(5)], *model.parameters()])
+            continue
+        with pytest.warns(foregrad.errors.ForegradWarning, match=remedy):
+            found.append([[call() for _ in range(5)], *model.parameters()])
+    assert is_same(*found)
+
+
+CHANGES = {
+    "a state dict is loaded": lambda o, model: o.load_state_dict(o.state_dict()),
+    "a group is added": lambda o, model: o.add_param_group({"params": [model[1]], "lr": 0.5}),
+    "a parameter is frozen": lambda o, model: model[0][0].weight.requires_grad_(False),
+    "the weight decay is another": lambda o, model: o.param_groups[0].update(weight_decay=0.3),
+    "a gradient is there": lambda o, model: setattr(model[0][0].bias, "grad", torch.ones(16)),
+    "the state is cleared": lambda o, model: o.state.clear(),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_changes_between_steps_are_noticed(optimizer, name):
+    """And `state_dict()` is eager's after each step."""
+    found = []
+    for wrap in (lambda function: function, lambda function: foregrad.compile(function, backend="eager")):
+        torch.manual_seed(0)
+        model = [network(), nn.Parameter(torch.ones(3))]
+        made = optimizer(model[0].parameters(), lr=0.1)
+
+        def step(x, model=model, made=made):
+            loss = (model[0](x) * model[1]).square().mean()
+            loss.backward()
+            made.step()
+            made.zero_grad()
+            return loss.detach()
+
+        call, states = wrap(step), []
+        for number in range(10):
+            if number == 5:
+                CHANGES[name](made, model)
+            states.append(call(torch.randn(4, 8)))
+            states.append(copy.deepcopy(made.state_dict()["state"]))
+        found.append([states, made.state_dict()["param_groups"], [*model[0].parameters(), model[1]]])
+    assert is_same(*found)

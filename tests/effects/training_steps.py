@@ -538,3 +538,45 @@ def a_trainer_that_counts(wrap):
     trainer = Trainer()
     found, call = train(wrap, trainer.step, 8, trainer.model)
     return [found, trainer.steps, trainer.total], call
+
+
+@program(graphs=4)
+def a_gradient_scaler_beside_the_step(wrap):
+    """What the refusal of a `GradScaler` inside says to do."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3)
+    scaler.scale(torch.ones(()))
+
+    def step(x, y, scale):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = F.cross_entropy(model(x), y)
+        (loss * scale).backward()
+        return loss.detach()
+
+    call, found = wrap(step), []
+    for number, (x, y) in enumerate(batches(12)):
+        found.append(call(x * (3e38 if number == 5 else 1), y, scaler.get_scale()))
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    return [[value for value in found if value.isfinite()], seen(model), scaler.state_dict()], call
+
+
+@program(graphs=2)
+def a_closure_of_lbfgs(wrap):
+    """What the refusal of LBFGS inside says to do."""
+    model, (x, y) = network(), batches(1)[0]
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1)
+
+    def closure():
+        model.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    call = wrap(closure)
+    losses = [optimizer.step(call) for _ in range(3)]
+    return [losses, seen(model)], call

@@ -25,7 +25,20 @@ from ...frontend.tree import Opened, Tree, Unwrap, check_leaves, flatten, is_lea
 from ...graph.python_effects import Kept, OfArgument, PythonWrite
 from ..tape.collection import Newborns
 
-__all__ = ["MadeValues"]
+__all__ = ["MadeValues", "remedy_at"]
+
+_REMEDIES = {  # by a part of the place's name, for classes of PyTorch's whose code is not the user's to change
+    "._per_optimizer_states": "Pass `scaler.get_scale()` to the step, call `(loss * scale).backward()` in it, and "
+    "`scaler.step(optimizer)` and `scaler.update()` after it.",
+    "['old_dirs']": "Compile the closure (`model.zero_grad()` and `loss.backward()` in it), and call "
+    "the `step(closure)` of LBFGS outside.",
+}
+
+
+def remedy_at(path: str, otherwise: str) -> str:
+    """What to do about a write that can't be repeated."""
+    return next((remedy for part, remedy in _REMEDIES.items() if part in path), otherwise)
+
 
 _CONSTANT = (type, types.ModuleType, types.BuiltinFunctionType, enum.Enum, torch.Generator, torch.Size)
 
@@ -119,8 +132,11 @@ class MadeValues:
         kind = "tensor" if is_stand_in(value) else type(value).__qualname__
         raise UnsupportedSideEffectError(
             f"`{self.name}` leaves a {kind} {what} in {path}; a compiled call can't make "
-            "another one. Keep tensors, numbers, and lists, tuples, dicts and plain objects of these there, or make it "
-            "outside."
+            "another one. "
+            + remedy_at(
+                path,
+                "Keep tensors, numbers, and lists, tuples, dicts and plain objects of these there, or make it outside.",
+            )
         )
 
 

@@ -44,7 +44,7 @@ from ...graph.python_effects import (
     SetItem,
     SetItems,
 )
-from .made_values import MadeValues
+from .made_values import MadeValues, remedy_at
 from .side_effects import attribute_set_error
 
 __all__ = ["PythonWrites"]
@@ -212,7 +212,7 @@ class PythonWrites:
             self._refuse_fill(holder.name())
         raise GrowingError(
             f"`{self.name}` changes how many items {holder.name() or 'a container'} has, which a compiled call would "
-            "not repeat. Return what it adds, or add it outside.",
+            f"not repeat. {remedy_at(holder.name(), 'Return what it adds, or add it outside.')}",
             holder.target,
         )
 
