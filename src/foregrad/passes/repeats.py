@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import itertools
+import math
 import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
@@ -34,6 +36,7 @@ __all__ = ["Repeat", "find_repeats", "has_marked_calls", "is_view", "layout_key"
 _FEWEST = 2  # operators in a copy
 _CANDIDATES = 24  # distances that are tried
 _TRIES = 12  # rows of copies that are tried in a stretch
+_ENOUGH = 7  # copies, at which one fewer does not matter
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -179,30 +182,51 @@ class _Order:
             begin = first + shift
             copies = [self.nodes[at : at + length] for at in range(begin, end - length + 1, length)]
             alike = _longest_alike([self._wiring(copy)[0] for copy in copies])
-            if alike[1] - alike[0] > len(best) + (1 if best else 0):
+            # A cut inside of kernels costs each call, one copy fewer costs the compiler once.
+            if alike[1] - alike[0] > len(best) + (len(best) >= _ENOUGH):
                 best = copies[slice(*alike)]
-            if len(best) >= count - 1:
+            if len(best) >= count - (count > _ENOUGH):
                 break
         return self._described(best) if len(best) > 1 else None
 
     def _cuts(self, first: int, end: int, length: int) -> list[int]:
-        """The places after `first` at which a copy may start, ordered by the bytes that pass them."""
-        passing = [0] * (end - first + 1)
+        """The places after `first` at which a copy may start, ordered by the bytes that pass them: first those that a
+        kernel would not have written, had it gone on beyond the cut, then all.
+        """
+        passing, in_kernels = [0] * (end - first + 1), [0] * (end - first + 1)
         for i in range(first, end):
-            last = max((p for user in self.nodes[i].users if (p := self.place.get(user, end)) < end), default=i)
-            size = nbytes_of(self.nodes[i])
-            passing[i - first + 1] += size
-            passing[last - first + 1] -= size
-        for k in range(1, len(passing)):
-            passing[k] += passing[k - 1]
+            node = self.nodes[i]
+            users = [user for user in node.users if self.place.get(user, end) < end]
+            joined = [user for user in users if self.kernels[user] == self.kernels[node]]
+            size = nbytes_of(node)
+            for bytes_at, readers in ((passing, users), (in_kernels, joined)):
+                bytes_at[i - first + 1] += size
+                bytes_at[max((self.place[user] for user in readers), default=i) - first + 1] -= size
+        passing, in_kernels = list(itertools.accumulate(passing)), list(itertools.accumulate(in_kernels))
         middle = (end - first) // length // 2 * length
 
-        def price(shift: int) -> tuple[int, bool, int]:
-            at = first + middle + shift
+        def price(shift: int) -> tuple[int, int, bool, int]:
+            at, k = first + middle + shift, min(middle + shift, len(passing) - 1)
             inside = at < end and _module(self.nodes[at]) == _module(self.nodes[at - 1])
-            return passing[min(middle + shift, len(passing) - 1)], inside, shift
+            return in_kernels[k], passing[k], inside, shift
 
         return sorted(range(length), key=price)[:8]
+
+    @functools.cached_property
+    def kernels(self) -> dict[fx.Node, Any]:
+        """By node: the operators that compilers may fuse with it have the same number. A product, a convolution or an
+        attention is a kernel of its own, and stands between those before and those after it.
+        """
+        found: dict[fx.Node, Any] = {}
+        for node in self.nodes:
+            stages = [found[operand] for operand in node.all_input_nodes if operand in found]
+            if stages and (is_view(node) or node.target is operator.getitem):
+                found[node] = stages[0]
+            elif _is_product(node.target):
+                found[node] = max(map(math.ceil, stages), default=0) + 0.5
+            else:
+                found[node] = max(map(math.ceil, stages), default=0)
+        return found
 
     def _wiring(self, copy: Sequence[fx.Node]) -> tuple[Any, tuple[fx.Node, ...]]:
         """(the operands of each node, by place in the copy or by number among outside operands; the outside ones)."""
@@ -229,6 +253,14 @@ class _Order:
                     results.add(r)
         inputs = tuple(self._wiring(copy)[1] for copy in copies)
         return Repeat(tuple(map(tuple, copies)), inputs, tuple(sorted(results)), _common_module(copies[0]))
+
+
+@functools.cache
+def _is_product(target: Any) -> bool:
+    from torch.utils.flop_counter import flop_registry  # late: nothing that is imported with foregrad needs it
+
+    packet = getattr(target, "overloadpacket", None)
+    return packet in flop_registry or "scaled_dot_product" in str(packet)
 
 
 def _longest_alike(wirings: Sequence[Any]) -> tuple[int, int]:
