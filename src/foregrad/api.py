@@ -114,7 +114,7 @@ def compile(
     dynamic: bool | None = None,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     on_unsupported: str | None = None,
-    regions: bool | str = False,
+    regions: bool | str = "auto",
     **others: Any,
 ) -> Any:
     """Compile a function or module: it behaves as before, and runs as two graphs.
@@ -146,8 +146,9 @@ def compile(
             `Unsupported...Error`, or `BackendError` if the backend fails. None stands for
             `foregrad.config.on_unsupported`, "eager" unless it was set.
         regions: whether repeated parts of the graphs, such as a model's layers, are compiled once each and called at
-            each place, which takes less time if there are many. True: all repeated parts. "auto": parts with eight
-            copies or more, with backends that gain by it (Inductor).
+            each place, which takes less time if there are many. True: all repeated parts. "auto": parts with seven
+            copies or more and without convolutions, with Inductor and without a memory budget. False: only what
+            `foregrad.region` marked.
 
     Returns:
         A function for a function; for a module, a module of the same class over the same parameters.
@@ -206,7 +207,7 @@ def pipeline_for(
     memory_budget: int | float | str | Budget | None = None,
     decompositions: Any = None,
     inductor_settings: Mapping[str, Any] | None = None,
-    regions: bool | str = False,
+    regions: bool | str = "auto",
 ) -> Pipeline:
     """The pipeline for the arguments of `compile`. `inductor_settings` are in force while Inductor compiles."""
     chosen = get_backend(backend)
@@ -227,7 +228,7 @@ def pipeline_for(
         prepare_joint=chosen.prepare_joint,
         prepare_halves=chosen.prepare_halves,
         keeper=_keeper(chosen, split, decompositions),
-        regions=regions,
+        regions=False if regions == "auto" and memory_budget is not None else regions,
         may_fail=True,
     )
 

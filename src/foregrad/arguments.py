@@ -30,7 +30,7 @@ _ELSEWHERE = {
 
 
 def check_arguments(
-    target: Any, dynamic: Any, on_unsupported: Any, others: Mapping[str, Any], regions: Any = False
+    target: Any, dynamic: Any, on_unsupported: Any, others: Mapping[str, Any], regions: Any = "auto"
 ) -> None:
     """Raise `TypeError` or `ValueError` for what `compile` does not take."""
     for name in others:

@@ -67,7 +67,7 @@ _OPTIONS = {
     "decompositions": "a table {operator: function}",
     "check": "check every stage's result (slow)",
     "on_unsupported": "'eager' runs a graph that can't be compiled as it is, and warns; 'raise' raises",
-    "regions": "True compiles parts that repeat, as a model's layers, once each; 'auto' does where it pays",
+    "regions": "True compiles parts that repeat, as a model's layers, once each; 'auto' does where it pays; or False",
     "inductor": "settings of torch._inductor.config, in force while Inductor compiles: {name: value}",
 }
 _VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {

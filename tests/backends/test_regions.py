@@ -527,7 +527,7 @@ def compiled_graphs(monkeypatch):
 def test_inductor_compiles_a_region_once(regions, compiled_graphs):
     model, given = stack_of(0.0), torch.randn(16, 8)
     expected = step(model, model, given)
-    whole = step(model, foregrad.compile(model, backend="inductor"), given)
+    whole = step(model, foregrad.compile(model, backend="inductor", regions=False), given)
     sizes = sum(compiled_graphs)
     compiled_graphs.clear()
     call = foregrad.compile(model, backend="inductor", regions=regions)
@@ -540,9 +540,50 @@ def test_inductor_compiles_a_region_once(regions, compiled_graphs):
 
 
 @needs_compiler
+def test_layers_are_compiled_once_by_default_also_behind_dynamo(compiled_graphs):
+    model, given = stack_of(0.0), torch.randn(16, 8)
+    expected = step(model, model, given)
+    for call in (
+        foregrad.compile(model, backend="inductor"),
+        torch.compile(model, backend="foregrad", options={"backend": "inductor"}),
+    ):
+        compiled_graphs.clear()
+        torch.testing.assert_close(step(model, call, given), expected, atol=1e-5, rtol=1e-4)
+        assert len(compiled_graphs) > 2  # not one for each half
+
+
+def convolutions(x):
+    for kernel in [torch.ones(2, 2, 1)] * 9:
+        x = nn.functional.conv1d(x[None], kernel)[0].sin().cos().tanh().exp().relu().sin().cos().tanh() + x.abs()
+    return x
+
+
+def updated(x, state):
+    for weight in WEIGHTS[:9]:
+        x = nn.functional.layer_norm((x @ weight).tanh() * 2 + x, (8,)).sin()
+    state.add_(x)
+    return x.sum()
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["convolutions", "writes its inputs", "memory budget", "regions=False"])
+def test_what_does_not_gain_is_compiled_whole(kind, compiled_graphs):
+    f, args, settings = updated, (x().detach(), torch.zeros(4, 8)), {}
+    if kind == "convolutions":
+        f, args = convolutions, (torch.randn(2, 8),)
+    elif kind != "writes its inputs":
+        f, args = lambda x: updated(x, torch.zeros(4, 8)), (x(),)
+        settings = {"memory_budget": 1.0} if kind == "memory budget" else {"regions": False}
+    copies = [value.clone() for value in args]
+    out = foregrad.compile(f, backend="inductor", **settings)(*args)
+    torch.testing.assert_close(out, f(*copies), atol=1e-4, rtol=1e-4)
+    assert len(compiled_graphs) == 1
+
+
+@needs_compiler
 def test_inductor_draws_the_numbers_that_it_draws_without_regions(compiled_graphs):
     model, given = stack_of(0.3), torch.randn(16, 8)
-    whole = step(model, foregrad.compile(model, backend="inductor"), given)
+    whole = step(model, foregrad.compile(model, backend="inductor", regions=False), given)
     compiled_graphs.clear()
     actual = step(model, foregrad.compile(model, backend="inductor", regions=True), given)
     torch.testing.assert_close(actual, whole, atol=1e-6, rtol=1e-5)

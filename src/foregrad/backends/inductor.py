@@ -193,11 +193,13 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
     else:
         copy = make_graph_module(gm, copied(gm.graph), "GraphModule")
     foreign = _foreign(copy)
-    if (role.regions or has_marked_calls(copy.graph)) and not inductor.uses_cudagraphs():
+    # A graph that writes its updates itself, as one of a whole training step does, is compiled whole.
+    regions = False if role.regions == "auto" and role.updates else role.regions
+    if (regions or has_marked_calls(copy.graph)) and not inductor.uses_cudagraphs():
         if LAID_OUT in gm.meta:  # Inductor chooses the strides of values computed from such residuals
             inductor.propagate(copy, example_inputs, _fake_mode(example_inputs), _with_values(copy), layout_key)
             respecify(copy.graph)
-        whole = outlined(copy, foreign, regions=role.regions)
+        whole = outlined(copy, foreign.union(_convolutions(copy) if regions == "auto" else ()), regions=regions)
         if whole is not copy:
             try:
                 with kernels_together():
@@ -231,6 +233,13 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
     run: Any = _writing(compiled, written)
     run.output_strides, run.writes_into, run.updated = strides, donated, updated
     return run  # type: ignore[no-any-return]
+
+
+def _convolutions(gm: fx.GraphModule) -> set[fx.Node]:
+    """Operators that no region is worth: Inductor lays out all of a graph's together, and results of a region have the
+    graph's strides.
+    """
+    return {node for node in gm.graph.nodes if "convolution" in getattr(node.target, "_opname", "")}
 
 
 def _with_writes(gm: fx.GraphModule, role: GraphRole, foreign: Collection[fx.Node]) -> tuple[tuple[int, int], ...]:

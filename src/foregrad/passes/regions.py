@@ -27,7 +27,7 @@ from .repeats import Repeat, find_repeats, is_view
 __all__ = ["called_region", "is_random", "is_random_region", "outlined", "piece", "sizes_are_given"]
 
 _KEY = "foregrad region"
-_MANY, _SEVERAL = 8, 16  # copies, and operators in each, at which outlining begins to pay
+_MANY, _SEVERAL = 7, 16  # copies, and operators in each, at which outlining begins to pay
 
 
 def outlined(
@@ -39,7 +39,7 @@ def outlined(
 ) -> fx.GraphModule:
     """The graph with calls of its repeated regions; `gm` itself where there are none.
 
-    `regions`: "auto" takes those that have eight copies or more, True two; False only what `foregrad.region` marked,
+    `regions`: "auto" takes those that have seven copies or more, True two; False only what `foregrad.region` marked,
     which all take. `several`: the least number of operators that compute in each copy, by default 16.
     Nodes in `keep_out` stay in the graph.
 

@@ -29,6 +29,7 @@ from torch import fx
 from .._torch.codegen import OpOverload
 from .._torch.graphs import symbols_in
 from ..graph.meta import TensorSpec, nbytes_of
+from ..locks import cached_property
 from ..tracing.tape.opinfo import op_info
 
 __all__ = ["Repeat", "find_repeats", "has_marked_calls", "is_view", "layout_key", "layout_of", "structure_of"]
@@ -212,7 +213,7 @@ class _Order:
 
         return sorted(range(length), key=price)[:8]
 
-    @functools.cached_property
+    @cached_property
     def kernels(self) -> dict[fx.Node, Any]:
         """By node: the operators that compilers may fuse with it have the same number. A product, a convolution or an
         attention is a kernel of its own, and stands between those before and those after it.
