@@ -37,7 +37,7 @@ __all__ = ["Repeat", "find_repeats", "has_marked_calls", "is_view", "layout_key"
 _FEWEST = 2  # operators in a copy
 _CANDIDATES = 24  # distances that are tried
 _TRIES = 12  # rows of copies that are tried in a stretch
-_ENOUGH = 7  # copies, at which one fewer does not matter
+_ENOUGH = 7  # copies, of which some may be spared
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -183,10 +183,11 @@ class _Order:
             begin = first + shift
             copies = [self.nodes[at : at + length] for at in range(begin, end - length + 1, length)]
             alike = _longest_alike([self._wiring(copy)[0] for copy in copies])
-            # A cut inside of kernels costs each call, one copy fewer costs the compiler once.
-            if alike[1] - alike[0] > len(best) + (len(best) >= _ENOUGH):
+            # A cut inside of kernels costs each call, a copy fewer costs the compiler once.
+            spared = len(best) // 5 if len(best) >= _ENOUGH else 0
+            if alike[1] - alike[0] > len(best) + spared:
                 best = copies[slice(*alike)]
-            if len(best) >= count - (count > _ENOUGH):
+            if len(best) + spared >= count:
                 break
         return self._described(best) if len(best) > 1 else None
 
