@@ -1,6 +1,7 @@
 """What a call costs beyond its graphs: ours, PyTorch's AOTAutograd, and the floor, in one process.
 
     python -m benchmarks.overhead tiny layers      # all cases without arguments
+    python -m benchmarks.overhead --dynamo         # behind torch.compile, against PyTorch's AOTAutograd behind it
 
 Overhead is the time of a call less that of the bare graph callables. All three run the code that our eager backend
 writes for their graphs. The floor is a bare `torch.autograd.Function` round our graphs, written by hand, with the `copy_` or the
@@ -11,18 +12,20 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from functorch.compile import aot_function
 
 import foregrad
-from benchmarks.common import Section, interleaved_calls, ratio
+from benchmarks.common import Section, interleaved_calls, ratio, write_results
 from foregrad._torch.native import native
 
-__all__ = ["CASES", "collect"]
+__all__ = ["CASES", "collect", "collect_behind_dynamo"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,13 +211,58 @@ def collect(names: list[str], rounds: int) -> Section:
     return section
 
 
+def collect_behind_dynamo(names: list[str], rounds: int) -> Section:
+    """The table of calls behind `torch.compile`, whose guards both have."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    warnings.simplefilter("ignore")
+    section = Section(
+        "Overhead of a call behind Dynamo",
+        "Microseconds of a call, least / median; both run the code that our eager backend writes for their graphs.",
+        ["case", "pass", 'backend="foregrad"', "AOTAutograd", "ratio of the least"],
+    )
+    theirs = aot_autograd(fw_compiler=_our_code, bw_compiler=_our_code)
+    for case in CASES:
+        if names and not any(name in case.name for name in names):
+            continue
+        torch._dynamo.reset()
+        args = case.arguments()
+        grads = [a for a in args if a.requires_grad]
+        calls = {
+            "ours": torch.compile(case.function, backend="foregrad", options={"backend": "nop"}),
+            "theirs": torch.compile(case.function, backend=theirs),
+        }
+        with torch.set_grad_enabled(case.grad):
+            seeds = [torch.ones_like(t) for t in _flat(case.function(*args))]
+
+            def forward(call: Any, args: list[torch.Tensor] = args) -> Any:
+                return call(*args)
+
+            def both(call: Any, args: Any = args, grads: Any = grads, seeds: Any = seeds) -> Any:
+                return torch.autograd.grad(_flat(call(*args)), grads, seeds)
+
+            passes = {"forward": forward, "forward + backward": both} if case.grad else {"forward": forward}
+            for title, run in passes.items():
+                t = interleaved_calls({n: functools.partial(run, call) for n, call in calls.items()}, rounds)
+                least = ratio(t["ours"].least, t["theirs"].least)
+                section.add(
+                    [case.name, title, t["ours"].text(1e-6), t["theirs"].text(1e-6), least],
+                    case=case.name, phase=title, ours_us=t["ours"].least * 1e6, theirs_us=t["theirs"].least * 1e6,
+                )  # fmt: skip
+    return section
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*")
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--dynamo", action="store_true")
+    parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    collect(options.cases, options.rounds)
+    section = (collect_behind_dynamo if options.dynamo else collect)(options.cases, options.rounds)
+    if options.write:
+        write_results([section], Path(__file__).parent)
 
 
 if __name__ == "__main__":
