@@ -580,3 +580,71 @@ def a_closure_of_lbfgs(wrap):
     call = wrap(closure)
     losses = [optimizer.step(call) for _ in range(3)]
     return [losses, seen(model)], call
+
+
+@program(graphs=2)
+def a_step_of_functions(wrap):
+    """`torch.func`: parameters are arguments and results."""
+    model = network()
+    start = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    def loss_of(parameters, x, y):
+        return F.cross_entropy(torch.func.functional_call(model, parameters, (x,)), y)
+
+    def step(parameters, x, y):
+        gradients, loss = torch.func.grad_and_value(loss_of)(parameters, x, y)
+        return {name: value - 0.1 * gradients[name] for name, value in parameters.items()}, loss
+
+    call, parameters, losses = wrap(step), start, []
+    for x, y in batches(8):
+        parameters, loss = call(parameters, x, y)
+        losses.append(loss)
+    return [losses, parameters], call
+
+
+@program(graphs=5)
+def weights_averaged_from_some_step_on(wrap):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    scheduler = torch.optim.swa_utils.SWALR(optimizer, swa_lr=0.05)
+
+    def step(averages, x, y):
+        loss = zeroed_first(model, optimizer, x, y)
+        if averages:
+            average.update_parameters(model)
+        return loss
+
+    call, losses = wrap(step), []
+    for number, (x, y) in enumerate(batches(30)):
+        losses.append(call(number >= 10, x, y).detach())
+        if number >= 10:
+            scheduler.step()
+    return [losses, seen(model, average)], call
+
+
+@program(graphs=5)
+def fifty_steps_of_a_transformer(wrap):
+    """Dropout, clipping, a schedule, gradients of two batches a step."""
+    model = nn.Sequential(
+        nn.Embedding(20, 16),
+        *(nn.TransformerEncoderLayer(16, 2, 32, dropout=0.2, batch_first=True, norm_first=True) for _ in range(2)),
+        nn.Linear(16, 20),
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=60)
+
+    def step(ids, is_last):
+        loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()) / 2
+        loss.backward()
+        if is_last:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.detach()
+
+    call, losses = wrap(step), []
+    for _ in range(50):
+        losses += [call(torch.randint(0, 20, (2, 9)), is_last) for is_last in (False, True)]
+        scheduler.step()
+    return [losses, seen(model), optimizer.state_dict()], call

@@ -33,6 +33,19 @@ SCHEDULERS = {
     "cosine": lambda o: OF.CosineAnnealingLR(o, 100),
     "one cycle": lambda o: OF.OneCycleLR(o, 0.1, total_steps=100),
 }
+OTHERS = {
+    "step": lambda o: OF.StepLR(o, 10),
+    "milestones": lambda o: OF.MultiStepLR(o, [8, 20, 30]),
+    "constant": lambda o: OF.ConstantLR(o, total_iters=20),
+    "multiplicative": lambda o: OF.MultiplicativeLR(o, lambda epoch: 0.95),
+    "restarts": lambda o: OF.CosineAnnealingWarmRestarts(o, 10, 2),
+    "cyclic": lambda o: OF.CyclicLR(o, 1e-3, 0.1, step_size_up=7, cycle_momentum="momentum" in o.defaults),
+    "warm-up, then cosine": lambda o: OF.SequentialLR(
+        o, [OF.LinearLR(o, total_iters=10), OF.CosineAnnealingLR(o, 40)], [10]
+    ),
+    "chained": lambda o: OF.ChainedScheduler([OF.ConstantLR(o, total_iters=5), OF.ExponentialLR(o, 0.9)]),
+    "averaging": lambda o: torch.optim.swa_utils.SWALR(o, swa_lr=0.01, anneal_epochs=10),
+}
 
 
 def training(optimizer, scheduler, foreach, *, inside, wrap, steps=12):
@@ -40,7 +53,7 @@ def training(optimizer, scheduler, foreach, *, inside, wrap, steps=12):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     optimizer = OPTIMIZERS[optimizer](list(model.parameters()), foreach=foreach)
-    scheduler = SCHEDULERS[scheduler](optimizer)
+    scheduler = (SCHEDULERS | OTHERS)[scheduler](optimizer)
 
     def update():
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -68,7 +81,7 @@ def training(optimizer, scheduler, foreach, *, inside, wrap, steps=12):
         if not inside:
             scheduler.step()
         graphs.append(len(foregrad.explain_recompiles(call)) if wrap is compiled else 0)
-    last = {name: vars(scheduler)[name] for name in ("last_epoch", "_step_count", "_last_lr")}
+    last = {name: vars(scheduler).get(name) for name in ("last_epoch", "_step_count", "_last_lr")}
     return [losses, list(model.parameters()), optimizer.state_dict(), last], graphs
 
 
@@ -86,7 +99,7 @@ def is_same(a, b):
     return type(a) is type(b) and a == b
 
 
-def check(optimizer, scheduler, foreach, *, inside, most=2, steps=12):
+def check(optimizer, scheduler, foreach, *, inside, most=2, steps=12, settled=7):
     how = {"inside": inside, "steps": steps}
     expected, _ = training(optimizer, scheduler, foreach, **how, wrap=lambda f: f)
     with warnings.catch_warnings():
@@ -94,7 +107,7 @@ def check(optimizer, scheduler, foreach, *, inside, most=2, steps=12):
         found, graphs = training(optimizer, scheduler, foreach, **how, wrap=compiled)
     assert is_same(found, expected)
     assert graphs[-1] - graphs[0] <= most
-    assert graphs[-1] == graphs[7]
+    assert graphs[-1] == graphs[settled]
 
 
 @pytest.mark.parametrize("foreach", [True, False])
@@ -109,6 +122,36 @@ def test_every_optimizer_with_a_scheduler_inside(optimizer, foreach):
 @pytest.mark.parametrize("optimizer", ["momentum", "AdamW"])
 def test_every_scheduler(optimizer, scheduler, inside):
     check(optimizer, scheduler, None, inside=inside)
+
+
+@pytest.mark.parametrize("scheduler", OTHERS)
+@pytest.mark.parametrize("optimizer", ["momentum", "AdamW"])
+def test_fifty_steps_with_every_other_scheduler_outside(optimizer, scheduler):
+    check(optimizer, scheduler, None, inside=False, steps=50, settled=22)
+
+
+def test_a_plateau_that_depends_on_the_loss():
+    found = []
+    for wrap in (lambda function: function, compiled):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        scheduler = OF.ReduceLROnPlateau(optimizer, patience=2)
+
+        def step(x, model=model, optimizer=optimizer):
+            loss = (model(x) - 1).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        call, losses = wrap(step), []
+        for _ in range(50):
+            losses.append(call(torch.randn(5, 4)))
+            scheduler.step(losses[-1])
+        found.append([losses, *model.parameters(), optimizer.state_dict()])
+    assert is_same(*found)
+    assert len(foregrad.explain_recompiles(call)) <= 2
 
 
 def counting(graphs):

@@ -86,7 +86,8 @@ def _behaviour(joint: JointGraph) -> list[Any]:
         if node.op in ("call_function", "output"):
             results = node.args if node.op == "call_function" else _outputs(joint)
             arguments = fx.map_arg((results, node.kwargs), names.__getitem__)
-            done.append((node.target, repr(map_symbolic(arguments, concrete))))
+            # An operator with what it is run on is an object of each capture, which its text describes.
+            done.append((repr(node.target), repr(map_symbolic(arguments, concrete))))
     nodes = joint.outputs()
     for output in joint.signature.outputs:
         if isinstance(output, Handle) and output.output is not None and _is_number(nodes[output.output]):
