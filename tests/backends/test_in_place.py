@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import foregrad
-from foregrad._torch.allocations import _peak
+from foregrad._torch.memory import _peak
 
 COUNT = 4 << 20
 WEIGHT = torch.linspace(0.1, 1.0, 12, requires_grad=True)

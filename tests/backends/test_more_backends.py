@@ -14,7 +14,7 @@ import torch
 
 import foregrad
 from foregrad.backends import registry
-from foregrad.backends.debug import op_counts
+from foregrad.backends.builtin import op_counts
 from foregrad.backends.registry import Backend, backend_help, get_backend, list_backends
 from foregrad.errors import BackendError
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import foregrad
-from foregrad._torch.allocations import _peak
+from foregrad._torch.memory import _peak
 
 WIDTH, LAYERS = 256, 6
 SIZE = LAYERS * WIDTH * WIDTH * 4  # bytes of the weights

@@ -19,8 +19,7 @@ from foregrad.partitioners.costs import costs, flops
 from foregrad.partitioners.cut import NEVER
 from foregrad.partitioners.index import JointIndex
 from foregrad.partitioners.liveness import Storages
-from foregrad.partitioners.repeats import find_repeats
-from foregrad.partitioners.uniform import Space, measure
+from foregrad.partitioners.uniform import Space, find_repeats, measure
 from tests.parity.peak import peak_of
 
 

@@ -10,7 +10,7 @@ import torch
 
 import foregrad
 from foregrad.backends import results as results_module
-from foregrad.backends.first_call import after_first_call
+from foregrad.backends.boxed import after_first_call
 from foregrad.backends.inductor import InductorCompiler
 from foregrad.errors import BackendError
 

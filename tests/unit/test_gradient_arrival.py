@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import foregrad
-from foregrad.graph.arrival import queued_to_arrive
+from foregrad.graph.joint import queued_to_arrive
 
 
 class Tied(nn.Module):

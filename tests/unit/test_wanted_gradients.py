@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import foregrad
-from foregrad.backends.debug import op_counts
+from foregrad.backends.builtin import op_counts
 from foregrad.backends.eager import eager_compiler
 from foregrad.graph.role import role_of
 

@@ -4,7 +4,7 @@ While a function is captured, a branch is a Python `if` on a value and a loop is
 recorded, and its condition becomes one of the graph's decisions. As in eager, two things differ from a plain `if`. An
 operand that the branch taken does not use gets a gradient of zeros, as does a tensor that only another branch closes
 over; and all results have a history if one of these has. (Parameters of a module that only the other branch closes over
-are no operands here: unused, they have no gradient.) The other operators are in `loops`; `flex_attention` stays one
+are no operands here: unused, they have no gradient.) `flex_attention` stays one
 operator. Checked on torch 2.11.0, 2.13.0, 2.15.0.
 """
 
@@ -17,14 +17,20 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch._higher_order_ops.associative_scan import generic_associative_scan
+from torch._higher_order_ops.out_dtype import out_dtype_dense
 from torch._ops import HigherOrderOperator
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ..errors import UnsupportedOpError
 from .flex import ATTENTION, BACKWARD
-from .loops import MEANINGS, run_while
-from .operand_gradients import connected, with_unused
 
-__all__ = ["Attention", "install", "remove"]
+__all__ = [
+    "Attention",
+    "connected",
+    "install",
+    "remove",
+]
 
 _original_asked = torch.compiler.is_dynamo_compiling
 # The functions that users call: each has Dynamo compile it, unless Dynamo does so already.
@@ -85,6 +91,223 @@ def print_formatted(format_str: str, *args: Any, **kwargs: Any) -> None:
     """The effect of the operator `print`, on tensors of the call."""
     print(format_str.format(*args, **kwargs))
 
+
+# -------------------------------------------------------------------- loops
+# PyTorch's operators that loop, as equivalent Python, and operators that only mark the function that they call.
+#
+# Each step is recorded by itself, so a graph is right for one number of steps: a size of an argument, which is guarded,
+# or a number decided by values, which is checked. Checked on torch 2.11.0, 2.13.0.
+#
+# Known weaknesses: a loop of a thousand steps is a graph of a thousand copies of its body. A tensor that the function
+# closes over gets its gradients one after the other, where PyTorch adds up those of `map` at once: the sums differ in
+# their last bits.
+
+
+def run_while(condition: Any, body: Any, carried: Sequence[Any], others: Sequence[Any]) -> tuple[Any, ...]:
+    """The final carried values of `while_loop`, in the containers that its body returns."""
+    steps, tree = _carried(condition, body, carried, others)
+    last: tuple[Any, ...] = steps[-1] if tree is None else tree_unflatten(steps[-1], tree)
+    return last
+
+
+def _carried(condition: Any, body: Any, carried: Sequence[Any], others: Sequence[Any]) -> tuple[list[Any], Any]:
+    """(the flat results of each step, their containers); without any step, copies of the initial values."""
+    steps: list[tuple[Any, ...]] = []
+    now, tree = tuple(carried), None
+    while condition(*now, *others):
+        leaves, tree = tree_flatten(tuple(body(*now, *others)))
+        now = tuple(leaves)
+        steps.append(now)
+    start = tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, now)
+    return steps or [start], tree
+
+
+def _map(f: Any, xs: Sequence[torch.Tensor], pos_args: Sequence[Any] = ()) -> Any:
+    count = len(xs)
+
+    def run(*values: Any) -> Any:
+        length = values[0].shape[0]
+        # One copy for each step: PyTorch adds up their gradients as one tensor.
+        repeated = [
+            v.expand(length, *v.shape).unbind(0) if isinstance(v, torch.Tensor) else (v,) * length
+            for v in values[count:]
+        ]
+        steps = [f(*step) for step in zip(*(x.unbind(0) for x in values[:count]), *repeated, strict=True)]
+        _, tree = tree_flatten(steps[0])
+        return tree_unflatten([_stacked(parts) for parts in zip(*map(tree_leaves, steps), strict=True)], tree)
+
+    return connected(run, (*xs, *pos_args))
+
+
+def _scan(
+    combine_fn: Any, init: Sequence[Any], xs: Sequence[torch.Tensor], additional_inputs: Sequence[Any] = ()
+) -> Any:
+    carries, count = len(init), len(init) + len(xs)
+
+    def run(*values: Any) -> tuple[Any, ...]:
+        carried, outputs, tree = values[:carries], [], None
+        for slices in zip(*(x.unbind(0) for x in values[carries:count]), strict=True):
+            parts, tree = tree_flatten(combine_fn(*carried, *slices, *values[count:]))
+            carried = tuple(parts[:carries])
+            outputs.append(parts[carries:])
+        results = (*carried, *(_stacked(parts) for parts in zip(*outputs, strict=True)))
+        # `torch.scan` called by the user, not in a graph of Dynamo's, gets its containers back.
+        return tree_unflatten(results, tree) if isinstance(combine_fn, functools.partial) else results  # type: ignore[arg-type]
+
+    return connected(run, (*init, *xs, *additional_inputs))
+
+
+def _associative_scan(combine_fn: Any, xs: Sequence[torch.Tensor], additional_inputs: Sequence[Any] = ()) -> Any:
+    count = len(xs)
+
+    def run(*values: Any) -> Any:
+        return generic_associative_scan(combine_fn, list(values[:count]), additional_inputs=values[count:])
+
+    return connected(run, (*xs, *additional_inputs))
+
+
+def _stacked_loop(condition: Any, body: Any, carried: Sequence[Any], others: Sequence[Any] = ()) -> Any:
+    count = len(carried)
+
+    def run(*values: Any) -> tuple[Any, ...]:
+        steps, _ = _carried(condition, body, values[:count], values[count:])
+        return tuple(_stacked(parts) for parts in zip(*steps, strict=True))
+
+    return without_derivative("while_loop_stack_output", run, (*carried, *others))
+
+
+def _stacked(parts: Sequence[Any]) -> Any:
+    return torch.stack(list(parts)) if isinstance(parts[0], torch.Tensor) else parts[0]
+
+
+def _called(function: Any, *operands: Any, **settings: Any) -> Any:
+    """The function's result, for operators that only mark a function for a compiler."""
+    return connected(function, operands)
+
+
+def _strict(callable: Any, operands: Sequence[Any]) -> Any:
+    return without_derivative("strict_mode", callable, tuple(operands))
+
+
+def _hinted(body_fn: Any, args: Sequence[Any], kwargs: dict[str, Any], hints: dict[str, Any]) -> Any:
+    return without_derivative("hints_wrapper", lambda *values: body_fn(*values, **kwargs), tuple(args))
+
+
+def _in_dtype(op: Any, output_dtype: torch.dtype, *args: Any) -> Any:
+    return without_derivative("out_dtype", lambda *values: out_dtype_dense(op, output_dtype, *values), args)
+
+
+MEANINGS: dict[str, Callable[..., Any]] = {
+    "map_impl": _map,
+    "scan": _scan,
+    "associative_scan": _associative_scan,
+    "while_loop_stack_output": _stacked_loop,
+    "invoke_quant": _called,
+    "invoke_quant_packed": _called,
+    "foreach_map": _called,
+    "strict_mode": _strict,
+    "hints_wrapper": _hinted,
+    "out_dtype": _in_dtype,
+}
+"""By the name of the operator."""
+
+
+# -------------------------------------------------------------------- gradients of operands
+# Gradients of an operator that takes functions, where they differ from those of the equivalent Python.
+#
+# PyTorch's operators have all their operands as inputs: one that the functions do not use gets a gradient of zeros, and
+# all results have a history as soon as one of the operands has. Checked on torch 2.11.0, 2.13.0.
+
+
+class _Operands(torch.autograd.Function):
+    """The operands unchanged; a missing gradient is zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(operand.view_as(operand) for operand in operands)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return gradients
+
+
+class _Unused(torch.autograd.Function):
+    """A result, with zeros as gradients of tensors that it does not depend on."""
+
+    @staticmethod
+    def forward(ctx: Any, result: torch.Tensor, *unused: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*unused)
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return gradient, *(torch.zeros_like(tensor) for tensor in ctx.saved_tensors)
+
+
+class _Undifferentiable(torch.autograd.Function):
+    """Results whose backward raises."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, results: list[torch.Tensor], *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.operator = name
+        return tuple(result.view_as(result) for result in results)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        raise RuntimeError(f"Autograd not implemented for {ctx.operator}")
+
+
+def is_differentiable(value: Any) -> bool:
+    """Whether a value is a tensor that may have a history."""
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def connected(run: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
+    """`run(*operands)` with the gradients that the operator as a whole has."""
+    at = _tracked(operands)
+    if not at:
+        return run(*operands)
+    tracked = _Operands.apply(*(operands[i] for i in at))
+    arguments = list(operands)
+    for i, operand in zip(at, tracked, strict=True):
+        arguments[i] = operand
+
+    def linked(result: Any) -> Any:
+        if not is_differentiable(result) or result.requires_grad:
+            return result
+        return _Unused.apply(result, *tracked)
+
+    return tree_map(linked, run(*arguments))
+
+
+def with_unused(results: Any, unused: Sequence[torch.Tensor]) -> Any:
+    """Results that give zeros as gradients to tensors that they do not depend on."""
+    if not unused or not torch.is_grad_enabled():
+        return results
+    return tree_map(lambda value: _Unused.apply(value, *unused) if is_differentiable(value) else value, results)
+
+
+def without_derivative(name: str, run: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
+    """`run(*operands)` for an operator without a derivative: its backward raises PyTorch's error."""
+    at = _tracked(operands)
+    if not at:
+        return run(*operands)
+    with torch.no_grad():
+        results = run(*operands)
+    tensors: list[torch.Tensor] = []
+    tree_map(lambda value: tensors.append(value) if is_differentiable(value) else None, results)
+    refusing = iter(_Undifferentiable.apply(name, tensors, *(operands[i] for i in at)) if tensors else ())
+    return tree_map(lambda value: next(refusing) if is_differentiable(value) else value, results)
+
+
+def _tracked(operands: tuple[Any, ...]) -> list[int]:
+    """The positions of the operands that gradients flow to."""
+    if not torch.is_grad_enabled():
+        return []
+    return [i for i, operand in enumerate(operands) if is_differentiable(operand) and operand.requires_grad]
+
+
+# -------------------------------------------------------------------- in the place of the operators
 
 _BY_NAME: dict[str, Callable[..., Any]] = {
     "cond": _cond,

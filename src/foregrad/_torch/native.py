@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib.machinery
 import importlib.util
@@ -12,6 +13,7 @@ import logging
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from .._native.build import build_in_background, fault_of, find_library
 from ..errors import ForegradWarning
 from .hooks import only_defined
 
-__all__ = ["make_observer", "make_tensor_check", "make_version_check", "native"]
+__all__ = ["divert", "make_observer", "make_tensor_check", "make_version_check", "native"]
 
 _NAME = "foregrad_native"
 _log = logging.getLogger("foregrad.native")
@@ -104,3 +106,27 @@ def _is_plain(tensor: Any) -> bool:
         and not tensor.is_nested
         and not any(isinstance(number, torch.SymInt) for number in (*tensor.shape, *tensor.stride()))
     )
+
+
+# -------------------------------------------------------------------- functions that are diverted
+# Functions of C that do something else for what is captured, by the C++ part. They stay the same objects under every
+# name, and no other thread sees a difference.
+
+
+def divert(function: Any, instead: Callable[..., Any], types: tuple[type, ...] | None, *, asked: bool = False) -> None:
+    """From now on `instead` is called with the arguments, and the function itself where that gives `NotImplemented`.
+    Without the C++ part nothing changes.
+
+    `types`: only with such an argument, or with such an item in one. `asked`: only by code that is being captured.
+    """
+    module = _module()
+    if module is not None and isinstance(function, BuiltinFunctionType):
+        module.divert(function, instead, types, asked)
+
+
+@functools.cache
+def _module() -> Any:
+    module = native()
+    if module is not None:
+        atexit.register(module.stop_diverting)  # then modules go before what is called in them
+    return module

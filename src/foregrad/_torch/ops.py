@@ -13,13 +13,16 @@ __all__ = [
     "PACK_PADDED",
     "PAD_PACKED",
     "OpOverload",
+    "default_generator",
     "depends_on_values",
     "has_composite_implicit_kernel",
     "has_effects",
     "is_builtin",
     "is_pointwise",
     "mkldnn_rnn_layer_for_training",
+    "operator_called",
     "overloads_of",
+    "refusable_namespaces",
     "tag_inplace_view",
     "tag_random",
 ]
@@ -82,3 +85,42 @@ def overloads_of(namespace: str, name: str) -> list[OpOverload]:
         return []
     packet = getattr(space, name)
     return [getattr(packet, overload) for overload in packet.overloads()]
+
+
+# -------------------------------------------------------------------- operators by name
+# Operators of the dispatcher by name, and default generators. Checked on torch 2.13.0.
+
+
+# Libraries of PyTorch's own besides aten and prims: collectives, profilers, packed weights, compilers' internals.
+_INTERNAL = frozenset(
+    "_c10d_functional _c10d_functional_autograd _dtensor _native _quantized _test c10d debug_mode_ops debugprims "
+    "export inductor inductor_prims mkl mkldnn mkldnn_prepacked onednn profiler quantization quantized rngprims sparse "
+    "static_runtime symm_mem".split()
+)
+
+
+def refusable_namespaces() -> frozenset[str]:
+    """Namespaces of operators that belong to PyTorch's own workings."""
+    return _INTERNAL
+
+
+def operator_called(name: str) -> OpOverload | None:
+    """The operator of the dispatcher with this full name, as `aten::add.Tensor`; None if there is none.
+
+    TorchScript's own functions, which have names of this form too, do not count.
+    """
+    try:
+        if not torch._C._dispatch_has_kernel(name):
+            return None
+    except RuntimeError:  # no legal name
+        return None
+    space, _, rest = name.partition("::")
+    short, _, overload = rest.partition(".")
+    packet = getattr(getattr(torch.ops, space), short, None)
+    operator = getattr(packet, overload or "default", None)
+    return operator if isinstance(operator, OpOverload) and operator.name() == name else None
+
+
+def default_generator() -> Any:
+    """The default generator of the CPU."""
+    return torch.default_generator

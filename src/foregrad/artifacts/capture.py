@@ -34,8 +34,8 @@ from ..tracing.derivatives.resumable_trace import GradientRef, ResumableTrace, W
 from ..tracing.effects.attribute_guards import ATTRIBUTES
 from ..tracing.options import Options
 from .attributes import assigned_attributes
-from .context import context_now
 from .facts import QUESTIONS
+from .guards import context_now
 from .program import CallSpec, DerivedProgram, Leaf, Program, Specialization
 from .records import Named, Stored
 from .state import StateEntry

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from .._torch import engine
+from .._torch.guards import count_function_modes, current_device, is_inference
 from .._torch.symbols import is_symbolic
 from .._torch.tensors import storage_key
 from ..dispatch.constants import is_constant
@@ -20,12 +22,14 @@ from ..graph.signature import BaseOf, InputInfo, MemoryOf
 from ..graph.source import Names
 from ..graph.spelling import item
 from .containers import fields_of
-from .context import context_now, state_to_refuse
 from .facts import QUESTIONS
 from .program import Specialization
 from .records import Named, Stored
 
-__all__ = ["StoredGuards"]
+__all__ = [
+    "StoredGuards",
+    "context_now",
+]
 
 
 class StoredGuards(GuardMaker):
@@ -165,3 +169,36 @@ def _apart(written: tuple[torch.Tensor, ...], all_: tuple[torch.Tensor, ...]) ->
     keys = [storage_key(tensor) for tensor in all_ if tensor.numel()]
     targets = {storage_key(tensor) for tensor in written if tensor.numel()}
     return sum(k in targets for k in keys) == len(targets)
+
+
+# -------------------------------------------------------------------- context
+# Settings of the thread and of the library that a captured graph depends on, and under which alone it holds.
+
+
+_DEVICES = ("cpu", "cuda", "mps", "xpu")
+
+
+def context_now() -> dict[str, Any]:
+    """The settings in force, by name."""
+    settings: dict[str, Any] = {
+        "grad mode": torch.is_grad_enabled(),
+        "inference mode": is_inference(),
+        "default dtype": torch.get_default_dtype(),
+        "default device": current_device(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+    }
+    for device in _DEVICES:
+        on = torch.is_autocast_enabled(device)
+        settings[f"autocast of {device}"] = torch.get_autocast_dtype(device) if on else False
+    return settings
+
+
+def state_to_refuse() -> str | None:
+    """The mode in force under which no artifact can be called, in words; None if there is none."""
+    if engine.transforms_active():
+        return "a transform of torch.func (vmap, grad, jvp) is active"
+    if engine.forward_ad._current_level >= 0:
+        return "forward-mode differentiation is active"
+    if count_function_modes() and not (count_function_modes() == 1 and engine.default_device_is_the_mode()):
+        return "a torch function mode is active"
+    return None

@@ -23,7 +23,6 @@ from ..tracing.derivatives.resumable_trace import ValueRef
 from .containers import tree_from, tree_to
 from .facts import QUESTIONS
 from .records import record_from, record_to
-from .sharing import sharing_from, sharing_to
 from .validate import check_derivative, check_partitioned
 
 __all__ = [
@@ -311,3 +310,33 @@ def _check_call(tree: Any, leaves: Sequence[Leaf], facts: Sequence[Any], joint: 
             raise ArtifactError("a question about an input that does not exist")
         if question not in QUESTIONS or type(value) not in (bool, int):
             raise ArtifactError(f"an unknown question about an argument: {question[:40]!r}")
+
+
+# -------------------------------------------------------------------- shared memory
+# Relations of memory between the inputs of a specialization, as data.
+
+
+def sharing_to(sharing: Sharing | None) -> Any:
+    """The relations as data."""
+    if sharing is None:
+        return None
+    return {
+        "memories": list(sharing.memories),
+        "counters": [list(pair) for pair in sharing.counters],
+        "roots": list(sharing.roots),
+    }
+
+
+def sharing_from(data: Any, signature: Signature) -> Sharing | None:
+    """The relations from the data of `sharing_to`, checked against the signature."""
+    count = len(signature.inputs)
+    if data is None:
+        return None
+    memories = tuple(None if n is None else checked(n, int) for n in checked(data["memories"], list))
+    counters = tuple((checked(i, int), checked(j, int), checked(same, bool)) for i, j, same in data["counters"])
+    roots = tuple(checked(i, int) for i in checked(data["roots"], list))
+    if len(memories) != count or not all(0 <= n < count for n in memories if n is not None):
+        raise ArtifactError("memories for another number of inputs")
+    if not all(0 <= i < count for i in (*roots, *(i for pair in counters for i in pair[:2]))):
+        raise ArtifactError("relations of inputs that do not exist")
+    return Sharing(memories, counters, roots)

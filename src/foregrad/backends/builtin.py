@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import logging
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,14 +14,15 @@ from torch import fx
 
 from .._torch import dynamo
 from ..errors import BackendError
+from ..graph.printing import print_graph, user_line
 from ..graph.role import role_of
-from . import debug, inductor
+from . import inductor
 from .boxed import nop
-from .eager import eager_compiler
+from .eager import BoxedFunction, eager_compiler
 from .interpreter import interpreter_compiler
 from .registry import Backend, get_backend, register_backend, register_family
 
-__all__ = ["auto", "inductor_backend", "torch_backend"]
+__all__ = ["auto", "count_compiler", "crash_on", "inductor_backend", "op_counts", "print_compiler", "torch_backend"]
 
 log = logging.getLogger("foregrad.backends")
 
@@ -95,6 +98,62 @@ def torch_backend(name: str) -> Backend:
     return Backend(f"torch:{name}", compile_half, compile_half, compile_half, description=f"torch.compile's {name}")
 
 
+# -------------------------------------------------------------------- for debugging
+# Backends for debugging: `print`, `count` and `crash-on:<op>`. Each graph then runs as with the eager backend.
+
+
+def print_compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedFunction:
+    """Print the graph, as Python."""
+    print(print_graph(gm, header=f"{role_of(gm).phase} graph"))
+    return eager_compiler(gm, example_inputs)
+
+
+def count_compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedFunction:
+    """Print how often each operator is called; the result carries it as `op_counts`."""
+    counts = op_counts(gm)
+    total = sum(counts.values())
+    print(f"{role_of(gm).phase} graph: {total} operators")
+    for name, count in counts.most_common():
+        print(f"  {count:5d}  {name}")
+    compiled = eager_compiler(gm, example_inputs)
+    compiled.op_counts = counts  # type: ignore[attr-defined]
+    return compiled
+
+
+def op_counts(gm: fx.GraphModule) -> collections.Counter[str]:
+    """The number of calls of each operator in a graph, by its name (`aten.mm.default`)."""
+    return collections.Counter(
+        str(node.target)
+        for node in gm.graph.nodes
+        if node.op in ("call_function", "call_method", "call_module") and node.target is not operator.getitem
+    )
+
+
+def crash_on(name: str) -> Backend:
+    """A backend that fails with `BackendError` on graphs that call `name`: `aten.mm.default`, `aten.mm` or `mm`."""
+
+    def compile_half(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedFunction:
+        for node in gm.graph.nodes:
+            if node.op == "call_function" and name in _names(node.target):
+                where = user_line(node)
+                raise BackendError(
+                    f"crash-on:{name}: the {role_of(gm).phase} graph has {node.name} = {node.target}"
+                    + (f", from {where}" if where else "")
+                )
+        return eager_compiler(gm, example_inputs)
+
+    compile_half.__name__ = f"crash-on:{name}"
+    return Backend(f"crash-on:{name}", compile_half, compile_half, compile_half)
+
+
+def _names(target: Any) -> tuple[str, ...]:
+    full = str(target)
+    parts = full.split(".")
+    return (full, ".".join(parts[:2]), parts[1] if len(parts) > 1 else full)
+
+
+# -------------------------------------------------------------------- all of them
+
 register_backend(
     "eager",
     eager_compiler,
@@ -109,8 +168,8 @@ register_backend(
     keeps_order=True,
 )
 register_backend("nop", nop, description="the graph module as it is", keeps_order=True)
-register_backend("print", debug.print_compiler, description="prints each graph, then as eager")
-register_backend("count", debug.count_compiler, description="counts each graph's operators, then as eager")
+register_backend("print", print_compiler, description="prints each graph, then as eager")
+register_backend("count", count_compiler, description="counts each graph's operators, then as eager")
 register_family(
     "inductor",
     inductor_backend,
@@ -120,5 +179,5 @@ register_family(
 register_family("auto", auto, argument=None, description="inductor where it can compile, else eager")
 register_family("torch", torch_backend, argument="name", description="a backend of torch.compile's, for both halves")
 register_family(
-    "crash-on", debug.crash_on, argument="op", description="fails to compile graphs with that operator, to test with"
+    "crash-on", crash_on, argument="op", description="fails to compile graphs with that operator, to test with"
 )

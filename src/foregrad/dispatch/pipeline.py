@@ -36,10 +36,9 @@ from ..partitioners.report import Parts
 from ..passes.donated import donated_inputs
 from ..passes.keep import also_saved, results_read
 from ..passes.mutations import with_mutations_inside, writes_for_the_graph
-from ..passes.needed_gradients import only_gradients
 from ..passes.sparse import around_sparse
 from ..passes.stages import cut_in_stages, with_stages
-from ..passes.zeros import without_tangents
+from ..passes.zeros import only_gradients, without_tangents
 from ..phases import compiling, phase
 from ..runtime.compiled import AtHand, Boxed, Compiled, Derived, NeedsInputGrad, Partial
 from ..runtime.donated import overwriting, owned_among

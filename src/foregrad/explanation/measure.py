@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .._torch.allocations import peak_bytes
+from .._torch.memory import peak_bytes
 from ..frontend.tree import open_objects
 from ..subclasses.conversion import Samples
 

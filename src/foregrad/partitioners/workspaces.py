@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch.allocations import peak_bytes
 from .._torch.graphs import size_hint
+from .._torch.memory import peak_bytes
 from .._torch.ops import mkldnn_rnn_layer_for_training
 from ..graph.meta import TensorSpec
 from ..locks import make_lock

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from torch import fx
 
-from ..graph.arrival import queued_to_arrive
 from ..graph.effect_log import Write
-from ..graph.joint import JointGraph
+from ..graph.joint import JointGraph, queued_to_arrive
 from ..graph.signature import Signature
 from ..graph.slots import Param
 from .regions import piece

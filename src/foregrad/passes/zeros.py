@@ -8,14 +8,14 @@ graph is cut down to the nodes that the present tangents reach.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from .._torch.codegen import OpOverload
-from .._torch.graphs import symbol_of, symbols_in
+from .._torch.graphs import GraphCopier, symbol_of, symbols_in
 from .._torch.modules import make_graph_module
 from .._torch.replay import replayed
 from .._torch.symbols import map_symbolic, write_expression
@@ -25,7 +25,7 @@ from ..graph.signature import GradientPaths
 from ..graph.sparse import MAKE
 from .sparse import sparse_nodes
 
-__all__ = ["without_tangents"]
+__all__ = ["only_gradients", "without_tangents"]
 
 aten = torch.ops.aten
 
@@ -236,3 +236,33 @@ class _Sizes:
             f"the backward for only some of the outputs needs the size {symbol}, which none of its inputs has. "
             "Compile with dynamic=False, or use all outputs in the loss."
         )
+
+
+# -------------------------------------------------------------------- gradients that nobody asks for
+# The backward for the case that only some of its gradients are needed, as for `autograd.grad(y, x)`.
+#
+# Eager computes no others; neither does this.
+
+
+def only_gradients(backward: fx.GraphModule, positions: Collection[int]) -> fx.GraphModule:
+    """`backward` cut down to the gradients at `positions`; all other gradients become None."""
+    output = next(iter(reversed(backward.graph.nodes)))
+    kept = [gradient if i in positions else None for i, gradient in enumerate(output.args[0])]
+    needed = set()
+    stack = [gradient for gradient in kept if gradient is not None]
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            stack.extend(node.all_input_nodes)
+    for node in backward.graph.nodes:
+        if replayed(node) in needed:
+            needed.update((node, *node.all_input_nodes))
+    copier = GraphCopier()
+    for node in backward.graph.nodes:
+        if node.op == "placeholder":
+            copier.placeholder(node)
+        elif node in needed:
+            copier.copy(node)
+    copier.output(kept)
+    return make_graph_module(backward, copier.graph, "PartialBackward")

@@ -24,8 +24,7 @@ from ..graph.effects import CheckInfo
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.source import Names, compile_source, unpacked
 from ..graph.tangents import ABSENT, CONSTANT, STOP, VARIABLE, BackwardCase, TangentKind
-from ..subclasses.conversion import wrap
-from ..subclasses.handed import hand_to
+from ..subclasses.conversion import hand_to, wrap
 from .checks import check_arguments, one_call
 from .compiled import Compiled, Derived, NeedsInputGrad
 from .decisions import Stop, decision_lines

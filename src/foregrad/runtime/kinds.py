@@ -13,8 +13,7 @@ import torch
 
 from ..graph.meta import TensorSpec
 from ..graph.tangents import TangentKind, place_of_size
-from ..subclasses.conversion import converted, taken_apart, unexpected
-from ..subclasses.handed import take_handed
+from ..subclasses.conversion import converted, take_handed, taken_apart, unexpected
 from ..subclasses.spec import bare_spec, is_wrapper, parts_of
 from .compiled import Compiled
 from .passed import check_marked

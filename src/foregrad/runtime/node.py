@@ -27,7 +27,7 @@ from ..graph.meta import TensorSpec, spec_of
 from ..graph.signature import Signature
 from ..graph.source import Names, compile_source, unpacked
 from ..passes.sparse import only_in_gradients
-from ..subclasses.handed import TAKES_HANDED
+from ..subclasses.conversion import TAKES_HANDED
 from .anomaly import watched
 from .compiled import Compiled
 from .higher import differentiable_backward, needs_input_grad_of, needs_trail, stopping_backward, trails_of

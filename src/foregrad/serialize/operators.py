@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from .._torch.codegen import OpOverload
-from .._torch.ops import mkldnn_rnn_layer_for_training
-from .._torch.registered import operator_called, refusable_namespaces
+from .._torch.ops import mkldnn_rnn_layer_for_training, operator_called, refusable_namespaces
 from ..errors import ArtifactError
 from ..tracing.kernels.checks import VALUE_CHECKS
 from ..tracing.kernels.formulas import independent_of_phase

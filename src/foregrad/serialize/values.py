@@ -17,7 +17,7 @@ from torch import fx
 
 from .._torch.codegen import OpOverload
 from .._torch.expressions import expression_from, expression_to, raw_expression, restored_number
-from .._torch.registered import default_generator
+from .._torch.ops import default_generator
 from .._torch.symbols import is_symbolic
 from ..errors import ArtifactError
 from ..graph.meta import TensorSpec

@@ -18,22 +18,26 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .._torch import engine
 from .._torch.dispatch import plain_execution
 from .._torch.dynamo_off import dynamo_off
+from .._torch.engine import current_backward, is_node_with
 from .._torch.jagged import is_jagged
+from .._torch.tensors import is_view
 from ..errors import UnsupportedTensorError
-from .handed import hand_over, take_handed
 from .spec import Carrier, WrapperSpec, is_wrapper, parts_of, rebuilt, spec_of
 
 __all__ = [
+    "TAKES_HANDED",
     "Samples",
     "converted",
+    "give_history",
+    "giving_history",
+    "hand_to",
     "has_plain_gradient",
     "layouts_of",
     "learn_carriers",
     "learn_gradient",
     "predicted_spec",
+    "take_handed",
     "taken_apart",
-    "taken_by",
-    "taken_gradient",
     "unexpected",
     "unwrap",
     "unwrapping",
@@ -269,3 +273,81 @@ def _samples(wrapper: Any, spec: WrapperSpec) -> Sequence[torch.Tensor]:
         return [*(part.detach() for part in parts[:own]), *(p.detach().requires_grad_() for p in parts[own:])]
     pairs = zip(parts, spec.carries, strict=True)
     return [part.detach().requires_grad_() if carries else part for part, carries in pairs]
+
+
+# -------------------------------------------------------------------- wrappers that are handed on
+# Gradients that go from one autograd node to another whole, beside the edges between them.
+#
+# Edges of the compiled function's node carry plain tensors of the captured sizes. A gradient of another kind (another
+# class, other metadata, a plain tensor for a wrapper) is left with the node, for the backward that runs now.
+
+
+TAKES_HANDED = "takes_handed"  # an attribute of Functions whose backward looks for such gradients
+_HANDED = "foregrad: gradients of other kinds"  # in a node's metadata
+
+
+def hand_over(edges: Sequence[tuple[Any, int]], gradient: Any) -> bool:
+    """Leave a gradient with the compiled function that all these edges lead to. False if there is no single one."""
+    connected = [edge for edge in edges if edge[0] is not None]
+    nodes = {node for node, _ in connected}
+    if len(nodes) != 1 or not is_node_with(connected[0][0], TAKES_HANDED):
+        return False
+    hand_to(connected[0][0], gradient, tuple(number for _, number in connected))
+    return True
+
+
+def hand_to(node: Any, gradient: Any, places: tuple[int, ...] = ()) -> None:
+    """Leave a gradient with a node, which runs later in this backward."""
+    node.metadata.setdefault(_HANDED, []).append((current_backward(), places, gradient))
+
+
+def take_handed(node: Any) -> list[tuple[tuple[int, ...], Any]]:
+    """The gradients left with a node in this backward, each with the outputs that it is for."""
+    handed = node.metadata.pop(_HANDED, ())
+    return [(places, gradient) for backward, places, gradient in handed if backward == current_backward()]
+
+
+# -------------------------------------------------------------------- histories
+# Autograd histories of wrappers that a compiled function writes to, and of its interior outputs.
+
+
+class _History(torch.autograd.Function):
+    """An in-place operator to autograd; the plain tensors in the wrapper were written before."""
+
+    @staticmethod
+    def forward(ctx: Any, wrapper: Any, take: Callable[[Any], Sequence[Any] | None], *parts: torch.Tensor) -> Any:
+        ctx.mark_dirty(wrapper)
+        ctx.set_materialize_grads(False)
+        ctx.take, ctx.of_view, ctx.layouts = take, is_view(wrapper), layouts_of(parts)
+        return wrapper
+
+    @staticmethod
+    @dynamo_off()  # which would look into what the class of a wrapper does
+    def backward(ctx: Any, gradient: Any) -> Any:
+        if gradient is None:
+            return (None,) * len(ctx.needs_input_grad)
+        # The base of a view needs a gradient where the view was written; the old elements need none.
+        before = torch.zeros_like(gradient) if ctx.of_view else None
+        return before, None, *taken_by(ctx.take, gradient, ctx.layouts, ctx.next_functions[1:])
+
+
+_history = engine.direct_apply(_History)
+
+
+def giving_history(spec: WrapperSpec) -> Callable[..., None]:
+    """A function for rendered code: `give(wrapper, *parts)` gives a wrapper the history of plain tensors, which have
+    its elements. `spec`: the wrapper's spec after the write. Its version counter moves once.
+    """
+    places = spec.carrying()
+
+    def take(gradient: Any) -> list[Any] | None:
+        taken = taken_gradient(spec, gradient)
+        return None if taken is None else [taken[place] for place in places]
+
+    return functools.partial(give_history, take)
+
+
+def give_history(take: Callable[[Any], Sequence[Any] | None], wrapper: Any, *parts: torch.Tensor) -> None:
+    """Give a wrapper the history of these tensors; `take` computes their gradients from the wrapper's gradient."""
+    with torch.enable_grad():
+        _history(wrapper, take, *parts)

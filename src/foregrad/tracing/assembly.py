@@ -26,12 +26,11 @@ from .derivatives.resumable_trace import ResumableTrace, read_again
 from .derivatives.session import Session
 from .effects.analysis import Analysis
 from .effects.gradient_looks import fitting
-from .effects.gradients import Gradients
+from .effects.gradients import Gradients, check_new_leaves, check_watched_inside, retained_by
 from .effects.lowering import log_of, log_of_results
+from .effects.outputs import attributes_set, parameters_made
 from .effects.python_state import PythonState
-from .effects.result_gradients import check_new_leaves, check_watched_inside, retained_by
 from .effects.result_hooks import OwnHooks
-from .effects.result_objects import attributes_set, parameters_made
 from .effects.wrapper_histories import passed_wrappers, wrapper_results
 from .heap.records import InputRecord
 from .heap.refusals import changed_with_gradients

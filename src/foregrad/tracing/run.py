@@ -43,7 +43,7 @@ from .effects.side_effects import (
 )
 from .effects.storage_swap import check_marked, views_of_written
 from .inputs.views_by_place import check_reshaped
-from .kernels.dead_checks import dead_checks
+from .kernels.checks import dead_checks
 from .parts import CaptureParts, run_function
 from .tape.again import CaptureAgain
 from .values.draw_patches import drawing

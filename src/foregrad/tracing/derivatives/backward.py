@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,19 +13,16 @@ from ..._torch.dispatch import disable_autocast, without_anomaly_mode
 from ..._torch.histories import have_hooks, lead_to, noting_arrival
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import is_usable, is_view
-from ...errors import (
-    ForegradError,
-    UnsupportedError,
-)
+from ...errors import ForegradError, UnsupportedError
 from ...graph.signature import GradientPaths
 from ...subclasses.spec import bare_spec, is_wrapper, parts_of
 from ..heap.inplace_detach import keeps_history
 from ..heap.records import is_no_grad_view
 from ..heap.refusals import in_some_backwards
 from ..recorder.backward_writes import Run
-from ..tape.gradient_paths import other_leaves, reached_from
+from ..tape.gradient_paths import nodes_behind, other_leaves, reached_from
 from ..tape.origin import user_line
-from .dead_ends import raise_behind
+from .session import run_engine
 
 if TYPE_CHECKING:
     from ..heap.records import InputRecord
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
     from ..recorder.recorder import Recorder
     from ..tape.tape import Entry
 
-__all__ = ["Backward", "InnerGradients", "takes_gradient"]
+__all__ = ["Backward", "InnerGradients", "errors_behind", "raise_behind", "takes_gradient"]
 
 
 def takes_gradient(record: InputRecord) -> bool:
@@ -325,3 +323,43 @@ class InnerGradients:
 
 def _flat(value: Any) -> Sequence[Any]:
     return value if isinstance(value, (list, tuple)) else [value]
+
+
+# -------------------------------------------------------------------- dead ends
+# Ways of a backward that lead to no input and raise: behind a Function marked `once_differentiable`.
+#
+# Eager runs them in `backward()`, which goes to every leaf, and not in `torch.autograd.grad` by an input. So the
+# outputs that lead there get a history that raises, beside the one that gives gradients.
+
+
+_DELAYED = "torch::autograd::Error"  # the node of `torch._C._functions.DelayedError`
+
+
+def raise_behind(outputs: Sequence[torch.Tensor]) -> list[int]:
+    """The positions of the outputs behind which a node raises whatever arrives there."""
+    if not any(node.name() == _DELAYED for node in nodes_behind(outputs)):
+        return []
+    return [i for i, o in enumerate(outputs) if any(node.name() == _DELAYED for node in nodes_behind([o]))]
+
+
+def errors_behind(
+    outputs: Sequence[torch.Tensor],
+    seeds: Sequence[torch.Tensor],
+    known: Sequence[torch.Tensor | None],
+    recording: Callable[[], AbstractContextManager[None]],
+) -> dict[int, Exception]:
+    """What eager raises on the way from an output, by its position, to leaves that are not known.
+
+    A run that does not raise has done what it does besides giving gradients within the context `recording`.
+    """
+    found: dict[int, Exception] = {}
+    for position, (output, seed) in enumerate(zip(outputs, seeds, strict=True)):
+        others = other_leaves([output], known)
+        try:
+            with recording():
+                run_engine([output], others, [seed], create_graph=False)
+        except ForegradError:
+            raise
+        except RuntimeError as error:
+            found[position] = error
+    return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -29,6 +29,8 @@ from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import concrete
 from ..._torch.tensors import is_inside_transform, storage_key
 from ...errors import UnsupportedAliasError, UnsupportedOpError, UnsupportedSideEffectError
+from ...frontend.expected import is_plain
+from ...frontend.tree import Tree, check_leaves, flatten
 from ...graph.collectives import Collective
 from ...graph.eager_regions import (
     Ran,
@@ -49,9 +51,8 @@ from ..tape.tape import Entry
 from ..values.decisions import Decided
 from ..values.draw_patches import not_drawing
 from .python_state import PythonState
-from .region_arguments import Arguments, rebuilt, take_apart
 
-__all__ = ["EagerRegions", "Once"]
+__all__ = ["Arguments", "EagerRegions", "Once", "rebuilt", "take_apart"]
 
 _SETTINGS = ("grad mode", "autocast", "the autocast cache")  # that a region runs under as it did when captured
 _HEAD = 2  # results of the operator before the values: key, status
@@ -350,3 +351,102 @@ def _symbolic(size: int, tensors: Sequence[torch.Tensor]) -> Any:
     shapes: list[Any] = [tensor.shape for tensor in tensors]
     known = (dim for shape in shapes for dim in shape if isinstance(dim, torch.SymInt))
     return next((dim for dim in known if size > 1 and concrete(dim) == size), size)
+
+
+# -------------------------------------------------------------------- arguments of regions
+# The arguments and results of an eager region, apart from the tensors in them.
+
+
+_NUMBERS: dict[type, torch.dtype] = {
+    bool: torch.bool,
+    int: torch.int64,
+    float: torch.float64,
+    complex: torch.complex128,
+}
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_LASTING = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.nn.Module, type)
+
+
+class Arguments:
+    """Arguments with their tensors taken out: `tensors`, in order. `is_old(object)`: it is older than the call, so that
+    each call finds it again; such a container without tensors stays the object that it is.
+    """
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_old: Callable[[Any], bool]) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.is_old = is_old
+        self.new: Any = None  # an object that is not
+        self._build = self._opened((args, kwargs))
+
+    def build(self, tensors: list[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with these tensors."""
+        args, kwargs = self._build(iter(tensors))
+        return args, kwargs
+
+    def _opened(self, value: Any) -> Callable[[Iterator[torch.Tensor]], Any]:
+        if isinstance(value, torch.Tensor):
+            self.tensors.append(value)
+            return next
+        if isinstance(value, _SYMBOLIC):
+            number = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)](value)
+            return lambda _: number
+        leaves, tree = flatten(value)
+        if tree.kind == "leaf":
+            if not (is_plain(value) or isinstance(value, _LASTING) or self.is_old(value)):
+                self.new = value
+            return lambda _: value
+        if self.is_old(value) and not any(isinstance(leaf, (torch.Tensor, *_SYMBOLIC)) for leaf in leaves):
+            return lambda _: value
+        parts = [self._opened(leaf) for leaf in leaves]
+        return lambda tensors: tree.unflatten([part(tensors) for part in parts])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _At:
+    """In the place of a leaf: the argument or value that it is. `number`: it is that number."""
+
+    argument: bool
+    index: int
+    number: type | None = None
+
+
+def take_apart(result: Any, given: list[torch.Tensor]) -> tuple[list[torch.Tensor], tuple[Tree, list[Any]]]:
+    """The tensors among the leaves of a result, and the rest. Numbers, which may be others next time, are tensors."""
+    leaves, tree = flatten(result)
+    check_leaves(leaves, tree.paths("result"), "the eager region's")
+    arguments = {id(tensor): index for index, tensor in enumerate(given)}
+    known: dict[int, int] = {}
+    values: list[torch.Tensor] = []
+    rest: list[Any] = []
+    for leaf in leaves:
+        if type(leaf) in _NUMBERS:
+            rest.append(_At(False, len(values), type(leaf)))
+            values.append(torch.tensor(leaf, dtype=_NUMBERS[type(leaf)], device="cpu"))
+        elif not isinstance(leaf, torch.Tensor):
+            rest.append(leaf)
+        elif id(leaf) in arguments:
+            rest.append(_At(True, arguments[id(leaf)]))
+        else:
+            if leaf.layout is not torch.strided or type(leaf) not in (torch.Tensor, torch.nn.Parameter):
+                raise UnsupportedSideEffectError(
+                    f"an eager region returns a {type(leaf).__name__} of layout {leaf.layout}. Return dense tensors: "
+                    "call .to_dense() in the region."
+                )
+            if id(leaf) not in known:
+                known[id(leaf)] = len(values)
+                values.append(leaf)
+            rest.append(_At(False, known[id(leaf)]))
+    return values, (tree, rest)
+
+
+def rebuilt(rest: tuple[Tree, list[Any]], arguments: Sequence[Any], values: Sequence[Any]) -> Any:
+    """A result with these arguments and values in it."""
+    tree, leaves = rest
+    return tree.unflatten([_leaf(leaf, arguments, values) for leaf in leaves])
+
+
+def _leaf(leaf: Any, arguments: Sequence[Any], values: Sequence[Any]) -> Any:
+    if not isinstance(leaf, _At):
+        return leaf
+    value = (arguments if leaf.argument else values)[leaf.index]
+    return value if leaf.number is None else value.item()

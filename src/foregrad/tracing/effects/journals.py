@@ -30,7 +30,7 @@ from ...frontend.objects import is_plain_object
 from ...frontend.program_state import ProgramState
 from ...frontend.reads import Reads
 
-__all__ = ["Identity", "Journals", "grows", "replaced"]
+__all__ = ["Identity", "Journals", "UntouchedIterator", "grows", "replaced"]
 
 Identity = tuple[int, Any]
 Place = tuple[Holder, Any]
@@ -260,3 +260,39 @@ def _place_of(places: list[Place]) -> StatePlace | None:
     if holder.kind in (DICT, NAMESPACE):
         return StatePlace("item", holder.target, key, holder.path(key))
     return StatePlace("cell", holder.target, None, holder.name()) if holder.kind is CELL else None
+
+
+# -------------------------------------------------------------------- iterators
+# Iterators older than the call. What is taken from one is gone: a run finds in its place what refuses to give.
+
+
+class UntouchedIterator:
+    """Stands for an iterator. `refuse` raises: it is called where something is to be taken, or asked of it."""
+
+    __slots__ = ("_of", "_refuse")
+
+    def __init__(self, of: Any, refuse: Callable[[], NoReturn]) -> None:
+        self._of = of
+        self._refuse = refuse
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._of)
+
+    def __iter__(self) -> UntouchedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        self._refuse()
+
+    def __length_hint__(self) -> int:
+        self._refuse()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self._refuse()
+
+    def __getattr__(self, name: str) -> Any:
+        self._refuse()
+
+
+tell_type(UntouchedIterator, lambda iterator: type(iterator._of))

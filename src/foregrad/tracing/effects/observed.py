@@ -20,8 +20,7 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 
-from ..._torch.diverted import divert
-from ..._torch.native import make_observer
+from ..._torch.native import divert, make_observer
 from ...errors import UnsupportedSideEffectError
 from ...frontend.holders import Holder, kind_of
 from ...frontend.known_calls import LOOKED_AT, OPAQUE, REFUSED, TRUSTED, WRITES, is_standard, kind_of_call, trust_in

@@ -24,10 +24,9 @@ from ...graph.python_effects import PythonWrite, SetAttribute
 from ...subclasses.spec import is_of_capture
 from ..tape.collection import Newborns
 from ..values.draw_patches import stand_in_for
-from ..values.iterators import UntouchedIterator
 from .custom_functions import BackwardChangesError
 from .given import Given
-from .journals import Identity, Journals, grows, replaced
+from .journals import Identity, Journals, UntouchedIterator, grows, replaced
 from .made_values import MadeValues
 from .python_writes import PythonWrites
 from .side_effects import used_up_error

@@ -6,11 +6,14 @@ autograd, version counters and error checks above see what they expect.
 
 from __future__ import annotations
 
+import itertools
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from ..._torch.dispatch import plain_execution
 from ...graph.meta import TensorSpec
 from ..tape.opinfo import CallOnCopies, OpInfo
 from ..tape.origin import user_line
@@ -21,11 +24,15 @@ from .metadata_changes import MetadataChanges
 from .overlaps import check_cast, check_lists, check_write
 from .recording import Recording
 from .refusals import past_the_edges
-from .taken_apart import as_entries, as_tuple, bind, by_position, flat_entries, split, tensors
 from .views import moved, without_bits
-from .write_order import draws_in_memory_order, rounds_in_memory, tensors_at, where_order_matters
 
-__all__ = ["Writes"]
+__all__ = [
+    "Writes",
+    "as_tuple",
+    "bind",
+    "split",
+    "tensors",
+]
 
 aten = torch.ops.aten
 
@@ -295,3 +302,165 @@ def _plain(spec: TensorSpec, value: Value) -> TensorSpec:
     entry = value.entry
     offset = entry.spec.offset if entry is not None and isinstance(entry.spec, TensorSpec) else spec.offset
     return moved(without_bits(spec), offset)
+
+
+# -------------------------------------------------------------------- writes that are taken apart
+# Arguments and results of an operator, taken apart: tensors in lists, entries of several values.
+
+
+def by_position(info: OpInfo, args: Any, kwargs: Any) -> dict[int, Any]:
+    given = dict(enumerate(args))
+    for i, name in enumerate(info.argument_names):
+        if name in kwargs:
+            given[i] = kwargs[name]
+    return given
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [t for item in value for t in tensors(item)]
+    return []
+
+
+def as_tuple(out: Any) -> tuple[Any, ...]:
+    if out is None:
+        return ()
+    return tuple(out) if isinstance(out, (list, tuple)) else (out,)
+
+
+def as_entries(rec: Recording, entry: Entry, result: Any) -> list[Any]:
+    if isinstance(result, torch.Tensor):
+        return [entry]
+    parts: list[Any] = split(rec, entry)
+    return parts
+
+
+def split(rec: Recording, entry: Entry) -> Any:
+    """An entry of several values as one entry each, nested as they are."""
+    if not isinstance(entry.spec, tuple):
+        return entry
+    return [
+        split(rec, rec.emit(operator.getitem, entry, i, spec=spec)) if spec is not None else None
+        for i, spec in enumerate(entry.spec)
+    ]
+
+
+def flat_entries(values: Any) -> list[Entry]:
+    flat: list[Entry] = []
+    for value in values:
+        if isinstance(value, Entry):
+            flat.append(value)
+        elif isinstance(value, list):
+            flat.extend(flat_entries(value))
+    return flat
+
+
+def bind(rec: Recording, tensor: torch.Tensor, entry: Entry) -> None:
+    rec.values[id(tensor)] = Value(tensor, entry, rec.spec_of(tensor))
+
+
+# -------------------------------------------------------------------- writes whose order matters
+# Whether what a write leaves depends on the order in which its kernel goes: see `memory`.
+
+
+_EXACT_UP_TO_BYTES = 1 << 22
+# Each element of the result is computed from those at its own place alone, though PyTorch does not tag them so.
+_POINTWISE = {aten.copy_.default, aten.masked_fill_.Scalar, aten.masked_fill_.Tensor}
+
+
+def tensors_at(given: dict[int, Any]) -> dict[At, torch.Tensor]:
+    """The tensors among arguments, and in lists of them, by where they are."""
+    found: dict[At, torch.Tensor] = {}
+    for position, value in given.items():
+        if isinstance(value, torch.Tensor):
+            found[position, None] = value
+        elif isinstance(value, (list, tuple)):
+            found.update({(position, i): item for i, item in enumerate(value) if isinstance(item, torch.Tensor)})
+    return found
+
+
+def where_order_matters(info: OpInfo, values: dict[At, Value]) -> bool:
+    """Whether some element that the operator writes is written twice, or read for another one."""
+    by_storage: dict[int, list[At]] = {}
+    for at, value in values.items():
+        if at[0] in info.writes:
+            if value.spec.overlaps_itself:
+                return True
+            by_storage[id(value.storage)] = []
+    if len(values) == 1:
+        return False
+    for at, value in values.items():
+        group = by_storage.get(id(value.storage)) if value.parent is not None or value._storage is not None else None
+        if group is not None:
+            group.append(at)
+    return any(len(group) > 1 and _order_matters_among(info, values, group) for group in by_storage.values())
+
+
+def _order_matters_among(info: OpInfo, values: dict[At, Value], group: list[At]) -> bool:
+    if _are_apart([values[at].spec for at in group]):
+        return False
+    for at in group:
+        if at[0] not in info.writes:
+            continue
+        for other in group:
+            if other == at or (other[0] in info.writes and other < at):
+                continue
+            one, two = values[at].spec, values[other].spec
+            if one == two and at[1] == other[1] and other[0] not in info.writes and _is_pointwise(info):
+                continue
+            if _overlap(one, two):
+                return True
+    return False
+
+
+def _is_pointwise(info: OpInfo) -> bool:
+    op = info.op
+    return op in _POINTWISE or torch.Tag.pointwise in op.tags or op._schema.name.startswith("aten::_foreach_")
+
+
+def _are_apart(specs: Iterable[TensorSpec]) -> bool:
+    """Whether each tensor ends where the next one starts, or before."""
+    ranges = [(spec.offset * spec.dtype.itemsize, spec.nbytes) for spec in specs]
+    if len(ranges) == 2:  # sizes that vary are compared as seldom as can be
+        (a, m), (b, n) = ranges
+        return bool(a + m <= b) or bool(b + n <= a)
+    ranges.sort()
+    return all(start + size <= after for (start, size), (after, _) in itertools.pairwise(ranges))
+
+
+def _overlap(a: TensorSpec, b: TensorSpec) -> bool:
+    """Whether two tensors in one memory have some byte in common; True where that would take long to find out."""
+    if a.numel == 0 or b.numel == 0 or _are_apart([a, b]):
+        return False
+    if not (a.is_static and b.is_static):
+        return True
+    starts = [spec.offset * spec.dtype.itemsize for spec in (a, b)]
+    first = min(starts)
+    size = max(start + spec.nbytes for start, spec in zip(starts, (a, b), strict=True)) - first
+    if size > _EXACT_UP_TO_BYTES:
+        return True
+    with plain_execution():
+        taken = torch.zeros(size, dtype=torch.bool)
+        _bytes_of(a, taken, starts[0] - first).fill_(True)
+        return bool(_bytes_of(b, taken, starts[1] - first).any())
+
+
+def _bytes_of(spec: TensorSpec, memory: torch.Tensor, start: int) -> torch.Tensor:
+    itemsize = spec.dtype.itemsize
+    return memory.as_strided((*spec.shape, itemsize), (*(s * itemsize for s in spec.stride), 1), start)
+
+
+def draws_in_memory_order(func: Any, targets: list[torch.Tensor]) -> bool:
+    """Whether the functional form would give other numbers: its result is contiguous, this tensor is not."""
+    return func in (aten.bernoulli_.float, aten.bernoulli_.Tensor) and not targets[0].is_contiguous()
+
+
+# Complex products are compiled twice, for operands in memories of their own and for others, and round differently.
+_PRODUCTS = {"mul_", "div_", "addcmul_", "addcdiv_", "addr_", "lerp_", "pow_", "square_", "reciprocal_"}
+
+
+def rounds_in_memory(func: Any, targets: list[torch.Tensor]) -> bool:
+    """Whether the functional form would round differently."""
+    return targets[0].is_complex() and func._schema.name.removeprefix("aten::") in _PRODUCTS

@@ -8,26 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from ..._torch.dispatch import (
-    TorchFunctionMode,
-    dispatching_again,
-    is_function_mode_on,
-    single_threaded_backward,
-)
+from ..._torch.dispatch import TorchFunctionMode, dispatching_again, is_function_mode_on, single_threaded_backward
 from ..._torch.function_classes import FunctionClasses
 from ..._torch.histories import AS_ARRAY_REQUIRES_GRAD
 from ..._torch.hooks import unless_cut
 from ..._torch.patches import applied_function
 from ..._torch.stand_ins import is_stand_in
-from ..._torch.tensors import (
-    is_inside_transform,
-)
+from ..._torch.tensors import is_inside_transform
 from ..._torch.transforms import bottom_of
 from ...errors import UnsupportedError, UnsupportedLayoutError, UnsupportedOpError
 from ...interrupts import deliver, held
@@ -38,13 +32,12 @@ from ..kernels.checks import VALUE_CHECKS
 from ..kernels.determinant import DETERMINANTS, watch_determinant
 from ..kernels.formulas import VALUES_ONLY, eigenvalues_only
 from ..recorder.as_objects import OBJECTS, ValuesAsked
+from ..recorder.attention import attention, is_by_math
 from ..recorder.functions import READERS
 from ..recorder.recorder import Recorder
-from .jagged_attention import attention, is_by_math
-from .storages import Storages
 from .views_by_place import RESHAPERS, OverlappingViews, ViewTracking
 
-__all__ = ["Lifting"]
+__all__ = ["Lifting", "Storages"]
 
 _TENSOR: Any = torch.Tensor
 _KEEP_REAL = {_TENSOR.__hash__}
@@ -326,3 +319,38 @@ _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     torch.Tensor.data.__get__: Lifting._take_data,  # type: ignore[attr-defined]
     torch.Tensor.data.__set__: Lifting._assign_data,  # type: ignore[attr-defined]
 }
+
+
+# -------------------------------------------------------------------- storages
+# Storages that a function takes of tensors, and hands to `set_`: there they are those tensors, by strides.
+
+
+class Storages:
+    """`owners`: a tensor in each storage that was asked for, by its address."""
+
+    def __init__(self) -> None:
+        self.owners: dict[int, torch.Tensor] = {}
+
+    def asked(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> None:
+        self.owners.setdefault(storage._cdata, tensor)
+
+    def as_tensor(
+        self, target: torch.Tensor, source: Any = None, storage_offset: Any = 0, size: Any = (), stride: Any = ()
+    ) -> torch.Tensor | None:
+        """What `target.set_(...)` is given, as a tensor; None where that is one, or is not known as one."""
+        if target.requires_grad and torch.is_grad_enabled():
+            return None
+        if source is None:
+            return torch.empty(0, dtype=target.dtype, device=target.device)
+        storage = getattr(source, "_untyped_storage", source)
+        owner = self.owners.get(storage._cdata) if isinstance(storage, torch.UntypedStorage) else None
+        if owner is None or owner.dtype is not target.dtype or owner.device != target.device:
+            return None
+        if not size:
+            size = (storage.nbytes() // target.element_size(),)
+        with torch.no_grad():
+            return owner.detach().as_strided(size, stride or _contiguous(size), storage_offset)
+
+
+def _contiguous(size: Any) -> tuple[int, ...]:
+    return tuple(math.prod(size[dim + 1 :]) for dim in range(len(size)))

@@ -10,20 +10,29 @@ from typing import Any
 import torch
 
 from ..._torch.engine import keeps_versions
-from ..._torch.symbols import has_symbolic, is_symbolic, same_numbers
+from ..._torch.jagged import is_jagged
+from ..._torch.symbols import concrete, has_symbolic, is_symbolic, same_numbers
 from ..._torch.tensors import history_of, is_view, share_counters, storage_key, version_of
 from ...errors import UnsupportedTensorError
 from ...frontend.expected import ABSENT
 from ...frontend.sources import Source
 from ...graph.effect_log import Detach, Effect
-from ...subclasses.conversion import has_plain_gradient, learn_carriers, learn_gradient, taken_apart, wrap
-from ...subclasses.histories import give_history
-from ...subclasses.spec import Carrier, GradientKindError, WrapperSpec, bare_spec, is_wrapper, parts_of, rebuilt
+from ...subclasses.conversion import give_history, has_plain_gradient, learn_carriers, learn_gradient, taken_apart, wrap
+from ...subclasses.spec import (
+    Carrier,
+    GradientKindError,
+    WrapperSpec,
+    bare_spec,
+    is_wrapper,
+    outer_sizes,
+    parts_of,
+    rebuilt,
+)
 from ..heap.refusals import changed_wrapper
-from .outer_sizes import with_sizes_of
+from ..tape.symbols import following_strides
 from .stand_ins import NonLeaf
 
-__all__ = ["WrapperInput"]
+__all__ = ["WrapperInput", "with_sizes_of"]
 
 
 class WrapperInput:
@@ -238,3 +247,32 @@ def _as_it_is(gradient: Any) -> list[Any]:
 
 def _version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else version_of(tensor)
+
+
+# -------------------------------------------------------------------- sizes of wrappers
+# Sizes of wrappers among the inputs: which follow from sizes of their plain tensors that vary.
+
+
+def with_sizes_of(spec: WrapperSpec, parts: Sequence[Any]) -> WrapperSpec:
+    """`spec` for a wrapper around plain stand-ins, some of whose sizes vary.
+
+    A size of the wrapper is taken to be the one of a plain tensor that it is equal to: guards look at each call.
+    """
+    parts = parts[: len(spec.carries)]
+    varying = [(dim, size) for part in parts for dim, size in enumerate(part.shape) if is_symbolic(size)]
+    if not varying or is_jagged(spec.cls):  # its class computes its sizes
+        return spec
+    inner: list[WrapperSpec | None] = []
+    first = 0
+    for held in spec.inner:
+        count = 1 if held is None else len(held.carries)
+        inner.append(None if held is None else with_sizes_of(held, parts[first : first + count]))
+        first += count
+    shape = tuple(_same_size(size, dim, varying) for dim, size in enumerate(spec.shape))
+    sizes = outer_sizes(spec.cls, shape, following_strides(spec, shape), parts)
+    return dataclasses.replace(spec, sizes=sizes, inner=tuple(inner))
+
+
+def _same_size(size: int, dim: int, varying: Sequence[tuple[int, Any]]) -> Any:
+    equal = [(other_dim != dim, other) for other_dim, other in varying if concrete(other) == size]
+    return min(equal, key=lambda pair: pair[0])[1] if equal else size

@@ -6,17 +6,24 @@ the recorder sees and makes decisions of.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.nn import functional
 
+from ..._torch.dispatch import current_dispatch_mode, plain_execution
+from ..._torch.ops import PACK_PADDED, PAD_PACKED
 from ..._torch.patches import numbers_in
-from .from_lists import MAKERS
-from .packed import PACKERS
+from ..._torch.stand_ins import is_stand_in
+from ..heap.recording import Recording
+from ..values.drawn_arrays import DrawnArray
+from ..values.numbers import TRACED
 
-__all__ = ["READERS"]
+__all__ = [
+    "MAKERS",
+    "READERS",
+]
 
 
 def _tensor_split(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -60,6 +67,209 @@ def _torch_ctc_loss(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _tolist(func: Any, args: Any, kwargs: Any) -> Any:
     return numbers_in(args[0])
+
+
+# -------------------------------------------------------------------- packed sequences
+# Packed sequences: functions whose kernels read lengths of sequences straight out of memory.
+#
+# The lengths become a part of the program, decided once for all of them. Packing and padding are written as one pick
+# and one placement by indices, whose derivatives read nothing; recurrent layers are handed the real lengths.
+
+
+def _contents(tensor: torch.Tensor) -> torch.Tensor:
+    """The real tensor behind a fake, whose contents are a part of the program from here on."""
+    if not is_stand_in(tensor):
+        return tensor
+    recorder: Recording = current_dispatch_mode()
+    return recorder.contents(tensor)
+
+
+def _pack(func: Any, args: Any, kwargs: Any) -> Any:
+    return _packed(func, *args, **kwargs)
+
+
+def _packed(func: Any, input: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
+    known = _contents(lengths)
+    with plain_execution():  # its checks, and the sizes of the batches
+        zeros = torch.zeros(()).expand(*input.shape[:2], 1)
+        sizes: torch.Tensor = func(zeros, known, batch_first)[1]
+        index = _index(sizes)
+    data = (input.transpose(0, 1) if batch_first else input)[tuple(map(torch.tensor, index))].contiguous()
+    return data, torch.tensor(sizes.tolist(), dtype=sizes.dtype)
+
+
+def _pad(func: Any, args: Any, kwargs: Any) -> Any:
+    return _padded(func, *args, **kwargs)
+
+
+def _padded(
+    func: Any,
+    data: torch.Tensor,
+    batch_sizes: torch.Tensor,
+    batch_first: bool,
+    padding_value: float,
+    total_length: int,
+) -> Any:
+    sizes = _contents(batch_sizes)
+    with plain_execution():
+        zeros = torch.zeros(()).expand(data.shape[0], 1)
+        shape, lengths = func(zeros, sizes, False, 0.0, total_length)
+        index = _index(sizes)
+    padding = torch.full((*shape.shape[:2], *data.shape[1:]), padding_value, dtype=data.dtype, device=data.device)
+    output = padding.index_put(tuple(map(torch.tensor, index)), data)
+    output = output.transpose(0, 1) if batch_first else output
+    return output, torch.tensor(lengths.tolist(), dtype=lengths.dtype)
+
+
+def _index(sizes: torch.Tensor) -> tuple[list[int], list[int]]:
+    """For each element of a packed sequence: its step and its sequence."""
+    steps = [step for step, size in enumerate(sizes.tolist()) for _ in range(size)]
+    sequences = [sequence for size in sizes.tolist() for sequence in range(size)]
+    return steps, sequences
+
+
+def _recurrent(func: Any, args: Any, kwargs: Any) -> Any:
+    """A recurrent layer over a packed sequence; over a padded one, its second argument is no tensor."""
+    if len(args) > 2 and isinstance(args[1], torch.Tensor) and not isinstance(args[2], bool) and _is_packed(args):
+        args = (args[0], _contents(args[1]), *args[2:])
+    return func(*args, **kwargs)
+
+
+def _is_packed(args: tuple[Any, ...]) -> bool:
+    return isinstance(args[3], (list, tuple))  # data, sizes, states, weights; otherwise data, states, weights, ...
+
+
+PACKERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
+    PACK_PADDED: _pack,
+    PAD_PACKED: _pad,
+    **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _recurrent),
+}
+
+
+# -------------------------------------------------------------------- tensors made of lists
+# Tensors made of lists that hold tensors: `torch.tensor([loss, 1.0])` and its like; of numbers that the graph computes,
+# in lists and alone; and of arrays that were drawn.
+#
+# PyTorch reads the numbers in C++, where no operator is seen, and a fake tensor has none to read. Here the tensors are
+# cast, stacked and put in their places by operators instead, so that no value becomes a part of the program. Shape,
+# type, device and errors are those of the same function on real zeros.
+
+
+Path = tuple[int, ...]
+
+
+def _tensors_at(data: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
+    for index, item in enumerate(data):
+        if isinstance(item, (list, tuple)):
+            yield from _tensors_at(item, (*path, index))
+        elif isinstance(item, torch.Tensor):
+            yield (*path, index), item
+        elif type(item) in TRACED:
+            yield (*path, index), torch.scalar_tensor(item, dtype=_kind_of(item))
+
+
+def _on_zeros(data: Any) -> Any:
+    """A nested list with a real zero in place of each tensor."""
+    if isinstance(data, (list, tuple)):
+        return [_on_zeros(item) for item in data]
+    if isinstance(data, torch.Tensor):
+        return torch.zeros((), dtype=data.dtype, device=data.device).expand(tuple(map(int, data.shape)))
+    if type(data) in TRACED:
+        return 0.0 if isinstance(data, float) else 0
+    return data
+
+
+def _kind_of(number: Any) -> torch.dtype:
+    return torch.float64 if isinstance(number, float) else torch.int64
+
+
+def _made(data: Any, make: Callable[[Any], torch.Tensor]) -> torch.Tensor | None:
+    """What `make(data)` gives; None where the list, or number, `data` is known."""
+    is_number = type(data) in TRACED
+    places = list(_tensors_at([data] if is_number else data))
+    if not places:
+        return None
+    with plain_execution():
+        zeros = make(_on_zeros(data))
+        like: dict[str, Any] = {"dtype": zeros.dtype, "device": zeros.device}
+        numbers, shape, strides = zeros.tolist(), tuple(zeros.shape), zeros.contiguous().stride()
+    if is_number:
+        return torch.scalar_tensor(data, **like)
+    with torch.no_grad():
+        values = torch.stack([tensor.detach().reshape(()).to(**like) for _, tensor in places])
+        if len(places) == zeros.numel():
+            return values.reshape(shape)
+        flat = [sum(i * step for i, step in zip(path, strides, strict=True)) for path, _ in places]
+        whole = torch.tensor(numbers, **like).reshape(-1)
+        return whole.index_put((torch.tensor(flat, device=zeros.device),), values).reshape(shape)
+
+
+def _tensor(func: Any, args: Any, kwargs: Any) -> Any:
+    """`torch.tensor`, `as_tensor`, `asarray`: of a list, a new tensor each, without a history."""
+    data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
+    if type(data) is DrawnArray:
+        return _of_array(func, data, *args[1:], **{k: v for k, v in kwargs.items() if k not in ("data", "obj")})
+    if not isinstance(data, (list, tuple)) and type(data) not in TRACED:
+        return func(*args, **kwargs)
+    rest = {key: value for key, value in kwargs.items() if key not in ("data", "obj", "requires_grad")}
+    made = _made(data, lambda zeros: func(zeros, *args[1:], **rest))
+    if made is None:
+        return func(*args, **kwargs)
+    return made.requires_grad_() if kwargs.get("requires_grad") else made
+
+
+def _of_array(func: Any, array: DrawnArray, *args: Any, **kwargs: Any) -> Any:
+    if func is not torch.tensor:
+        return func(array.tensor(), *args, **kwargs)
+    like = {name: value for name, value in kwargs.items() if name in ("dtype", "device") and value is not None}
+    made = array.tensor().clone().to(**like) if like else array.tensor().clone()
+    return made.requires_grad_() if kwargs.get("requires_grad") else made
+
+
+def _item(func: Any, args: Any, kwargs: Any) -> Any:
+    """`x[index]` and `x[index] = y`, where an index may be an array that was drawn."""
+    index = args[1]
+    if type(index) is DrawnArray:
+        index = index.tensor()
+    elif type(index) is tuple and any(type(part) is DrawnArray for part in index):
+        index = tuple(part.tensor() if type(part) is DrawnArray else part for part in index)
+    return func(args[0], index, *args[2:], **kwargs)
+
+
+def _new_tensor(func: Any, args: Any, kwargs: Any) -> Any:
+    data = args[1] if len(args) > 1 else kwargs.get("data")
+    like = {"dtype": args[0].dtype, "device": args[0].device}
+    like |= {key: value for key, value in kwargs.items() if key in like and value is not None}
+    if type(data) is DrawnArray:
+        return _of_array(torch.tensor, data, requires_grad=kwargs.get("requires_grad"), **like)
+    if not isinstance(data, (list, tuple)) and type(data) not in TRACED:
+        return func(*args, **kwargs)
+    made = _made(data, lambda zeros: torch.tensor(zeros, **like))
+    if made is None:
+        return func(*args, **kwargs)
+    return made.requires_grad_() if kwargs.get("requires_grad") else made
+
+
+def _new(func: Any, args: Any, kwargs: Any) -> Any:
+    """`x.new(data)`: as `new_tensor`, where it is given a list."""
+    given = args[1:] or tuple(kwargs[name] for name in ("data",) if name in kwargs)
+    if len(given) == 1 and type(given[0]) is DrawnArray:
+        return _of_array(torch.tensor, given[0], dtype=args[0].dtype, device=args[0].device)
+    if len(given) != 1 or not isinstance(given[0], (list, tuple)) or isinstance(given[0], torch.Size):
+        return func(*args, **kwargs)
+    made = _made(given[0], lambda zeros: torch.tensor(zeros, dtype=args[0].dtype, device=args[0].device))
+    return func(*args, **kwargs) if made is None else made
+
+
+MAKERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
+    torch.tensor: _tensor,
+    torch.as_tensor: _tensor,
+    torch.asarray: _tensor,
+    torch.Tensor.__getitem__: _item,
+    torch.Tensor.__setitem__: _item,
+    torch.Tensor.new_tensor: _new_tensor,
+    torch.Tensor.new: _new,
+}
 
 
 READERS: dict[Any, Callable[[Any, Any, Any], Any]] = {

@@ -13,25 +13,14 @@ from typing import Any
 
 import torch
 
-from ..._torch.dispatch import (
-    ThreadDispatchMode,
-    count_function_modes,
-    without_torch_functions,
-)
-from ..._torch.fakes import (
-    CORRECTED,
-    DATA_DEPENDENT_ERRORS,
-    FakeTensorMode,
-    symbolic_fake,
-)
+from ..._torch.dispatch import ThreadDispatchMode, count_function_modes, without_torch_functions
+from ..._torch.fakes import CORRECTED, DATA_DEPENDENT_ERRORS, FakeTensorMode, symbolic_fake
 from ..._torch.ops import OpOverload
 from ..._torch.settings import arithmetic
 from ..._torch.stand_ins import FakeRuns, is_stand_in, like_source
 from ..._torch.symbols import map_symbolic
-from ..._torch.tensors import is_symbolic_zero
-from ...errors import (
-    UnsupportedOpError,
-)
+from ..._torch.tensors import base_of, is_symbolic_zero, is_view
+from ...errors import UnsupportedDataDependentError, UnsupportedOpError
 from ...subclasses.spec import holds_tensors, is_wrapper
 from ..heap.alias import Value
 from ..heap.inplace_detach import Detached
@@ -45,7 +34,7 @@ from ..kernels.kernel_errors import as_kernels_say
 from ..kernels.metadata import Metadata
 from ..kernels.plans import NO_KEYWORDS, PLAINER, PLAINER_BY_NAME, QUERIES, Plan, has_real
 from ..kernels.sparse import SparseGradients
-from ..tape.opinfo import OpInfo, op_info, take_data
+from ..tape.opinfo import OpInfo, op_info, returns_tensors, take_data
 from ..tape.origin import Origins, user_line
 from ..values.constants import evaluate
 from ..values.decisions import Decisions
@@ -53,11 +42,13 @@ from .arithmetic import ArithmeticSettings
 from .backward_writes import BackwardWrites
 from .collectives import Collectives
 from .trace import Trace
-from .value_dependent import decided, run_for_real
-from .wrapper_leaves import check_wrapper_leaves
 from .written_arrays import Borrowed
 
-__all__ = ["Recorder", "Unrecorded"]
+__all__ = [
+    "Recorder",
+    "Unrecorded",
+    "decided",
+]
 
 _UNSAFE = {"inductor.resize_storage_bytes_.default"}  # known by name only once Inductor is imported
 
@@ -335,3 +326,63 @@ class Unrecorded(ThreadDispatchMode):
         if any(map(is_stand_in, tensors_in(args))):
             return self.recorder.kernels(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+
+# -------------------------------------------------------------------- leaves that are wrappers
+# Writes with gradients to wrapper subclasses that are leaves, which eager forbids.
+#
+# The stand-in of a wrapper is made of those of its plain tensors, and no leaf itself: autograd would let it pass.
+
+
+_SAID = "a{} leaf Variable that requires grad is being used in an in-place operation."
+
+
+def check_wrapper_leaves(leaves: Mapping[int, Any], func: Any, args: Any, kwargs: Any) -> None:
+    """Raise eager's error where an operator writes to one of the stand-ins `leaves` (by id), or to a view of one."""
+    if not (isinstance(func, OpOverload) and func._schema.is_mutable and torch.is_grad_enabled()):
+        return
+    info = op_info(func)
+    for position in info.writes:
+        value = args[position] if position < len(args) else kwargs.get(info.argument_names[position])
+        for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            if not (is_wrapper(tensor) and tensor.requires_grad):
+                continue
+            if id(tensor) in leaves:
+                raise RuntimeError(_SAID.format(""))
+            if is_view(tensor) and id(base_of(tensor)) in leaves:
+                raise RuntimeError(_SAID.format(" view of a"))
+
+
+# -------------------------------------------------------------------- operators that depend on values
+# Operators whose results fakes can't tell: of values that depend on the inputs, or that no fake kernel computes.
+
+
+def decided(trace: Trace, func: OpOverload, args: Any, kwargs: Any, error: Exception) -> Any:
+    """An operator whose result's size, or number, depends on values of the inputs: what it is in this call."""
+    where = trace.where()
+    entry_args, entry_kwargs = trace.to_entries(args), trace.to_entries(kwargs)
+    try:
+        if func is aten._local_scalar_dense.default:
+            storage = trace.values[id(args[0])].storage
+            if storage.is_input and storage.generation and args[0].dtype is not torch.bool:
+                trace.decisions.read_of_written(where)
+            return trace.decisions.item(entry_args[0], where, trace.emit_number)
+        entry = trace.entry(func, entry_args, entry_kwargs, is_random=False)
+        if not returns_tensors(func):
+            return trace.decisions.number(entry, where)
+        out = trace.fakes_like(trace.decisions.sized(entry, where, trace.emit))
+    except UnsupportedDataDependentError as unsupported:
+        raise unsupported from error
+    return trace.bind_results(entry, out)
+
+
+def run_for_real(trace: Trace, func: OpOverload, args: Any, kwargs: Any, error: Exception) -> Any:
+    """An operator that fakes can't run: what it gives for the real arguments, unless that is an error too."""
+    entry = trace.entry(func, trace.to_entries(args), trace.to_entries(kwargs), is_random=False)
+    try:
+        if not returns_tensors(func):
+            return trace.decisions.number(entry, trace.where())
+        specs = trace.decisions.sized(entry, trace.where(), trace.emit)
+    except UnsupportedDataDependentError:
+        raise error from None
+    return trace.bind_results(entry, trace.fakes_like(specs))

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ..._torch.diverted import divert
+from ..._torch.native import divert
 from .numbers import TRACED, TracedFloat, numbers_of
 
 __all__ = ["NUMBER_FUNCTIONS", "trace_math"]
