@@ -11,7 +11,6 @@ REFUSALS = (
     "the gradient by it would miss",
     "puts a hook on ",
     "runs eagerly and can't be captured",
-    "the backward of `__call__` changes Logging.seen",  # an operator of the class that notes itself
 )
 
 
@@ -22,4 +21,4 @@ def test_equal_or_refused_by_name(kind):
     assert [seed for seed, verdict in said.items() if verdict == "differs"] == []
     refused = [verdict for verdict in said.values() if verdict != "equal"]
     assert [verdict for verdict in refused if not any(text in verdict for text in REFUSALS)] == []
-    assert len(refused) <= len(said) / (4 if kind == "logging" else 10)
+    assert len(refused) <= len(said) / 10

@@ -235,18 +235,30 @@ def test_another_class_gets_a_graph_of_its_own():
     assert len(fast.foregrad.specializations) == 5
 
 
-def test_what_a_class_does_besides_is_done_while_it_is_captured():
+def test_what_a_class_does_besides_is_done_in_each_call(monkeypatch):
     def f(a):
         return a.sin().cos()
 
+    def noted(function, a):
+        Logging.seen.clear()
+        result = function(a)
+        return described(result), list(Logging.seen)
+
+    monkeypatch.setattr(Logging, "notes", True)
     a = Logging(torch.randn(3))
-    expected = described(f(a))
-    fast = foregrad.compile(f, backend="eager")
-    with pytest.warns(ForegradWarning, match=r"changes len\(Logging.seen\)"):
-        assert described(fast(a)) == expected
-    count = len(Logging.seen)
-    assert described(fast(a)) == expected
-    assert len(Logging.seen) == count
+    fast = foregrad.compile(f, backend="eager", on_unsupported="raise")
+    for _ in range(3):
+        assert noted(fast, a) == noted(f, a)
+
+
+def test_what_a_class_does_besides_in_a_backward_is_eager_by_name(monkeypatch):
+    def f(a):
+        return a.sin()
+
+    monkeypatch.setattr(Logging, "notes", True)
+    a = Logging(torch.randn(3)).requires_grad_()
+    with pytest.warns(ForegradWarning, match=r"the backward of `f` changes Logging.seen"):
+        foregrad.compile(f, backend="eager", on_unsupported="eager")(a)
 
 
 def test_the_same_wrapper_twice():

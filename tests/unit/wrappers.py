@@ -82,9 +82,10 @@ class Converting(Unit):
 
 
 class Logging(torch.Tensor):
-    """Notes the operators that are called on it."""
+    """Notes the operators that are called on it, while `notes` is true."""
 
     seen: list[str] = []
+    notes = False
 
     @staticmethod
     def __new__(cls, inner):
@@ -102,7 +103,8 @@ class Logging(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        Logging.seen.append(str(func))
+        if Logging.notes:
+            Logging.seen.append(str(func))
         plain = tree_map_only(Logging, lambda t: t.inner, (args, kwargs or {}))
         return tree_map_only(torch.Tensor, Logging, func(*plain[0], **plain[1]))
 
