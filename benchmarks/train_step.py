@@ -34,12 +34,12 @@ from benchmarks.inductor import GPT2, RunFailed, cpu_seconds, in_child, keep_oth
 DEVICE = "cpu"  # of models and batches, from the command line
 
 
-def gpt2(layers):
+def gpt2(layers, width=768, dropout=0.0):
     """Layers of GPT-2's own width, a small vocabulary, 32 tokens: the parameters are larger than the activations."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(n_layer=layers, n_positions=32, vocab_size=4096, use_cache=False, resid_pdrop=0.0,
-                        embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0)  # fmt: skip
+    config = GPT2Config(n_layer=layers, n_positions=32, vocab_size=4096, use_cache=False, n_embd=width, n_head=width // 64,
+                        resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, bos_token_id=0, eos_token_id=0)  # fmt: skip
     model = GPT2LMHeadModel(config)
     model.loss_type = "ForCausalLM"
     ids, mask = torch.randint(0, 4096, (1, 32)), torch.zeros(1, 1, 32, 32)
@@ -71,6 +71,8 @@ MODELS = {
     "gpt2-6": lambda: gpt2(6),
     "gpt2-12": lambda: gpt2(12),
     "gpt2-24": lambda: gpt2(24),
+    "gpt2-12-narrow": lambda: gpt2(12, 128, 0.1),
+    "gpt2-24-narrow": lambda: gpt2(24, 128, 0.1),
     "gpt-12": lambda: gpt(12),
     "resnet-50": resnet50,
     "mlp-20": lambda: mlp(20),
@@ -192,7 +194,9 @@ def cold(name, optimizer, way):
 
 
 def fifty_steps(name, optimizer, _):
-    """In a child: the graphs that 50 steps with clipping and a scheduler take, and whether they end with eager's bits."""
+    """In a child: the graphs that 50 steps take, each of two batches, with clipping and a scheduler; whether they end with
+    eager's bits.
+    """
     import foregrad
 
     torch.set_num_threads(1)
@@ -202,20 +206,21 @@ def fifty_steps(name, optimizer, _):
         made = OPTIMIZERS[optimizer](model.parameters())
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(made, 50)
 
-        def step(model=model, made=made, loss_of=loss_of):
-            loss = loss_of(model)
+        def step(is_last, model=model, made=made, loss_of=loss_of):
+            loss = loss_of(model) / 2
             loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            made.step()
-            made.zero_grad()
+            if is_last:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                made.step()
+                made.zero_grad()
             return loss.detach()
 
         call = step if way == "eager" else foregrad.compile(step, backend="eager")
         losses = []
         for _ in range(50):
-            losses.append(call().clone())
+            losses += [call(is_last).clone() for is_last in (False, True)]
             scheduler.step()
-        ends.append([*losses, *model.state_dict().values(), *of_state(made)])
+        ends.append([*losses, *model.state_dict().values(), *of_state(made), torch.get_rng_state()])
     equal = all(map(torch.equal, *ends))
     return {"graphs": len(foregrad.explain_recompiles(call)), "equal": equal}
 
@@ -308,9 +313,10 @@ def kernels(name, optimizer, rounds, patience):
 
 def graphs(name, optimizer, rounds, patience):
     section = section_of(
-        "Fifty training steps with clipping and a scheduler",
-        "Graphs: made over all steps, the first of which runs eagerly. Equal: losses, parameters, buffers and the "
-        "optimizer's tensors after 50 steps are eager's, bit for bit.",
+        "Fifty training steps with accumulation, clipping and a scheduler",
+        "Each step gathers the gradients of two batches. Graphs: made over all steps, the first of which runs eagerly "
+        "where it makes the optimizer's state. Equal: losses, parameters, buffers, the optimizer's tensors and the random "
+        "state after 50 steps are eager's, bit for bit. Narrow: 128 wide, with dropout.",
         ["step", "graphs", "equal"],
     )
     with tempfile.TemporaryDirectory() as cache:
