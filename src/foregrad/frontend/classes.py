@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import gc
 import types
@@ -61,9 +62,9 @@ def attributes_of(cls: type) -> frozenset[str]:
 
 
 def slots_in(cls: type) -> frozenset[str]:
-    """The slots of objects of a class."""
-    is_slot = types.MemberDescriptorType
-    return frozenset(name for name in attributes_of(cls) if isinstance(getattr(cls, name, None), is_slot))
+    """The slots of objects of a class, found without a `getattr`, which runs the program's own descriptors."""
+    items = collections.ChainMap(*(base.__dict__ for base in cls.__mro__)).items()
+    return frozenset(name for name, item in items if isinstance(item, types.MemberDescriptorType))
 
 
 def makers_of(cls: type) -> set[str]:

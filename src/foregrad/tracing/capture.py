@@ -48,8 +48,7 @@ def capture_call(
             except NumberVaries:
                 raise  # whether numbers may be symbolic is not up to one capture
             except CaptureAgain as found:
-                if isinstance(found, SharedClosureFound) and found.source is not None:
-                    lifted.append((found.tensor, found.source))
+                lifted += found.found if isinstance(found, SharedClosureFound) else ()
                 captured = None
             finally:
                 _take_apart(run)

@@ -37,9 +37,10 @@ class Options:
 class Learned:
     """What makes the next run another one.
 
-    `shared_bases`, `whole` and `viewed`: see `Inputs`; `late`: see `BackwardWrites`. `containers`: the places of those
-    that change how many items they have, and whether the function reads them, see `Journals`. `replays_views`: autograd
-    replays the operators that made views; it does not once the sizes of tensors with gradients change in place.
+    `shared_bases`, `whole`, `viewed` and `as_they_are`: see `Inputs`; `late`: see `BackwardWrites`. `containers`: the
+    places of those that change how many items they have, and whether the function reads them, see `Journals`.
+    `replays_views`: autograd replays the operators that made views; it does not once the sizes of tensors with
+    gradients change in place.
     `regions`: custom Functions that use NumPy, which run as eager regions; `hooks`: see `EagerHooks`. `samples`: see
     `Wrappers`. `collectives_by_regions`: see `Collectives`. `imports`: see `FirstImports`.
     """
@@ -47,6 +48,7 @@ class Learned:
     shared_bases: set[int] = dataclasses.field(default_factory=set)
     whole: set[int] = dataclasses.field(default_factory=set)
     viewed: set[int] = dataclasses.field(default_factory=set)
+    as_they_are: set[int] = dataclasses.field(default_factory=set)
     late: set[int] = dataclasses.field(default_factory=set)
     containers: dict[tuple[int, Any], bool] = dataclasses.field(default_factory=dict)
     replays_views: bool = True

@@ -71,6 +71,7 @@ class CaptureParts(Host):
             shared_bases=learned.shared_bases,
             whole=learned.whole,
             viewed=learned.viewed,
+            as_they_are=learned.as_they_are,
             samples=learned.samples,
             symbols=self.symbols,
         )

@@ -132,7 +132,8 @@ class CaptureRun(CaptureParts):
         with self.settings.put_back(), self.imports.watched(), levels_put_back(), self.lifting, recorder:
             try:
                 for tensor in self.state.before.with_attributes():  # so that they are guarded
-                    self.inputs.adopt(tensor)
+                    if id(tensor) not in self.inputs.by_real:
+                        self.inputs.adopt(tensor)
                 with self.options.around(), capturing(), drawing(self.draws):
                     result = run_function(self.observed.of(call.function), given.args, given.kwargs)
             except Exception as error:
@@ -158,6 +159,7 @@ class CaptureRun(CaptureParts):
             recorder.collectives.finish()
             self.overlapping.finish()
         self.draws.check()
+        inputs.check_reached(compares_identity=False)
         check_run(self.name, call, (given.args, given.kwargs), given.leaves, inputs.wrappers.unwrap)
         self.regions.check()
         self.observed.check(self.state.made.newborns)
@@ -234,6 +236,7 @@ class CaptureRun(CaptureParts):
         scan = self.code.scan(self.observed.ran, self.observed.entered)
         if "Generator" in scan.names:
             check_generators(self.name, self.made_generators)
+        inputs.check_reached(compares_identity=self.reads.compares_identity)
         recorder.borrowed.check(self.name, self.reads)
         self.state.check_taken_over(self.name)
         higher = bool(described.outputs) and self.options.higher_order

@@ -13,11 +13,11 @@ from ...errors import EscapedTensorError, UnsupportedSideEffectError
 from ...frontend.arrays import is_array
 from ...frontend.call import FlatCall
 from ...frontend.expected import ABSENT
-from ...frontend.holders import CACHE, CELL, CLASS, DICT, NAMESPACE, Holder, left_in_cache
+from ...frontend.holders import CACHE, CELL, CLASS, DICT, NAMESPACE, Holder, kind_of, left_in_cache
 from ...frontend.lifted import StatePlace, lifted_places, stand_in_at
 from ...frontend.opaque import is_generator_of_numpy, results_of
 from ...frontend.program_state import ProgramState, forget_written, own_globals
-from ...frontend.reads import Reads
+from ...frontend.reads import Reads, table_of
 from ...frontend.tree import LEAF, Tree, Unwrap, flatten
 from ...graph.eager_regions import open_journal
 from ...graph.python_effects import PythonWrite, SetAttribute
@@ -70,6 +70,7 @@ class PythonState:
         self._failed: UnsupportedSideEffectError | None = None
         self._strays: dict[int, tuple[torch.nn.Module, list[Holder]]] = {}
         self._after: list[tuple[Holder, Any]] = []
+        self._given_back: list[Holder] = []  # containers and objects that the run made, in what it returns or leaves
         self._taken_over: list[tuple[Holder, Any, str]] = []
 
     def put_stand_ins(self, where: Callable[[], str]) -> None:
@@ -227,6 +228,7 @@ class PythonState:
         self.writes = tuple(map(self.made.in_arguments, found.entries))
         opened = self.made.all(result, found.values + more[0], unwrap, objects=self.call.objects)
         tree, self.spec = opened.tree.children
+        self._given_back = [holder for made in opened.containers if (holder := _holder_of(made)) is not None]
         named = zip(found.paths + more[1], self.spec.children, strict=True)
         return opened.leaves, [*tree.paths("out"), *(p for name, child in named for p in child.paths(name))], tree
 
@@ -238,7 +240,7 @@ class PythonState:
         """The run is over, its backward too: everything as it was before."""
         seen = {id(holder): value for holder, value in self._after}
         written = self.before.changed()
-        for holder in written:
+        for holder in (*written, *self._given_back):
             if not self._is_still(holder, seen.get(id(holder), holder.before)):
                 raise BackwardChangesError(
                     f"the backward of `{self.name}` changes {holder.name() or 'an object'}, which a compiled backward "
@@ -355,6 +357,13 @@ def _check_caches(name: str, before: ProgramState, call: FlatCall, *, has_change
             "result for, and changes Python's state: a compiled call can't tell whether it is to do so. Call it "
             "outside."
         )
+
+
+def _holder_of(made: Any) -> Holder | None:
+    kind = kind_of(made)
+    target, kind = (table_of(made), DICT) if kind is None else (made, kind)
+    name = f"a {type(made).__name__} that it gives back"
+    return None if target is None else Holder(kind, target, None, name, "", kind.read(target))
 
 
 def _name(function: Any) -> str:

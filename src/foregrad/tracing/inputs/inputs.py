@@ -36,7 +36,7 @@ from ..heap.alias import Value
 from ..heap.records import InputRecord, NumberRecord
 from ..heap.refusals import past_the_edges
 from ..recorder.recorder import Recorder
-from ..tape.again import SharedClosureFound
+from ..tape.again import CaptureAgain, SharedClosureFound
 from ..tape.origin import Origin, user_line
 from ..tape.symbols import SizeSymbols
 from ..tape.tape import Entry
@@ -64,6 +64,7 @@ class Inputs:
         shared_bases: set[int],
         whole: set[int],
         viewed: set[int],
+        as_they_are: set[int],
         samples: Samples,
         symbols: SizeSymbols | None = None,
     ) -> None:
@@ -73,6 +74,7 @@ class Inputs:
         self.shared_bases = shared_bases  # ids of views to be seen so, as their memory is written
         self.whole = whole  # ids of tensors to be seen as part of all of their memory
         self.viewed = viewed  # ids of tensors to be seen as views of their bases
+        self.as_they_are = as_they_are  # ids of arguments that the function is handed as the program reaches them
         self.records: list[InputRecord] = []
         self.by_real: dict[int, InputRecord] = {}
         self._by_memory: dict[int, InputRecord] = {}  # the first of each memory
@@ -85,6 +87,7 @@ class Inputs:
         self.overlapping: list[Watched] = []
         self._samples = samples
         self._kept: list[torch.Tensor] = []  # so that ids stay theirs
+        self.reached: dict[int, tuple[torch.Tensor, Source]] = {}  # arguments that the function came by itself, too
         self.marked: dict[int, Origin | None] = {}  # by id, other tensors that `requires_grad_` was called on: where
         self.reads = Reads()
         self.sources = TensorSources(self.reads)
@@ -125,14 +128,24 @@ class Inputs:
             self.overlapping += shared.watched()
         for record in new:
             self._register(record)
-        # A tensor that the function reaches by itself as well is to be the same object on both ways.
-        reaches = self.sources.state.reaches
-        leaves = [known[id(x)].stand_in if isinstance(x, torch.Tensor) and not reaches(x) else x for x in call.leaves]
+        # A tensor that the function comes by itself as well is to be the same object on both ways.
+        both = self.as_they_are.union(id(record.real) for record in new if record.argument is None)
+        leaves = [known[id(x)].stand_in if isinstance(x, torch.Tensor) and id(x) not in both else x for x in call.leaves]
         for index, leaf in enumerate(call.leaves):
             is_symbol = type(leaf) is torch.SymInt and not is_ragged(leaf)
             if index in call.numbers or (self.symbols is not None and is_symbol):
                 leaves[index] = self._number(index)
         return leaves
+
+    def check_reached(self, *, compares_identity: bool) -> None:
+        """Capture again where the function has come by an argument itself, too, or may compare one with itself."""
+        if self.reached:
+            raise SharedClosureFound(*self.reached.values())
+        reaches = self.sources.state.reaches
+        found = {id(x) for x in self.call.leaves if isinstance(x, torch.Tensor) and reaches(x)}
+        if compares_identity and not found <= self.as_they_are:
+            self.as_they_are |= found
+            raise CaptureAgain
 
     def arguments(self, array_of: Callable[[Any], Any], leaves: list[Any], made: dict[int, Any]) -> Arguments:
         """The containers that the function is called with, with these leaves in them; `made` gets them by number."""
@@ -188,6 +201,8 @@ class Inputs:
         """The stand-in of a real tensor, making it an input when it is met for the first time."""
         record = self.by_real.get(id(real))
         if record is not None:
+            if record.argument is not None and id(real) not in self.as_they_are and (found := self.sources.find(real)):
+                self.reached[id(real)] = real, found
             return record.stand_in
         if is_stand_in(real) or isinstance(real, FakeTensor) or is_dispatch_argument(real):
             return real
@@ -211,7 +226,7 @@ class Inputs:
         record = InputRecord(real, source.slot, None, source)
         shared = self._add(record)
         if shared is not None or id(real) in self.whole | self.viewed:  # capture again, told so at the start
-            raise SharedClosureFound(record.real, record.source)
+            raise SharedClosureFound((record.real, source))
         with levels_off() if is_tracing_functorch() else contextlib.nullcontext():  # an input is of no level
             self.stand_ins.alone(record)
             self._register(record)
@@ -251,7 +266,7 @@ class Inputs:
         if record is None:
             raise past_the_edges()
         self.whole.add(id(record.real))
-        raise SharedClosureFound(record.real, record.source if record.argument is None else None)
+        raise again_with(record)
 
     def note_marked(self, tensor: torch.Tensor) -> None:
         """`requires_grad_` is called on a tensor that stands for no input."""
@@ -263,13 +278,18 @@ class Inputs:
         for record in records:
             if not is_view(record.stand_in) and id(record.real) not in self.viewed:
                 self.viewed.add(id(record.real))
-                raise SharedClosureFound(record.real, record.source if record.argument is None else None)
+                raise again_with(record)
 
     def is_own_leaf(self, tensor: torch.Tensor) -> bool:
         """Whether it is a leaf that gradients arrive at: not so a view made under no_grad, marked through its base."""
         base = base_of(tensor) if is_view(tensor) else None
         through_base = base is not None and base.requires_grad and id(tensor) not in self.marked
         return is_marked(tensor) and not through_base
+
+
+def again_with(record: InputRecord) -> CaptureAgain:
+    """What starts the capture over; a tensor that is no argument is an input from its beginning."""
+    return CaptureAgain() if record.argument is not None else SharedClosureFound((record.real, record.source))
 
 
 def _unique(lifted: list[tuple[torch.Tensor, Source]]) -> list[tuple[torch.Tensor, Source]]:

@@ -22,9 +22,8 @@ class NumberVaries(CaptureAgain):
 
 
 class SharedClosureFound(CaptureAgain):
-    """Raised to start capture over with one more tensor lifted from the beginning."""
+    """Raised to start capture over with more tensors lifted from the beginning."""
 
-    def __init__(self, tensor: torch.Tensor, source: Source | None) -> None:
-        super().__init__("closed-over tensor shares memory with an input")
-        self.tensor = tensor
-        self.source = source
+    def __init__(self, *found: tuple[torch.Tensor, Source]) -> None:
+        super().__init__("a closed-over tensor is an input, or shares memory with one")
+        self.found = found
