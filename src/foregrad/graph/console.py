@@ -16,7 +16,7 @@ import torch
 from .._torch.symbols import TracedSymbol
 from ..interrupts import is_of_foregrad
 
-__all__ = ["CONSOLE", "Said", "log_of", "print_of", "warn_of", "would_raise"]
+__all__ = ["CONSOLE", "Said", "action_for", "is_recording_warnings", "log_of", "print_of", "warn_of", "would_raise"]
 
 Said = tuple[str, tuple[Any, ...]]
 """A method of the console, and its arguments."""
@@ -98,12 +98,22 @@ def warn_of(
 
 def would_raise(said: tuple[Any, ...]) -> bool:
     """Whether a warning is an error by the filters in force."""
+    return action_for(said) == "error"
+
+
+def action_for(said: tuple[Any, ...]) -> str:
+    """What the filters in force say of a warning."""
     text, category, module, _, line = said
     for action, message, kind, at, number in warnings.filters:
         is_meant = message is None or (message == text if isinstance(message, str) else message.match(text))
         if is_meant and issubclass(category, kind) and (at is None or at.match(module)) and number in (0, line):
-            return action == "error"
-    return bool(warnings.defaultaction == "error")  # type: ignore[attr-defined]
+            return action
+    return str(warnings.defaultaction)  # type: ignore[attr-defined]
+
+
+def is_recording_warnings() -> bool:
+    """Whether warnings come to a list, as within `catch_warnings(record=True)`."""
+    return isinstance(getattr(vars(warnings).get("_showwarnmsg_impl"), "__self__", None), list)
 
 
 def _value(value: Any) -> Any:

@@ -79,7 +79,11 @@ class Assembly:
             if not isinstance(entry.spec, TensorSpec):
                 continue  # a number, which has no memory
             root = memory_root(entry)
-            if root.target is None or id(root) in taken:
+            if root.value is not None and entry.spec.overlaps_itself and root.spec.is_dense:
+                again, at = recorder.emit(aten.clone.default, root, spec=root.spec), analysis.specs[index]
+                entry = recorder.emit(aten.as_strided.default, again, [*at.shape], [*at.stride], at.offset, spec=at)
+                analysis.entries[index], root = entry, again
+            elif root.target is None or id(root) in taken:
                 starts_late = entry.spec.offset != 0 and entry.spec.is_dense
                 again = (entry,) if starts_late else (entry, entry)  # `copy` keeps strides, and the offset too
                 op = aten.clone.default if starts_late else aten.copy.default

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,7 +16,7 @@ from .._torch.generators import MadeGenerators
 from .._torch.plain_types import PlainTypes
 from ..errors import ProgramOutputError
 from ..frontend.call import FlatCall
-from ..graph.console import CONSOLE, Said, log_of, print_of, warn_of, would_raise
+from ..graph.console import CONSOLE, Said, action_for, is_recording_warnings, log_of, print_of, warn_of, would_raise
 from ..interrupts import runs_user_code
 from .derivatives.backward import Backward, InnerGradients
 from .effects.attribute_guards import Facts
@@ -61,7 +62,7 @@ class CaptureParts(Host):
     def __init__(self, call: FlatCall, options: Options, learned: Learned) -> None:
         super().__init__()
         self.takes_output = options.takes_output
-        self.stdout = sys.stdout
+        self.stdout, self.filters = sys.stdout, warnings.filters
         self.call, self.options, self.learned, self.name = call, options, learned, options.name
         self.symbols = symbols_of(call)
         self.fake_mode = fake_mode_of(call, self.symbols)
@@ -208,7 +209,12 @@ class CaptureParts(Host):
         if is_own and (self.state.before.knows(file) or self.state.made.newborns.has(file)):
             return False
         said: Said | None = None
-        if self.state.journals.are_installed and not self.recorder.in_backward and sys.stdout is self.stdout:
+        if kind == "warn" and warnings.filters is not self.filters:  # in a `catch_warnings` of the program's
+            warned = warn_of(*args, outermost=run_function.__code__)
+            action = None if warned is None else action_for(warned[1])
+            if action in ("ignore", "error") or is_recording_warnings():
+                return action == "ignore"
+        elif self.state.journals.are_installed and not self.recorder.in_backward and sys.stdout is self.stdout:
             said = self._said(kind, args, kwargs)
         if said is None:
             error = (

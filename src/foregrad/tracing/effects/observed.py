@@ -226,8 +226,8 @@ def _warned(message: Any, category: Any = None, stacklevel: int = 1, source: Any
         return NotImplemented
     frame = sys._getframe(1)
     is_more = source is not None or bool(others)
-    observed.say(f"warns at {_line(frame)}", "warn", (message, category, stacklevel, frame), {"more": is_more})
-    return None
+    verb, said = f"warns at {_line(frame)}", (message, category, stacklevel, frame)
+    return None if observed.say(verb, "warn", said, {"more": is_more}) else NotImplemented
 
 
 @functools.cache
