@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import functools
 import logging
 import re
@@ -261,27 +260,26 @@ def _(wrap):
     return any(event.key == "inside" for event in profile.key_averages())
 
 
-@silent("the function reads `sys.path` or `sys.modules`")
+@silent("the function reads `sys.modules`")
 def _(wrap):
-    call = wrap(lambda x: x * len(sys.path) + ("not_there" in sys.modules))
+    call = wrap(lambda x: x + ("not_there" in sys.modules))
     call(torch.ones(1))
     try:
-        sys.path.append("/nowhere")
         sys.modules["not_there"] = types.ModuleType("not_there")
-        return call(torch.ones(1)) - len(sys.path)
+        return call(torch.ones(1))
     finally:
-        sys.path.remove("/nowhere")
         del sys.modules["not_there"]
 
 
-@silent("it reads a global by a name that code puts together")
+@silent("it reads a private table of PyTorch's")
 def _(wrap):
-    global RATE
-    RATE = 1.0
-    call = wrap(lambda x, start="RA", end="TE": x * globals()[start + end])
+    call = wrap(lambda x: x * torch._tensor_str.PRINT_OPTS.precision)
     call(torch.ones(1))
-    RATE = 2.0
-    return call(torch.ones(1))
+    try:
+        torch.set_printoptions(precision=7)
+        return call(torch.ones(1))
+    finally:
+        torch.set_printoptions(profile="default")
 
 
 @silent("it looks up an argument in a dict or set")
@@ -289,21 +287,6 @@ def _(wrap):
     x = torch.ones(1)
     known = {x: 1.0}
     return wrap(lambda x: x + (1.0 if x in known else 0.0))(x)
-
-
-@silent("it asks an abstract base class")
-def _(wrap):
-    class Base(abc.ABC):  # noqa: B024 - registered classes are all it is for
-        pass
-
-    class Thing:
-        pass
-
-    thing = Thing()
-    call = wrap(lambda x: x + (1.0 if isinstance(thing, Base) else 0.0))
-    call(torch.ones(1))
-    Base.register(Thing)
-    return call(torch.ones(1))
 
 
 @silent("it calls `logging.disable(...)`")
@@ -342,14 +325,35 @@ def _(wrap):
     return x.grad
 
 
-@silent("a function that it calls gets another body")
+@silent("a function with variables of its own")
 def _(wrap):
-    def part(x):
-        return x
+    def one_of(factor):
+        return lambda x: x * factor
+
+    part = one_of(1.0)
 
     call = wrap(lambda x: part(x))
     call(torch.ones(1))
-    part.__code__ = (lambda x: x * 2).__code__
+    factor = 2.0
+    part.__code__ = (lambda x: x * factor * 2.0).__code__
+    return call(torch.ones(1))
+
+
+@silent("a class gets other bases")
+def _(wrap):
+    class One:
+        rate = 1.0
+
+    class Two:
+        rate = 2.0
+
+    class Kind(One):
+        pass
+
+    kind = Kind()
+    call = wrap(lambda x: x * kind.rate)
+    call(torch.ones(1))
+    Kind.__bases__ = (Two,)
     return call(torch.ones(1))
 
 
@@ -359,6 +363,8 @@ ELSEWHERE = {
     "an error lies behind an input": "tests/functions/programs_once.py",
     "a gradient comes in laid out otherwise": "rounding of kernels",
     "its module binds the name `type` by another way": "tests/parity/test_types_asked.py",
+    "a tensor from outside that the backward of a custom Function reads": "the error is PyTorch's",
+    "a function under `lru_cache(maxsize=n)`": "what C keeps of an entry that was taken out",
     "it asks PyTorch's private names": "the keys of stand-ins are PyTorch's",
 }
 

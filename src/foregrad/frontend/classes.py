@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import gc
 import types
@@ -63,8 +62,10 @@ def attributes_of(cls: type) -> frozenset[str]:
 
 def slots_in(cls: type) -> frozenset[str]:
     """The slots of objects of a class, found without a `getattr`, which runs the program's own descriptors."""
-    items = collections.ChainMap(*(base.__dict__ for base in cls.__mro__)).items()
-    return frozenset(name for name, item in items if isinstance(item, types.MemberDescriptorType))
+    items: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        items |= base.__dict__
+    return frozenset(name for name, item in items.items() if isinstance(item, types.MemberDescriptorType))
 
 
 def makers_of(cls: type) -> set[str]:

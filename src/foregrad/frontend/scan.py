@@ -12,6 +12,7 @@ extensions and files hold; that a function gets another `__dict__`; what methods
 
 from __future__ import annotations
 
+import abc
 import collections
 import functools
 import gc
@@ -155,7 +156,8 @@ class Scan:
         self.code.append((namespace, named))
         self._globals(namespace, named.loaded, others, named.handed_on)
         if named.whole_namespace:
-            self._globals(namespace, frozenset(others), others, named.handed_on)
+            options = {name for name, value in namespace.items() if name[:2] != "__" and _is_option(value)}
+            self._globals(namespace, others | options, others, named.handed_on)
         for module in imported_modules(named.imports, namespace):
             self._module_names(module, others)
         return named
@@ -169,6 +171,10 @@ class Scan:
         if self._count > _MOST_FUNCTIONS:
             return
         code = self._names_in(function.__code__, function.__globals__)
+        if function.__closure__ is None and "site-packages" not in function.__code__.co_filename:
+            # What reloads edited code puts it there. (Of functions with cells the place would keep these alive.)
+            place = self.reads.place(function, "object", function.__name__, "attr")
+            self.reads.add(place, "__code__", function.__code__)
         self._cells(function, code)
         for table, what in ((function.__defaults__, "default"), (function.__kwdefaults__, "default")):
             if table:
@@ -232,6 +238,8 @@ class Scan:
         """A function or class that code hands on, to `getattr` perhaps: it may lack what is asked for."""
         if isinstance(value, (types.FunctionType, type)) and id(value) not in self._handed_on:
             self._handed_on[id(value)] = value
+            if isinstance(value, abc.ABCMeta) and not is_outside(value.__module__):  # of which `isinstance` is asked
+                self.reads.ask(abc.get_cache_token, "classes registered with abstract ones", lambda token: token())
             self._objects.append((value, name, 0, self._rank, set()))
 
     def _module_names(self, module: types.ModuleType, names: frozenset[str]) -> None:
@@ -259,7 +267,7 @@ class Scan:
             _, module = self._namespaces.popitem()
             place = self.reads.place(vars(module), "dict", module.__name__, "attr")
             for name, value in [*vars(module).items()]:
-                if not name.startswith("__") and (is_plain(value) or isinstance(value, _CONTAINERS)):
+                if not name.startswith("__") and _is_option(value):
                     is_new = self.reads.add(place, name, value) or is_new
                     self.visit(value, f"{module.__name__}.{name}")
         return is_new
@@ -270,8 +278,8 @@ class Scan:
             module = module.random
         for text, ask in asked_of_module(module, names):
             self.reads.ask(ask, text, ask)
-        if module is sys and "argv" in names:
-            self.reads.add(self.reads.place(vars(sys), "dict", "sys", "attr"), "argv", sys.argv)
+        for name in names & {"argv", "path"} if module is sys else ():
+            self.reads.add(self.reads.place(vars(sys), "dict", "sys", "attr"), name, getattr(sys, name))
         if module is os and not names.isdisjoint({"environ", "getenv", "environb"}):
             table: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
             place = self.reads.place(table, "dict", "os.environ", "item")
@@ -486,6 +494,10 @@ class Scan:
             return False
         self._seen[id(value)] = value
         return True
+
+
+def _is_option(value: Any) -> bool:
+    return is_plain(value) or isinstance(value, _CONTAINERS)
 
 
 def _is_users(function: types.FunctionType) -> bool:

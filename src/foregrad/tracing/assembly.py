@@ -78,11 +78,11 @@ class Assembly:
         for index, entry in enumerate(analysis.entries):
             if not isinstance(entry.spec, TensorSpec):
                 continue  # a number, which has no memory
-            root = memory_root(entry)
-            if root.value is not None and entry.spec.overlaps_itself and root.spec.is_dense:
-                again, at = recorder.emit(aten.clone.default, root, spec=root.spec), analysis.specs[index]
-                entry = recorder.emit(aten.as_strided.default, again, [*at.shape], [*at.stride], at.offset, spec=at)
-                analysis.entries[index], root = entry, again
+            root, at = memory_root(entry), analysis.specs[index]
+            if root.value is not None and entry.spec.overlaps_itself and isinstance(at, TensorSpec):
+                root = recorder.emit(aten.clone.default, root, spec=root.spec)  # in its memory, as in eager's
+                place = [*at.shape], [*at.stride], at.offset
+                analysis.entries[index] = recorder.emit(aten.as_strided.default, root, *place, spec=at)
             elif root.target is None or id(root) in taken:
                 starts_late = entry.spec.offset != 0 and entry.spec.is_dense
                 again = (entry,) if starts_late else (entry, entry)  # `copy` keeps strides, and the offset too

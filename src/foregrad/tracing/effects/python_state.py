@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from ..._torch.symbols import is_symbolic
 from ...errors import EscapedTensorError, UnsupportedSideEffectError
 from ...frontend.arrays import is_array
 from ...frontend.call import FlatCall
@@ -345,10 +346,11 @@ def _check_caches(name: str, before: ProgramState, call: FlatCall, *, has_change
     for holder in filled:
         new = left_in_cache(holder.target, holder.before)[1]
         table, results = results_of(holder.target)
-        if any(id(key) not in new and _is_made((key, results.get(key))) for key in table):
+        made = [results.get(key) for key in table if id(key) not in new and not before.knows(results.get(key))]
+        if any(_is_made((None, x)) or kind_of(x) or (type(table_of(x)) is dict and not is_symbolic(x)) for x in made):
             raise EscapedTensorError(
-                f"`{name}` leaves a tensor that it made in the cache of `{_name(holder.target)}`, which a compiled "
-                "call would not do. Call that before the first call."
+                f"`{name}` leaves a tensor, container or object that it made in the cache of `{_name(holder.target)}`, "
+                "which a compiled call would not do. Call that before the first call."
             )
     if filled and has_changed:
         error = EscapedTensorError if call.fills_caches else UnsupportedSideEffectError

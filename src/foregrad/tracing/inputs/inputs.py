@@ -130,7 +130,8 @@ class Inputs:
             self._register(record)
         # A tensor that the function comes by itself as well is to be the same object on both ways.
         both = self.as_they_are.union(id(record.real) for record in new if record.argument is None)
-        leaves = [known[id(x)].stand_in if isinstance(x, torch.Tensor) and id(x) not in both else x for x in call.leaves]
+        alone = {id(record.real): record.stand_in for record in new if id(record.real) not in both}
+        leaves = [alone.get(id(leaf), leaf) for leaf in call.leaves]
         for index, leaf in enumerate(call.leaves):
             is_symbol = type(leaf) is torch.SymInt and not is_ragged(leaf)
             if index in call.numbers or (self.symbols is not None and is_symbol):
@@ -201,8 +202,9 @@ class Inputs:
         """The stand-in of a real tensor, making it an input when it is met for the first time."""
         record = self.by_real.get(id(real))
         if record is not None:
-            if record.argument is not None and id(real) not in self.as_they_are and (found := self.sources.find(real)):
-                self.reached[id(real)] = real, found
+            is_argument = record.argument is not None and id(real) not in self.as_they_are
+            if is_argument and (source := self.sources.find(real)):
+                self.reached[id(real)] = real, source
             return record.stand_in
         if is_stand_in(real) or isinstance(real, FakeTensor) or is_dispatch_argument(real):
             return real
@@ -211,13 +213,13 @@ class Inputs:
             return found
         if self.sources.find(real) is None and is_number(real):  # which autograd's C++ asks about
             return real
-        source = self.sources.of(real)
+        way = self.sources.of(real)
         try:
-            check_tensor(real, str(source.slot))
+            check_tensor(real, str(way.slot))
         except TypeError as error:  # Python takes one of an operator's (`x @ w`) for "not that way round"
             self.recorder.decisions.refuse(error)
             raise
-        return self._adopt(real, source)
+        return self._adopt(real, way)
 
     def _adopt(self, real: torch.Tensor, source: Source | PartOf) -> torch.Tensor:
         known = self.by_real.get(id(real))

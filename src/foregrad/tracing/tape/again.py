@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
 
-from ...frontend.sources import Source
+import torch
 
 __all__ = ["CaptureAgain", "NumberVaries", "SharedClosureFound"]
 
@@ -22,8 +22,8 @@ class NumberVaries(CaptureAgain):
 
 
 class SharedClosureFound(CaptureAgain):
-    """Raised to start capture over with more tensors lifted from the beginning."""
+    """Raised to start capture over with more tensors lifted from the beginning: pairs of one and its source."""
 
-    def __init__(self, *found: tuple[torch.Tensor, Source]) -> None:
+    def __init__(self, *found: tuple[torch.Tensor, Any]) -> None:
         super().__init__("a closed-over tensor is an input, or shares memory with one")
         self.found = found
