@@ -30,7 +30,7 @@ from ._torch.fakes import FakeTensor
 from ._torch.function_bodies import has_lost_marks, restore_grad_mode
 from ._torch.function_classes import is_function_class, is_parameter_class, plain_alias
 from ._torch.jagged import is_ragged
-from ._torch.settings import changes_between_operators, set_by
+from ._torch.settings import activation_budget, changes_between_operators, set_by
 from ._torch.tensors import storage_key
 from .aot import SharedInputsError, compile_unguarded, make_pipeline, returning_sequence
 from .api import pipeline_for
@@ -116,6 +116,8 @@ def _options(options: Mapping[str, Any], mode: str | None) -> dict[str, Any]:
         if options.get(name) is not None and not fits(options[name]):
             raise BackendError(f"the option `{name}` of the backend `foregrad` is {expected}, not {options[name]!r}")
     settings = dict(options)
+    if settings.keys().isdisjoint(("memory_budget", "partition")) and (budget := activation_budget()) < 1:
+        settings["memory_budget"] = budget
     inductor = dict(settings.pop("inductor", None) or {})
     if mode is not None:
         if mode not in _MODES:

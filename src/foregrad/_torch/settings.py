@@ -19,6 +19,7 @@ from . import guards
 __all__ = [
     "ARITHMETIC",
     "REPLAYED",
+    "activation_budget",
     "apply_settings",
     "arithmetic",
     "changes_between_operators",
@@ -345,3 +346,10 @@ def partitioner_settings() -> str:
     from torch._functorch import config
 
     return str(config.get_hash().hex())
+
+
+def activation_budget() -> float:
+    """`torch._functorch.config.activation_memory_budget`: 1.0 where nobody has set it."""
+    from torch._functorch import config
+
+    return float(config.activation_memory_budget)

@@ -285,7 +285,7 @@ def _read_only(values: Sequence[Any], writes: Sequence[int], hold: set[int]) -> 
     """The tensors among a call's inputs that it may not write to; None if not all are plain."""
     tensors = []
     for i, value in enumerate(values):
-        if not isinstance(value, torch.Tensor) or i in writes:
+        if not isinstance(value, torch.Tensor) or i in writes or any(share_memory(value, values[j]) for j in writes):
             continue
         if type(value) not in _TENSORS or not memory.has_storage(value):
             return None
