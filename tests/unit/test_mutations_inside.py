@@ -74,3 +74,17 @@ def test_a_leaf_that_requires_grad_is_written_under_no_grad():
     compiled(scale, seen, keep=True)(w)
     assert len(copies(seen[0])) == 1
     assert torch.equal(w, torch.full((3,), 3.0))
+
+
+def test_a_write_counts_for_all_inputs_in_that_memory():
+    """The second input's version moves with the first's: no hidden write of the graph."""
+
+    def function(x, y):
+        x.add_(1)
+        return x + y
+
+    found = []
+    for run in (function, compiled(function, [], keep=True)):
+        memory = torch.zeros(4)
+        found.append((run(memory[:2], memory[1:3]).tolist(), memory.tolist()))
+    assert found[0] == found[1]

@@ -103,3 +103,17 @@ def test_functions_with_a_sigmoid_are_fused_by_torchscript(function):
         (gradient,) = torch.autograd.grad(y.sum(), x)
     torch.testing.assert_close(y, function(x))
     torch.testing.assert_close(gradient, torch.autograd.grad(function(x).sum(), x)[0])
+
+
+def test_pytorchs_budget_is_ours_where_the_options_have_none():
+    """`torch._functorch.config.activation_memory_budget` below 1 saves less for the backward."""
+    make_known()
+    module = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(4)))
+
+    def saved(budget, **options):
+        torch._dynamo.reset()
+        with torch._functorch.config.patch(activation_memory_budget=budget):
+            compiled = torch.compile(module, backend="foregrad", options={"backend": "eager", **options})
+            return sum(tensor.numel() for tensor in compiled(torch.ones(64, 8)).grad_fn.saved_tensors)
+
+    assert saved(0.0) < saved(1.0) == saved(0.0, partition="default")

@@ -90,10 +90,7 @@ PURE_FUNCTIONS: Final[dict[str, str]] = {
     "array": EVERYTHING,
     "binascii": EVERYTHING,
     "cmath": EVERYTHING,
-    "gc": (
-        "collect get_count get_debug get_objects get_referents get_referrers get_stats get_threshold is_tracked "
-        "isenabled"
-    ),
+    "gc": ("collect get_objects get_referents get_referrers is_tracked"),
     "io": "text_encoding",
     "_io": "text_encoding",
     "itertools": EVERYTHING,
@@ -103,7 +100,7 @@ PURE_FUNCTIONS: Final[dict[str, str]] = {
     "nt": "fspath",
     "sys": (
         "_getframe _getframemodulename _is_gil_enabled exc_info exception getdefaultencoding getfilesystemencoding "
-        "getrecursionlimit getrefcount getsizeof getswitchinterval getprofile gettrace intern is_finalizing"
+        "getrecursionlimit getrefcount getsizeof getprofile gettrace intern is_finalizing"
     ),
     "unicodedata": EVERYTHING,
     "zlib": EVERYTHING,

@@ -64,7 +64,7 @@ _OF_TORCH = ("torch.optim", "torch.distributions", "torch.amp", "torch.cuda.amp"
 # What their objects hold follows from how they were made, or is nobody's option.
 _FIXED = set(
     "_frozen_importlib _frozen_importlib_external abc ast builtins contextlib contextvars dataclasses datetime decimal "
-    "enum fractions functools importlib inspect logging multiprocessing operator pathlib re string types typing uuid "
+    "enum fractions functools importlib inspect logging multiprocessing operator pathlib re types typing uuid "
     "warnings zipimport".split()
 )
 
@@ -184,7 +184,7 @@ def _mkldnn(_: Any) -> Any:
 
 def _cudnn(_: Any) -> Any:
     cudnn = torch.backends.cudnn
-    return cudnn.enabled, cudnn.benchmark, cudnn.deterministic
+    return cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32
 
 
 def _fast_path(_: Any) -> Any:

@@ -75,7 +75,8 @@ _ATOMS |= {torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_for
 _ATOMS |= {type(NotImplemented), types.GetSetDescriptorType}
 _BUFFERS = (bytearray, array.array)
 _OF_PARTIALS, _OF_DESCRIPTORS = ("func", "args", "keywords"), ("__func__", "fget", "fset", "func")
-_PLAIN_CONTAINERS = {dict, list, set, collections.OrderedDict, collections.deque, collections.defaultdict}
+_WITH_ATTRIBUTES = {dict, list, tuple, set, frozenset, collections.deque, functools.partial, _BUFFERS}
+_PLAIN = {dict, list, tuple, set, frozenset, collections.deque, collections.defaultdict, *_BUFFERS}
 # As modules' tables of hooks are, a dozen each: of those with nothing in them there is nothing to copy.
 _OFTEN_EMPTY: dict[Any, Kind] = {dict: DICT, collections.OrderedDict: DICT, list: LIST, set: SET}
 
@@ -335,7 +336,8 @@ class ProgramState:
         """The method that goes on from values of a class; None where nothing is to be tracked."""
         for base, action in self._by_base:
             if issubclass(cls, base):
-                return action
+                is_plain = cls in _PLAIN or base not in _WITH_ATTRIBUTES
+                return action if is_plain else functools.partial(self._with_attributes_of, action)
         if cls is types.BuiltinFunctionType:
             return self._builtin
         if cls is types.MethodWrapperType:
@@ -388,7 +390,11 @@ class ProgramState:
         holder = self._hold(kind, value, parent, step, "" if kind is SET else "item")
         holder.is_table = is_table
         self._push(holder)
-        if type(value) not in _PLAIN_CONTAINERS and not is_class_outside(type(value)):
+
+    def _with_attributes_of(self, action: Any, value: Any, parent: Holder | None, step: Any) -> None:
+        """A container with attributes, or of a class of the program's."""
+        action(value, parent, step)
+        if table_of(value) or not is_class_outside(type(value)):
             self._object(value, parent, step)
 
     def _single(self, kind: Kind, value: Any, parent: Holder | None, step: Any) -> None:
@@ -575,6 +581,7 @@ class ProgramState:
             # Methods are looked at where code names them, special ones always.
             methods = {name: item for name, item in items if type(item) is types.FunctionType and name[:2] != "__"}
             self._look_up(holder, methods.items())
+            self._queue.append((type(base), None, type(base).__name__))
             self._push(holder, [(name, item) for name, item in items if name not in methods])
 
 

@@ -97,6 +97,8 @@ class Scan:
                 self.reads.contents(value.keywords, f"{name}.keywords")
                 for key, item in value.keywords.items():
                     self.visit(item, f"{name}.{key}")
+                if value.__dict__:
+                    self._object(value, name, 0)
         elif isinstance(value, types.MethodType):
             self.function(value.__func__, name)
             self.visit(value.__self__, "self")
@@ -289,8 +291,10 @@ class Scan:
 
     # ---------------------------------------------------------------- values
 
-    def visit(self, value: Any, name: str, depth: int = 0) -> None:
-        """Go on from a value that code can get at. `depth`: how many objects lie on the way to it."""
+    def visit(self, value: Any, name: str, depth: int = 0, inside: int = 0) -> None:
+        """Go on from a value that code can get at. `depth`: how many objects lie on the way to it, `inside` of them a
+        library's, one in the other.
+        """
         if isinstance(value, torch.Tensor) or (is_plain(value) and not holds_classes(value)):
             return
         if isinstance(value, types.ModuleType):
@@ -336,14 +340,15 @@ class Scan:
                 self._object(value, name, depth)
                 if isinstance(value, BaseException):
                     self.reads.contents(value, name)
+                    self.visit(value.__cause__, f"{name}.__cause__", depth + 1)
         else:
             if self._is_new(value):
                 self.reads.contents(value, name)
-                self._of_library(value, name, depth)
+                self._of_library(value, name, depth, inside)
             if hasattr(value, "__wrapped__"):
                 self.function(value, name)
 
-    def _of_library(self, value: Any, name: str, depth: int) -> None:
+    def _of_library(self, value: Any, name: str, depth: int, inside: int) -> None:
         """Note the attributes of an object of a library's class: each may be an option."""
         target = referent(value)
         if target is not None:
@@ -353,13 +358,13 @@ class Scan:
             for attribute in ("level", "disabled", "parent"):
                 self.reads.add(place, attribute, logger.__dict__[attribute])
         table = table_of(value)
-        if type(table) is not dict or depth > _DEEPEST_IN_LIBRARY or not keeps_options(value):
+        if type(table) is not dict or inside > _DEEPEST_IN_LIBRARY or not keeps_options(value):
             return
         place = self.reads.place(table, "dict", name, "attr")
         place.keys = tuple(table)
         for attribute, item in [*table.items()]:
             self.reads.add(place, attribute, item)
-            self.visit(item, f"{name}.{attribute}", depth + 1)
+            self.visit(item, f"{name}.{attribute}", depth + 1, inside + 1)
 
     def _object(self, value: Any, name: str, depth: int) -> None:
         if not isinstance(value, threading.local):
