@@ -301,6 +301,7 @@ def test_cuda_graph_of_a_compiled_call():
     torch.testing.assert_close(result, torch.relu(x @ w) + 1, rtol=0, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning")  # PyTorch's first one is
 def test_reduce_overhead():
     """CUDA graphs by Inductor: steps with gradients, whose memory the next call takes."""
     torch.manual_seed(0)

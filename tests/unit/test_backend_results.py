@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import weakref
 
@@ -13,6 +14,7 @@ from foregrad.backends import results as results_module
 from foregrad.backends.boxed import after_first_call
 from foregrad.backends.inductor import InductorCompiler
 from foregrad.errors import BackendError
+from foregrad.graph.meta import TensorSpec
 
 
 def function(x, w):
@@ -271,6 +273,24 @@ def test_inputs_are_let_go_in_the_first_call():
     out, later = contract.first_call(run, [torch.ones(3)])
     assert torch.equal(out[0], torch.ones(3).sin())
     assert later is run
+
+
+def test_a_seed_may_stay_on_the_cpu():
+    """Attention on a GPU keeps the numbers that it draws from on the CPU, where its fake kernel says the GPU."""
+    gpu = torch.device("cuda")
+    seed = results_module.Result(
+        "seed", object(), TensorSpec((), (), torch.int64, gpu), None, False, False, False, True
+    )
+
+    def run(result, value):
+        contract = results_module.Contract("inductor", "the forward graph", [result], [], is_own=True)
+        return contract.first_call(lambda values: [value], [])[0]
+
+    assert run(seed, torch.tensor(3)) == [3]
+    with pytest.raises(BackendError, match="cuda"):  # as a result of the function
+        run(dataclasses.replace(seed, is_kept=False, is_handed_out=True), torch.tensor(3))
+    with pytest.raises(BackendError, match="cuda"):
+        run(dataclasses.replace(seed, spec=TensorSpec((1,), (1,), torch.int64, gpu)), torch.tensor([3]))
 
 
 def test_our_own_compilers_make_no_remark(caplog):

@@ -31,6 +31,7 @@ CHANGES = {
     "NNPACK": lambda: b.nnpack.set_flags(False),
     "kernels of attention": lambda: (b.cuda.enable_cudnn_sdp(False), b.cuda.enable_math_sdp(False)),
     "sums in attention": lambda: b.cuda.allow_fp16_bf16_reduction_math_sdp(True),
+    "order of attention kernels": lambda: torch._C._set_sdp_priority_order([3, 1, 2, 0, 4]),
     "order of einsum": lambda: setattr(b.opt_einsum, "enabled", not b.opt_einsum.enabled),
     "conversions": lambda: torch.__future__.set_overwrite_module_params_on_conversion(True),
     "swaps": lambda: torch.__future__.set_swap_module_params_on_conversion(True),

@@ -141,13 +141,15 @@ for _device in torch._C._autocast_supported_devices():
 # Settings that Dynamo and Inductor change for good at their first use, in a function or outside.
 _SETTINGS["recursion limit"] = sys.getrecursionlimit, sys.setrecursionlimit
 _SETTINGS["checks of distributions"] = _variable(torch.distributions.Distribution, "_validate_args")
+# PyTorch sets the order itself where it chooses a kernel for attention on a GPU.
+_SETTINGS["order of attention kernels"] = _C._get_sdp_priority_order, _C._set_sdp_priority_order
 REPLAYED = frozenset(_SETTINGS)
 
 # Settings that no compiled call changes, by PyTorch's names for them: `_get_NAME` and `_set_NAME` of `torch._C`, ...
 _FLAGS = (
     "cudnn_benchmark cudnn_deterministic cudnn_enabled cudnn_depthwise_kernel miopen_immediate mkldnn_enabled "
     "mkldnn_deterministic nnpack_enabled qengine linalg_preferred_backend blas_preferred_backend "
-    "rocm_fa_preferred_backend sdp_priority_order math_sdp_allow_fp16_bf16_reduction sm_carveout_experimental "
+    "rocm_fa_preferred_backend math_sdp_allow_fp16_bf16_reduction sm_carveout_experimental "
     "cpu_allow_fp16_reduced_precision_reduction cublas_allow_fp16_accumulation warnAlways autograd_fallback_mode"
 ).split()
 _ATTENTION = ("flash", "mem_efficient", "math", "cudnn", "fa3", "overrideable")
