@@ -7,11 +7,13 @@ Checked on torch 2.13.0.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+import types
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ import torch
 from ..locks import make_lock
 from . import generators
 
-__all__ = ["ReboundNames", "ViewReplay", "install", "is_capturing", "rebind", "remove"]
+__all__ = ["ReboundNames", "ViewReplay", "install", "is_capturing", "own_names", "remove", "tell"]
 
 _C: Any = torch._C
 _capturing: Callable[[], bool] = bool
@@ -153,11 +155,6 @@ _REPLACED: dict[int, Any] = {
 } | {id(torch.Generator): generators.asked_class()}
 
 
-def rebind(functions: Mapping[Any, Any]) -> None:
-    """Replace further functions, under the names that the user's code has for them."""
-    _REPLACED.update((id(original), replacement) for original, replacement in functions.items())
-
-
 def install(is_capturing: Callable[[], bool]) -> None:
     """Bind the names in PyTorch's modules."""
     global _capturing
@@ -172,40 +169,70 @@ def remove() -> None:
         setattr(module, name, original)
 
 
+def tell(name: str, replacement: Any) -> None:
+    """Replace a built-in of Python's, under its name, in modules that have nothing else by that name."""
+    _BUILTINS[name] = replacement
+
+
+_ABSENT = object()
+_BUILTINS: dict[str, Any] = {}
 _lock = make_lock()
 _bound: dict[tuple[int, str], tuple[dict[str, Any], Any, Any, int]] = {}  # namespace, original, other, captures
 
 
+def own_names(namespace: dict[str, Any]) -> dict[str, Any]:
+    """A module's globals without the built-ins that a capture has bound there."""
+    return {name: value for name, value in namespace.items() if name not in _BUILTINS or value is not _BUILTINS[name]}
+
+
 class ReboundNames:
-    """The names in the user's modules that one capture has bound to replacements."""
+    """Context of one capture, which binds names to replacements in the modules whose code it runs."""
 
     def __init__(self) -> None:
         self._keys: list[tuple[int, str]] = []
 
-    def bind(self, namespace: dict[str, Any], names: Iterable[str]) -> None:
-        """Bind replacements in a namespace, for code that may run and loads `names`."""
-        for name in names:
-            key = id(namespace), name
-            if id(namespace.get(name)) not in _REPLACED and key not in _bound:
+    def __enter__(self) -> ReboundNames:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._unbind(self._keys)
+
+    def unbind(self) -> None:
+        """The function has returned: what its modules had under these names is there again."""
+        self._unbind([key for key in self._keys if _bound[key][1] is not _ABSENT])
+
+    def runs(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
+        """Bind replacements for code that has these globals and begins to run."""
+        for name in code.co_names:
+            key, original = (id(namespace), name), namespace.get(name, _ABSENT)
+            replacement = _REPLACED.get(id(original))
+            if original is _ABSENT and name in _BUILTINS and _is_builtin(namespace, name):
+                replacement = _BUILTINS[name]
+            if (replacement is None and key not in _bound) or key in self._keys:
                 continue
             with _lock:
-                replacement = _REPLACED.get(id(namespace.get(name)))
-                if key in _bound:
-                    held, original, other, count = _bound[key]
-                elif replacement is not None:
-                    held, original, other, count = namespace, namespace[name], replacement, 0
-                    namespace[name] = other
-                else:
-                    continue
+                if key not in _bound:
+                    namespace[name] = replacement
+                    _bound[key] = namespace, original, replacement, 0
+                held, original, other, count = _bound[key]
                 _bound[key] = held, original, other, count + 1
                 self._keys.append(key)
 
-    def unbind(self) -> None:
-        while self._keys:
-            key = self._keys.pop()
+    def _unbind(self, keys: list[tuple[int, str]]) -> None:
+        self._keys = [key for key in self._keys if key not in keys]
+        for key in keys:
             with _lock:
                 namespace, original, other, count = _bound.pop(key)
                 if count > 1:
                     _bound[key] = namespace, original, other, count - 1
                 elif namespace.get(key[1]) is other:
-                    namespace[key[1]] = original
+                    if original is _ABSENT:
+                        del namespace[key[1]]
+                    else:
+                        namespace[key[1]] = original
+
+
+def _is_builtin(namespace: dict[str, Any], name: str) -> bool:
+    """Whether code with these globals finds Python's own under this name."""
+    own: Any = getattr(builtins, name)
+    return getattr(namespace.get("__builtins__"), name, own) is own

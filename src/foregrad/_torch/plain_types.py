@@ -10,16 +10,12 @@ than `type(...)` and that name: `x.__class__`, a default, another module. `==` i
 
 from __future__ import annotations
 
-import builtins
-import functools
-import types
 from collections.abc import Callable
 from typing import Any
 
-from ..locks import make_lock
-from .asked import ReboundNames, is_capturing
+from .asked import is_capturing, tell
 
-__all__ = ["PlainTypes", "own_names", "tell_type"]
+__all__ = ["tell_type"]
 
 
 class _AsType(type):
@@ -69,72 +65,9 @@ _Type.__name__ = _Type.__qualname__ = type.__name__
 _Type.__module__ = type.__module__
 
 _answers: dict[type, Callable[[Any], type]] = {}
-_lock = make_lock()
-_bound: dict[int, tuple[dict[str, Any], int]] = {}  # by id of the globals: the number of captures that bind there
+tell("type", _Type)
 
 
 def tell_type(kind: type, answer: Callable[[Any], type]) -> None:
     """Register the answer to `type(x)` in the user's code for stand-ins of this kind."""
     _answers[kind] = answer
-
-
-def _bind(namespace: dict[str, Any]) -> None:
-    with _lock:
-        _, count = _bound.get(id(namespace), (namespace, 0))
-        if not count:
-            namespace["type"] = _Type
-        _bound[id(namespace)] = namespace, count + 1
-
-
-def _unbind(namespace: dict[str, Any]) -> None:
-    with _lock:
-        _, count = _bound.pop(id(namespace))
-        if count > 1:
-            _bound[id(namespace)] = namespace, count - 1
-        elif namespace.get("type") is _Type:
-            del namespace["type"]
-
-
-def own_names(namespace: dict[str, Any]) -> dict[str, Any]:
-    """A module's globals without the names that a capture has bound there."""
-    return {name: value for name, value in namespace.items() if value is not _Type}
-
-
-class PlainTypes:
-    """Context of one capture: the modules whose code it runs and calls `type`."""
-
-    def __init__(self) -> None:
-        self._namespaces: dict[int, dict[str, Any]] = {}
-        self._rebound = ReboundNames()
-
-    def __enter__(self) -> PlainTypes:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._rebound.unbind()
-        for namespace in self._namespaces.values():
-            _unbind(namespace)
-        self._namespaces.clear()
-
-    def unbind(self) -> None:
-        """Restore the names, after the function has returned."""
-        self._rebound.unbind()
-
-    def namespace(self, namespace: dict[str, Any]) -> None:
-        """Bind `type` for code that has these globals and may run."""
-        taken = "type" in namespace or getattr(namespace.get("__builtins__"), "type", type) is not builtins.type
-        if id(namespace) not in self._namespaces and not taken:
-            self._namespaces[id(namespace)] = namespace
-            _bind(namespace)
-
-    def runs(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
-        """Bind names for code that has these globals and begins to run."""
-        if _asks(code):
-            self.namespace(namespace)
-        self._rebound.bind(namespace, code.co_names)
-
-
-@functools.lru_cache(maxsize=16384)
-def _asks(code: types.CodeType) -> bool:
-    """Whether code names `type`."""
-    return "type" in code.co_names or any(isinstance(c, types.CodeType) and _asks(c) for c in code.co_consts)

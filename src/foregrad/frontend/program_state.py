@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .._torch.asked import own_names
 from .._torch.guards import GLOBAL_HOOKS
 from .._torch.hooks import gradient_hooks
-from .._torch.plain_types import own_names
 from .._torch.stand_ins import is_stand_in
 from .._torch.torchscript import attributes_of
 from ..graph.slots import Buffer, Closure, Param

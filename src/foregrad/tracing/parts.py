@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from .._torch.asked import ReboundNames
 from .._torch.generators import MadeGenerators
-from .._torch.plain_types import PlainTypes
 from ..errors import ProgramOutputError
 from ..frontend.call import FlatCall
 from ..graph.console import CONSOLE, Said, action_for, is_recording_warnings, log_of, print_of, warn_of, would_raise
@@ -90,10 +90,10 @@ class CaptureParts(Host):
         may_run = options.runs_regions
         self.functions: CustomFunctions = CustomFunctions(learned.regions, self.reads, self.knows, may_run=may_run)
         self.facts = Facts(inputs, self.where)
-        self.code = SeenCode(call, self.name, self.reads, PlainTypes(), self.origins, learned.apart)
+        self.code = SeenCode(call, self.name, self.reads, ReboundNames(), self.origins, learned.apart)
         self.overlapping = OverlappingViews(recorder, inputs.overlapping)
         self.imports = FirstImports(learned.imports)
-        varies, begins = (lambda value: self.state.varies(value)), self.code.types.runs
+        varies, begins = (lambda value: self.state.varies(value)), self.code.rebound.runs
         self.observed = Observed(self.name, lambda: self.state.before, varies, self.say, begins)
         self.pause, self.go_on = self.observed.pause, self.observed.go_on  # type: ignore[method-assign]
         reshape = None if learned.replays_views else functools.partial(reshape_view, recorder, inputs.by_stand_in)

@@ -101,7 +101,7 @@ class CaptureRun(CaptureParts):
             no_saved_tensors_hooks(),  # those around the call are for what the compiled function saves
             fresh_autocast_cache(),
             symbolic_composites(self.recorder.is_symbolic),
-            self.code.types,
+            self.code.rebound,
         ):
             called = self._called(given)
             if called is None:
@@ -144,7 +144,7 @@ class CaptureRun(CaptureParts):
                 raise
             finally:
                 self.state.take_stand_ins()
-                self.code.types.unbind()
+                self.code.rebound.unbind()
                 self.origins.forget()
                 recorder.decisions.raise_failed()
                 self.lifting.values_asked.raise_failed()

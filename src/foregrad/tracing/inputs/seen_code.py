@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from ..._torch.asked import ReboundNames
 from ..._torch.distributed import data_parallel
 from ..._torch.patches import REGION
-from ..._torch.plain_types import PlainTypes
 from ...errors import UnsupportedOpError
 from ...frontend.call import FlatCall
 from ...frontend.classes import values_of
@@ -26,19 +26,19 @@ __all__ = ["SeenCode"]
 
 
 class SeenCode:
-    """`modules`: those whose code ran, by id. `types`: what code that asks for the type of a stand-in is told."""
+    """`modules`: those whose code ran, by id. `rebound`: the names that its code has replacements under."""
 
     def __init__(
         self,
         call: FlatCall,
         name: str,
         reads: Reads,
-        types: PlainTypes,
+        rebound: ReboundNames,
         origins: Origins,
         apart: Iterable[Any],
     ) -> None:
         """`apart`: functions that run as they are in each call, and look at what is there then."""
-        self.call, self.name, self.reads, self.types, self.origins = call, name, reads, types, origins
+        self.call, self.name, self.reads, self.rebound, self.origins = call, name, reads, rebound, origins
         self.apart = tuple(apart)
         self.modules: dict[int, torch.nn.Module] = {}
         self.names: dict[int, str] = {}  # of modules, by id
