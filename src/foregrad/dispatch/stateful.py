@@ -71,11 +71,7 @@ def _values_that_differ(specialization: Specialization) -> Iterator[StatePlace]:
 def only_written_by(specialization: Specialization) -> set[tuple[int, Any]]:
     """The places of containers that a graph adds to without reading them."""
     writes = specialization.product.captured.joint.signature.python_writes
-    return {
-        (id(write.target), "cell_contents" if write.kind == "cell" else write.key)
-        for write in writes
-        if isinstance(write, CallMethod) and write.kind != "self"
-    }
+    return {(id(write.target), write.key) for write in writes if isinstance(write, CallMethod) and write.kind != "self"}
 
 
 def check_draws(name: str, call: FlatCall, constants: Collection[str]) -> None:
@@ -114,7 +110,7 @@ def render_stateful(
         if place.kind == "item":
             reads.append(item(target, place.key, bind))
         else:
-            reads.append(attribute(target, place.key if place.kind == "attribute" else "cell_contents", bind))
+            reads.append(attribute(target, place.key, bind))
     if lifted.generators.kinds:
         remember = f"    {bind('remember', lifted.generators.remember)}()\n"
     if draws.arrays:

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import random
 import threading
-import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -49,7 +48,9 @@ _MOST_NESTED = 3
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StatePlace:
-    """A place in the state. `kind` is "item" (of a dict, a list), "attribute" or "cell". `is_array`: of NumPy."""
+    """A place in the state. `kind` is "item" (of a dict, a list) or "attribute", a cell's contents too. `is_array`: of
+    NumPy.
+    """
 
     kind: str
     target: Any
@@ -60,15 +61,12 @@ class StatePlace:
     @classmethod
     def of_site(cls, site: Any, key: Any, *, is_array: bool) -> StatePlace:
         """The place of what a `ReadSite` has under a key."""
-        kind = "cell" if isinstance(site.holder, types.CellType) else "attribute"
-        kind = "item" if site.kind in ("dict", "list") else kind
-        return cls(kind, site.holder, None if kind == "cell" else key, site.path(key), is_array)
+        kind = "item" if site.kind in ("dict", "list") else "attribute"
+        return cls(kind, site.holder, key, site.path(key), is_array)
 
     def put(self, value: Any) -> None:
         if self.kind == "item":
             (list if isinstance(self.target, list) else dict).__setitem__(self.target, self.key, value)
-        elif self.kind == "cell":
-            self.target.cell_contents = value
         else:
             setter: Any = type.__setattr__ if isinstance(self.target, type) else object.__setattr__
             setter(self.target, self.key, value)
@@ -79,7 +77,7 @@ class StatePlace:
         target = self.target
         if isinstance(target, type):
             target = dict_of_class(target)
-        return id(target), "cell_contents" if self.kind == "cell" else self.key
+        return id(target), self.key
 
 
 def place_of(write: PythonWrite) -> StatePlace | None:
@@ -87,7 +85,7 @@ def place_of(write: PythonWrite) -> StatePlace | None:
     if isinstance(write, SetItem):
         return StatePlace("item", write.target, write.key, write.path)
     if isinstance(write, SetCell):
-        return StatePlace("cell", write.target, None, write.path)
+        return StatePlace("attribute", write.target, "cell_contents", write.path)
     if isinstance(write, SetAttribute):
         return StatePlace("attribute", write.target, write.name, write.path)
     return None

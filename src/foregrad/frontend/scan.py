@@ -45,7 +45,6 @@ from .reads import Reads, ReadSite, items_in, table_of
 
 __all__ = ["Scan"]
 
-_MOST_FUNCTIONS = 20_000
 _DEEPEST = 100  # objects, each reached through the one before: a list linked by hand, a tree
 _DEEPEST_IN_LIBRARY = 3
 _MOST_ITEMS = 10_000
@@ -76,7 +75,6 @@ class Scan:
         self._namespaces: dict[int, types.ModuleType] = {}  # modules of the user's that code names, not all looked at
         self._named_in: set[tuple[int, frozenset[str]]] = set()  # by the id of a module: names that were looked up
         self._handed_on: dict[int, Any] = {}
-        self._count = 0
         self._under = NamesMet()  # what objects were last looked at under
         self._settled: dict[int, set[str]] = {}  # by the id of a namespace: globals that were looked at, modules apart
         self._class_tables: dict[type, ReadSite] = {}
@@ -123,8 +121,6 @@ class Scan:
 
     def finish(self) -> None:
         """Follow all code and objects that were met to their end."""
-        self._under = NamesMet()  # since the last time, code may have written to objects and namespaces
-        self._settled.clear()
         while True:
             while self._functions:
                 function, self._rank = self._functions.pop()
@@ -168,9 +164,6 @@ class Scan:
         if function.__dict__:  # which other code may read
             self._objects.append((function, function.__name__, 0, self._rank, set()))
         if function.__code__ not in self.entered:
-            return
-        self._count += 1
-        if self._count > _MOST_FUNCTIONS:
             return
         code = self._names_in(function.__code__, function.__globals__)
         if function.__closure__ is None and "site-packages" not in function.__code__.co_filename:

@@ -93,7 +93,7 @@ class DeleteAttribute(PythonWrite):
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallMethod(PythonWrite):
     """A call of a container's method without a result, whatever the contents. The container is the target itself or its
-    content under `key`, by `kind`: "item", "cell" or "self".
+    content under `key`, by `kind`: "item", "attribute" or "self".
     """
 
     kind: str

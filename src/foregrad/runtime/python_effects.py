@@ -85,7 +85,7 @@ def _delete_attribute(writer: LineWriter, write: DeleteAttribute, values: list[s
 def _call_method(writer: LineWriter, write: CallMethod, values: list[str]) -> str:
     container = _table(writer, write)
     if write.kind != "self":
-        container = f"{container}.cell_contents" if write.kind == "cell" else f"{container}[{_key(writer, write.key)}]"
+        container = f"{container}[{_key(writer, write.key)}]" if write.kind == "item" else f"{container}.{write.key}"
     if write.name == "__setitem__":
         key, value = (values[at] for at in write.args)
         return f"{container}[{key}] = {value}"

@@ -257,9 +257,9 @@ def _place_of(places: list[Place]) -> StatePlace | None:
     (holder, key), *others = places
     if others:
         return None
-    if holder.kind in (DICT, NAMESPACE):
-        return StatePlace("item", holder.target, key, holder.path(key))
-    return StatePlace("cell", holder.target, None, holder.name()) if holder.kind is CELL else None
+    if holder.kind not in (DICT, NAMESPACE, CELL):
+        return None
+    return StatePlace("attribute" if holder.kind is CELL else "item", holder.target, key, holder.path(key))
 
 
 # -------------------------------------------------------------------- iterators

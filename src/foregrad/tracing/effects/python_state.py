@@ -392,8 +392,7 @@ def _written(state: ProgramState, function: Any) -> list[Holder]:
     for holder in state.holders if lifted else ():
         for place in lifted.get(id(holder.target), ()):
             stand_in = stand_in_at(function, place.identity)
-            key = "cell_contents" if holder.kind is CELL else place.key
-            is_written = stand_in is not None and holder.now(key) is not stand_in
+            is_written = stand_in is not None and holder.now(place.key) is not stand_in
             if is_written and not any(holder is known for known in changed):
                 changed.append(holder)
     return changed

@@ -136,14 +136,13 @@ class PythonWrites:
 
     def _stand_in(self, holder: Holder, key: Any) -> Any:
         """What stands for what was there, a symbolic number or a container of tensors, or None."""
-        kind = "cell" if holder.kind is CELL else ""
-        return stand_in_at(self.function, StatePlace(kind, holder.target, key, "").identity)
+        return stand_in_at(self.function, (id(holder.place), key))
 
     def _stands_for(self, value: Any, before: Any) -> bool:
         return is_stand_in(value) and before is not None and self.real_of(value) is before
 
     def cell(self, holder: Holder) -> None:
-        now, stand_in = holder.kind.read(holder.target), self._stand_in(holder, None)
+        now, stand_in = holder.kind.read(holder.target), self._stand_in(holder, "cell_contents")
         if now is (holder.before if stand_in is None else stand_in) or self._stands_for(now, holder.before):
             return
         value = None if now is ABSENT else self._add(now, holder.name(), holder.before)
