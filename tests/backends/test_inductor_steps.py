@@ -13,12 +13,18 @@ OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
     "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01),
 }
+OF_LISTS = {  # what optimizers do by default on a GPU
+    "AdamW, foreach": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),
+    "NAdam, foreach": lambda p: torch.optim.NAdam(p, lr=0.01, foreach=True),
+    "Adadelta, foreach": lambda p: torch.optim.Adadelta(p, foreach=True),
+    "AdamW, fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+}
 
 
 def trained(optimizer):
     torch.manual_seed(0)
     model = nn.Sequential(*[part for _ in range(3) for part in (nn.Linear(256, 256, bias=False), nn.ReLU())])
-    made = OPTIMIZERS[optimizer](model.parameters())
+    made = (OPTIMIZERS | OF_LISTS)[optimizer](model.parameters())
     x = torch.randn(2, 256)
 
     def step():
@@ -47,7 +53,8 @@ def test_updates_are_written_by_the_graph(optimizer):
     assert specialization.source().count(".copy_(") == (3 if optimizer == "AdamW" else 0)  # the steps
 
 
-def test_numbers_of_the_optimizer_cut_the_graph_nowhere(monkeypatch):
+@pytest.mark.parametrize("optimizer", ["AdamW", *OF_LISTS])
+def test_numbers_of_the_optimizer_cut_the_graph_nowhere(optimizer, monkeypatch):
     import foregrad.backends.inductor as backend
 
     compiled, compile_segment = [], backend._compile_segment
@@ -57,11 +64,14 @@ def test_numbers_of_the_optimizer_cut_the_graph_nowhere(monkeypatch):
         return compile_segment(gm, example_inputs)
 
     monkeypatch.setattr(backend, "_compile_segment", counting)
-    step, *_ = trained("AdamW")
-    call = foregrad.compile(step, backend="inductor")
+    step, model, _ = trained(optimizer)
+    compiled_step, ours, _ = trained(optimizer)
+    call = foregrad.compile(compiled_step, backend="inductor", on_unsupported="raise")
     for _ in range(4):
-        call()
-    assert len(compiled) == 1
+        torch.testing.assert_close(call(), step())
+    torch.testing.assert_close([*ours.parameters()], [*model.parameters()])
+    assert len(compiled) <= 1  # none where the graph is whole
+    assert len(call.foregrad.specializations) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

@@ -44,7 +44,7 @@ from ..interrupts import deliver
 from ..passes.aliasing import copy_shared_results, results_of, written_inputs
 from ..passes.decompose import decompose
 from ..passes.mutations import copied_inside
-from ..passes.numbers import known_first, numbers_in_a_tensor
+from ..passes.numbers import ONE_BY_ONE, known_first, numbers_in_a_tensor
 from ..passes.regions import called_region, outlined
 from ..passes.repeats import has_marked_calls, is_view, layout_key
 from .convolutions import with_weights_laid_out
@@ -369,6 +369,7 @@ def _through_joint_passes(gm: fx.GraphModule, inputs: Sequence[Any], mode: Any) 
     metadata on the view, which has other users.
     """
     copy = make_graph_module(gm, copied(gm.graph), "GraphModule")
+    decompose(copy, ONE_BY_ONE, mode)
     numbers_in_a_tensor(copy, _numbers(copy), mode)
     table = inductor.decompositions()
     for name, graph in [*copy.named_children()]:  # functions that are arguments of operators
