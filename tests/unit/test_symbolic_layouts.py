@@ -6,8 +6,7 @@ import torch
 from foregrad._torch.fakes import FakeTensorMode, new_fake
 from foregrad._torch.symbols import SymbolTable, is_product_of_sizes
 from foregrad.graph.meta import TensorSpec, contiguous_strides
-from foregrad.tracing.kernels.layouts import RULES
-from foregrad.tracing.kernels.symbolic_layouts import _RULES, _VIEWS, result_layout, view_layout
+from foregrad.tracing.kernels.layouts import _RULES, _VIEWS, RULES, result_layout, view_layout
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from .dynamo import without_modes
+
 __all__ = [
     "GROUPS",
     "bucket_sizes",
@@ -19,7 +21,9 @@ __all__ = [
     "finished_work",
     "functional_collective",
     "group_of",
+    "install",
     "reduction_of",
+    "remove",
     "run_collective",
     "work_of",
 ]
@@ -149,3 +153,42 @@ def _work_class() -> Any:
             return future
 
     return PendingWork
+
+
+# -------------------------------------------------------------------- sharding
+# DTensor's propagation of sizes, which is no part of a program. Checked on torch 2.13.0.
+#
+# DTensor runs an operator on fakes of the whole tensors, the first time. A capture would record that as work of the
+# function, and random numbers drawn there would be drawn in each call.
+
+
+_MODULE, _CLASS = "torch.distributed.tensor._sharding_prop", "ShardingPropagator"
+_METHOD = "_propagate_tensor_meta_non_cached"
+_originals: list[Callable[..., Any]] = []
+
+
+def _owner() -> Any:
+    return getattr(sys.modules.get(_MODULE), _CLASS, None)
+
+
+def install(is_capturing: Callable[[], bool]) -> None:
+    """Hide the propagation from captures, on threads on which `is_capturing()` is true."""
+    owner = _owner()
+    original = getattr(owner, _METHOD, None)
+    if original is None:
+        return
+
+    def propagate(self: Any, schema: Any) -> Any:
+        if not is_capturing():
+            return original(self, schema)
+        with without_modes():
+            return original(self, schema)
+
+    _originals.append(original)
+    setattr(owner, _METHOD, propagate)
+
+
+def remove() -> None:
+    """Restore torch's own."""
+    if _originals:
+        setattr(_owner(), _METHOD, _originals.pop())

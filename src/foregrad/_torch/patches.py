@@ -14,7 +14,7 @@
 * functions that tell a stand-in from a tensor: see `asked`. Libraries ask whether they are traced to avoid branches on
   values. Such branches can be captured, so the answer is no, and the libraries run as in eager.
 * `torch.cond` and its like: see `control_flow`; wrapping by `torch.func`'s transforms: see `transforms`; scripted
-  functions: see `torchscript`; `module.to(device)`: see `module_moves`.
+  functions: see `torchscript`; `module.to(device)`: see `modules`.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from . import (
     asked,
     checkpoints,
     control_flow,
+    distributed,
     dynamo_off,
     dynamo_tables,
     generators,
-    module_moves,
+    modules,
     program_output,
-    sharding,
     torchscript,
     transforms,
 )
@@ -459,8 +459,8 @@ def _install() -> None:
     program_output.install(_teller_of_output, _is_capturing)
     dynamo_off.install(_is_capturing, region_runner)
     transforms.install(_swapped)
-    module_moves.install(_is_capturing, _swapped)
-    sharding.install(_is_capturing)
+    modules.install(_is_capturing, _swapped)
+    distributed.install(_is_capturing)
     torchscript.install(_swap_of_capture)
 
 
@@ -485,8 +485,8 @@ def _remove() -> None:
     program_output.remove()
     dynamo_off.remove()
     transforms.remove()
-    module_moves.remove()
-    sharding.remove()
+    modules.remove()
+    distributed.remove()
     torchscript.remove()
     dynamo_tables.forget_replacements()
 

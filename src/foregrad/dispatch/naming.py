@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import threading
 from collections.abc import Iterator
+
+from .._torch.structured import trace_artifact
+from ..graph.joint import JointGraph
+from ..partitioners.report import Parts
 
 __all__ = [
     "get_aot_compilation_context",
     "get_aot_graph_name",
     "get_graph_being_compiled",
     "graph_being_compiled",
+    "log_graph",
+    "log_guards",
+    "log_partition",
     "set_model_name",
 ]
 
@@ -81,3 +89,34 @@ def graph_being_compiled(phase: str) -> Iterator[None]:
     finally:
         _nth_graph += 1
         _now.graphs = outer
+
+
+# -------------------------------------------------------------------- logs
+# Logs of a compilation, and its texts in PyTorch's structured trace, which `tlparse` shows.
+
+
+_graphs, _partition, _guards = (logging.getLogger(f"foregrad.{name}") for name in ("graphs", "partition", "guards"))
+
+
+def log_graph(joint: JointGraph) -> None:
+    """Log the graph of a capture."""
+    if _graphs.isEnabledFor(logging.INFO):
+        _graphs.info("%s", joint)
+    trace_artifact("foregrad_joint_graph", lambda: str(joint))
+
+
+def log_partition(parts: Parts) -> None:
+    """Log the split of a joint graph."""
+    signature = parts.joint.signature
+    if signature.is_inference or parts.joint.backward_error is not None:
+        return
+    if _partition.isEnabledFor(logging.INFO):
+        _partition.info("%s: %s", parts.joint.name, parts.report())
+        _partition.debug("%s", parts)
+    trace_artifact("foregrad_partition", lambda: f"{parts.report()}\n\n{parts}")
+
+
+def log_guards(name: str, source: str) -> None:
+    """Log the code around a graph."""
+    _guards.info("%s:\n%s", name, source)
+    trace_artifact("foregrad_guards", lambda: source)

@@ -45,9 +45,9 @@ from ..runtime.donated import overwriting, owned_among
 from ..runtime.stages import in_stages
 from ..tracing.tape.collection import paused_collection
 from .compilers import CompiledGraph, call_compiler
+from .naming import log_graph, log_partition
 from .numbers import check_numbers
 from .refusals import warn_user
-from .reporting import log_graph, log_partition
 
 if TYPE_CHECKING:
     from ..cache.keeper import Keeper

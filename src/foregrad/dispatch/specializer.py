@@ -15,9 +15,9 @@ from ..runtime.render import render_run
 from ..tracing.tape.again import NumberVaries
 from ..tracing.values.draws import DrawsDiffer
 from .guards import CallGuards
+from .naming import log_guards
 from .numbers import ConstantNumbers, fixed_numbers
 from .pipeline import Pipeline, Product
-from .reporting import log_guards
 from .shapes import SizesSeen, check_marked
 from .specialization import Specialization
 from .stateful import check_draws

@@ -34,12 +34,11 @@ from ..partitioners import policies
 from ..partitioners.policies import Policy
 from ..partitioners.report import Report, SavedValue, make_report
 from ..phases import compiling, phase
-from .advice import advice_on, stumbling
+from .advice import advice_on, parts_of_function, parts_of_module, refusal, stumbling
 from .explanation import Explanation
 from .graphs import Rows, rows_of, sources_of, work_of
 from .measure import held_by, packed_by, peak_of, step_of, times_of
 from .program import program_of, writes_to_arguments, written_outside
-from .stumbles import parts_of_function, parts_of_module, refusal
 from .subject import Subject, random_state_kept, subject_of
 from .tree import Again, EagerPart, Memory, Operator, Saved, Time
 

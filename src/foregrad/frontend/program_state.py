@@ -34,7 +34,6 @@ from .._torch.stand_ins import is_stand_in
 from .._torch.torchscript import attributes_of
 from ..graph.slots import Buffer, Closure, Param
 from .classes import CODE_OF_CLASSES
-from .clocks import DRAWN, asks_for_date, is_of_dates
 from .code import imported_modules, imports_of
 from .expected import ABSENT, stored
 from .holders import (
@@ -61,7 +60,7 @@ from .holders import (
 )
 from .libraries import BAGS, is_class_outside, is_constant, is_of_operators, is_outside, referent
 from .module_tables import TABLES
-from .opaque import is_cached_function, is_random_generator, results_of, used_up
+from .opaque import DRAWN, asks_for_date, is_cached_function, is_of_dates, is_random_generator, results_of, used_up
 from .reads import Reads, keys_in, table_of
 from .sources import Source
 

@@ -20,8 +20,8 @@ from .._torch.dispatch import without_anomaly_mode
 from ..errors import AnomalyError
 from ..graph.meta import TensorSpec, spec_of
 from .compiled import Compiled
-from .kept import saved_in_part
 from .layout import as_captured
+from .release import saved_in_part
 
 __all__ = ["watched"]
 

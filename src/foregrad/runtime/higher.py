@@ -29,11 +29,10 @@ from .checks import check_arguments, one_call
 from .compiled import Compiled, Derived, NeedsInputGrad
 from .decisions import Stop, decision_lines
 from .in_backward import graph_arguments, update_line
-from .kept import as_output, let_go, saved_in_part
 from .layout import laid_out
 from .lines import LineWriter, op_name
 from .passed import join_error, refuse_watched_results
-from .release import TRAILS, Release, parts_run, saved_inputs, trail_of
+from .release import TRAILS, Release, as_output, let_go, parts_run, saved_in_part, saved_inputs, trail_of
 from .writes import with_history
 
 if TYPE_CHECKING:

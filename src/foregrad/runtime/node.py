@@ -32,12 +32,10 @@ from .anomaly import watched
 from .compiled import Compiled
 from .higher import differentiable_backward, needs_input_grad_of, needs_trail, stopping_backward, trails_of
 from .in_backward import EffectLines
-from .interior import Interior, finishing
-from .kept import saved_in_part
 from .kinds import of_other_kinds
 from .layout import as_captured, in_order, laid_out, memory_order
-from .passed import check_marked, marked
-from .release import Release, parts_run
+from .passed import Interior, check_marked, finishing, marked
+from .release import Release, parts_run, saved_in_part
 
 __all__ = ["NodeSource", "make_node"]
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..frontend.tree import Tree
-from ..graph.spelling import literal
+import torch
 
-__all__ = ["build_expression", "has_objects", "pack_expression"]
+from ..frontend.tree import Tree, flatten
+from ..graph.signature import Signature
+from ..graph.spelling import literal
+from .lines import LineWriter
+from .passed import said_of_hooked, unwatched
+
+__all__ = ["build_expression", "has_objects", "pack_expression", "result_lines"]
 
 
 def has_objects(tree: Tree) -> bool:
@@ -46,3 +51,28 @@ def pack_expression(tree: Tree, values: list[str], bind: Callable[[str, Any], st
     # Anything else is opened one level and built by the tree itself.
     flat = Tree(tree.kind, tree.type, tree.context, tuple(Tree("leaf") for _ in tree.children), len(tree.children))
     return f"{bind('build', flat.unflatten)}([{', '.join(parts)}])"
+
+
+# -------------------------------------------------------------------- results that are objects
+# Lines that turn results into eager's Python objects: parameters, attributes, hooks.
+
+
+def result_lines(
+    writer: LineWriter, signature: Signature, name: str, values: Sequence[str], *, sees_watchers: bool
+) -> list[str]:
+    """`values`: expressions of the results. `sees_watchers`: the node is told of who watches its outputs."""
+    bind = writer.bind
+    lines = [f"{values[at]}.__class__ = {bind('Parameter', torch.nn.Parameter)}" for at in signature.parameters]
+    for at, key, value in signature.attributes:
+        leaves, tree = flatten(value)
+        built = pack_expression(tree, [bind("value", leaf) for leaf in leaves], bind)
+        lines.append(f"{bind('set_attribute', _set_attribute)}({values[at]}, {bind('attribute', key)}, {built})")
+    lines += [f"{values[at]}.register_hook({bind('hook', hook)})" for at, hook in signature.hooks]
+    for at in () if sees_watchers else signature.hooked_inside:
+        message = bind("said", said_of_hooked(signature, name, at))
+        lines.append(f"{bind('unwatched', unwatched)}({values[at]}, {message})")
+    return lines
+
+
+def _set_attribute(result: torch.Tensor, name: str, value: Any) -> None:
+    setattr(result, name, value)

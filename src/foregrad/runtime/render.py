@@ -49,15 +49,16 @@ from .decisions import Stop, decision_lines, open_sizes
 from .in_backward import graph_arguments, update_line
 from .lines import LineWriter, op_name
 from .node import NodeSource, make_node
-from .pack import build_expression, has_objects, pack_expression
+from .pack import build_expression, has_objects, pack_expression, result_lines
 from .passed import join, join_error, marking
 from .python_effects import write_lines
-from .result_objects import result_lines
 from .stages import later_lines
 from .wrapper_lines import WrapperLines
 from .writes import with_history, write_overlapping_with_history, write_with_history
 
-__all__ = ["RunLines", "render_run"]
+__all__ = [
+    "render_run",
+]
 
 
 @dataclasses.dataclass(slots=True)

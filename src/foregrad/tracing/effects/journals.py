@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..._torch.plain_types import tell_type
+from ..._torch.asked import tell_type
 from ..._torch.pytree import refuse_flattening
 from ..._torch.symbols import is_symbolic
 from ...errors import UnsupportedSideEffectError

@@ -32,8 +32,7 @@ from ...graph.meta import TensorSpec
 from ...locks import make_lock
 from ..heap.strides import as_kernels_have_it
 from ..tape.opinfo import OpInfo
-from .layouts import RULES, layout_of
-from .symbolic_layouts import result_layout, view_layout
+from .layouts import RULES, layout_of, result_layout, view_layout
 
 __all__ = ["Metadata", "forget_all", "is_cacheable"]
 

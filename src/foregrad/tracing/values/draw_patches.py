@@ -18,11 +18,10 @@ from typing import Any
 
 import torch
 
-from ..._torch.plain_types import tell_type
-from ...frontend.clocks import DATES, DRAWN, NAMES_OF
+from ..._torch.asked import tell_type
 from ...frontend.libraries import is_outside
 from ...frontend.lifted import Draw
-from ...frontend.opaque import is_generator_of_numpy
+from ...frontend.opaque import DATES, DRAWN, NAMES_OF, is_generator_of_numpy
 from ...locks import InPlace
 from .drawn_arrays import from_numpy
 from .draws import Draws

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..._torch.plain_types import tell_type
+from ..._torch.asked import tell_type
 from ...frontend.expected import is_plain
 from ...frontend.lifted import ConstantArray, DrawnValue, GivenArray, Items, Step, is_of_given
 

@@ -17,9 +17,9 @@ import torch
 from ..._torch.symbols import is_symbolic
 from ...errors import UnsupportedSideEffectError
 from ...frontend.call import FlatCall
-from ...frontend.clocks import CLOCKS
 from ...frontend.expected import is_plain
 from ...frontend.lifted import Converted, Draw, DrawnValue, GivenArray, Step, drawing_form, drawn_in, is_of_given
+from ...frontend.opaque import CLOCKS
 from .drawn_arrays import DrawnArray, dtype_of, is_array
 
 __all__ = ["Draws", "DrawsDiffer", "DrawsFound"]

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.plain_types import tell_type
+from ..._torch.asked import tell_type
 from ..._torch.symbols import SymbolTable, TracedInt, TracedSymbol, concrete, may_vary, numbers_told, symbol_made
 from ..heap.recording import Recording
 from ..tape.tape import Entry
