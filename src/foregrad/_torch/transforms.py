@@ -43,6 +43,12 @@ _C: Any = torch._C._functorch
 is_legacy_batched = _C.is_legacy_batchedtensor
 unwrapped_if_dead = _C.unwrap_if_dead
 _KINDS = {"Vmap": "vmap", "Grad": "grad", "Jvp": "jvp"}
+_ENDS = {
+    "Vmap": _C._vmap_decrement_nesting,
+    "Grad": _C._grad_decrement_nesting,
+    "Jvp": _C._jvp_decrement_nesting,
+    "Functionalize": _C._func_decrement_nesting,
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,7 +113,8 @@ def levels_put_back() -> Iterator[None]:
             forward_ad._current_level = duals
             with contextlib.suppress(RuntimeError):
                 torch._C._exit_dual_level(level=0)
-        _C.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        while _C.get_dynamic_layer_stack_depth() > depth:  # PyTorch 2.11 fails to end other levels than those of grad
+            _ENDS[_C.peek_interpreter_stack().key().name]()
         _C.set_inplace_requires_grad_allowed(allows_inplace)
         if refuses_hooks is None:
             hooks._saved_tensors_hooks_enable()
