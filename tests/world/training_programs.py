@@ -561,6 +561,23 @@ def history_item(wrap):
 
 
 @program
+def best_loss(wrap):
+    """A state that is an input from the second graph on, and another that a branch counts."""
+    state = {"best": float("inf"), "bad": 0}
+
+    def f(x):
+        loss = x.pow(2).sum()
+        if loss.item() < state["best"]:
+            state["best"], state["bad"] = loss.item(), 0
+        else:
+            state["bad"] += 1
+        return loss
+
+    c = wrap(f)
+    return [c(numbers(1.0, v)) for v in (3.0, 2.0, 5.0, 1.0, 1.0, 4.0)], state
+
+
+@program
 def early_stop_exception(wrap):
     class Stop(Exception):
         pass

@@ -393,7 +393,7 @@ class ProgramState:
     def _with_attributes_of(self, action: Any, value: Any, parent: Holder | None, step: Any) -> None:
         """A container with attributes, or of a class of the program's."""
         action(value, parent, step)
-        if table_of(value) or not is_class_outside(type(value)):
+        if not is_of_operators(type(value)) and (table_of(value) or not is_class_outside(type(value))):
             self._object(value, parent, step)
 
     def _single(self, kind: Kind, value: Any, parent: Holder | None, step: Any) -> None:

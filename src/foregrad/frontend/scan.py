@@ -40,7 +40,17 @@ from .classes import (
 from .code import CodeNames, NamesMet, imported_modules, names_of
 from .eager_region import is_eager_region
 from .expected import ABSENT, Expected, holds_classes, is_plain
-from .libraries import BAGS, asked_of_module, is_installed, is_library, is_outside, keeps_options, loggers_of, referent
+from .libraries import (
+    BAGS,
+    asked_of_module,
+    is_installed,
+    is_library,
+    is_of_operators,
+    is_outside,
+    keeps_options,
+    loggers_of,
+    referent,
+)
 from .reads import Reads, ReadSite, items_in, table_of
 
 __all__ = ["Scan"]
@@ -95,7 +105,7 @@ class Scan:
                 self.reads.contents(value.keywords, f"{name}.keywords")
                 for key, item in value.keywords.items():
                     self.visit(item, f"{name}.{key}")
-                if value.__dict__:
+                if value.__dict__ and not is_of_operators(type(value)):
                     self._object(value, name, 0)
         elif isinstance(value, types.MethodType):
             self.function(value.__func__, name)
