@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import foregrad
+from foregrad.frontend.program_state import ProgramState
 
 _MODULE = """
 class S:
@@ -57,3 +58,14 @@ def _out_of_sight():
 def test_a_run_that_ends_at_a_hook_which_reads_state_counts_nothing(make):
     compiled = _steps(make, lambda f: foregrad.compile(f, backend="eager"))
     assert compiled == _steps(make, lambda f: f)
+
+
+def test_what_was_warned_of_is_no_state_of_a_module():
+    """C++ warns, in a backward too: the interpreter then makes `__warningregistry__` in the globals of what runs."""
+    module = types.ModuleType("a_module_that_is_warned_of")
+    exec("def f(x):\n    return x.sin()\n", vars(module))
+    state = ProgramState([(module.f, "f")])
+    vars(module)["__warningregistry__"] = {"version": 1}
+    assert state.changed() == []
+    module.other = {}
+    assert len(state.changed()) == 1

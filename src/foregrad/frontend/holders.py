@@ -217,17 +217,23 @@ def is_import(value: Any) -> bool:
     return isinstance(value, (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type))
 
 
+def _read_namespace(table: dict[str, Any]) -> dict[str, Any]:
+    names = table.copy()
+    names.pop("__warningregistry__", None)  # where the interpreter notes what was warned of, of C++'s too
+    return names
+
+
 def _same_namespace(table: dict[str, Any], before: dict[str, Any]) -> bool:
     if _same_dict(table, before):
         return True
-    now = table.copy()
+    now = _read_namespace(table)
     if any(now.get(name, ABSENT) is not value for name, value in before.items()):
         return False
     return all(is_import(now[name]) for name in now.keys() - before.keys())
 
 
 def _put_back_namespace(table: dict[str, Any], before: dict[str, Any]) -> None:
-    now = table.copy()
+    now = _read_namespace(table)
     for name in now.keys() - before.keys():
         if not is_import(now[name]):
             table.pop(name, None)
@@ -430,7 +436,8 @@ DICT = Kind(_read_dict, _same_dict, _put_back_dict, dict.items, _put_item)
 ATTRIBUTES = Kind(
     without_marks, lambda table, before: _same_dict(without_marks(table), before), _put_back_attributes, dict.items
 )
-NAMESPACE = Kind(_read_dict, _same_namespace, _put_back_namespace, dict.items, _put_item)  # the globals of a module
+# The globals of a module.
+NAMESPACE = Kind(_read_namespace, _same_namespace, _put_back_namespace, dict.items, _put_item)
 LIST = Kind(
     list.copy,
     lambda now, before: len(now) == len(before) and all(map(operator.is_, list.__iter__(now), before)),

@@ -174,8 +174,8 @@ class GradientPaths:
     """The outputs (positions in `differentiable`) from which autograd has a path to an input.
 
     `custom`: those with a path through a custom Function, which gets zeros for what does not come in; PyTorch's own
-    formulas leave out what depends on nothing that came in. `pairs`: one of each two sets has to come in for a gradient
-    to go on; `paired`: the outputs that lead there in no other way.
+    formulas leave out what depends on nothing that came in. `pairs`: a gradient exists only if each set of the pair
+    receives a tangent; `paired`: the outputs that lead there in no other way.
     """
 
     outputs: frozenset[int]

@@ -39,7 +39,7 @@ class Given:
             self.of_argument[id(value)] = OfArgument(number, type(value))
             if type(table := table_of(value)) is dict:
                 self.of_argument[id(table)] = OfArgument(number, type(value), attributes=True)
-        # Containers whose class says what is in them, or that are made at once: writes to these are not looked for.
+        # Writes to registered pytrees and dataclasses are refused, not replayed.
         closed = [node.number for _, node in call.tree.walk("") if node.kind in ("registered", "dataclass")]
         self._closed = [(made[n], open_container(made[n]), paths[n]) for n in closed if n in made]
 

@@ -1,6 +1,7 @@
-"""Inputs that change sizes, layout or dtype and have gradients: autograd takes from an input what those look like.
+"""Inputs that change sizes, layout or dtype and have gradients.
 
-It does so when the node is made, which therefore waits for some changes. Others are refused.
+Autograd fixes the shape and dtype of a gradient from the input when the node is created. So the node is created after
+some of the changes; others are refused.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ __all__ = ["changes_look", "check_sizes", "fitting"]
 def check_sizes(
     recorder: Recorder, analysis: Analysis, records: list[InputRecord], gradients: Sequence[Any]
 ) -> frozenset[int]:
-    """The inputs that a gradient goes to in sizes, or of a dtype, that they have later on: the node is made then. To
-    others it goes in those that they come with.
+    """Inputs whose gradient has the metadata that they get during the call. Their autograd node must be created after
+    that change. Other changes of an input with a gradient are refused.
     """
     late: set[int] = set()
     log = recorder.changes.log

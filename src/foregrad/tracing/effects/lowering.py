@@ -170,7 +170,7 @@ def _written_at(recorder: Recorder, write: Write, record: InputRecord, analysis:
 
 
 def _toggles(recorder: Recorder, record: InputRecord, views: list[int]) -> list[Event]:
-    """The input is marked and detached, but for what nobody can see: nothing is taken of it in between."""
+    """The `requires_grad_()` and `detach_()` events of an input, without pairs between which no view is taken."""
     stand_in = record.stand_in
     had_history = not (record.real.requires_grad and record.real.is_leaf)
     kept: list[Event] = []

@@ -55,8 +55,8 @@ def swapped(
 
 
 def check_marked(recorder: Recorder, analysis: Analysis, records: list[InputRecord]) -> None:
-    """Raise for views whose base was made to require grad, that were resized themselves; and for those made under
-    no_grad of what was written with a history and given other memory: autograd asks them when they are looked at next.
+    """Raise for resized views whose base was made to require grad; and for views that were made under no_grad of a
+    tensor written with a history and given other memory: PyTorch regenerates their `grad_fn` from the new base.
     """
     resized = {event.tensor for event in recorder.changes.log.events if event.op in RESIZES}
     for at, leaf in analysis.aliases if resized or recorder.changes.replaced else ():

@@ -71,7 +71,7 @@ def _is_reshaped(recorder: Recorder, record: InputRecord) -> bool:
 
 
 def add_counted(recorder: Recorder, analysis: Analysis, records: list[InputRecord]) -> None:
-    """Leave of those whose version moves one for each counter; the others move along with it."""
+    """Keep one input per shared version counter: moving its version moves that of its aliases."""
     counted = {update.input for update in analysis.updates if update.counted}
     written = {i for i in counted if records[i].spec.numel}
     reshaped = {i for i, record in enumerate(records) if _is_reshaped(recorder, record)}

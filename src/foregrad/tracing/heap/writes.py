@@ -224,7 +224,7 @@ class Writes:
             self.outside.append(view)
 
     def follows_strides(self) -> bool:
-        """Whether a view was written that only its strides tell: autograd takes it up again by those."""
+        """Whether an `as_strided` view past the extent of its base was written: autograd regenerates it by strides."""
         return any(view.born < view.storage.changed_at for view in self.outside)
 
     def where_lists(self) -> str:
