@@ -45,7 +45,7 @@ from ..passes.aliasing import copy_shared_results, results_of, written_inputs
 from ..passes.decompose import decompose
 from ..passes.mutations import copied_inside
 from ..passes.numbers import ONE_BY_ONE, known_first, numbers_in_a_tensor
-from ..passes.regions import called_region, outlined
+from ..passes.regions import called_region, outlined, sums_first
 from ..passes.repeats import has_marked_calls, is_view, layout_key
 from .convolutions import with_weights_laid_out
 from .eager import eager_compiler
@@ -199,6 +199,7 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
         if LAID_OUT in gm.meta:  # Inductor chooses the strides of values computed from such residuals
             inductor.propagate(copy, example_inputs, _fake_mode(example_inputs), _with_values(copy), layout_key)
             respecify(copy.graph)
+        sums_first(copy.graph)
         whole = outlined(copy, foreign.union(_convolutions(copy) if regions == "auto" else ()), regions=regions)
         if whole is not copy:
             try:

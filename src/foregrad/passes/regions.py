@@ -24,7 +24,7 @@ from .._torch.modules import make_graph_module
 from ..graph.meta import NodeMeta, TensorSpec, spec_of
 from .repeats import Repeat, find_repeats, is_view
 
-__all__ = ["called_region", "is_random", "is_random_region", "outlined", "piece", "sizes_are_given"]
+__all__ = ["called_region", "is_random", "is_random_region", "outlined", "piece", "sizes_are_given", "sums_first"]
 
 _KEY = "foregrad region"
 _MANY, _SEVERAL = 7, 16  # copies, and operators in each, at which outlining begins to pay
@@ -80,6 +80,15 @@ def outlined(
     result = make_graph_module(given | modules, copier.graph)
     result.meta.update(gm.meta)
     return result
+
+
+def sums_first(graph: fx.Graph) -> None:
+    """Move each sum next to the operator whose result it reads, and whose kernel it may be in: regions end after it."""
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target is torch.ops.aten.sum.dim_IntList:
+            (operand,) = node.all_input_nodes
+            if operand.op == "call_function":
+                operand.append(node)
 
 
 def called_region(module: torch.nn.Module, node: fx.Node) -> fx.GraphModule | None:

@@ -196,14 +196,17 @@ class _Order:
         kernel would not have written, had it gone on beyond the cut, then all.
         """
         passing, in_kernels = [0] * (end - first + 1), [0] * (end - first + 1)
-        for i in range(first, end):
+        joined: dict[fx.Node, int] = {}  # the last place that reads a value, or a view of it, in the value's kernel
+        for i in reversed(range(first, end)):
             node = self.nodes[i]
             users = [user for user in node.users if self.place.get(user, end) < end]
-            joined = [user for user in users if self.kernels[user] == self.kernels[node]]
-            size = nbytes_of(node)
-            for bytes_at, readers in ((passing, users), (in_kernels, joined)):
-                bytes_at[i - first + 1] += size
-                bytes_at[max((self.place[user] for user in readers), default=i) - first + 1] -= size
+            in_kernel = [user for user in users if self.kernels[user] == self.kernels[node]]
+            reads = [joined[user] if is_view(user) else self.place[user] for user in in_kernel]
+            joined[node] = max(reads, default=0)
+            last = max((self.place[user] for user in users), default=i)
+            for bytes_at, end_of_use in ((passing, last), (in_kernels, max(joined[node], i))):
+                bytes_at[i - first + 1] += nbytes_of(node)
+                bytes_at[end_of_use - first + 1] -= nbytes_of(node)
         passing, in_kernels = list(itertools.accumulate(passing)), list(itertools.accumulate(in_kernels))
         middle = (end - first) // length // 2 * length
 
