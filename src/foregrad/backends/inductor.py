@@ -195,7 +195,8 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
     foreign = _foreign(copy)
     # A graph that writes its updates itself, as one of a whole training step does, is compiled whole.
     regions = False if role.regions == "auto" and role.updates else role.regions
-    if (regions or has_marked_calls(copy.graph)) and not inductor.uses_cudagraphs():
+    has_regions = bool(regions) or has_marked_calls(copy.graph)
+    if has_regions and not inductor.uses_cudagraphs() and not written_inputs(copy):
         if LAID_OUT in gm.meta:  # Inductor chooses the strides of values computed from such residuals
             inductor.propagate(copy, example_inputs, _fake_mode(example_inputs), _with_values(copy), layout_key)
             respecify(copy.graph)
