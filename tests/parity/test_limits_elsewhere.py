@@ -357,6 +357,14 @@ def _(wrap):
     return call(torch.ones(1))
 
 
+@silent("it reads `_version` of a tensor that it detached")
+def _(wrap):
+    call = wrap(lambda x: x.detach().add_(1)._version)
+    x = torch.ones(1)
+    call(x)
+    return torch.tensor(call(x))
+
+
 # Told by other tests, or not to be shown by a program of a few lines.
 ELSEWHERE = {
     "after the call, memory that autograd has saved": "tests/parity/regressions_aliases.py: it takes a saved copy",
