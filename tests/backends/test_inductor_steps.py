@@ -131,3 +131,16 @@ def test_an_error_in_the_middle_says_that_updates_may_have_been_made():
     (note,) = getattr(caught.value, "__notes__", [""])
     assert "up to 2 writes to parameters" in note
     assert second.tolist() == [2.0] * 4
+
+
+def test_versions_move_behind_dynamo():
+    weight = torch.ones(64)
+
+    @torch.compile(backend="foregrad", options={"backend": "inductor"})
+    def step(x):
+        weight.add_(x)
+        return x * 2
+
+    for _ in range(2):
+        step(torch.ones(64))
+    assert weight._version == 2
