@@ -33,11 +33,11 @@ _IN_ALL = "nothing: capturing any function needs it"
 _DYNAMO = "nothing: `torch.compile(backend='foregrad')` needs it; `foregrad.compile` does not"
 _SIZES = "nothing: symbolic sizes need it; with `dynamic=False` there are none"
 FALLS_BACK = {
-    "allocations": "nothing: the measured memory of calls is not to be had",
     "contexts": "nothing: captures in a trace of PyTorch's, and with symbolic sizes, need it",
+    "control_flow": "nothing: operators that take functions need it",
     "data_assignments": _DYNAMO,
     "disabled": "functions under `torch.compiler.disable` are captured as any",
-    "distributed": "nothing: functions with collectives, DDP and FSDP need it",
+    "distributed": "nothing: functions with collectives, DDP, FSDP and DTensor need it",
     "dynamo": _DYNAMO,
     "expressions": _SIZES,
     "flex": "nothing: `flex_attention` needs it",
@@ -45,13 +45,9 @@ FALLS_BACK = {
     "inductor": "nothing: Inductor can't be used; `backend='eager'` goes without",
     "jagged": "nothing: jagged nested tensors need it",
     "kernels": "nothing: Inductor can't be used; `backend='eager'` goes without",
-    "loops": "nothing: operators that loop need it",
     "modules": "nothing: graph modules of other tools, as backends of PyTorch's make them, need it",
     "native": "calls go through Python",
-    "operand_gradients": "nothing: operators that take functions need it",
-    "registered": "nothing: artifacts can't be loaded",
     "settings": "the setting is not looked at, where it is one of the table's",
-    "sharding": "nothing: DTensor needs it",
     "size_arithmetic": _SIZES,
     "symbols": _SIZES,
     "torchscript": "nothing: scripted functions inside captured ones, and `ts_compile`, need it",

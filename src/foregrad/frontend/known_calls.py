@@ -106,7 +106,7 @@ PURE_FUNCTIONS: Final[dict[str, str]] = {
     "zlib": EVERYTHING,
 }
 """Modules of C, and which of their functions neither write to anything but what they return, nor look at what is not
-tracked. What is asked of clocks and random generators has a way of its own, see `clocks`."""
+tracked. What is asked of clocks and random generators has a way of its own, see `opaque`."""
 
 _SEQUENCE = "append clear extend insert pop remove reverse"
 _MAPPING = "__missing__ clear pop popitem setdefault update"

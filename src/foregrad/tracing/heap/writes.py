@@ -362,7 +362,7 @@ def bind(rec: Recording, tensor: torch.Tensor, entry: Entry) -> None:
 
 
 # -------------------------------------------------------------------- writes whose order matters
-# Whether what a write leaves depends on the order in which its kernel goes: see `memory`.
+# Whether what a write leaves depends on the order in which its kernel goes: see `aliased_kernels`.
 
 
 _EXACT_UP_TO_BYTES = 1 << 22
