@@ -100,7 +100,7 @@ def in_child(*arguments, cache):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=DEFAULT)
-    parser.add_argument("--ways", nargs="*", default=list(WAYS[:4]))
+    parser.add_argument("--ways", nargs="*")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--compiles", type=int, default=1)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
@@ -135,7 +135,8 @@ def main():
 
 
 def compare(name, arguments, section):
-    ways, device = arguments.ways, arguments.device
+    device = arguments.device
+    ways = arguments.ways or WAYS[: 4 if device == "cpu" else 3]
     spent = {way: [] for way in ways}
     with tempfile.TemporaryDirectory() as cache:
         for _ in range(arguments.compiles):
