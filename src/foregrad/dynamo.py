@@ -148,8 +148,7 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
         return gm.forward
     if isinstance(gm, fx.GraphModule) and has_lost_marks(gm):
         _tell_eager("has lost the `mark_dirty` of a custom Function (not from PyTorch 2.13 on)")
-        _, skip = dynamo.restarts()
-        raise skip("the frame runs eagerly, for its graph is not what it does")
+        raise _skip()
     kinds = map(type, example_inputs)
     of_class = [i for i, cls in enumerate(kinds) if is_function_class(cls) or is_parameter_class(cls)]
     if of_class:  # the operators of the class are in the graph
@@ -197,6 +196,8 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
         if config.on_unsupported == "raise":
             raise
         dispatcher.refusals.tell(dispatcher.refusals.note(tuple(example_inputs), {}, error))
+        if dynamo.has_checkpoints(gm):  # which get as arguments what is their own in eager: buffers that they write to
+            raise _skip() from None
         return gm.forward
     signature = product.captured.joint.signature
     written = {signature.inputs[update.input].argument for update in signature.updates}
@@ -207,6 +208,11 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
     if any(isinstance(value, FakeTensor) for value in example_inputs):
         forward = _first_on_fakes(forward, gm)
     return forward
+
+
+def _skip() -> Exception:
+    _, skip = dynamo.restarts()
+    return skip("the frame runs eagerly, for its graph is not what it does")
 
 
 def _tell_eager(reason: str) -> None:

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import nn
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+from torch.utils.checkpoint import checkpoint
 
 import foregrad
+from foregrad.errors import ForegradWarning
 from tests.dynamo.installed import make_known
 
 _RAN = []
@@ -29,10 +31,10 @@ def _(x):
 _register_effectful_op(torch.ops.foregrad_world.noted.default, _EffectType.ORDERED)
 
 
-def by_dynamo(function):
+def by_dynamo(function, **options):
     make_known()
     torch._dynamo.reset()
-    return torch.compile(function, backend="foregrad", options={"backend": "eager"})
+    return torch.compile(function, backend="foregrad", options={"backend": "eager", **options})
 
 
 def directly(function):
@@ -117,3 +119,20 @@ def test_pytorchs_budget_is_ours_where_the_options_have_none():
             return sum(tensor.numel() for tensor in compiled(torch.ones(64, 8)).grad_fn.saved_tensors)
 
     assert saved(0.0) < saved(1.0) == saved(0.0, partition="default")
+
+
+def test_a_checkpointed_part_behind_dynamo_that_writes_to_buffers_runs_as_in_eager():
+    """Its frame does: the graph hands the part buffers as arguments, which PyTorch then finds written to."""
+
+    def steps(wrap):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+        function = wrap(lambda x: checkpoint(module, x, use_reentrant=False).pow(2).sum())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ForegradWarning)
+            for i in range(2):
+                function(torch.arange(12.0).view(4, 3) * (i + 1)).backward()
+        return [p.grad for p in module.parameters()], list(module.buffers())
+
+    found = steps(lambda function: by_dynamo(function, on_unsupported="eager"))
+    torch.testing.assert_close(found, steps(lambda function: function), rtol=0, atol=0)

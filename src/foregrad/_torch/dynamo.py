@@ -27,6 +27,7 @@ __all__ = [
     "compiler_context",
     "compiler_counters",
     "graph_inputs",
+    "has_checkpoints",
     "is_dynamo_graph",
     "known_backends",
     "known_inputs",
@@ -292,6 +293,12 @@ def _real(value: Any) -> Any:
     )
     with torch.no_grad():
         return zeros.zero_()
+
+
+def has_checkpoints(gm: Any) -> bool:
+    """Whether a part of a graph is checkpointed."""
+    checkpoint = torch.ops.higher_order.tag_activation_checkpoint
+    return isinstance(gm, torch.fx.GraphModule) and any(node.target is checkpoint for node in gm.graph.nodes)
 
 
 def skip_foregrad() -> None:
