@@ -2,8 +2,10 @@
 of Python, and returns all that can be seen of that.
 """
 
+import abc
 import contextvars
 import copy
+import dataclasses
 import functools
 import math
 import random
@@ -636,3 +638,18 @@ def attr_of_result(wrap):
 
     c = wrap(f)
     return [(y, y.info) for y in (c(torch.ones(n)) for n in (1, 2, 3))]
+
+
+@program
+def classes_made_by_calls(wrap):
+    """What they are of is told by their module: `types`, or `abc`."""
+    made = [
+        dataclasses.make_dataclass("Config", [("rate", float)])(2.0),
+        types.new_class("Config", (), {}, lambda body: body.update(rate=2.0))(),
+        type("Config", (abc.ABC,), {"rate": 2.0})(),
+    ]
+    calls = [wrap(lambda x, config=config: x * config.rate) for config in made]
+    found = [call(numbers(1.0)) for call in calls]
+    for config in made:
+        config.rate = 5.0
+    return [*found, *(call(numbers(1.0)) for call in calls)]

@@ -21,7 +21,7 @@ from .._torch.marks import is_mark, without_marks
 from ..graph.spelling import key_text
 from .classes import dict_of_class
 from .expected import ABSENT, is_plain
-from .libraries import is_outside
+from .libraries import is_of_library
 from .opaque import results_of
 
 __all__ = [
@@ -284,7 +284,7 @@ def slots_of(cls: type) -> list[tuple[str, Any]]:
         (name, item)
         for base in cls.__mro__
         for name, item in [*vars(base).items()]  # another thread may set attributes of a class meanwhile
-        if type(item) is types.MemberDescriptorType and not is_outside(base.__module__)
+        if type(item) is types.MemberDescriptorType and not is_of_library(base)
     ]
 
 

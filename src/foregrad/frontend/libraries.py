@@ -31,6 +31,7 @@ __all__ = [
     "is_constant",
     "is_installed",
     "is_library",
+    "is_of_library",
     "is_of_operators",
     "is_outside",
     "keeps_options",
@@ -57,6 +58,7 @@ _LIBRARIES = (
     "sklearn pandas pyarrow matplotlib numba cupy triton onnx onnxruntime openvino wandb tensorboard"
 )
 _OUTSIDE = set(sys.stdlib_module_names) - {"__main__"} | set(_LIBRARIES.split())
+_MAKERS = {"abc", "types"}
 _OPERATORS = {"torch", "numpy", "foregrad", "torchgen", "functorch", "sympy"}
 # Objects of these are written to by other threads, too.
 _OF_THREADS = {"_queue", "_thread", "asyncio", "concurrent", "multiprocessing", "queue", "threading"}
@@ -76,7 +78,13 @@ def is_outside(module: Any) -> bool:
 
 def is_class_outside(cls: type) -> bool:
     """Whether a class is a library's. One that extends the user's is the user's, whatever module it says it is of."""
-    return all(is_outside(base.__module__) for base in cls.__mro__)
+    return all(map(is_of_library, cls.__mro__))
+
+
+def is_of_library(cls: type) -> bool:
+    """Whether a class itself is a library's. One that the program makes by a call may say that it is of `types`."""
+    module = cls.__module__
+    return is_outside(module) and (module not in _MAKERS or vars(sys.modules[module]).get(cls.__name__) is cls)
 
 
 @functools.lru_cache(4096)
@@ -107,7 +115,7 @@ def keeps_options(value: Any) -> bool:
 
 def is_constant(cls: type) -> bool:
     """Whether what objects of a class hold stays as they were made, or is nobody's state."""
-    return all(_holds_nothing(str(base.__module__)) for base in cls.__mro__)
+    return all(is_of_library(base) and _holds_nothing(str(base.__module__)) for base in cls.__mro__)
 
 
 def is_of_operators(cls: type) -> bool:

@@ -58,7 +58,7 @@ from .holders import (
     Kind,
     slots_of,
 )
-from .libraries import BAGS, is_class_outside, is_constant, is_of_operators, is_outside, referent
+from .libraries import BAGS, is_class_outside, is_constant, is_of_library, is_of_operators, is_outside, referent
 from .module_tables import TABLES
 from .opaque import DRAWN, asks_for_date, is_cached_function, is_of_dates, is_random_generator, results_of, used_up
 from .reads import Reads, keys_in, table_of
@@ -572,7 +572,7 @@ class ProgramState:
 
     def _class(self, cls: type, parent: Holder | None, step: Any) -> None:
         for base in cls.__mro__:
-            if (id(base) in self._seen and base is not cls) or is_outside(base.__module__):
+            if (id(base) in self._seen and base is not cls) or is_of_library(base):
                 continue
             self._seen[id(base)] = base
             holder = self._hold(CLASS, base, None, base.__name__, "attr")

@@ -45,6 +45,7 @@ from .libraries import (
     asked_of_module,
     is_installed,
     is_library,
+    is_of_library,
     is_of_operators,
     is_outside,
     keeps_options,
@@ -243,7 +244,7 @@ class Scan:
         """A function or class that code hands on, to `getattr` perhaps: it may lack what is asked for."""
         if isinstance(value, (types.FunctionType, type)) and id(value) not in self._handed_on:
             self._handed_on[id(value)] = value
-            if isinstance(value, abc.ABCMeta) and not is_outside(value.__module__):  # of which `isinstance` is asked
+            if isinstance(value, abc.ABCMeta) and not is_of_library(value):  # of which `isinstance` is asked
                 self.reads.ask(abc.get_cache_token, "classes registered with abstract ones", lambda token: token())
             self._objects.append((value, name, 0, self._rank, set()))
 
@@ -305,7 +306,7 @@ class Scan:
                 self._objects.append((value, value.__name__, depth, self._rank, set()))
             return
         owner = getattr(value, "__self__", None) if isinstance(value, types.BuiltinMethodType) else None
-        if isinstance(owner, type) and not is_outside(owner.__module__):
+        if isinstance(owner, type) and not is_of_library(owner):
             value = owner  # of a method in C that is bound to a class, as `Function.apply` is since PyTorch 2.14
         if isinstance(value, types.BuiltinFunctionType) or id(value) in self.reads.unread:
             return
@@ -320,7 +321,7 @@ class Scan:
                 if len(items) <= _MOST_ITEMS:
                     for _, item in items:
                         self.visit(item, f"{name}[...]", depth)
-                is_users = not is_outside(type(value).__module__) and not isinstance(value, tuple)
+                is_users = not is_of_library(type(value)) and not isinstance(value, tuple)
                 if is_users or table_of(value):
                     self._object(value, name, depth)
         elif isinstance(value, operator.attrgetter):
@@ -331,14 +332,14 @@ class Scan:
         elif isinstance(value, torch.nn.Module):
             self.modules.setdefault(id(value), (value, name))  # their attributes are noted as they are read
         elif isinstance(value, type):
-            if is_outside(value.__module__) and value.__module__ in sys.modules:
+            if is_of_library(value) and value.__module__ in sys.modules:
                 self._names_outside(sys.modules[value.__module__], frozenset({value.__name__}))
             self._class(value)
             for base in value.__mro__:  # it may be called
-                if not is_outside(base.__module__):
+                if not is_of_library(base):
                     for maker in makers_of(base):
                         self.function(base.__dict__[maker], f"{name}.{maker}")
-        elif isinstance(value, BAGS) or not is_outside(type(value).__module__):
+        elif isinstance(value, BAGS) or not is_of_library(type(value)):
             if self._is_new(value) and depth <= _DEEPEST:
                 self._object(value, name, depth)
                 if isinstance(value, BaseException):
@@ -378,7 +379,7 @@ class Scan:
     def _class(self, cls: type) -> None:
         """Look later at the methods and options of a class that code names, and at its special methods."""
         for base in cls.__mro__:
-            if not is_outside(base.__module__) and self._is_new(base):
+            if not is_of_library(base) and self._is_new(base):
                 self._objects.append((base, base.__name__, 0, self._rank, set()))
                 if type(base) is not type:
                     self._class(type(base))
@@ -387,10 +388,10 @@ class Scan:
         """Note an attribute of the class that was read on an instance."""
         for base in cls.__mro__:
             if name in base.__dict__:
-                if not is_outside(base.__module__):
+                if not is_of_library(base):
                     self._attribute(base, base.__name__, name)
                 return
-            if not is_outside(base.__module__):
+            if not is_of_library(base):
                 self._class_table(base).lacks(name)
 
     def _objects_again(self) -> bool:
@@ -409,7 +410,7 @@ class Scan:
                 names = self._attributes_of(value)
                 names = names if type(value) is type else names | self._attributes_of(type(value))
                 new = names & under.names
-                if id(value) in self._handed_on and not is_outside(value.__module__):
+                if id(value) in self._handed_on and not is_of_library(value):
                     new |= under.probed
                 if under is now:
                     new = new.union(self._special_names(value), self._values_of(value) if self.makes_up_names else ())

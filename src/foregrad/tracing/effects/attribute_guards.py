@@ -17,7 +17,7 @@ from ..._torch.marks import without_marks
 from ..._torch.stand_ins import is_stand_in
 from ...errors import UnsupportedError, UnsupportedSideEffectError
 from ...frontend.expected import ABSENT
-from ...frontend.libraries import is_outside
+from ...frontend.libraries import is_of_library
 from ...frontend.reads import table_of
 from ...frontend.scan import Scan
 from ...frontend.sources import Source
@@ -93,7 +93,7 @@ class Facts:
                 value = there[name]
                 self.note(record, _ATTRIBUTE, value, name)
                 self.inputs.reads.contents(value, f"{record.slot}.{name}")
-                if not is_outside(type(value).__module__) or type(value) is types.SimpleNamespace:
+                if not is_of_library(type(value)) or type(value) is types.SimpleNamespace:
                     self.inputs.reads.contents(table_of(value), f"{record.slot}.{name}.__dict__")
         for wrapper in self.inputs.wrappers.inputs:  # nothing tells what one is asked for in vain
             there = wrapper.real.__dict__

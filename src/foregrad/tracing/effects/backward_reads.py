@@ -20,7 +20,7 @@ from ...errors import UnsupportedSideEffectError
 from ...frontend.classes import values_of
 from ...frontend.code import instructions_of, names_of
 from ...frontend.expected import ABSENT, is_plain
-from ...frontend.libraries import is_outside
+from ...frontend.libraries import is_of_library, is_outside
 from ...frontend.module_tables import hooks_of
 
 __all__ = ["check_module_hooks", "holds_state", "reads_state"]
@@ -90,7 +90,7 @@ def _may_differ(found: Any, named: frozenset[str], knows: Callable[[Any], bool],
     if isinstance(found, _NO_STATE):
         return False
     if isinstance(found, type):
-        bases = [base for base in found.__mro__ if not is_outside(base.__module__)]
+        bases = [base for base in found.__mro__ if not is_of_library(base)]
         if not named.isdisjoint(name for base in bases for name in values_of(base)):
             return True
         items = (vars(base)[name] for base in bases for name in named & vars(base).keys())
@@ -115,7 +115,7 @@ def _held(module: torch.nn.Module, name: str) -> Any:
     """An attribute of a module: a parameter, buffer, submodule, or what its `__dict__` or its class holds."""
     table = module.__dict__
     tables = (table.get("_parameters"), table.get("_buffers"), table.get("_modules"), table)
-    classes = (vars(base) for base in type(module).__mro__ if not is_outside(base.__module__))
+    classes = (vars(base) for base in type(module).__mro__ if not is_of_library(base))
     return next((held[name] for held in (*tables, *classes) if held is not None and name in held), ABSENT)
 
 

@@ -15,7 +15,7 @@ import torch
 from ...errors import UnsupportedError, UnsupportedMutationError, UnsupportedSideEffectError
 from ...frontend.classes import dict_of_class
 from ...frontend.code import names_of
-from ...frontend.libraries import is_outside
+from ...frontend.libraries import is_of_library
 from ...frontend.reads import Reads
 from ...graph.eager_regions import differentiated_twice
 from ..tape.again import CaptureAgain
@@ -39,7 +39,7 @@ class CustomFunctions:
 
     def is_region(self, cls: Any) -> bool:
         """Whether a Function that is applied is to run as an eager region."""
-        if not is_outside(cls.__module__):
+        if not is_of_library(cls):
             if cls not in self._applied and self.may_run and cls not in differentiated_twice:
                 backward = getattr(cls, "backward", None)
                 if cls not in self.regions and torch.is_grad_enabled() and reads_state(backward, self.knows):

@@ -14,7 +14,7 @@ from ..._torch.patches import REGION
 from ...errors import UnsupportedOpError
 from ...frontend.call import FlatCall
 from ...frontend.classes import values_of
-from ...frontend.libraries import is_outside
+from ...frontend.libraries import is_of_library
 from ...frontend.module_tables import hooks_of
 from ...frontend.program_state import ProgramState
 from ...frontend.reads import Reads
@@ -97,7 +97,7 @@ class SeenCode:
             modules = [*self.modules.values(), *(module for module, _ in scan.modules.values())]
             new = []
             for cls in dict.fromkeys(map(type, modules)):
-                own = [base for base in cls.__mro__ if not is_outside(base.__module__)]
+                own = [base for base in cls.__mro__ if not is_of_library(base)]
                 there = {name for base in own for name in named.intersection(base.__dict__)}
                 options = {name for base in own for name in values_of(base)}
                 names = there | (options & scan.names) | (named & scan.probed)
