@@ -123,10 +123,16 @@ def decompositions() -> Mapping[Any, Callable[..., Any]]:
     for op in (aten.index_select.default, aten.index_copy.default):
         if op in table:
             added[op] = functools.partial(_no_negative, table[op])
+    if aten._foreach_lerp.Scalar in table:  # it takes a number from a tensor, which a fake has not (torch 2.15.0)
+        added[aten._foreach_lerp.Scalar] = _foreach_lerp
     if not draws_as_eager():
         left_out += [aten.bernoulli_.float, aten.bernoulli_.Tensor]  # refuse a generator
         added[aten.bernoulli.p] = _bernoulli
     return {op: function for op, function in table.items() if op not in left_out} | added
+
+
+def _foreach_lerp(starts: Sequence[torch.Tensor], ends: Sequence[torch.Tensor], weight: Any) -> list[torch.Tensor]:
+    return [torch.lerp(start, end, weight) for start, end in zip(starts, ends, strict=True)]
 
 
 def runs_as_eager(node: fx.Node) -> bool:
