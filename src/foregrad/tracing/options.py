@@ -42,7 +42,7 @@ class Learned:
     `replays_views`: autograd replays the operators that made views; it does not once the sizes of tensors with
     gradients change in place.
     `regions`: custom Functions that use NumPy, which run as eager regions; `hooks`: see `EagerHooks`. `samples`: see
-    `Wrappers`. `collectives_by_regions`: see `Collectives`.
+    `Wrappers`. `collectives_by_regions`: see `Collectives`. `imports`: see `FirstImports`.
     """
 
     shared_bases: set[int] = dataclasses.field(default_factory=set)
@@ -56,6 +56,7 @@ class Learned:
     hooks: dict[Any, Any] = dataclasses.field(default_factory=dict)
     samples: Samples = dataclasses.field(default_factory=Samples)
     collectives_by_regions: bool = False
+    imports: dict[str, bool] = dataclasses.field(default_factory=dict)
 
     @property
     def apart(self) -> list[Any]:

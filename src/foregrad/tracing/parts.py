@@ -92,10 +92,10 @@ class CaptureParts(Host):
         self.facts = Facts(inputs, self.where)
         self.code = SeenCode(call, self.name, self.reads, ReboundNames(), self.origins, learned.apart)
         self.overlapping = OverlappingViews(recorder, inputs.overlapping)
+        self.imports = FirstImports(learned.imports)
         varies, begins = (lambda value: self.state.varies(value)), self.code.rebound.runs
         self.observed = Observed(self.name, lambda: self.state.before, varies, self.say, begins)
         self.pause, self.go_on = self.observed.pause, self.observed.go_on  # type: ignore[method-assign]
-        self.imports = FirstImports(self.name, self.observed.fail)
         reshape = None if learned.replays_views else functools.partial(reshape_view, recorder, inputs.by_stand_in)
         self.lifting = Lifting(self, recorder, reshape_view=reshape, overlapping=self.overlapping)
         self.attention, self.classes = Attention(recorder, self.lifting), self.lifting.classes

@@ -60,6 +60,7 @@ class CaptureRun(CaptureParts):
 
     def run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
         """The captured function; None: capture again with what was learned, such as common bases (see `Learned`)."""
+        self.imports.import_ahead()
         what = "self" if isinstance(self.call.function, torch.nn.Module) else self.name
         classes = [(kind, kind.__name__) for kind in self.call.tree.types()]
         leaves_named = zip(self.call.leaves, self.call.paths, strict=True)
