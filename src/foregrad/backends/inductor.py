@@ -196,10 +196,8 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
     # A graph that writes its updates itself, as one of a whole training step does, is compiled whole.
     regions = False if role.regions == "auto" and role.updates else role.regions
     has_regions = bool(regions) or has_marked_calls(copy.graph)
-    if has_regions and not inductor.uses_cudagraphs() and not written_inputs(copy):
-        if LAID_OUT in gm.meta:  # Inductor chooses the strides of values computed from such residuals
-            inductor.propagate(copy, example_inputs, _fake_mode(example_inputs), _with_values(copy), layout_key)
-            respecify(copy.graph)
+    has_regions = has_regions and not inductor.uses_cudagraphs() and not written_inputs(copy)
+    if has_regions and (LAID_OUT not in gm.meta or _laid_out(copy, example_inputs)):
         sums_first(copy.graph)
         whole = outlined(copy, foreign.union(_convolutions(copy) if regions == "auto" else ()), regions=regions)
         if whole is not copy:
@@ -235,6 +233,21 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
     run: Any = _writing(compiled, written)
     run.output_strides, run.writes_into, run.updated = strides, donated, updated
     return run  # type: ignore[no-any-return]
+
+
+def _laid_out(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
+    """Give values the strides that follow from those that Inductor chose for residuals. False: none follow, since a
+    view of such a residual is a copy, which Inductor makes.
+    """
+    before = {node: dict(node.meta) for node in gm.graph.nodes}
+    try:
+        inductor.propagate(gm, example_inputs, _fake_mode(example_inputs), _with_values(gm), layout_key)
+    except (RuntimeError, ValueError):
+        for node, meta in before.items():
+            node.meta = meta
+        return False
+    respecify(gm.graph)
+    return True
 
 
 def _convolutions(gm: fx.GraphModule) -> set[fx.Node]:
