@@ -196,7 +196,8 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
         if config.on_unsupported == "raise":
             raise
         dispatcher.refusals.tell(dispatcher.refusals.note(tuple(example_inputs), {}, error))
-        if dynamo.has_checkpoints(gm):  # which get as arguments what is their own in eager: buffers that they write to
+        # In the graph a checkpointed part has its buffers as arguments, and raises where it writes to them.
+        if dynamo.has_checkpoints(gm):
             raise _skip() from None
         return gm.forward
     signature = product.captured.joint.signature
@@ -212,7 +213,7 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
 
 def _skip() -> Exception:
     _, skip = dynamo.restarts()
-    return skip("the frame runs eagerly, for its graph is not what it does")
+    return skip("the frame runs eagerly: its graph does not do what its code does")
 
 
 def _tell_eager(reason: str) -> None:

@@ -170,14 +170,14 @@ def remove() -> None:
 
 
 def tell(name: str, replacement: Any) -> None:
-    """Replace a built-in of Python's, under its name, in modules that have nothing else by that name."""
+    """Have a built-in of Python's replaced in modules whose code runs and that have no other object by its name."""
     _BUILTINS[name] = replacement
 
 
 _ABSENT = object()
 _BUILTINS: dict[str, Any] = {}
 _lock = make_lock()
-_bound: dict[tuple[int, str], tuple[dict[str, Any], Any, Any, int]] = {}  # namespace, original, other, captures
+_bound: dict[tuple[int, str], tuple[dict[str, Any], Any, Any, int]] = {}  # namespace, original, replacement, captures
 
 
 def own_names(namespace: dict[str, Any]) -> dict[str, Any]:
@@ -198,7 +198,7 @@ class ReboundNames:
         self._unbind(self._keys)
 
     def unbind(self) -> None:
-        """The function has returned: what its modules had under these names is there again."""
+        """The function has returned: restore the names that modules had themselves. Built-ins follow at the end."""
         self._unbind([key for key in self._keys if _bound[key][1] is not _ABSENT])
 
     def runs(self, code: types.CodeType, namespace: dict[str, Any]) -> None:

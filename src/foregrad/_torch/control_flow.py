@@ -4,8 +4,9 @@ While a function is captured, a branch is a Python `if` on a value and a loop is
 recorded, and its condition becomes one of the graph's decisions. As in eager, two things differ from a plain `if`. An
 operand that the branch taken does not use gets a gradient of zeros, as does a tensor that only another branch closes
 over; and all results have a history if one of these has. (Parameters of a module that only the other branch closes over
-are no operands here: unused, they have no gradient.) `flex_attention` stays one
-operator. Checked on torch 2.11.0, 2.13.0, 2.15.0.
+are no operands here: unused, they have no gradient.) `flex_attention` stays one operator.
+
+Checked on torch 2.11.0, 2.13.0, 2.15.0.
 """
 
 from __future__ import annotations
@@ -307,7 +308,7 @@ def _tracked(operands: tuple[Any, ...]) -> list[int]:
     return [i for i, operand in enumerate(operands) if is_differentiable(operand) and operand.requires_grad]
 
 
-# -------------------------------------------------------------------- in the place of the operators
+# -------------------------------------------------------------------- replacements of the operators
 
 _BY_NAME: dict[str, Callable[..., Any]] = {
     "cond": _cond,

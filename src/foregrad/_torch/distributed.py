@@ -1,4 +1,4 @@
-"""Collectives of `torch.distributed`, and modules that communicate with other processes around their forward.
+"""Collectives of `torch.distributed`, modules that communicate around their forward, and DTensor's rules for sizes.
 
 Checked on torch 2.13.0. These modules' classes are looked up only once they are imported: most programs have none.
 """

@@ -251,7 +251,7 @@ def takes_floats(gm: fx.GraphModule) -> bool:
 
 
 def restarts() -> tuple[type[Exception], type[Exception]]:
-    """Exceptions that are no failures: by the first Dynamo starts again, by the second it runs the frame eagerly."""
+    """Exceptions that are no failures: at the first Dynamo starts over, at the second it runs the frame eagerly."""
     from torch._dynamo.exc import SkipFrame, TensorifyScalarRestartAnalysis
 
     return TensorifyScalarRestartAnalysis, SkipFrame
@@ -311,7 +311,7 @@ def skip_foregrad() -> None:
     if rules is not None and package not in rules.SKIP_DIRS:
         rules.SKIP_DIRS += [package, "<foregrad"]
         rules._recompile_re()
-        rules.get_mod_inlinelist().add(f"{package}/frontend/region.py")  # around functions of the user's
+        rules.get_mod_inlinelist().add(f"{package}/frontend/region.py")  # calls functions of the user's
 
 
 def known_backends() -> list[str]:

@@ -1,4 +1,4 @@
-"""Fake tensors. Checked on torch 2.13.0."""
+"""Fake tensors, and the flags of the dispatch modes that they run under. Checked on torch 2.13.0."""
 
 from __future__ import annotations
 

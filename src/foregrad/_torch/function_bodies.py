@@ -1,9 +1,11 @@
-"""Custom Functions in Dynamo's graphs: backwards as eager runs them, and marks. Checked on torch 2.12.0, 2.13.0.
+"""Custom Functions in Dynamo's graphs: the grad mode of their backwards, and marks that Dynamo has lost.
 
-Dynamo traces such a backward with gradients off, and writes that into its graph: a second derivative through it would
-be missing, and so would a gradient of a gradient inside the function. Here the backward runs in the caller's grad mode,
-except for operators under `no_grad` in the user's source. Dynamo drops the decorator `once_differentiable`; its frame
-in the traces of the operators shows that it was there.
+Dynamo traces the backward of a custom Function with gradients off, and writes that into its graph: a second derivative
+through the backward would be missing, and so would a gradient of a gradient inside the function. Here the backward runs
+in the caller's grad mode, except for operators under `no_grad` in the user's source. Dynamo drops the decorator
+`once_differentiable`; its frame in the traces of the operators shows that it was there.
+
+Checked on torch 2.12.0, 2.13.0.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ _set_grad_enabled: Any = torch._C._set_grad_enabled
 
 
 def has_lost_marks(gm: fx.GraphModule) -> bool:
-    """Whether a graph lacks `mark_dirty`: before torch 2.13, a custom Function returns an argument that it wrote to."""
+    """Whether a custom Function returns an argument that it wrote to: Dynamo before torch 2.13 drops `mark_dirty`."""
     if torch.__version__ >= (2, 13):  # type: ignore[operator]
         return False
     return any(_returns_written(getattr(module, forward)) for module, forward, _ in _functions(gm))
@@ -40,12 +42,14 @@ def has_lost_marks(gm: fx.GraphModule) -> bool:
 def _returns_written(body: fx.GraphModule) -> bool:
     arguments = body.graph.find_nodes(op="placeholder")
     views = body.graph.find_nodes(op="call_method", target="view_as")
-    returned = {node.args[0] for node in views if node.args[0] is node.args[1]}  # an argument that is a result
+    returned = {
+        node.args[0] for node in views if node.args[0] is node.args[1]
+    }  # so Dynamo writes a result that is an argument
     if returned.isdisjoint(arguments):
         return False
     values = [node.meta["example_value"] for node in arguments]
     with next(value.fake_mode for value in values if isinstance(value, FakeTensor)):
-        values = [torch.empty_like(v) if isinstance(v, torch.Tensor) else v for v in values]  # not written to before
+        values = [torch.empty_like(v) if isinstance(v, torch.Tensor) else v for v in values]  # of version 0
         fx.Interpreter(body).run(*values)
     return any(node in returned and value._version for node, value in zip(arguments, values, strict=True))
 

@@ -123,7 +123,9 @@ def decompositions() -> Mapping[Any, Callable[..., Any]]:
     for op in (aten.index_select.default, aten.index_copy.default):
         if op in table:
             added[op] = functools.partial(_no_negative, table[op])
-    if aten._foreach_lerp.Scalar in table:  # it takes a number from a tensor, which a fake has not (torch 2.15.0)
+    if (
+        aten._foreach_lerp.Scalar in table
+    ):  # PyTorch's reads a number from a tensor, and a fake holds none (torch 2.15.0)
         added[aten._foreach_lerp.Scalar] = _foreach_lerp
     if not draws_as_eager():
         left_out += [aten.bernoulli_.float, aten.bernoulli_.Tensor]  # refuse a generator

@@ -1,6 +1,6 @@
-"""Ownership of a tensor's memory. Checked on torch 2.13.0.
+"""Ownership of a tensor's memory, and the memory that a call allocates. Checked on torch 2.13.0.
 
-Reference counts decide: Python's to the tensor and to its storage, PyTorch's to either.
+Reference counts decide on ownership: Python's to the tensor and to its storage, PyTorch's to either.
 """
 
 from __future__ import annotations

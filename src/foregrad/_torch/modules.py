@@ -1,4 +1,7 @@
-"""Graph modules whose Python code is made when first called. Checked on torch 2.13.0."""
+"""Graph modules whose Python code is made when first called, and modules that are moved inside a capture.
+
+Checked on torch 2.13.0.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The C++ part of calls, if it was built for this PyTorch. Checked on torch 2.13.0.
+"""The C++ part, if it was built for this PyTorch: of calls, and of captures. Checked on torch 2.13.0.
 
 `native` is the module with `Function`, `TensorCheck` and, if dicts count their writes, `VersionCheck`; or None.
 """

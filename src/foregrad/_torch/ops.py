@@ -1,4 +1,4 @@
-"""Operators and their schemas. Checked on torch 2.13.0."""
+"""Operators, their schemas and their names. Checked on torch 2.13.0."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def _article(value: Any) -> str:
 
 
 # -------------------------------------------------------------------- the first call
-# A function whose first call goes another way, at no cost for later calls.
+# A compiled graph whose first call runs another function, at no cost for later calls.
 #
 # A second Python frame would cost more than the call itself. So no wrapper is put around the function: a stand-in takes
 # over its code after the first call.

@@ -55,7 +55,7 @@ class InPlace:
 
 
 def tell_of_writes(error: BaseException, made: str) -> None:
-    """Say with an error in a graph that some of its inputs have their new values already."""
+    """Say with an error in a graph that some inputs of the graph may have their new values already. `made`: which."""
     text = f"foregrad: {made} before this error, as some are in eager. Restore these tensors before the next call."
     if hasattr(error, "add_note"):
         error.add_note(text)

@@ -251,15 +251,16 @@ def _laid_out(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
 
 
 def _convolutions(gm: fx.GraphModule) -> set[fx.Node]:
-    """Operators that no region is worth: Inductor lays out all of a graph's together, and results of a region have the
-    graph's strides.
+    """The convolutions of a graph, which stay out of regions. Inductor chooses one layout for all convolutions that it
+    sees; the results of a region keep the strides of the graph.
     """
     return {node for node in gm.graph.nodes if "convolution" in getattr(node.target, "_opname", "")}
 
 
 def _with_writes(gm: fx.GraphModule, role: GraphRole, foreign: Collection[fx.Node]) -> tuple[tuple[int, int], ...]:
-    """Let the graph write its `updates` itself, and return None for them: kernels write new values over the old ones,
-    and a gradient that was read can go. Gives the pairs of an input and an output. The runtime writes single numbers.
+    """Let the graph write its `updates` itself, and return None in place of the new values. So kernels write new values
+    over old ones, and a gradient that was read is freed. Returns the pairs of an input and an output. The runtime still
+    writes tensors without dimensions.
     """
     if role.phase != "inference" or inductor.uses_cudagraphs():
         return ()
@@ -276,8 +277,8 @@ def _with_writes(gm: fx.GraphModule, role: GraphRole, foreign: Collection[fx.Nod
 
 
 def _writing(compiled: Boxed, written: Sequence[int]) -> Boxed:
-    """The compiled graph, with what eager's kernels do when they write: the versions of these inputs move, and an
-    error says that they may have been written.
+    """The compiled graph with two effects of eager's kernels: the versions of the `written` inputs move, and an error
+    says that these inputs may have been written.
     """
     if not written:
         return compiled

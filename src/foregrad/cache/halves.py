@@ -28,8 +28,12 @@ __all__ = ["constants_of", "data_of", "flags_of", "halves_from", "halves_to", "s
 
 _BUDGET = "memory_budget"  # of a forward's `meta`, see `partitioners.budget`
 _KNOWN = {_BUDGET, PREPARED}
-_MORE = {"has_backward_hook": bool, "saved_tensor_with_no_vc_check": bool, "updated": bool,
-         "marked_call": int}  # fmt: skip
+_MORE = {
+    "has_backward_hook": bool,
+    "saved_tensor_with_no_vc_check": bool,
+    "updated": bool,
+    "marked_call": int,
+}
 _OWN = ("val", "spec", "tensor_meta")  # entries of a node that are never taken from the node it is like
 
 

@@ -1,4 +1,4 @@
-"""Names of the graph being compiled, for compilers that write files or logs."""
+"""Names of the graph being compiled, for compilers that write files or logs; and the logs of a compilation."""
 
 from __future__ import annotations
 

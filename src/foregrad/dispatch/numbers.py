@@ -86,7 +86,7 @@ def _behaviour(joint: JointGraph) -> list[Any]:
         if node.op in ("call_function", "output"):
             results = node.args if node.op == "call_function" else _outputs(joint)
             arguments = fx.map_arg((results, node.kwargs), names.__getitem__)
-            # An operator with what it is run on is an object of each capture, which its text describes.
+            # An operator that holds arguments is a new object in each capture: its text is compared.
             done.append((repr(node.target), repr(map_symbolic(arguments, concrete))))
     nodes = joint.outputs()
     for output in joint.signature.outputs:

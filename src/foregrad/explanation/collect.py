@@ -1,4 +1,7 @@
-"""`foregrad.explain`: one call that finds everything out, on copies, and leaves nothing behind."""
+"""`foregrad.explain`: one call that finds everything out, on copies, and leaves nothing behind.
+
+One part of the report is here too: the values that are saved for the backward, in the user's words.
+"""
 
 from __future__ import annotations
 
@@ -385,10 +388,16 @@ def memory_of(parts: Partitioned, report: Report, rows: Rows) -> Memory:
     saved = [_saved(value, by_key, readers, rows, forward, slots.get(value.name, "")) for value in values]
     work = report.work or 1
     again = [
-        Again(one.name, by_key[f"b:{one.name}"].op, _module(by_key.get(f"b:{one.name}"), rows), one.line or "",
-              one.flops, one.cost / work)
+        Again(
+            one.name,
+            by_key[f"b:{one.name}"].op,
+            _module(by_key.get(f"b:{one.name}"), rows),
+            one.line or "",
+            one.flops,
+            one.cost / work,
+        )
         for one in report.recomputed
-    ]  # fmt: skip
+    ]
     return Memory(
         report.peak,
         report.peak_at,

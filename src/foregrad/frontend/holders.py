@@ -219,7 +219,7 @@ def is_import(value: Any) -> bool:
 
 def _read_namespace(table: dict[str, Any]) -> dict[str, Any]:
     names = table.copy()
-    names.pop("__warningregistry__", None)  # where the interpreter notes what was warned of, of C++'s too
+    names.pop("__warningregistry__", None)  # the interpreter's notes of warnings, C++'s too
     return names
 
 

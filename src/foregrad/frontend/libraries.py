@@ -82,7 +82,9 @@ def is_class_outside(cls: type) -> bool:
 
 
 def is_of_library(cls: type) -> bool:
-    """Whether a class itself is a library's. One that the program makes by a call may say that it is of `types`."""
+    """Whether a class itself is a library's. A class that the program makes by a call, as `make_dataclass`, may name
+    `types` as its module.
+    """
     module = cls.__module__
     return is_outside(module) and (module not in _MAKERS or vars(sys.modules[module]).get(cls.__name__) is cls)
 

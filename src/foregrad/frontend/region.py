@@ -18,13 +18,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 def region(fn: F) -> F:
     """Mark a function, a method or a module that is called several times; usable as a decorator.
 
-    In a compiled function, calls of it that compute the same thing are compiled once, forward and backward, and called
-    at each place, whatever `regions` says, from two calls on, wherever they are. Calls that differ in an operator, a
-    constant, a shape or in what they share are compiled apart. Nothing else changes: outside of a compiled function
-    the mark says nothing, and so it does behind `torch.compile`, where Dynamo takes calls apart. Of marks inside one
-    another the innermost counts.
+    Two or more calls that compute the same thing in a compiled function are compiled once, forward and backward. The
+    calls may be anywhere in the graph, and `regions` may be False. Calls are compiled apart if they differ in an
+    operator, a constant, a shape, or in which operands are the same. Of marks inside one another the innermost counts.
+    Outside of a compiled function the mark has no effect, nor has it behind `torch.compile`, where Dynamo takes calls
+    apart.
 
-    Backends that take regions heed it: Inductor, and compilers with a true attribute `takes_regions`.
+    Backends that take regions heed the mark: Inductor, and compilers with a true attribute `takes_regions`. With
+    `regions="auto"`, Inductor leaves convolutions out of regions.
 
     Returns:
         The marked function; of a module, that module.

@@ -178,7 +178,7 @@ class Scan:
             return
         code = self._names_in(function.__code__, function.__globals__)
         if function.__closure__ is None and "site-packages" not in function.__code__.co_filename:
-            # What reloads edited code puts it there. (Of functions with cells the place would keep these alive.)
+            # Tools that reload edited code set `__code__`. A place of a function with cells would keep the cells alive.
             place = self.reads.place(function, "object", function.__name__, "attr")
             self.reads.add(place, "__code__", function.__code__)
         self._cells(function, code)

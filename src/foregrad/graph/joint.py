@@ -150,7 +150,7 @@ class JointGraph:
 
 
 # -------------------------------------------------------------------- arrival
-# The order in which a compiled function's gradients arrive at leaves: eager's order.
+# The order in which a compiled function's gradients arrive at leaves: it is eager's.
 #
 # Hooks see this order, as does an optimizer in the backward, or `DistributedDataParallel`, which lays out its buckets
 # by it. One node gives all gradients at once. The engine then has one task for each leaf in its queue, a binary heap in

@@ -405,7 +405,7 @@ class _Part:
 
 
 # -------------------------------------------------------------------- equal blocks
-# Equal blocks: the same operators on the same shapes, so that a measurement of one holds for all.
+# Equal blocks have the same operators on the same shapes, so a measurement of one block holds for all.
 #
 # Structure is the key: operators, arguments, shapes, strides, dtypes, which value reads which, the user's tags. Two
 # blocks of one class correspond node by node, in their order.

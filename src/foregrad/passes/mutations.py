@@ -1,5 +1,5 @@
-"""Writes to inputs that a graph may carry out, for backends that do them better than the runtime: a compiler that fuses
-then writes them once, and the runtime need not copy.
+"""Writes to inputs that a graph may carry out itself: a compiler that fuses writes each new value once, and the runtime
+copies nothing.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ aten = torch.ops.aten
 Node = fx.Node
 _WITH_FACTOR: dict[Any, Any] = {aten.addcdiv.default: aten.div.Tensor, aten.addcmul.default: aten.mul.Tensor}
 _ARITHMETIC: set[Any] = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor}
-# Of lists of tensors, by as many numbers: the operator by tensors in their place, or as above that on the two others.
+# Operators on lists of tensors with a number for each tensor, and the operator that takes tensors for the numbers. For
+# `addcdiv` and `addcmul` it is the operator on the other two lists, whose results are multiplied by the numbers.
 _LISTS: dict[Any, Any] = {
     aten._foreach_add.ScalarList: aten._foreach_add.List,
     aten._foreach_sub.ScalarList: aten._foreach_sub.List,
@@ -34,7 +35,8 @@ def _foreach_add(tensors: Sequence[torch.Tensor], other: torch.Tensor, *, alpha:
     return [torch.add(tensor, other, alpha=alpha) for tensor in tensors]
 
 
-ONE_BY_ONE = {aten._foreach_add.Tensor: _foreach_add}  # counts of steps, a number each; for a constant Inductor fails
+# Optimizers count their steps by it, in a tensor for each parameter. Inductor fails if the number to add is a constant.
+ONE_BY_ONE = {aten._foreach_add.Tensor: _foreach_add}
 
 
 def as_vector(numbers: list[Any], device: torch.device) -> torch.Tensor:
@@ -43,8 +45,8 @@ def as_vector(numbers: list[Any], device: torch.device) -> torch.Tensor:
 
 
 def known_first(gm: fx.GraphModule, numbers: Collection[Node]) -> set[Node]:
-    """The nodes that `numbers` are computed from, and those of `numbers` themselves that need no others: each a number
-    or a tensor of one element, computed from inputs by such nodes alone.
+    """The nodes of `numbers` that can be computed before all else, and the nodes that they are computed from. Each is a
+    number or a tensor of one element, and needs only inputs and other such nodes.
     """
     known: set[Node] = set()
     for node in gm.graph.nodes:

@@ -39,9 +39,9 @@ def outlined(
 ) -> fx.GraphModule:
     """The graph with calls of its repeated regions; `gm` itself where there are none.
 
-    `regions`: "auto" takes those that have seven copies or more, True two; False only what `foregrad.region` marked,
-    which all take. `several`: the least number of operators that compute in each copy, by default 16.
-    Nodes in `keep_out` stay in the graph.
+    `regions`: with "auto" a region has at least seven copies, with True two, with False there are only calls of what
+    `foregrad.region` marked. Marked calls that are equal become regions in any case. `several`: the least number of
+    operators that compute in an unmarked copy, by default 16. Nodes in `keep_out` stay in the graph.
 
     Examples:
         >>> import torch, foregrad
@@ -83,7 +83,9 @@ def outlined(
 
 
 def sums_first(graph: fx.Graph) -> None:
-    """Move each sum next to the operator whose result it reads, and whose kernel it may be in: regions end after it."""
+    """Move each sum directly behind the operator that it reads. One kernel may compute both, and regions end where
+    kernels do.
+    """
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target is torch.ops.aten.sum.dim_IntList:
             (operand,) = node.all_input_nodes

@@ -3,9 +3,9 @@
 Structure is the key: operators, constants, shapes, strides, dtypes, devices, which value reads which, which operands
 are equal, which values the graph returns. Names of modules only choose between equally good places to cut.
 
-Calls of what `foregrad.region` marked are compared with one another, wherever they are. Apart from these, a
-row of copies is a stretch of the graph's order in which equal operators come again at one distance. The stretch is
-cut where the fewest bytes pass from one copy to the next; copies at its ends that are wired differently are peeled off.
+Calls of what `foregrad.region` marked are compared with one another, wherever they are. Otherwise a row of copies is a
+stretch of the graph's order in which equal operators come again at one distance. The stretch is cut where kernels end
+and the fewest bytes pass from one copy to the next. Copies at its ends that are wired differently are peeled off.
 A copy is a stretch of a topological order, so it is convex: nothing outside lies between two of its nodes. Sizes,
 seeds, and views that come once, if they need nothing but inputs, belong to no copy: they can be computed before all.
 
@@ -37,7 +37,7 @@ __all__ = ["Repeat", "find_repeats", "has_marked_calls", "is_view", "layout_key"
 _FEWEST = 2  # operators in a copy
 _CANDIDATES = 24  # distances that are tried
 _TRIES = 12  # rows of copies that are tried in a stretch
-_ENOUGH = 7  # copies, of which some may be spared
+_ENOUGH = 7  # from so many copies on, a fifth may be given up for a better cut
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def find_repeats(
     """The repeated regions of a graph that have at least `fewest` copies, in the order of their first nodes.
 
     Regions do not overlap, and have no nodes in `keep_out`. A copy has at least `several` operators that compute:
-    smaller copies are joined. Neither holds for calls that are marked; with `fewest=0` only these are found.
+    smaller copies are joined. Marked calls may have fewer copies and operators; `fewest=0` finds marked calls alone.
     """
     if not fewest and not has_marked_calls(graph):
         return ()
@@ -121,7 +121,9 @@ class _Order:
         return structure_of(node, _kind_of_operand), node in self.returned
 
     def marked(self) -> list[Repeat]:
-        """The marked calls that are equal to others, but for what is returned; parts of calls that other nodes cut."""
+        """The marked calls that are equal to others. A call that other nodes interrupt counts as several. Calls may
+        differ in which of their values the graph returns.
+        """
         rows: dict[Any, list[list[fx.Node]]] = {}
         for call, stretch in itertools.groupby(self.nodes, key=self._marked_call):
             nodes = list(stretch)
@@ -131,7 +133,7 @@ class _Order:
         return [self._described(copies) for copies in rows.values() if len(copies) > 1]
 
     def _marked_call(self, node: fx.Node) -> int:
-        """The number of the marked call that a node is in; 0 if in none, or in no region."""
+        """The number of the marked call that a node is in; 0 if there is none, or the node may be in no region."""
         call: int = dict.get(node.meta, "marked_call", 0)
         return call if call and _may_repeat(node) and node not in self.keep_out else 0
 
@@ -183,7 +185,7 @@ class _Order:
             begin = first + shift
             copies = [self.nodes[at : at + length] for at in range(begin, end - length + 1, length)]
             alike = _longest_alike([self._wiring(copy)[0] for copy in copies])
-            # A cut inside of kernels costs each call, a copy fewer costs the compiler once.
+            # A cut inside of a kernel costs time in each call; a copy less costs time in the compiler, once.
             spared = len(best) // 5 if len(best) >= _ENOUGH else 0
             if alike[1] - alike[0] > len(best) + spared:
                 best = copies[slice(*alike)]
@@ -192,8 +194,8 @@ class _Order:
         return self._described(best) if len(best) > 1 else None
 
     def _cuts(self, first: int, end: int, length: int) -> list[int]:
-        """The places after `first` at which a copy may start, ordered by the bytes that pass them: first those that a
-        kernel would not have written, had it gone on beyond the cut, then all.
+        """The distances from `first` at which a copy may start, the best first. The fewest bytes inside of kernels are
+        best: a kernel that the cut ends has to write them. Then come the fewest bytes of all that pass the cut.
         """
         passing, in_kernels = [0] * (end - first + 1), [0] * (end - first + 1)
         joined: dict[fx.Node, int] = {}  # the last place that reads a value, or a view of it, in the value's kernel
@@ -219,8 +221,8 @@ class _Order:
 
     @cached_property
     def kernels(self) -> dict[fx.Node, Any]:
-        """By node: the operators that compilers may fuse with it have the same number. A product, a convolution or an
-        attention is a kernel of its own, and stands between those before and those after it.
+        """The kernel of each node, as a number: compilers may fuse operators of one number. Products, convolutions and
+        attentions have half numbers, between the kernels before them and those after.
         """
         found: dict[fx.Node, Any] = {}
         for node in self.nodes:

@@ -1,4 +1,4 @@
-"""The backward for the case that some outputs get no cotangent.
+"""The backward for the cases that some outputs get no cotangent, or that some gradients are not needed.
 
 Eager leaves out the paths that start at such outputs (multiplying zeros by infinity on the way would make NaNs).
 A backward graph is linear in its tangents, so a missing tangent is a zero that linear operators pass on: the
@@ -239,9 +239,8 @@ class _Sizes:
 
 
 # -------------------------------------------------------------------- gradients that nobody asks for
-# The backward for the case that only some of its gradients are needed, as for `autograd.grad(y, x)`.
-#
-# Eager computes no others; neither does this.
+# The backward for the case that only some of its gradients are needed, as for `autograd.grad(y, x)`. Eager computes no
+# others.
 
 
 def only_gradients(backward: fx.GraphModule, positions: Collection[int]) -> fx.GraphModule:

@@ -1,4 +1,4 @@
-"""Containers as Python expressions, by which rendered code builds the function's result."""
+"""Containers and objects as lines of Python, by which rendered code builds the function's result."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def refuse_watched_results(ctx: Any, name: str) -> None:
 
 
 # -------------------------------------------------------------------- for nodes in C++
-# Interior outputs, from which other outputs were computed, for nodes in C++: their whole gradient, on demand.
+# The whole gradient of an interior output, for nodes in C++: computed if the output is watched.
 #
 # In eager the gradient of a later output passes through the earlier one, where a hook sees and may change it, `.grad`
 # keeps it, and `torch.autograd.grad` ends. Here it stays within one node. If an earlier output is watched, the node

@@ -216,9 +216,9 @@ def held(ctx: Any, read: Sequence[bool]) -> list[Any]:
 # -------------------------------------------------------------------- what is kept
 # Saved tensors of a node, of which a backward reads only some; saved outputs of a node in Python.
 #
-# Autograd drops the saved tensors of a node in Python after any part of it has run. An output that is kept from then on
-# (see `release.py`) has no history, since that is the node: a derivative gets a history that runs the node's backward
-# (`as_output`).
+# Autograd drops the saved tensors of a node in Python after any part of the node has run. A saved output that is kept
+# beyond that has no history, since its history is the node itself. A derivative gets a history that runs the node's
+# backward (`as_output`).
 
 
 def let_go(node: Any) -> None:

@@ -80,7 +80,7 @@ class Assembly:
                 continue  # a number, which has no memory
             root, at = memory_root(entry), analysis.specs[index]
             if root.value is not None and entry.spec.overlaps_itself and isinstance(at, TensorSpec):
-                root = recorder.emit(aten.clone.default, root, spec=root.spec)  # in its memory, as in eager's
+                root = recorder.emit(aten.clone.default, root, spec=root.spec)  # a copy of the constant's whole memory
                 place = [*at.shape], [*at.stride], at.offset
                 analysis.entries[index] = recorder.emit(aten.as_strided.default, root, *place, spec=at)
             elif root.target is None or id(root) in taken:

@@ -203,7 +203,9 @@ class CaptureParts(Host):
         return found
 
     def say(self, verb: str, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """An effect of the call, unless that could not be repeated. What is written to text that is compared is."""
+        """Note output as an effect of the call, or refuse output that can't be repeated. False: the program's own call
+        is to run, since it raises or writes to a text or list that the capture compares.
+        """
         file = kwargs.get("file")
         is_own = type(file) is io.StringIO and file is not sys.stdout and file is not sys.stderr
         if is_own and (self.state.before.knows(file) or self.state.made.newborns.has(file)):

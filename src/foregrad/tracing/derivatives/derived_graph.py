@@ -252,7 +252,7 @@ def _reached(fakes: list[torch.Tensor], leaves: list[torch.Tensor | None]) -> tu
 
 
 # -------------------------------------------------------------------- the part of the tape
-# The part of a capture's tape that makes a derivative: between what is at hand and what is wanted.
+# The part of a capture's tape that makes a derivative: from the values at hand to the gradients that are asked for.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

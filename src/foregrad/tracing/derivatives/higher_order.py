@@ -287,10 +287,10 @@ class Differentiation:
 
 
 # -------------------------------------------------------------------- tangents of other kinds
-# Tangents of other kinds than a function was captured for: what stands for them, made of plain fakes.
+# Stand-ins, made of plain fakes, for tangents of other kinds than the function was captured for.
 #
-# Their sizes vary where those of the result do: numbers that are sizes of the result in the call at hand are taken for
-# these.
+# A size of such a tangent varies where a size of the result does: a number that is a size of the result in the call at
+# hand is taken to be that size.
 
 
 def result_of(origin: ResumableTrace, kind: TangentKind) -> Any:

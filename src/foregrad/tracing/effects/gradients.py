@@ -160,10 +160,10 @@ class Gradients:
 
 
 # -------------------------------------------------------------------- gradients of results
-# Results whose gradients are looked at: those that keep theirs, and leaves that the function makes.
+# Results whose gradients can be looked at: results that retain their gradients, and leaves that the function makes.
 #
-# `retain_grad()` on a result or an input is done again by the compiled call. What other results are computed from
-# inside, or from a leaf made there, would get no gradient, and is refused.
+# Each compiled call repeats `retain_grad()` on a result or an input. Results computed inside from a tensor that retains
+# its gradient, or from a leaf made inside, are refused: that tensor or leaf would get no gradient.
 
 
 _INTERIOR = "computes other results from it, whose gradients flow to it inside"

@@ -263,7 +263,8 @@ def _place_of(places: list[Place]) -> StatePlace | None:
 
 
 # -------------------------------------------------------------------- iterators
-# Iterators older than the call. What is taken from one is gone: a run finds in its place what refuses to give.
+# Iterators older than the call. An item that is taken from an iterator is gone, so a run finds in its place a stand-in
+# that refuses to give any.
 
 
 class UntouchedIterator:

@@ -27,7 +27,7 @@ from ..tape.collection import Newborns
 
 __all__ = ["MadeValues", "remedy_at"]
 
-_REMEDIES = {  # by a part of the place's name, for classes of PyTorch's whose code is not the user's to change
+_REMEDIES = {  # for classes of PyTorch's, by a part of the place's name: their code is not the user's
     "._per_optimizer_states": "Pass `scaler.get_scale()` to the step, call `(loss * scale).backward()` in it, and "
     "`scaler.step(optimizer)` and `scaler.update()` after it.",
     "['old_dirs']": "Compile the closure (`model.zero_grad()` and `loss.backward()` in it), and call "

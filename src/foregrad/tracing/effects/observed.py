@@ -54,7 +54,7 @@ class Observed:
         """`varies(object)`: it is another one in each call. `say`: see `Hooks.say`."""
         self.name, self.state, self.varies, self.say, self.begins = name, state, varies, say, begins
         self.ran: dict[CodeType, dict[str, Any]] = {}
-        self.entered: set[CodeType] = set()  # besides these PyTorch's
+        self.entered: set[CodeType] = set()  # code that ran, PyTorch's too
         self._met: dict[int, Holder] = {}
         self._variables: dict[int, Any] = {}  # of contexts, that the program sets
         self._failed: UnsupportedSideEffectError | None = None

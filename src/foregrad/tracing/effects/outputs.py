@@ -388,7 +388,7 @@ def _made(results: Sequence[Any], known: Collection[int]) -> list[tuple[int, tor
 
 
 # -------------------------------------------------------------------- outputs that share memory
-# Memories that are no input's and that outputs are in: which graph output gives each of them.
+# Outputs in memory that is no input's: which graph output gives each of these memories.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

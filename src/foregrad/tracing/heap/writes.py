@@ -362,7 +362,7 @@ def bind(rec: Recording, tensor: torch.Tensor, entry: Entry) -> None:
 
 
 # -------------------------------------------------------------------- writes whose order matters
-# Whether what a write leaves depends on the order in which its kernel goes: see `aliased_kernels`.
+# Whether the values that a write leaves depend on the order in which its kernel visits elements: see `aliased_kernels`.
 
 
 _EXACT_UP_TO_BYTES = 1 << 22

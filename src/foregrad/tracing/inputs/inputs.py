@@ -74,7 +74,9 @@ class Inputs:
         self.shared_bases = shared_bases  # ids of views to be seen so, as their memory is written
         self.whole = whole  # ids of tensors to be seen as part of all of their memory
         self.viewed = viewed  # ids of tensors to be seen as views of their bases
-        self.as_they_are = as_they_are  # ids of arguments that the function is handed as the program reaches them
+        self.as_they_are = (
+            as_they_are  # ids of arguments that the function also reaches by itself: it gets the real ones
+        )
         self.records: list[InputRecord] = []
         self.by_real: dict[int, InputRecord] = {}
         self._by_memory: dict[int, InputRecord] = {}  # the first of each memory
@@ -87,7 +89,7 @@ class Inputs:
         self.overlapping: list[Watched] = []
         self._samples = samples
         self._kept: list[torch.Tensor] = []  # so that ids stay theirs
-        self.reached: dict[int, tuple[torch.Tensor, Source]] = {}  # arguments that the function came by itself, too
+        self.reached: dict[int, tuple[torch.Tensor, Source]] = {}  # arguments that the function also reached by itself
         self.marked: dict[int, Origin | None] = {}  # by id, other tensors that `requires_grad_` was called on: where
         self.reads = Reads()
         self.sources = TensorSources(self.reads)
@@ -128,7 +130,7 @@ class Inputs:
             self.overlapping += shared.watched()
         for record in new:
             self._register(record)
-        # A tensor that the function comes by itself as well is to be the same object on both ways.
+        # An argument that the function also reaches by itself is the real tensor, so that both ways give one object.
         both = self.as_they_are.union(id(record.real) for record in new if record.argument is None)
         alone = {id(record.real): record.stand_in for record in new if id(record.real) not in both}
         leaves = [alone.get(id(leaf), leaf) for leaf in call.leaves]
@@ -139,7 +141,7 @@ class Inputs:
         return leaves
 
     def check_reached(self, *, compares_identity: bool) -> None:
-        """Capture again where the function has come by an argument itself, too, or may compare one with itself."""
+        """Capture again where the function also reached an argument by itself, or may and compares by identity."""
         if self.reached:
             raise SharedClosureFound(*self.reached.values())
         reaches = self.sources.state.reaches
@@ -290,7 +292,7 @@ class Inputs:
 
 
 def again_with(record: InputRecord) -> CaptureAgain:
-    """What starts the capture over; a tensor that is no argument is an input from its beginning."""
+    """The exception that starts the capture over. A tensor that is no argument is an input from the beginning then."""
     return CaptureAgain() if record.argument is not None else SharedClosureFound((record.real, record.source))
 
 

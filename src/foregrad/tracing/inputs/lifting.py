@@ -322,7 +322,7 @@ _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
 
 
 # -------------------------------------------------------------------- storages
-# Storages that a function takes of tensors, and hands to `set_`: there they are those tensors, by strides.
+# Storages that a function takes from tensors and hands to `set_`: recorded as tensors over the storages.
 
 
 class Storages:

@@ -65,8 +65,8 @@ class SeenCode:
             )
 
     def scan(self, ran: Mapping[CodeType, dict[str, Any]], entered: Container[CodeType]) -> Scan:
-        """Look at what the call hands in, at the code behind the attributes that were read on modules, hooks included,
-        and at all other code that ran with its globals, `ran`; all is as it was before the run. Names the modules.
+        """Look at the arguments of the call, the code behind attributes that were read on modules, hooks, and all other
+        code that ran (`ran`: with its globals). The program's objects are as before the run. Names the modules.
         """
         reads, scan = self.reads, Scan(self.reads, self.apart, entered)
         scan.visit(self.call.function, self.name)

@@ -136,7 +136,7 @@ class MemoryGroup:
 
 
 # -------------------------------------------------------------------- members
-# The tensors of inputs that share memory: each a view of one value, all of that memory.
+# Inputs that share memory: each is a view of one value, which is all of that memory.
 
 
 aten = torch.ops.aten

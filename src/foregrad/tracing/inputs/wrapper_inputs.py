@@ -250,7 +250,7 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 # -------------------------------------------------------------------- sizes of wrappers
-# Sizes of wrappers among the inputs: which follow from sizes of their plain tensors that vary.
+# Sizes of wrappers among the inputs that follow from varying sizes of the plain tensors inside.
 
 
 def with_sizes_of(spec: WrapperSpec, parts: Sequence[Any]) -> WrapperSpec:

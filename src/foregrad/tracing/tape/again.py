@@ -14,7 +14,7 @@ class CaptureAgain(BaseException):
 
 
 class NumberVaries(CaptureAgain):
-    """Raised to start over with the numbers symbolic that the line `where` reads from tensors."""
+    """Raised to start capture over: the numbers that the line `where` reads from tensors become symbolic."""
 
     def __init__(self, where: str) -> None:
         super().__init__(f"the number read at {where} is of a tensor that the call has changed")
@@ -22,7 +22,7 @@ class NumberVaries(CaptureAgain):
 
 
 class SharedClosureFound(CaptureAgain):
-    """Raised to start capture over with more tensors lifted from the beginning: pairs of one and its source."""
+    """Raised to start capture over with more tensors lifted from the beginning. `found`: pairs (tensor, source)."""
 
     def __init__(self, *found: tuple[torch.Tensor, Any]) -> None:
         super().__init__("a closed-over tensor is an input, or shares memory with one")

@@ -69,7 +69,7 @@ class Origins:
     def __init__(self, root: CodeType) -> None:
         self.root = root
         self.modules: list[tuple[str, str]] = []
-        self._marked_calls, self._calls = 0, [0]  # how many there were; the innermost one, for each call that runs
+        self._marked_calls, self._calls = 0, [0]  # their count; of each call that runs, the innermost
         self._last: tuple[Any, int, Origin] | None = None
 
     def here(self) -> Origin:

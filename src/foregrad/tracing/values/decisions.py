@@ -77,9 +77,8 @@ class Decisions:
         self._tape = tape
         self._by_entry: dict[int, Decided] = {}
         self._contents: dict[int, torch.Tensor] = {}
-        self._integers: dict[
-            int, Any
-        ] = {}  # by the id of a tensor's entry: the symbolic integer that is in it, None where it is plain
+        # The symbolic integer in a tensor, by the id of the tensor's entry; None where the integer is plain.
+        self._integers: dict[int, Any] = {}
 
     def refuse(self, error: Exception) -> None:
         """The capture fails by this, whoever catches it meanwhile."""
@@ -105,7 +104,7 @@ class Decisions:
         return known.value
 
     def read_of_written(self, where: str) -> None:
-        """Note that a number is read from an input which the call has written: no other call would read it again."""
+        """Note that a number is read from an input which the call has written: the next call will read another."""
         if self.varied is not None and where not in self.varied:
             raise NumberVaries(where)
 
