@@ -236,8 +236,8 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
 
 
 def _laid_out(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
-    """Give values the strides that follow from those that Inductor chose for residuals. False: none follow, since a
-    view of such a residual is a copy, which Inductor makes.
+    """Give values the strides that follow from the strides that Inductor chose for residuals. False: PyTorch can't take
+    a view of a residual with such strides, where Inductor makes a copy.
     """
     before = {node: dict(node.meta) for node in gm.graph.nodes}
     try:
