@@ -28,6 +28,7 @@ from foregrad.frontend import known_calls
 
 X = torch.ones(2)
 DIGEST = hashlib.sha256()
+LIMIT = sys.getrecursionlimit()
 
 
 @pytest.fixture(params=[True, False], ids=["native", "python"], autouse=True)
@@ -52,7 +53,10 @@ FOREIGN = {
     "_signal.signal": lambda: signal.signal(signal.SIGUSR2, signal.SIG_DFL),
     "io.open": lambda: open(os.devnull).close(),
     "posix.stat": lambda: os.path.exists(os.devnull),
-    "sys.setrecursionlimit": lambda: sys.setrecursionlimit(sys.getrecursionlimit()),
+    "sys.setrecursionlimit": lambda: sys.setrecursionlimit(LIMIT),
+    "sys.getrecursionlimit": lambda: sys.getrecursionlimit(),
+    "sys.getprofile": lambda: sys.getprofile(),  # of what observes the capture
+    "sys.getrefcount": lambda: sys.getrefcount(X),
     "_thread.start_new_thread": lambda: threading.Thread(target=int).start(),
     "posix.getpid": lambda: os.getpid(),
     "HASH.update": lambda: DIGEST.update(b"1"),

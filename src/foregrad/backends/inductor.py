@@ -194,8 +194,8 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
         copy = make_graph_module(gm, copied(gm.graph), "GraphModule")
     foreign = _foreign(copy)
     # A graph that writes its updates itself, as one of a whole training step does, is compiled whole.
-    regions = False if role.regions == "auto" and role.updates else role.regions
-    has_regions = bool(regions) or has_marked_calls(copy.graph)
+    regions = role.regions
+    has_regions = regions is True or (not role.updates and (bool(regions) or has_marked_calls(copy.graph)))
     has_regions = has_regions and not inductor.uses_cudagraphs() and not written_inputs(copy)
     if has_regions and (LAID_OUT not in gm.meta or _laid_out(copy, example_inputs)):
         sums_first(copy.graph)

@@ -100,7 +100,7 @@ PURE_FUNCTIONS: Final[dict[str, str]] = {
     "nt": "fspath",
     "sys": (
         "_getframe _getframemodulename _is_gil_enabled exc_info exception getdefaultencoding getfilesystemencoding "
-        "getrecursionlimit getrefcount getsizeof getprofile gettrace intern is_finalizing"
+        "getsizeof intern is_finalizing"
     ),
     "unicodedata": EVERYTHING,
     "zlib": EVERYTHING,
