@@ -1,5 +1,6 @@
 """Code that ran is what guards come from: wherever it was called from, what it reads is guarded, and nothing else."""
 
+import collections
 import functools
 
 import pytest
@@ -163,3 +164,22 @@ def test_what_does_not_run_is_not(monkeypatch):
     monkeypatch.setattr(__name__ + ".UNUSED", 5.0)
     results_of(compiled)
     assert len(compiled.foregrad.compilations) == 1
+
+
+def test_attributes_of_the_class_of_a_tuple_are_guarded():
+    """An attribute that is read through an instance is its class's, a named tuple's too."""
+
+    class Pair(tuple):  # noqa: SLOT001
+        scale = 2.0
+
+    named = collections.namedtuple("named", "first")
+    named.scale = 2.0
+    for cls, value in ((Pair, Pair((1.0, 2.0))), (named, named(1.0))):
+
+        def function(x, value=value):
+            return x * value.scale + value[0]
+
+        compiled = foregrad.compile(function, backend="eager")
+        assert torch.equal(compiled(torch.ones(2)), function(torch.ones(2)))
+        cls.scale = 5.0
+        assert torch.equal(compiled(torch.ones(2)), function(torch.ones(2)))

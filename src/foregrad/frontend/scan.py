@@ -321,9 +321,11 @@ class Scan:
                 if len(items) <= _MOST_ITEMS:
                     for _, item in items:
                         self.visit(item, f"{name}[...]", depth)
-                is_users = not is_of_library(type(value)) and not isinstance(value, tuple)
-                if is_users or table_of(value):
+                is_users = not is_of_library(type(value))
+                if table_of(value) or (is_users and not isinstance(value, tuple)):
                     self._object(value, name, depth)
+                elif is_users:
+                    self._class(type(value))
         elif isinstance(value, operator.attrgetter):
             self.names.update(*(text.split(".") for text in value.__reduce__()[1]))
         elif isinstance(value, operator.methodcaller):
