@@ -242,7 +242,8 @@ def _laid_out(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
     before = {node: dict(node.meta) for node in gm.graph.nodes}
     try:
         inductor.propagate(gm, example_inputs, _fake_mode(example_inputs), _with_values(gm), layout_key)
-    except (RuntimeError, ValueError):
+    except (RuntimeError, ValueError) as error:
+        log.info("the %s graph is compiled without regions: %s", role_of(gm).phase, _first_line(error))
         for node, meta in before.items():
             node.meta = meta
         return False
