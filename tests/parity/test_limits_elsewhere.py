@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 import logging
 import re
@@ -365,8 +366,24 @@ def _(wrap):
     return torch.tensor(call(x))
 
 
+@silent("`A.register(...)` is called later, and it asks an abstract class `A` that it finds in a tuple")
+def _(wrap):
+    class A(abc.ABC):  # noqa: B024
+        pass
+
+    class B:
+        pass
+
+    b, kinds = B(), (A,)
+    call = wrap(lambda x: x * 2 if isinstance(b, kinds) else x)
+    call(torch.ones(1))
+    A.register(B)
+    return call(torch.ones(1))
+
+
 # Told by other tests, or not to be shown by a program of a few lines.
 ELSEWHERE = {
+    "with Inductor, an argument is written several times": "the programs here have eager's kernels",
     "after the call, memory that autograd has saved": "tests/parity/regressions_aliases.py: it takes a saved copy",
     "an error lies behind an input": "tests/functions/programs_once.py",
     "a gradient comes in laid out otherwise": "rounding of kernels",
