@@ -2,9 +2,12 @@
 
 # ruff: noqa: NPY002 - programs of users draw from the module itself
 
+import dataclasses
+import functools
 import gc
 import sys
 import threading
+import warnings
 import weakref
 
 import numpy as np
@@ -565,6 +568,101 @@ def test_a_buffer_that_both_write():
     with pytest.warns(ForegradWarning, match="uses too"):
         called = foregrad.compile(Model(), backend="eager", on_unsupported="eager")
         assert [called(x)[0].item() for _ in range(3)] == [2.0, 3.0, 4.0]
+
+
+def list_of_the_call(log):
+    note = region(lambda seen, y: seen.append(float(y.detach().sum())))
+
+    def function(x):
+        seen = [x]
+        note(seen, x)
+        log.append(len(seen))
+        return x * len(seen)
+
+    return function
+
+
+def dataclass_of_the_call(log):
+    note = region(lambda made: setattr(made, "label", "seen"))
+
+    def function(x):
+        made = Made(x * 2)
+        note(made)
+        log.append(made.label)
+        return made.values * 1
+
+    return function
+
+
+def list_from_before(log):
+    note = region(lambda seen, y: seen.append(float(y.detach().sum())))
+
+    def function(x):
+        note(log, x)
+        return x.sin()
+
+    return function
+
+
+def list_that_is_kept(log):
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, seen):
+            ctx.seen = seen
+            return torch.from_numpy(x.detach().numpy() * 2)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            ctx.seen.append(float(gradient.sum()))
+            return gradient * 2, None
+
+    def function(x):
+        seen = []
+        y = Doubled.apply(x, seen)
+        y.sum().backward()
+        log.append(list(seen))
+        return y.detach()
+
+    return function
+
+
+@dataclasses.dataclass
+class Made:
+    values: torch.Tensor
+    label: str = ""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [list_of_the_call, dataclass_of_the_call, list_from_before, list_that_is_kept],
+    ids=lambda make: make.__name__,
+)
+def test_what_a_region_writes_to_its_arguments_is_not_lost(make):
+    logs, results = ([], []), []
+    compiled = functools.partial(foregrad.compile, backend="eager", on_unsupported="eager")
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        for log, wrap in zip(logs, (lambda function: function, compiled), strict=True):
+            function = wrap(make(log))
+            results.append([function(torch.full((3,), float(i), requires_grad=True)) for i in range(3)])
+    assert logs[0] == logs[1]
+    assert all(map(torch.equal, *results))
+
+
+def test_a_list_that_a_region_begins_to_write_to():
+    switch = [False]
+    note = region(lambda seen: seen.append(1) if switch[0] else None)
+
+    def function(x):
+        seen = [x]
+        note(seen)
+        return x * len(seen)
+
+    called = foregrad.compile(function, backend="eager", on_unsupported="eager")
+    assert called(torch.ones(1)).item() == 1
+    switch[0] = True
+    with pytest.warns(ForegradWarning, match="changes a container that it is given"):
+        assert called(torch.ones(1)).item() == 2
 
 
 def test_what_is_no_function():

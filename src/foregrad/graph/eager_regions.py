@@ -33,7 +33,6 @@ from .._torch.hooks import without_tensor_hooks
 from .._torch.settings import under_settings
 from .._torch.tensors import storage_key, version_of
 from ..errors import ForegradError, UnsupportedLayoutError, UnsupportedMutationError, UnsupportedSideEffectError
-from ..interrupts import runs_user_code
 from .collectives import Collective, GivenAgain
 from .python_calls import PythonCall, status
 
@@ -76,18 +75,17 @@ class RegionRaisedError(Exception):
 class Region(PythonCall):
     """One captured call of a user's function. Fields with defaults are set by its first run.
 
-    `build(tensors)` gives its arguments, `take_apart(result, tensors)` the tensors in a result and the rest of it. The
-    inputs are its tensor arguments, then the leaves that it reached by itself (`leaves`). `differentiable` and
-    `is_leaf` describe the arguments, `written` are the positions of those that it writes to. `decided`: the values that
-    the program branched on before. `layouts`, `requires_grad` and `rest` describe the results; `reached` has for each
-    result the inputs that its gradient reaches.
+    `call(function, tensors)` gives the tensors in its result, the rest of it, and what it does with a container that
+    was made for this call ("changes" or "keeps"). The inputs are its tensor arguments, then the leaves that it reached
+    by itself (`leaves`). `differentiable` and `is_leaf` describe the arguments, `written` are the positions of those
+    that it writes to. `decided`: the values that the program branched on before. `layouts`, `requires_grad` and `rest`
+    describe the results; `reached` has for each result the inputs that its gradient reaches.
     """
 
     function: Callable[..., Any]
     name: str
     where: str
-    build: Callable[[list[torch.Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]
-    take_apart: Callable[[Any, list[torch.Tensor]], tuple[list[torch.Tensor], Any]]
+    call: Callable[[Callable[..., Any], list[torch.Tensor]], tuple[list[torch.Tensor], Any, str]]
     differentiable: tuple[bool, ...]
     is_leaf: tuple[bool, ...]
     settings: dict[str, Any]
@@ -202,6 +200,7 @@ class Ran:
     rest: Any
     leaves: list[torch.Tensor]
     memory: frozenset[int]
+    left: str  # see `Region.call`
 
     def values(self) -> list[torch.Tensor]:
         """The results without their history, in memory of their own."""
@@ -373,7 +372,7 @@ def _run(region: Region, inputs: list[torch.Tensor]) -> Ran:
         leaves.append(leaf)
         arguments.append(leaf.clone() if is_copied and (not is_first or (differentiable and not is_leaf)) else leaf)
     versions = [version_of(tensor) for tensor in arguments]
-    result = _called(region, arguments)
+    outputs, rest, left = region.call(region.function, arguments)
     changed = [i for i, (t, version) in enumerate(zip(arguments, versions, strict=True)) if version_of(t) != version]
     if is_first:
         changed = [i for i, (now, then) in enumerate(zip(arguments, inputs, strict=True)) if _is_written(now, then)]
@@ -383,16 +382,9 @@ def _run(region: Region, inputs: list[torch.Tensor]) -> Ran:
             f"the eager region `{region.name}` called at {region.where} writes to a tensor among its arguments, which "
             "it did not do when it was captured. Let it return the new value."
         )
-    outputs, rest = region.take_apart(result, arguments)
     outputs += [arguments[i] for i in region.written or ()]
     memory = frozenset(storage_key(t) for t in arguments if t.layout is torch.strided)
-    return Ran(leaves, outputs, rest, _leaves_behind(outputs, leaves), memory)
-
-
-@runs_user_code
-def _called(region: Region, arguments: list[torch.Tensor]) -> Any:
-    args, kwargs = region.build(arguments)
-    return region.function(*args, **kwargs)
+    return Ran(leaves, outputs, rest, _leaves_behind(outputs, leaves), memory, left)
 
 
 def _is_written(now: torch.Tensor, then: torch.Tensor) -> bool:
@@ -458,7 +450,8 @@ def _check_same(region: Region, ran: Ran, sizes: Sequence[int]) -> None:
     """Raise `RegionChangedError` if the results of a run are not of the kinds at capture."""
     leaves = [leaf() for leaf in region.leaves]
     same = (
-        [layout_of(output) for output in ran.outputs] == list(region.layouts)
+        not ran.left
+        and [layout_of(output) for output in ran.outputs] == list(region.layouts)
         and [size for output in ran.outputs for size in output.shape] == list(sizes)
         and [output.requires_grad for output in ran.outputs] == list(region.requires_grad)
         and _same_rest(ran.rest, region.rest)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -30,7 +31,7 @@ from ..._torch.symbols import concrete
 from ..._torch.tensors import is_inside_transform, storage_key
 from ...errors import UnsupportedAliasError, UnsupportedOpError, UnsupportedSideEffectError
 from ...frontend.expected import is_plain
-from ...frontend.tree import Tree, check_leaves, flatten
+from ...frontend.tree import LEAF, Tree, check_leaves, flatten, open_container
 from ...graph.collectives import Collective
 from ...graph.eager_regions import (
     Ran,
@@ -45,6 +46,8 @@ from ...graph.eager_regions import (
 )
 from ...graph.meta import TensorSpec, contiguous_strides
 from ...graph.python_calls import CALL
+from ...interrupts import runs_user_code
+from ...subclasses.spec import is_wrapper
 from ..heap.records import InputRecord, is_moved
 from ..recorder.recorder import Recorder
 from ..tape.tape import Entry
@@ -143,6 +146,11 @@ class EagerRegions:
         reals = [recorder.decisions.value(entry, where) for entry in entries]
         region, decided = self._region(function, name, where, arguments, tensors), self._decided()
         ran = self._run(region, reals)
+        if ran.left:
+            raise UnsupportedSideEffectError(
+                f"the eager region `{name}` called at {where} {ran.left} a container that it is given, and would be "
+                "given a copy of it. Hand it the items and use what it returns, or an object that holds the container."
+            )
         with without_torch_functions():  # of which the lifting would see the region's own tensors
             leaves = [recorder.adopt(leaf) for leaf in ran.leaves]
             inputs = [*tensors, *leaves]
@@ -166,8 +174,7 @@ class EagerRegions:
             function,
             name,
             where,
-            arguments.build,
-            take_apart,
+            arguments.call,
             differentiable=tuple(grad and t.requires_grad for t in tensors),
             is_leaf=tuple(t.is_leaf for t in tensors),
             settings={key: value for key, value in settings().items() if key.startswith(_SETTINGS)},
@@ -367,9 +374,13 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _LASTING = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.nn.Module, type)
 
 
+_WRITABLE = ("list", "dict", "dataclass", "registered")  # kinds of containers
+_Part = Callable[[Iterator[torch.Tensor], list[Any]], Any]
+
+
 class Arguments:
-    """Arguments with their tensors taken out: `tensors`, in order. `is_old(object)`: it is older than the call, so that
-    each call finds it again; such a container without tensors stays the object that it is.
+    """Arguments with their tensors taken out: `tensors`, in order. `is_old(object)`: it is older than the call, and
+    each call finds it again. Such a container is handed as it is, any other is made anew.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_old: Callable[[Any], bool]) -> None:
@@ -378,27 +389,74 @@ class Arguments:
         self.new: Any = None  # an object that is not
         self._build = self._opened((args, kwargs))
 
-    def build(self, tensors: list[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with these tensors."""
-        args, kwargs = self._build(iter(tensors))
-        return args, kwargs
+    def call(self, function: Callable[..., Any], tensors: list[torch.Tensor]) -> tuple[list[torch.Tensor], Any, str]:
+        """The tensors in what a function gives for the arguments with these tensors, the rest of it, and what it does
+        with a container that was made for it, which is not that of the program.
+        """
+        made: list[Any] = []
+        given = self._build(iter(tensors), made)
+        before = list(map(_inside, made))
+        values, rest = take_apart(_called(function, *given), tensors)
+        if not all(map(_same_inside, map(_inside, made), before)):
+            return values, rest, "changes"
+        del given, before
+        return values, rest, "keeps" if _is_kept(made) else ""
 
-    def _opened(self, value: Any) -> Callable[[Iterator[torch.Tensor]], Any]:
-        if isinstance(value, torch.Tensor):
+    def _opened(self, value: Any) -> _Part:
+        opened = open_container(value)
+        if opened is None and isinstance(value, torch.Tensor) and not is_wrapper(value):
             self.tensors.append(value)
-            return next
+            return lambda tensors, _: next(tensors)
         if isinstance(value, _SYMBOLIC):
             number = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)](value)
-            return lambda _: number
+            return lambda *_: number
         leaves, tree = flatten(value)
         if tree.kind == "leaf":
             if not (is_plain(value) or isinstance(value, _LASTING) or self.is_old(value)):
                 self.new = value
-            return lambda _: value
-        if self.is_old(value) and not any(isinstance(leaf, (torch.Tensor, *_SYMBOLIC)) for leaf in leaves):
-            return lambda _: value
+            return lambda *_: value
+        if self.is_old(value) and not any(is_stand_in(leaf) or isinstance(leaf, _SYMBOLIC) for leaf in leaves):
+            return lambda *_: value
+        if opened is not None:  # one level at a time: there may be old ones in it
+            leaves = opened[3]
+            tree = Tree(*opened[:3], (LEAF,) * len(leaves), len(leaves))
         parts = [self._opened(leaf) for leaf in leaves]
-        return lambda tensors: tree.unflatten([part(tensors) for part in parts])
+
+        def build(tensors: Iterator[torch.Tensor], made: list[Any]) -> Any:
+            container = tree.unflatten([part(tensors, made) for part in parts])
+            if tree.kind in _WRITABLE:
+                made.append(container)
+            return container
+
+        return build
+
+
+@runs_user_code
+def _called(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return function(*args, **kwargs)
+
+
+def _inside(container: Any) -> tuple[Any, list[Any]]:
+    opened = open_container(container)
+    assert opened is not None
+    return opened[2], [*opened[3]]
+
+
+def _same_inside(now: tuple[Any, list[Any]], before: tuple[Any, list[Any]]) -> bool:
+    return bool(now[0] == before[0]) and len(now[1]) == len(before[1]) and all(map(operator.is_, now[1], before[1]))
+
+
+def _is_kept(made: list[Any]) -> bool:
+    """Whether something else holds one of the containers in a list, where the outer ones are behind the inner ones."""
+    while made:
+        if sys.getrefcount(made[-1]) > _REFERENCES:
+            return True
+        made.pop()
+    return False
+
+
+_ALONE: list[Any] = [[]]
+_REFERENCES = sys.getrefcount(_ALONE[-1])  # to an object that one list holds
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
