@@ -1,7 +1,7 @@
 """Shared state of threads that capture and compile, none of which a forked child inherits from other threads.
 
 Locks, the turn that threads take to make graphs for one function, and patches of the whole process that are in place
-while any thread needs them.
+while any thread needs them: names of other modules that are bound to something else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .interrupts import deliver
 
-__all__ = ["InPlace", "Turn", "cached_property", "make_lock", "taken", "without_user_code"]
+__all__ = ["Bind", "InPlace", "Replacements", "Turn", "cached_property", "make_lock", "taken", "without_user_code"]
 
 PATIENCE_S = 2.0  # wait for another thread that captures the same function, while the user's code runs there
 _LOOK_AGAIN_S = 0.05
@@ -120,6 +120,31 @@ class InPlace:
         if self._depths and me not in self._depths:
             self._remove()
         self._depths = {me: self._depths[me]} if me in self._depths else {}
+
+
+Bind = Callable[[Any, str, Any], None]
+"""How a name in a module or class is bound to something else: see `Replacements.bind`."""
+
+
+class Replacements:
+    """Names in modules and classes that are bound to something else for a time."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[Any, str, Any]] = []
+
+    def bind(self, owner: Any, name: str, value: Any) -> None:
+        """Bind a name, of its own or inherited, until `restore` is called."""
+        self._before.append((owner, name, vars(owner).get(name, self)))
+        setattr(owner, name, value)
+
+    def restore(self) -> None:
+        """Bind every name to what it was bound to, or unbind what was not its owner's."""
+        while self._before:
+            owner, name, value = self._before.pop()
+            if value is self:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
 
 
 class Turn:

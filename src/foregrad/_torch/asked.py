@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from ..locks import make_lock
+from ..locks import Bind, make_lock
 from . import generators
 
-__all__ = ["ReboundNames", "ViewReplay", "install", "is_capturing", "own_names", "remove", "tell", "tell_type"]
+__all__ = ["ReboundNames", "ViewReplay", "install", "is_capturing", "own_names", "tell", "tell_type"]
 
 _C: Any = torch._C
 _capturing: Callable[[], bool] = bool
@@ -148,25 +148,17 @@ _PLACES: list[_Place] = [
     (torch, "to_dlpack", _to_dlpack),
     (torch.utils.dlpack, "to_dlpack", _to_dlpack),
 ]
-_originals = [(module, name, getattr(module, name)) for module, name, _ in _PLACES]
 # By the id of the original.
-_REPLACED: dict[int, Any] = {
-    id(original): replacement for (_, _, original), (_, _, replacement) in zip(_originals, _PLACES, strict=True)
-} | {id(torch.Generator): generators.asked_class()}
+_REPLACED: dict[int, Any] = {id(getattr(module, name)): replacement for module, name, replacement in _PLACES}
+_REPLACED[id(torch.Generator)] = generators.asked_class()
 
 
-def install(is_capturing: Callable[[], bool]) -> None:
+def install(bind: Bind, is_capturing: Callable[[], bool]) -> None:
     """Bind the names in PyTorch's modules."""
     global _capturing
     _capturing = is_capturing
     for module, name, replacement in _PLACES:
-        setattr(module, name, replacement)
-
-
-def remove() -> None:
-    """Restore torch's own."""
-    for module, name, original in _originals:
-        setattr(module, name, original)
+        bind(module, name, replacement)
 
 
 def tell(name: str, replacement: Any) -> None:

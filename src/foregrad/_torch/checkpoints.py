@@ -13,7 +13,9 @@ from typing import Any, Protocol
 import torch
 import torch.utils.checkpoint as checkpoint_module
 
-__all__ = ["RegionsOfCapture", "install", "note_name", "remove"]
+from ..locks import Bind
+
+__all__ = ["RegionsOfCapture", "install", "note_name"]
 
 
 class RegionsOfCapture(Protocol):
@@ -118,21 +120,12 @@ def note_name(tensor: torch.Tensor, name: str) -> None:
         note_name(getattr(tensor, part), name)
 
 
-def install(regions: Callable[[], RegionsOfCapture | None]) -> None:
+def install(bind: Bind, regions: Callable[[], RegionsOfCapture | None]) -> None:
     """Install the patches; `regions()` gives the record of this thread's capture, or None."""
     global _regions
     _regions = regions
-    _checkpoint._checkpoint_hook = _TaggingHook
-    _checkpoint.CheckpointFunction = _TaggingFunction
-    _Region.__call__ = _tagged_region
-    _Selective.__enter__ = _enter
-    _Selective.__torch_dispatch__ = _dispatch
-
-
-def remove() -> None:
-    """Restore torch's own."""
-    _checkpoint._checkpoint_hook = _original_hook
-    _checkpoint.CheckpointFunction = _original_reentrant
-    _Region.__call__ = _original_region
-    _Selective.__enter__ = _original_enter
-    _Selective.__torch_dispatch__ = _original_dispatch
+    bind(_checkpoint, "_checkpoint_hook", _TaggingHook)
+    bind(_checkpoint, "CheckpointFunction", _TaggingFunction)
+    bind(_Region, "__call__", _tagged_region)
+    bind(_Selective, "__enter__", _enter)
+    bind(_Selective, "__torch_dispatch__", _dispatch)

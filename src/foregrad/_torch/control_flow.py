@@ -24,13 +24,13 @@ from torch._ops import HigherOrderOperator
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ..errors import UnsupportedOpError
+from ..locks import Bind
 from .flex import ATTENTION, BACKWARD
 
 __all__ = [
     "Attention",
     "connected",
     "install",
-    "remove",
 ]
 
 _original_asked = torch.compiler.is_dynamo_compiling
@@ -336,7 +336,7 @@ class Attention(Protocol):
 
 
 def install(
-    is_capturing: Callable[[], bool], runner: Callable[[], Any], attention: Callable[[], Attention | None]
+    bind: Bind, is_capturing: Callable[[], bool], runner: Callable[[], Any], attention: Callable[[], Attention | None]
 ) -> None:
     """Install the Python equivalents, for threads on which `is_capturing()` is true; `runner()` gives
     `run(function, args, kwargs)`, which runs a function on real tensors in each call.
@@ -376,12 +376,5 @@ def install(
         return _original_asked()
 
     for kind in _original:
-        kind.__call__ = replaced(kind)  # type: ignore[method-assign]
-    torch.compiler.is_dynamo_compiling = asked
-
-
-def remove() -> None:
-    """Restore torch's own."""
-    for kind, original in _original.items():
-        kind.__call__ = original  # type: ignore[method-assign]
-    torch.compiler.is_dynamo_compiling = _original_asked
+        bind(kind, "__call__", replaced(kind))
+    bind(torch.compiler, "is_dynamo_compiling", asked)

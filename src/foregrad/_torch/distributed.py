@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..locks import Bind
 from .dynamo import without_modes
 
 __all__ = [
@@ -23,7 +24,6 @@ __all__ = [
     "group_of",
     "install",
     "reduction_of",
-    "remove",
     "run_collective",
     "work_of",
 ]
@@ -164,16 +164,11 @@ def _work_class() -> Any:
 
 _MODULE, _CLASS = "torch.distributed.tensor._sharding_prop", "ShardingPropagator"
 _METHOD = "_propagate_tensor_meta_non_cached"
-_originals: list[Callable[..., Any]] = []
 
 
-def _owner() -> Any:
-    return getattr(sys.modules.get(_MODULE), _CLASS, None)
-
-
-def install(is_capturing: Callable[[], bool]) -> None:
+def install(bind: Bind, is_capturing: Callable[[], bool]) -> None:
     """Hide the propagation from captures, on threads on which `is_capturing()` is true."""
-    owner = _owner()
+    owner: Any = getattr(sys.modules.get(_MODULE), _CLASS, None)
     original = getattr(owner, _METHOD, None)
     if original is None:
         return
@@ -184,11 +179,4 @@ def install(is_capturing: Callable[[], bool]) -> None:
         with without_modes():
             return original(self, schema)
 
-    _originals.append(original)
-    setattr(owner, _METHOD, propagate)
-
-
-def remove() -> None:
-    """Restore torch's own."""
-    if _originals:
-        setattr(_owner(), _METHOD, _originals.pop())
+    bind(owner, _METHOD, propagate)

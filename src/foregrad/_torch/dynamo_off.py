@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
+from ..locks import Bind
 from .disabled import redirect
 
-__all__ = ["dynamo_off", "install", "remove"]
+__all__ = ["dynamo_off", "install"]
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
 _COMPILED_AUTOGRAD = "torch._dynamo.compiled_autograd"  # if that is not loaded, it is not on
 _set_eval_frame: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
 _original_compile = torch.compile
-_originals: dict[str, Any] = {}
 
 
 @contextlib.contextmanager
@@ -36,7 +36,7 @@ def dynamo_off() -> Iterator[None]:
         _set_eval_frame(before)
 
 
-def install(is_capturing: Callable[[], bool], region_runner: Callable[[], Any]) -> None:
+def install(bind: Bind, is_capturing: Callable[[], bool], region_runner: Callable[[], Any]) -> None:
     """Make functions that Dynamo compiled run as Python, on threads on which `is_capturing()` is true. Functions that
     are disabled for Dynamo run by the result of `region_runner()`.
     """
@@ -46,7 +46,7 @@ def install(is_capturing: Callable[[], bool], region_runner: Callable[[], Any]) 
             return _original_compile(model, **options)
         return (lambda function: function) if model is None else model
 
-    torch.compile = compile
+    bind(torch, "compile", compile)
     module: Any = sys.modules.get(_EVAL_FRAME)
     original = getattr(module, "_callback_from_stance", None)
     if original is None:
@@ -62,12 +62,4 @@ def install(is_capturing: Callable[[], bool], region_runner: Callable[[], Any]) 
             redirect(sys._getframe(1), region_runner)
         return None
 
-    _originals["_callback_from_stance"] = original
-    module._callback_from_stance = callback_from_stance
-
-
-def remove() -> None:
-    """Restore torch's own."""
-    torch.compile = _original_compile
-    if _originals:
-        sys.modules[_EVAL_FRAME]._callback_from_stance = _originals.pop("_callback_from_stance")  # type: ignore[attr-defined]
+    bind(module, "_callback_from_stance", callback_from_stance)

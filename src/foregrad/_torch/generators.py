@@ -19,9 +19,10 @@ from typing import Any
 import torch
 
 from ..errors import UnsupportedSideEffectError
+from ..locks import Bind
 from .dispatch import default_generator
 
-__all__ = ["MadeGenerators", "asked_class", "drawing_from", "install", "remove"]
+__all__ = ["MadeGenerators", "asked_class", "drawing_from", "install", "restore_methods"]
 
 _SEEDS = (
     "manual_seed",
@@ -147,7 +148,7 @@ def _is_asked_by_torch() -> bool:
     return _module(sys._getframe(2)).partition(".")[0] == "foregrad"
 
 
-def install(made_by_thread: Callable[[], MadeGenerators | None]) -> None:
+def install(bind: Bind, made_by_thread: Callable[[], MadeGenerators | None]) -> None:
     """Watch generators on threads that capture, where `made_by_thread()` is not None."""
     global _made_by_thread
     _made_by_thread = made_by_thread
@@ -172,12 +173,12 @@ def install(made_by_thread: Callable[[], MadeGenerators | None]) -> None:
     _table.update(methods)
     _changed()
     del before
-    torch.Generator = torch._C.Generator = _Generator  # type: ignore[misc, assignment]
+    bind(torch, "Generator", _Generator)
+    bind(torch._C, "Generator", _Generator)
 
 
-def remove() -> None:
-    """Restore torch's own."""
-    torch.Generator = torch._C.Generator = _Original  # type: ignore[misc]
+def restore_methods() -> None:
+    """Restore the methods of generators, which `install` replaced."""
     before = dict(_table)  # as in `install`
     _table.update(_originals)
     _changed()

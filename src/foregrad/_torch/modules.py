@@ -14,7 +14,9 @@ import torch.utils._pytree as pytree
 from torch import fx
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 
-__all__ = ["install", "make_graph_module", "remove", "with_nested_arguments"]
+from ..locks import Bind
+
+__all__ = ["install", "make_graph_module", "with_nested_arguments"]
 
 
 class _Late:
@@ -102,12 +104,8 @@ def _apply(self: torch.nn.Module, fn: Callable[[Any], Any], recurse: bool = True
     return _original(self, fn, recurse)
 
 
-def install(is_capturing: Callable[[], bool], swapped: Callable[[Any], Any]) -> None:
+def install(bind: Bind, is_capturing: Callable[[], bool], swapped: Callable[[Any], Any]) -> None:
     """Install the patch; `swapped(tensor)` is the stand-in of a tensor in this thread's capture."""
     global _is_capturing, _swapped
     _is_capturing, _swapped = is_capturing, swapped
-    torch.nn.Module._apply = _apply  # type: ignore[method-assign]
-
-
-def remove() -> None:
-    torch.nn.Module._apply = _original  # type: ignore[method-assign]
+    bind(torch.nn.Module, "_apply", _apply)

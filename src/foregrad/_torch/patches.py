@@ -33,7 +33,7 @@ import torch
 
 from ..errors import UnsupportedSideEffectError
 from ..interrupts import deliver, held, runs_user_code
-from ..locks import InPlace
+from ..locks import InPlace, Replacements
 from . import (
     asked,
     checkpoints,
@@ -140,16 +140,13 @@ _original_call = torch.nn.Module.__call__
 _original_set = torch._C.TensorBase.set_
 _original_tolist: Any = torch._C.TensorBase.tolist
 _original_reduce: Any = torch.Tensor._reduce_ex_internal
-_TENSOR: Any = torch.Tensor
-_FUNCTION: Any = torch.autograd.Function
-_original_use_count: Any = _TENSOR._use_count
+_original_use_count: Any = torch.Tensor._use_count  # type: ignore[attr-defined]
 _as_subclass: Any = torch._C.TensorBase.as_subclass
 _make_subclass: Any = torch._C.TensorBase._make_subclass
 _original_getattribute = object.__getattribute__
 _original_setattr = torch.nn.Module.__setattr__
 _original_apply = torch.autograd.Function.__dict__["apply"]
-_autograd: Any = torch.autograd
-_original_engine = _autograd._engine_run_backward
+_original_engine: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 _registers: Any = torch.autograd.function._HookMixin
 _original_register = _registers.__dict__["_register_hook"]
 
@@ -445,57 +442,40 @@ def _is_capturing() -> bool:
     return getattr(_active, "hooks", None) is not None
 
 
+_replaced = Replacements()
+
+
 def _install() -> None:
+    bind = _replaced.bind
     dynamo_tables.note_tables()
-    torch.nn.Module.__call__ = _call  # type: ignore[method-assign]
-    torch.nn.Module.__getattribute__ = _getattribute  # type: ignore[method-assign, assignment]
-    torch.nn.Module.__setattr__ = _setattr  # type: ignore[method-assign]
-    torch.Tensor.set_ = _set  # type: ignore[assignment, method-assign]
-    torch.Tensor.tolist = _tolist  # type: ignore[assignment, method-assign]
-    _TENSOR._reduce_ex_internal = _reduce
-    _TENSOR._use_count = _use_count
-    torch.Tensor.as_subclass = _of_class  # type: ignore[assignment, method-assign]
-    torch.Tensor._make_subclass = staticmethod(_made_of_class)  # type: ignore[assignment, method-assign]
-    _FUNCTION.apply = classmethod(_apply)
-    _autograd._engine_run_backward = _engine
-    _registers._register_hook = staticmethod(_register_on_node)
-    torch.Tensor.__getattr__ = _missing  # type: ignore[attr-defined]
-    asked.install(_is_capturing)
-    checkpoints.install(_regions)
-    control_flow.install(_is_capturing, region_runner, _attention)
-    generators.install(_made_generators)
-    program_output.install(_teller_of_output, _is_capturing)
-    dynamo_off.install(_is_capturing, region_runner)
-    transforms.install(_swapped)
-    modules.install(_is_capturing, _swapped)
-    distributed.install(_is_capturing)
-    torchscript.install(_swap_of_capture)
+    bind(torch.nn.Module, "__call__", _call)
+    bind(torch.nn.Module, "__getattribute__", _getattribute)
+    bind(torch.nn.Module, "__setattr__", _setattr)
+    bind(torch.Tensor, "set_", _set)
+    bind(torch.Tensor, "tolist", _tolist)
+    bind(torch.Tensor, "_reduce_ex_internal", _reduce)
+    bind(torch.Tensor, "_use_count", _use_count)
+    bind(torch.Tensor, "as_subclass", _of_class)
+    bind(torch.Tensor, "_make_subclass", staticmethod(_made_of_class))
+    bind(torch.Tensor, "__getattr__", _missing)
+    bind(torch.autograd.Function, "apply", classmethod(_apply))
+    bind(torch.autograd, "_engine_run_backward", _engine)
+    bind(_registers, "_register_hook", staticmethod(_register_on_node))
+    asked.install(bind, _is_capturing)
+    checkpoints.install(bind, _regions)
+    control_flow.install(bind, _is_capturing, region_runner, _attention)
+    generators.install(bind, _made_generators)
+    program_output.install(bind, _teller_of_output, _is_capturing)
+    dynamo_off.install(bind, _is_capturing, region_runner)
+    transforms.install(bind, _swapped)
+    modules.install(bind, _is_capturing, _swapped)
+    distributed.install(bind, _is_capturing)
+    torchscript.install(bind, _swap_of_capture)
 
 
 def _remove() -> None:
-    torch.nn.Module.__call__ = _original_call  # type: ignore[method-assign]
-    del torch.nn.Module.__getattribute__
-    torch.nn.Module.__setattr__ = _original_setattr  # type: ignore[method-assign]
-    del torch.Tensor.set_
-    del torch.Tensor.tolist
-    del _TENSOR._use_count
-    _TENSOR._reduce_ex_internal = _original_reduce
-    del torch.Tensor.as_subclass
-    del torch.Tensor._make_subclass
-    _FUNCTION.apply = _original_apply
-    _autograd._engine_run_backward = _original_engine
-    _registers._register_hook = _original_register
-    del torch.Tensor.__getattr__  # type: ignore[attr-defined]
-    asked.remove()
-    checkpoints.remove()
-    control_flow.remove()
-    generators.remove()
-    program_output.remove()
-    dynamo_off.remove()
-    transforms.remove()
-    modules.remove()
-    distributed.remove()
-    torchscript.remove()
+    _replaced.restore()
+    generators.restore_methods()
     dynamo_tables.forget_replacements()
 
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..interrupts import runs_user_code
+from ..locks import Bind
 
-__all__ = ["install", "remove"]
+__all__ = ["install"]
 
 _NOT_THE_PROGRAMS = ("foregrad", "torch.")
 _OF_FAKES = "torch._subclasses."  # logs errors of its kernels, with a traceback
@@ -18,7 +19,7 @@ _original_print = builtins.print
 _original_handle = logging.Logger.handle
 
 
-def install(teller: Callable[[], Callable[..., bool] | None], is_capturing: Callable[[], bool]) -> None:
+def install(bind: Bind, teller: Callable[[], Callable[..., bool] | None], is_capturing: Callable[[], bool]) -> None:
     """Install the patches. `teller()` gives None, or a function that is called before anything is written on this
     thread, with a text of what is done and where, "print" or "log", and the arguments: whether it is not to be written.
     """
@@ -44,13 +45,8 @@ def install(teller: Callable[[], Callable[..., bool] | None], is_capturing: Call
                 return
         _original_handle(self, record)
 
-    builtins.print = print
-    logging.Logger.handle = handle  # type: ignore[method-assign]
-
-
-def remove() -> None:
-    builtins.print = _original_print
-    logging.Logger.handle = _original_handle  # type: ignore[method-assign]
+    bind(builtins, "print", print)
+    bind(logging.Logger, "handle", handle)
 
 
 def _is_written(logger: logging.Logger, record: logging.LogRecord) -> bool:

@@ -15,9 +15,10 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import UnsupportedOpError, UnsupportedSideEffectError
+from ..locks import Bind
 from .dispatch import plain_execution
 
-__all__ = ["attributes_of", "decomposition_table", "install", "remove", "scripted"]
+__all__ = ["attributes_of", "decomposition_table", "install", "scripted"]
 
 
 def decomposition_table() -> dict[Any, Callable[..., Any]]:
@@ -56,21 +57,14 @@ Swap = Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[s
 Read = Callable[[Any, str], None]  # called for each attribute read: the object in C++, the name
 
 _CALLABLE: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.ScriptMethod)
-_ORIGINALS = tuple(kind.__call__ for kind in _CALLABLE)
 _without_plans: Any = torch.jit.optimized_execution  # type: ignore[attr-defined]
 
 
-def install(capture: Callable[[], tuple[Swap, Read] | None]) -> None:
+def install(bind: Bind, capture: Callable[[], tuple[Swap, Read] | None]) -> None:
     """Make scripted functions and methods run without a plan if `capture()` gives a function that finds stand-ins."""
-    run = _ORIGINALS[0]
-    for kind, original in zip(_CALLABLE, _ORIGINALS, strict=True):
-        kind.__call__ = _call_without_plan(original, run, capture)
-
-
-def remove() -> None:
-    """Undo `install`."""
-    for kind, original in zip(_CALLABLE, _ORIGINALS, strict=True):
-        kind.__call__ = original
+    run = _CALLABLE[0].__call__
+    for kind in _CALLABLE:
+        bind(kind, "__call__", _call_without_plan(kind.__call__, run, capture))
 
 
 def _call_without_plan(original: Any, run: Callable[..., Any], capture: Callable[[], tuple[Swap, Read] | None]) -> Any:

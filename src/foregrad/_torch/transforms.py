@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from ..locks import Bind
+
 __all__ = [
     "Batch",
     "Level",
@@ -29,7 +31,6 @@ __all__ = [
     "levels_off",
     "levels_put_back",
     "of_batch",
-    "remove",
     "single_level_functions",
     "top",
     "unwrapped",
@@ -232,17 +233,13 @@ class Batch:
 
 # ------------------------------------------------------------------------------------------------ entries
 
-_WRAPPERS: list[tuple[Any, str, Any]] = []  # (module, name, PyTorch's function) of each replaced function
 
-
-def install(swapped: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def install(bind: Bind, swapped: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Apply `swapped` to a transform's tensors before a level wraps them, which no torch-function mode sees."""
     from torch._functorch import eager_transforms, vmap
 
     for module, name in ((eager_transforms, "_wrap_for_grad"), (vmap, "_add_batch_dim")):
-        original = getattr(module, name)
-        _WRAPPERS.append((module, name, original))
-        setattr(module, name, _swapping(original, swapped))
+        bind(module, name, _swapping(getattr(module, name), swapped))
 
 
 def _swapping(wrap: Callable[..., torch.Tensor], swapped: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -250,10 +247,3 @@ def _swapping(wrap: Callable[..., torch.Tensor], swapped: Callable[[torch.Tensor
         return wrap(swapped(tensor), *rest)
 
     return wrapper
-
-
-def remove() -> None:
-    """Undo `install`."""
-    while _WRAPPERS:
-        module, name, original = _WRAPPERS.pop()
-        setattr(module, name, original)

@@ -22,7 +22,7 @@ from ..._torch.asked import tell_type
 from ...frontend.libraries import is_outside
 from ...frontend.lifted import Draw
 from ...frontend.opaque import DATES, DRAWN, NAMES_OF, is_generator_of_numpy
-from ...locks import InPlace
+from ...locks import InPlace, Replacements
 from .drawn_arrays import from_numpy
 from .draws import Draws
 
@@ -204,47 +204,33 @@ def _dates(kind: Any) -> Any:
 
 
 _NOW = ("now", "today", "utcnow")
-_originals: list[tuple[Any, str, Any]] = []
-_ABSENT = object()
-
-
-def _replace(owner: Any, name: str, value: Any) -> None:
-    _originals.append((owner, name, vars(owner).get(name, _ABSENT)))
-    setattr(owner, name, value)
+_replaced = Replacements()
 
 
 def _install() -> None:
+    bind = _replaced.bind
     for module, names in NAMES_OF.items():
         for name in names:
             if hasattr(module, name):
-                _replace(module, name, wrapper_of(getattr(module, name), f"{module.__name__}.{name}"))
+                bind(module, name, wrapper_of(getattr(module, name), f"{module.__name__}.{name}"))
     for name in NAMES_OF[random]:
-        _replace(random.Random, name, _method(name))
+        bind(random.Random, name, _method(name))
     for name in ("random", "getrandbits"):
-        _replace(random.SystemRandom, name, _method(name, random.SystemRandom))
+        bind(random.SystemRandom, name, _method(name, random.SystemRandom))
     of_module: Any = random._inst
     methods: dict[str, Callable[..., None]] = {"seed": _seed, "setstate": _setstate}
     for name, method in methods.items():
-        _replace(random.Random, name, method)
-        _replace(random, name, functools.partial(method, of_module))
+        bind(random.Random, name, method)
+        bind(random, name, functools.partial(method, of_module))
     numpy = sys.modules.get("numpy.random")
     entropy: Any = getattr(numpy, "bit_generator", None)
     if hasattr(entropy, "randbits"):  # what a generator is seeded with that is given no seed
-        _replace(entropy, "randbits", _randbits(entropy.randbits))
+        bind(entropy, "randbits", _randbits(entropy.randbits))
     for name in _OF_NUMPY if numpy is not None else ():
-        _replace(numpy, name, wrapper_of(getattr(numpy, name), f"numpy.random.{name}"))
-    _replace(torch, "from_numpy", from_numpy)
+        bind(numpy, name, wrapper_of(getattr(numpy, name), f"numpy.random.{name}"))
+    bind(torch, "from_numpy", from_numpy)
     if numpy is not None:
-        _replace(numpy, "default_rng", _default_rng(numpy.default_rng))
+        bind(numpy, "default_rng", _default_rng(numpy.default_rng))
 
 
-def _remove() -> None:
-    while _originals:
-        owner, name, value = _originals.pop()
-        if value is _ABSENT:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, value)
-
-
-_patches = InPlace(_install, _remove)
+_patches = InPlace(_install, _replaced.restore)
