@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         fake_tensor_unsupported,
     )
     from .explanation.collect import explain
-    from .explanation.explanation import Explanation
+    from .explanation.text import Explanation
     from .frontend.eager_region import eager_region
     from .frontend.fakify import construct_fake_mode, process_inputs
     from .frontend.region import region

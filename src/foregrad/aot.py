@@ -17,9 +17,8 @@ from .dispatch.module import Recipe, behind
 from .dispatch.pipeline import Pipeline, Product
 from .errors import UnsupportedError, UnsupportedSideEffectError
 from .frontend.call import FlatCall, flatten_call
-from .frontend.sources import Source
+from .frontend.sources import FoundWrappers, Source
 from .frontend.tree import Tree
-from .frontend.wrappers import FoundWrappers
 from .graph.effects import CheckFailed
 from .graph.signature import ConstantOutput, PartOf, Signature
 from .graph.slots import Buffer, Param
@@ -28,7 +27,7 @@ from .partitioners import default_partition
 from .runtime.render import render_run
 from .subclasses.conversion import unwrapping
 from .subclasses.spec import WrapperSpec
-from .tracing.captured import Captured
+from .tracing.run import Captured
 
 __all__ = [
     "aot_function",

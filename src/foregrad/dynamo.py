@@ -25,7 +25,7 @@ import torch
 from torch import fx
 
 from ._torch import dynamo, engine
-from ._torch.data_assignments import restore_data_assignments
+from ._torch.dynamo import restore_data_assignments
 from ._torch.fakes import FakeTensor
 from ._torch.function_bodies import has_lost_marks, restore_grad_mode
 from ._torch.function_classes import is_function_class, is_parameter_class, plain_alias

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch._dynamo import trace_rules
 
-from foregrad._torch.dynamo_tables import forget_replacements, note_tables
+from foregrad._torch.dynamo_off import forget_replacements, note_tables
 
 
 def test_tables_made_while_functions_are_replaced_are_made_again(monkeypatch):

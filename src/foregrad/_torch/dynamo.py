@@ -1,6 +1,6 @@
-"""Dynamo's facts about a graph that it hands to a backend, and its registry of backends. Checked on torch 2.13.0.
+"""Dynamo's facts about a graph that it hands to a backend, its graph breaks, and its registry of backends.
 
-Nothing of Dynamo is imported before it is used: `import foregrad` stays quick.
+Nothing of Dynamo is imported before it is used: `import foregrad` stays quick. Checked on torch 2.13.0.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import dataclasses
 import pathlib
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any
@@ -22,10 +23,13 @@ from .fakes import FakeTensor, FakeTensorMode, real_constants
 from .graphs import size_hint
 
 __all__ = [
+    "GraphBreak",
     "GraphInput",
     "branches_on_values",
+    "compiled_by_dynamo",
     "compiler_context",
     "compiler_counters",
+    "graph_breaks",
     "graph_inputs",
     "has_checkpoints",
     "is_dynamo_graph",
@@ -37,6 +41,7 @@ __all__ = [
     "placeholder_sources",
     "real_inputs",
     "restarts",
+    "restore_data_assignments",
     "shielded",
     "skip_foregrad",
     "source_lines",
@@ -327,3 +332,97 @@ def lookup_backend(name: str) -> Callable[..., Any]:
 
     backend: Callable[..., Any] = lookup_backend(name)
     return backend
+
+
+# -------------------------------------------------------------------- graph breaks
+# Graph breaks: the places at which Dynamo breaks a function into several graphs. Checked on torch 2.13.0.
+#
+# `torch._dynamo.explain` finds these too, but makes Dynamo drop everything that it compiled in the process.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GraphBreak:
+    """A place where Dynamo ends a graph: the user's line, and Dynamo's reason."""
+
+    line: str
+    reason: str
+
+
+def compiled_by_dynamo(function: Any) -> Any:
+    """The function or module behind a result of `torch.compile`; None for any other function."""
+    inner = getattr(function, "_orig_mod", None)
+    if isinstance(function, torch.nn.Module) and isinstance(inner, torch.nn.Module):
+        return inner
+    disabled = getattr(function, "_torchdynamo_disable", False)
+    return None if disabled else getattr(function, "_torchdynamo_orig_callable", None)
+
+
+def graph_breaks(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[int, list[GraphBreak]]:
+    """(the number of graphs that Dynamo makes of a call, its graph breaks). The function really runs."""
+    graphs: list[fx.GraphModule] = []
+
+    def keep(gm: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        graphs.append(gm)
+        return gm.forward
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Dynamo's own reads of tensors warn
+        torch.compile(function, backend=keep)(*args, **kwargs)
+    reasons = [getattr(gm, "compile_subgraph_reason", None) for gm in graphs]
+    return len(graphs), [_break(reason) for reason in reasons if reason is not None and reason.graph_break]
+
+
+def _break(reason: Any) -> GraphBreak:
+    frames = [frame for frame in reason.user_stack if frame is not None]
+    line = f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}: {frames[-1].line}" if frames else ""
+    return GraphBreak(line, str(reason.reason))
+
+
+# -------------------------------------------------------------------- x.data in graphs
+# `x.data` and `x.data = y` in Dynamo's graphs, as eager runs them. Checked on torch 2.11.0, 2.13.0, 2.15.0.
+#
+# Dynamo writes `x.data = y` as `set_` under `no_grad` and a function that decrements the version counter. That cuts a
+# leaf off from gradients of earlier results, and the counter of a tensor that began at 0 still moves. Since 2.15 it
+# writes an operator, which leaves strides and the storage unchanged.
+
+
+_SET: Any = torch._C.TensorBase.set_  # a capture replaces `torch.Tensor.set_`
+_GET_DATA: Any = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]
+_COPY_DATA: Any = getattr(torch.ops.aten, "shallow_copy_data_", None)
+_LOWER = "_lower_version_count_by_1"
+
+
+def restore_data_assignments(gm: fx.GraphModule) -> None:
+    """Restore reads and assignments of `.data` in a graph, and in the graphs within it."""
+    for module in [m for m in gm.modules() if isinstance(m, fx.GraphModule)]:
+        graph, changed = module.graph, False
+        for node in list(graph.nodes):
+            if node.op != "call_function":
+                continue
+            if node.target is _GET_DATA:
+                node.target, node.args = getattr, (node.args[0], "data")
+                changed = True
+            elif _COPY_DATA is not None and node.target in (_COPY_DATA, _COPY_DATA.default):
+                node.target = assign_data
+                changed = True
+            elif getattr(node.target, "__name__", "") == _LOWER and _is_set(node.args[0]):
+                node.args[0].target = assign_data
+                node.replace_all_uses_with(node.args[0])
+                graph.erase_node(node)
+                changed = True
+        if changed:
+            module.recompile()
+
+
+def _is_set(node: Any) -> bool:
+    return isinstance(node, fx.Node) and node.target is _SET and len(node.args) == 2
+
+
+def assign_data(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+    tensor.data = data
+    return tensor
+
+
+fx.node.has_side_effect(assign_data)

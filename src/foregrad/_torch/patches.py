@@ -40,7 +40,6 @@ from . import (
     control_flow,
     distributed,
     dynamo_off,
-    dynamo_tables,
     generators,
     modules,
     program_output,
@@ -447,7 +446,7 @@ _replaced = Replacements()
 
 def _install() -> None:
     bind = _replaced.bind
-    dynamo_tables.note_tables()
+    dynamo_off.note_tables()
     bind(torch.nn.Module, "__call__", _call)
     bind(torch.nn.Module, "__getattribute__", _getattribute)
     bind(torch.nn.Module, "__setattr__", _setattr)
@@ -476,7 +475,7 @@ def _install() -> None:
 def _remove() -> None:
     _replaced.restore()
     generators.restore_methods()
-    dynamo_tables.forget_replacements()
+    dynamo_off.forget_replacements()
 
 
 _patches = InPlace(_install, _remove)

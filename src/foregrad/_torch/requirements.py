@@ -35,8 +35,6 @@ _SIZES = "nothing: symbolic sizes need it; with `dynamic=False` there are none"
 FALLS_BACK = {
     "contexts": "nothing: captures in a trace of PyTorch's, and with symbolic sizes, need it",
     "control_flow": "nothing: operators that take functions need it",
-    "data_assignments": _DYNAMO,
-    "disabled": "functions under `torch.compiler.disable` are captured as any",
     "distributed": "nothing: functions with collectives, DDP, FSDP and DTensor need it",
     "dynamo": _DYNAMO,
     "expressions": _SIZES,

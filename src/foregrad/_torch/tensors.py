@@ -22,6 +22,7 @@ __all__ = [
     "gradient_of",
     "history_of",
     "is_inside_transform",
+    "is_mark",
     "is_marked",
     "is_no_grad_view",
     "is_number",
@@ -43,6 +44,7 @@ __all__ = [
     "version_unseen",
     "view_again",
     "whole_memory",
+    "without_marks",
 ]
 
 
@@ -272,3 +274,24 @@ def of_other_mode(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.is_conj():
             alias = alias.conj()
         return alias._neg_view() if tensor.is_neg() else alias
+
+
+# -------------------------------------------------------------------- marks
+# The attributes that PyTorch itself hangs onto tensors: which sizes may vary, that a wrapper is a parameter, ...
+#
+# Checked on torch 2.11 to 2.15. They are no state of the user's program: Dynamo sets them as it looks at a tensor, and
+# jagged nested tensors set them on their parts. The sizes and strides that a wrapper computes are kept on it.
+
+
+_PREFIXES = ("_dynamo_", "_has_dynamo_", "_sym_sizes_capsule", "_sym_strides_capsule")
+_NAMES = frozenset({"_is_param", "_specialize_on"})
+
+
+def is_mark(name: Any) -> bool:
+    """Whether an attribute of a tensor with this name is PyTorch's."""
+    return isinstance(name, str) and (name in _NAMES or name.startswith(_PREFIXES))
+
+
+def without_marks(table: dict[Any, Any]) -> dict[Any, Any]:
+    """The attributes that the user gave a tensor."""
+    return {name: value for name, value in [*table.items()] if not is_mark(name)} if table else {}

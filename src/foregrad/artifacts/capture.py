@@ -14,8 +14,8 @@ import torch
 
 from ..api import pipeline_for
 from ..config import config
+from ..dispatch.guard_list import sharing_of
 from ..dispatch.pipeline import Pipeline
-from ..dispatch.sharing import sharing_of
 from ..errors import ArtifactError, UnsupportedError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall, flatten_call
 from ..frontend.sources import Source
@@ -34,9 +34,8 @@ from ..tracing.derivatives.resumable_trace import GradientRef, ResumableTrace, W
 from ..tracing.effects.attribute_guards import ATTRIBUTES
 from ..tracing.options import Options
 from .attributes import assigned_attributes
-from .facts import QUESTIONS
 from .guards import context_now
-from .program import CallSpec, DerivedProgram, Leaf, Program, Specialization
+from .program import QUESTIONS, CallSpec, DerivedProgram, Leaf, Program, Specialization
 from .records import Named, Stored
 from .state import StateEntry
 

@@ -22,8 +22,7 @@ from ..graph.signature import BaseOf, InputInfo, MemoryOf
 from ..graph.source import Names
 from ..graph.spelling import item
 from .containers import fields_of
-from .facts import QUESTIONS
-from .program import Specialization
+from .program import QUESTIONS, Specialization
 from .records import Named, Stored
 
 __all__ = [

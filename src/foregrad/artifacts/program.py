@@ -10,8 +10,9 @@ import torch
 
 from .._torch.expressions import restored_table, table_to
 from .._torch.fakes import FakeTensorMode
+from .._torch.hooks import UNHOOKED, gradient_hooks
 from .._torch.symbols import SymbolTable
-from ..dispatch.sharing import Sharing
+from ..dispatch.guard_list import Sharing
 from ..errors import ArtifactError
 from ..frontend.tree import Tree
 from ..graph.joint import JointGraph
@@ -21,11 +22,11 @@ from ..serialize.graphs import graph_from, graph_to
 from ..serialize.values import Reader, Writer, checked
 from ..tracing.derivatives.resumable_trace import ValueRef
 from .containers import tree_from, tree_to
-from .facts import QUESTIONS
 from .records import record_from, record_to
 from .validate import check_derivative, check_partitioned
 
 __all__ = [
+    "QUESTIONS",
     "CallSpec",
     "DerivedProgram",
     "Leaf",
@@ -340,3 +341,23 @@ def sharing_from(data: Any, signature: Signature) -> Sharing | None:
     if not all(0 <= i < count for i in (*roots, *(i for pair in counters for i in pair[:2]))):
         raise ArtifactError("relations of inputs that do not exist")
     return Sharing(memories, counters, roots)
+
+
+# -------------------------------------------------------------------- questions
+# Questions about arguments, besides their values, that a program asked and that an artifact asks at each call.
+
+
+QUESTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "{}.is_leaf": lambda x: x.is_leaf,
+    "{}._version": lambda x: x._version,
+    "{}._base is None": lambda x: x._base is None,
+    "{}.storage_offset()": lambda x: x.storage_offset(),
+    "{}.untyped_storage().nbytes()": lambda x: x.untyped_storage().nbytes(),
+    "{}._backward_hooks is None": lambda x: x._backward_hooks is None,
+    "{}.retains_grad": lambda x: x.retains_grad,
+    "{}.is_shared()": lambda x: x.is_shared(),
+    "{}.is_pinned()": lambda x: x.is_pinned(),
+    "{}.grad is None": lambda x: x.grad is None,
+    "{0}.is_leaf and {0}.grad is None": lambda x: x.is_leaf and x.grad is None,
+    UNHOOKED: lambda x: not gradient_hooks(x),
+}

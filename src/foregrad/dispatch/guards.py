@@ -22,9 +22,8 @@ from .._torch.tensors import share_memory
 from ..frontend.call import FlatCall
 from ..frontend.expected import Expected
 from ..frontend.reads import Reads
-from ..frontend.sources import Source
+from ..frontend.sources import FoundWrappers, Source
 from ..frontend.tree import Tree
-from ..frontend.wrappers import FoundWrappers
 from ..graph.joint import JointGraph
 from ..graph.signature import BaseOf, GradientOf, InputInfo, MemoryOf, PartOf
 from ..graph.source import Names, unpacked
@@ -32,9 +31,19 @@ from ..subclasses.conversion import unwrapping
 from ..subclasses.spec import WrapperSpec
 from .constants import answers, has_context, has_keys, is_constant, order_of_keywords_matters
 from .explain import Difference
-from .guard_list import STATE, Facts, Guard, GuardMaker, Lines, Words, state_difference, tensor_facts
+from .guard_list import (
+    STATE,
+    Facts,
+    Guard,
+    GuardMaker,
+    Lines,
+    Sharing,
+    Words,
+    sharing_of,
+    state_difference,
+    tensor_facts,
+)
 from .objects import apart_guards, arrays_apart_guards, object_lines
-from .sharing import Sharing, sharing_of
 from .watch import Watch
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from .._torch.graph_breaks import graph_breaks
+from .._torch.dynamo import graph_breaks
 from ..api import pipeline_for
 from ..backends.registry import list_backends
 from ..config import config
@@ -38,11 +38,11 @@ from ..partitioners.policies import Policy
 from ..partitioners.report import Report, SavedValue, make_report
 from ..phases import compiling, phase
 from .advice import advice_on, parts_of_function, parts_of_module, refusal, stumbling
-from .explanation import Explanation
 from .graphs import Rows, rows_of, sources_of, work_of
 from .measure import held_by, packed_by, peak_of, step_of, times_of
 from .program import program_of, writes_to_arguments, written_outside
 from .subject import Subject, random_state_kept, subject_of
+from .text import Explanation
 from .tree import Again, EagerPart, Memory, Operator, Saved, Time
 
 __all__ = ["explain", "memory_of"]

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from .._torch.graph_breaks import compiled_by_dynamo
+from .._torch.dynamo import compiled_by_dynamo
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.module import behind
 from ..frontend.tree import flatten

@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from .._torch.disabled import is_disabled_by_torch
-from .._torch.dynamo_off import dynamo_off
+from .._torch.dynamo_off import dynamo_off, is_disabled_by_torch
 from .._torch.patches import MARK, region_runner
 
 __all__ = ["eager_region", "is_eager_region"]

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from .._torch.marks import is_mark, without_marks
+from .._torch.tensors import is_mark, without_marks
 from ..graph.spelling import key_text
 from .classes import dict_of_class
 from .expected import ABSENT, is_plain

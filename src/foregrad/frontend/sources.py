@@ -5,16 +5,18 @@ Rebinding anything on the way is noticed, because the chain of steps is walked a
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from ..graph.slots import Slot
 from ..graph.spelling import attribute, item
+from ..subclasses.spec import WrapperSpec
 
-__all__ = ["Source"]
+__all__ = ["FoundWrappers", "ReachedWrapper", "Source"]
 
 
 class Source:
@@ -50,3 +52,22 @@ class Source:
         for kind, key in self.steps:
             root = attribute(root, key, bind) if kind == "attr" else item(root, key, bind)
         return root
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReachedWrapper:
+    """A wrapper that the function reached by itself: where, and the spec of its gradient (None: as predicted)."""
+
+    source: Source
+    spec: WrapperSpec
+    gradient: WrapperSpec | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FoundWrappers:
+    """The wrappers that a function was given: those that it reached by itself, and of those among its arguments, by
+    their first leaf, what they are like and what their gradients are like.
+    """
+
+    reached: tuple[ReachedWrapper, ...]
+    arguments: Mapping[int, tuple[WrapperSpec, WrapperSpec | None]]

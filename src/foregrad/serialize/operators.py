@@ -19,7 +19,7 @@ from ..errors import ArtifactError
 from ..tracing.kernels.checks import VALUE_CHECKS
 from ..tracing.kernels.formulas import independent_of_phase
 from ..tracing.tape.opinfo import item_or_empty, take_data
-from ..tracing.values.math_functions import NUMBER_FUNCTIONS
+from ..tracing.values.numbers import NUMBER_FUNCTIONS
 
 __all__ = ["is_check", "is_view", "name_of_operator", "operator_named"]
 

@@ -19,9 +19,8 @@ from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import BaseOf, GradientOf, GradientPaths, InputInfo, MemoryOf, Signature, SizeSymbol
 from ..subclasses.spec import is_wrapper
-from .derivatives.backward import Backward, InnerGradients, takes_gradient
+from .derivatives.backward import Backward, Differentiated, InnerGradients, takes_gradient
 from .derivatives.derived_effects import effects_of
-from .derivatives.differentiation import Differentiated
 from .derivatives.resumable_trace import ResumableTrace, read_again
 from .derivatives.session import Session
 from .effects.analysis import Analysis
@@ -32,9 +31,9 @@ from .effects.outputs import attributes_set, parameters_made
 from .effects.python_state import PythonState
 from .effects.result_hooks import OwnHooks
 from .effects.wrapper_histories import passed_wrappers, wrapper_results
+from .heap.alias import memory_root
 from .heap.records import InputRecord
 from .heap.refusals import changed_with_gradients
-from .heap.view_chain import memory_root
 from .inputs.inputs import Inputs
 from .inputs.lifting import Lifting
 from .inputs.tensor_sources import GradientSource

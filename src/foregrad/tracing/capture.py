@@ -13,9 +13,8 @@ from ..frontend.call import FlatCall
 from ..frontend.sources import Source
 from ..graph.eager_regions import begin, in_one_call
 from ..interrupts import held
-from .captured import Captured
 from .options import Learned, Options
-from .run import CaptureRun
+from .run import Captured, CaptureRun
 from .tape.again import CaptureAgain, NumberVaries, SharedClosureFound
 from .tape.collection import paused_collection
 

@@ -1,9 +1,10 @@
-"""One run of a function on fakes, in named stages: called, analyzed, differentiated, captured."""
+"""One run of a function on fakes, in named stages: called, analyzed, differentiated, captured; and its result."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,14 +19,16 @@ from .._torch.transforms import levels_put_back
 from ..errors import ForegradError
 from ..frontend.lifted import capturing
 from ..frontend.program_state import ProgramState
-from ..frontend.sources import Source
+from ..frontend.reads import Reads
+from ..frontend.sources import FoundWrappers, Source
 from ..frontend.tree import Tree
 from ..graph.effects import CheckFailed
+from ..graph.joint import JointGraph
 from ..interrupts import is_interrupt, note_escaping
 from .assembly import Assembly
-from .captured import Captured
+from .derivatives.backward import Differentiated, differentiate
 from .derivatives.derived_effects import check_outputs, written_by
-from .derivatives.differentiation import Differentiated, differentiate
+from .derivatives.resumable_trace import ResumableTrace
 from .derivatives.session import fresh_autocast_cache
 from .effects.analysis import Analysis
 from .effects.backward_reads import check_module_hooks
@@ -48,9 +51,9 @@ from .parts import CaptureParts, run_function
 from .tape.again import CaptureAgain
 from .values.draw_patches import drawing
 from .values.draws import Draws, DrawsFound
-from .values.math_functions import trace_math
+from .values.numbers import trace_math
 
-__all__ = ["CaptureRun"]
+__all__ = ["CaptureRun", "Captured"]
 
 _OF_FOREGRAD = (ForegradError, CaptureAgain, CheckFailed, DrawsFound)
 
@@ -244,3 +247,21 @@ class CaptureRun(CaptureParts):
         facts = self.facts.of(len(joint.signature.inputs), scan)
         found = self.reads, facts, again, inputs.wrappers.found(self.call.tree), self.state.reached()
         return Captured(joint, tuple(tensors), tuple(self.code.modules.values()), *found)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Captured:
+    """What a capture gives: the joint graph, the real tensors behind its inputs (None for whole memories), the modules
+    whose code ran, what the function read besides tensors, what it asked of which input (an expression, its value),
+    what it takes to differentiate it again, the wrapper subclasses that it was given, and, by class, the ids of objects
+    that it reaches by itself, which its arguments must not be.
+    """
+
+    joint: JointGraph
+    tensors: tuple[torch.Tensor | None, ...]
+    modules: tuple[torch.nn.Module, ...]
+    reads: Reads
+    facts: tuple[tuple[int, str, str | None, Any], ...] = ()
+    resumable: ResumableTrace | None = None
+    wrappers: FoundWrappers | None = None
+    reached: Mapping[type, frozenset[int]] = dataclasses.field(default_factory=dict)

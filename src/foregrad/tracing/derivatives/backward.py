@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -16,13 +17,16 @@ from ..._torch.tensors import is_usable, is_view
 from ...errors import ForegradError, UnsupportedError
 from ...graph.signature import GradientPaths
 from ...subclasses.spec import bare_spec, is_wrapper, parts_of
+from ..effects.analysis import Analysis
 from ..heap.inplace_detach import keeps_history
-from ..heap.records import is_no_grad_view
+from ..heap.records import InputRecord, is_no_grad_view
 from ..heap.refusals import in_some_backwards
 from ..recorder.backward_writes import Run
+from ..recorder.recorder import Recorder
 from ..tape.gradient_paths import nodes_behind, other_leaves, reached_from
 from ..tape.origin import user_line
-from .session import run_engine
+from ..tape.tape import Entry
+from .session import make_tangent, run_engine
 
 if TYPE_CHECKING:
     from ..heap.records import InputRecord
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
     from ..recorder.recorder import Recorder
     from ..tape.tape import Entry
 
-__all__ = ["Backward", "InnerGradients", "errors_behind", "raise_behind", "takes_gradient"]
+__all__ = ["Differentiated", "differentiate"]
 
 
 def takes_gradient(record: InputRecord) -> bool:
@@ -363,3 +367,50 @@ def errors_behind(
         except RuntimeError as error:
             found[position] = error
     return found
+
+
+# -------------------------------------------------------------------- the backward of one capture
+# The backward of one capture: which outputs have gradients, which inputs those go to, and what leads nowhere.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Differentiated:
+    """`outputs`: those of the graph that have a gradient, each with its tangent; `rootless`: those whose gradient leads
+    nowhere. `gradients`: an entry, or None, for each input. `reached`: by key of an input, see `Backward.reached`.
+    `late`: inputs whose gradients look like what they are after the call, see `AttachNode`.
+    """
+
+    outputs: list[int]
+    rootless: list[int]
+    tangents: list[tuple[torch.Tensor, Entry]]
+    gradients: list[Entry | None]
+    reached: dict[int, GradientPaths]
+    late: frozenset[int] = frozenset()
+
+    def parted(self, backward: Backward, analysis: Analysis) -> Differentiated:
+        """Tell outputs apart whose gradient leads nowhere."""
+        nowhere = backward.leading_nowhere(self.outputs, self.gradients, self.reached, self.tangents)
+        if not nowhere:
+            return self
+        backward.to_nowhere({i: analysis.fakes[i] for i in nowhere}, list(nowhere.values()))
+        kept = [k for k, i in enumerate(self.outputs) if i not in nowhere]
+        backward.run.keep_tangents(kept)
+        reached = {key: reach.of_outputs(kept) for key, reach in self.reached.items()} if len(kept) > 1 else {}
+        outputs, tangents = [self.outputs[k] for k in kept], [self.tangents[k] for k in kept]
+        return Differentiated(outputs, list(nowhere), tangents, self.gradients, reached)
+
+
+def differentiate(
+    recorder: Recorder, records: Sequence[InputRecord], backward: Backward, analysis: Analysis, *, keep: bool
+) -> Differentiated:
+    """Run the backward on fakes. `keep`: what it takes to differentiate that again."""
+    outputs = analysis.carrying_gradients()
+    with_history = [fake for fake in analysis.fakes if fake is not None]
+    tangents = [make_tangent(recorder, analysis.specs[i]) for i in outputs]
+    reached = backward.reached(with_history)
+    sinks = [record for record in records if takes_gradient(record)]
+    gradients: dict[int, Any] = {}
+    if outputs and sinks:
+        gradients = backward.gradients([analysis.fakes[i] for i in outputs], sinks, [f for f, _ in tangents], keep=keep)
+        backward.raising |= {outputs[position]: error for position, error in backward.aside.items()}
+    return Differentiated(outputs, [], tangents, [gradients.get(id(record)) for record in records], reached)

@@ -11,9 +11,9 @@ import torch
 from ...graph.effect_log import Write
 from ...graph.effects import BackwardEffects, LateUpdate, Result, WrappedGradient
 from ...graph.slots import Checked, Grad, Part, Slot, Updated
+from ..heap.alias import memory_root
 from ..heap.records import InputRecord
 from ..heap.refusals import written_by_backward
-from ..heap.view_chain import memory_root
 from ..recorder.backward_writes import Run
 from ..recorder.recorder import Recorder
 from ..tape.tape import Entry

@@ -15,7 +15,7 @@ from ...errors import UnsupportedError
 from ...graph.joint import JointGraph
 from ...graph.signature import DecisionInfo, GradientPaths, InputInfo, Signature
 from ...graph.slots import Decision, Grad, Live, Saved, Slot, Tangent
-from ..heap.view_chain import not_own
+from ..heap.alias import not_own
 from ..heap.views import undone
 from ..recorder.backward_writes import Run
 from ..tape.gradient_paths import passed_through, reached_from, saving_nodes

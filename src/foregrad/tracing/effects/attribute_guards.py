@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ..._torch.marks import without_marks
 from ..._torch.stand_ins import is_stand_in
+from ..._torch.tensors import without_marks
 from ...errors import UnsupportedError, UnsupportedSideEffectError
 from ...frontend.expected import ABSENT
 from ...frontend.libraries import is_of_library

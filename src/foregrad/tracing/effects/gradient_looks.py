@@ -17,7 +17,7 @@ from ...errors import UnsupportedMutationError
 from ...graph.effect_log import InplaceView, SetStorage
 from ...graph.meta import TensorSpec
 from ...graph.signature import Handle
-from ..heap.event_log import Event
+from ..heap.metadata_changes import Event
 from ..heap.records import InputRecord
 from ..heap.refusals import changed_with_gradients
 from ..recorder.recorder import Recorder

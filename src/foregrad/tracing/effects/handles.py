@@ -13,11 +13,10 @@ import torch
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import allows_writes, is_view
 from ...graph.effect_log import Detach, Handle, MarkRequiresGrad, Recorded, SetData, TakeView, ViewStep
-from ..heap.alias import Value
-from ..heap.event_log import Event
+from ..heap.alias import Value, chain_of
+from ..heap.metadata_changes import Event
 from ..heap.records import InputRecord, is_moved
 from ..heap.refusals import of_exchanged_memory
-from ..heap.view_chain import chain_of
 from ..heap.view_replay import View
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder

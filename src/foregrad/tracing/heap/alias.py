@@ -18,7 +18,9 @@ from typing import Any
 
 import torch
 
+from ..._torch.tensors import history_of
 from ...graph.meta import TensorSpec
+from ..tape.opinfo import op_info
 from ..tape.origin import Origin
 from ..tape.tape import Entry
 from .aliased_kernels import RunOnStorageCopies, StorageExtent, extent_of
@@ -26,7 +28,7 @@ from .refusals import past_the_edges
 from .view_replay import View, replayed, with_bits
 from .views import Emit, is_bijection, moved, without_bits, write_back, write_memory
 
-__all__ = ["Storage", "Value", "now"]
+__all__ = ["Storage", "Value", "chain_of", "is_from_custom_function", "memory_root", "not_own", "now"]
 
 aten = torch.ops.aten
 now = itertools.count(1).__next__
@@ -301,3 +303,59 @@ def _is_like(spec: TensorSpec, other: TensorSpec) -> bool:
     """Whether views of the one are those of the other."""
     bits = (spec.conj, spec.neg) == (other.conj, other.neg)
     return bits and spec.stride == other.stride and spec.shape == other.shape
+
+
+# -------------------------------------------------------------------- chains of views
+# From a value back to what it is a view of, and from an entry back to what made its memory.
+
+
+def chain_of(value: Value) -> list[Value]:
+    """The value, what it is a view of, and so on."""
+    chain = [value]
+    while chain[-1].parent is not None:
+        chain.append(chain[-1].parent)
+    return chain
+
+
+def is_from_custom_function(value: Value, tensor: torch.Tensor) -> bool:
+    """Whether one of the views that led to it is what a custom Function returned: its history is the Function's."""
+    views = [link.view for link in chain_of(value)]
+    node: Any = history_of(tensor)
+    for view in views:  # each has a node, save those taken inside the Function
+        if view is None or view.made is None or node is None:
+            return False
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return True
+        node = node.next_functions[0][0] if node.next_functions else None
+    return False
+
+
+def memory_root(entry: Entry) -> Entry:
+    """The entry whose memory this one is in when the graph runs: through views back to what made it."""
+    while True:
+        target = entry.target
+        if target is None or not entry.args:
+            return entry
+        source = entry.args[0]
+        if not isinstance(source, Entry):
+            return entry
+        if not hasattr(target, "_schema"):  # getitem of a multi-output operator
+            if hasattr(source.target, "_schema") and op_info(source.target).is_view:
+                entry = source.args[0]
+                continue
+            return entry
+        if not op_info(target).is_view:
+            return entry
+        entry = source
+
+
+def not_own(entries: list[Entry]) -> frozenset[int]:
+    """Outputs in memory that an input or an earlier output is in: autograd is not to see them as views."""
+    taken: set[int] = set()
+    shared = set()
+    for index, entry in enumerate(entries):
+        root = memory_root(entry)
+        if root is not entry or root.target is None or id(root) in taken:
+            shared.add(index)
+        taken.add(id(root))
+    return frozenset(shared)

@@ -29,8 +29,7 @@ from ...subclasses.spec import is_of_capture
 from ..heap.recording import Host
 from ..heap.refusals import past_the_edges
 from ..kernels.checks import VALUE_CHECKS
-from ..kernels.determinant import DETERMINANTS, watch_determinant
-from ..kernels.formulas import VALUES_ONLY, eigenvalues_only
+from ..kernels.formulas import DETERMINANTS, VALUES_ONLY, eigenvalues_only, watch_determinant
 from ..recorder.as_objects import OBJECTS, ValuesAsked
 from ..recorder.attention import attention, is_by_math
 from ..recorder.functions import READERS

@@ -34,11 +34,10 @@ from ..._torch.tensors import (
 )
 from ...graph.effect_log import InplaceView
 from ...graph.meta import TensorSpec
-from ..heap.alias import Value
+from ..heap.alias import Value, chain_of
 from ..heap.recording import Recording
 from ..heap.records import InputRecord, is_of_another_kind, is_written_with_history
 from ..heap.refusals import past_the_edges, resized_view
-from ..heap.view_chain import chain_of
 from ..recorder.recorder import Recorder
 from ..tape.origin import user_line
 

@@ -23,9 +23,8 @@ from ..._torch.tensors import (
     numbers_of_view,
 )
 from ...errors import UnsupportedAliasError
-from ...frontend.sources import Source
+from ...frontend.sources import FoundWrappers, ReachedWrapper, Source
 from ...frontend.tree import SharedWrapper, Tree, Unwrap, flatten
-from ...frontend.wrappers import FoundWrappers, ReachedWrapper
 from ...graph.signature import PartOf
 from ...graph.slots import Buffer, Closure, Param, Slot
 from ...subclasses.conversion import Samples, predicted_spec, unwrap

@@ -30,7 +30,7 @@ from ..._torch.symbols import is_symbolic, symbol_made
 from ..._torch.tensors import share_memory, storage_key
 from ...graph.meta import TensorSpec
 from ...locks import make_lock
-from ..heap.strides import as_kernels_have_it
+from ..kernels.kernel_answers import as_kernels_have_it
 from ..tape.opinfo import OpInfo
 from .layouts import RULES, layout_of, result_layout, view_layout
 

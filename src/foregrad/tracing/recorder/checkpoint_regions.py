@@ -16,8 +16,8 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ...errors import UnsupportedMutationError, UnsupportedOpError, UnsupportedSideEffectError
+from ..heap.alias import memory_root
 from ..heap.recording import Recording
-from ..heap.view_chain import memory_root
 from ..tape.opinfo import op_info
 from ..tape.origin import user_line
 from ..tape.tape import Entry, entries_in

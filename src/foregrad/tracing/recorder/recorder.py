@@ -30,7 +30,7 @@ from ..heap.recording import Host
 from ..heap.view_replay import View
 from ..heap.writes import Writes
 from ..kernels.checks import Checks
-from ..kernels.kernel_errors import as_kernels_say
+from ..kernels.kernel_answers import as_kernels_say
 from ..kernels.metadata import Metadata
 from ..kernels.plans import NO_KEYWORDS, PLAINER, PLAINER_BY_NAME, QUERIES, Plan, has_real
 from ..kernels.sparse import SparseGradients

@@ -3,11 +3,12 @@
 The first capture takes such a number for a part of the program, as any value that is read. When it differed at the
 next, the program gets a `TracedFloat`: arithmetic on it is recorded, operator by operator, as Python does it, and an
 operator of torch takes it as it takes a number. A comparison is a decision. Whatever needs the number itself
-(`math.sqrt`, `int()`, formatting, an operator whose result depends on it) makes it one too.
+(`int()`, formatting, an operator whose result depends on it) makes it one too.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable
@@ -16,11 +17,12 @@ from typing import Any
 import torch
 
 from ..._torch.asked import tell_type
+from ..._torch.native import divert
 from ..._torch.symbols import SymbolTable, TracedInt, TracedSymbol, concrete, may_vary, numbers_told, symbol_made
 from ..heap.recording import Recording
 from ..tape.tape import Entry
 
-__all__ = ["TRACED", "Numbers", "TracedFloat", "numbers_of"]
+__all__ = ["NUMBER_FUNCTIONS", "TRACED", "Numbers", "TracedFloat", "numbers_of", "trace_math"]
 
 
 class Numbers:
@@ -213,3 +215,53 @@ for _op in (round, math.trunc, math.floor, math.ceil):
     setattr(TracedFloat, f"__{_op.__name__}__", lambda self, *args, _op=_op: self.numbers.apply(_op, self, *args))
 for _name in ("divmod", "rdivmod"):
     setattr(TracedFloat, f"__{_name}__", lambda self, *args, _name=_name: getattr(self._fixed(), f"__{_name}__")(*args))
+
+
+# -------------------------------------------------------------------- functions of numbers
+# Functions of `math` on numbers that the graph computes: recorded, as arithmetic on them is; `min` and `max` too.
+#
+# The former take a float's value in C, where no class of numbers is asked; the latter compare, which would be a
+# decision each. Without the C++ part both are: the number is then a value that the graph is for.
+
+
+_NAMES = (
+    "acos acosh asin asinh atan atan2 atanh cbrt copysign cos cosh degrees erf erfc exp exp2 expm1 fabs fma fmod "
+    "gamma hypot isclose isfinite isinf isnan ldexp lgamma log log10 log1p log2 nextafter pow radians remainder sin "
+    "sinh sqrt tan tanh ulp"
+).split()
+_FUNCTIONS = [getattr(math, name) for name in _NAMES if hasattr(math, name)]
+_LIMITS = [min, max]
+NUMBER_FUNCTIONS = (*_FUNCTIONS, *_LIMITS, bool, int, round, math.trunc, math.floor, math.ceil)
+"""What a graph may call on numbers besides operators."""
+
+
+@functools.cache
+def trace_math() -> None:
+    """From now on they are recorded, for numbers of captures."""
+    for function in _FUNCTIONS:
+        divert(function, _recorded(function), TRACED)
+    for function in _LIMITS:
+        divert(function, _recorded_limit(function), (TracedFloat,))
+
+
+def _recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        number = None if kwargs else next((arg for arg in args if type(arg) in TRACED), None)
+        numbers = None if number is None else numbers_of(number)
+        return NotImplemented if numbers is None else numbers.apply(function, *args)
+
+    return recorded
+
+
+def _recorded_limit(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Of floats alone: what `min` and `max` give of an integer and a float may be of either type, and is decided on."""
+    recorded = _recorded(function)
+
+    def limit(*args: Any, **kwargs: Any) -> Any:
+        items = args[0] if len(args) == 1 else args
+        return NotImplemented if kwargs or not {*map(type, items)} <= _FLOATS else recorded(*items)
+
+    return limit
+
+
+_FLOATS = {float, TracedFloat}

@@ -1,8 +1,8 @@
-"""Strides that mean nothing: those of dimensions of size 1, and of tensors without elements.
+"""Answers of kernels themselves, which are asked on zeros laid out like the fakes: strides, and errors.
 
-Programs can see them, and kernels choose them as it comes; FakeTensor's Python decompositions often choose others.
-Where an argument is not contiguous and a result has such dimensions, the kernel itself is asked, on zeros laid out
-alike.
+Strides of dimensions of size 1, and of tensors without elements, mean nothing. Programs can see them, and kernels
+choose them as it comes; FakeTensor's Python decompositions often choose others. Where an argument is not contiguous
+and a result has such dimensions, the kernel is asked.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from ...graph.meta import TensorSpec, contiguous_strides
-from .overlaps import ask_kernel
+from ..heap.overlaps import ask_kernel, is_symbolic_tensor, tensors_in
 
-__all__ = ["as_kernels_have_it", "takes_opaque"]
+__all__ = ["as_kernels_have_it", "as_kernels_say", "takes_opaque"]
 
 _LIMIT_BYTES = 1 << 16
 _OPAQUE = {"workspace", "reserve", "reserve_space", "reserveSpace", "packed_weights"}
@@ -57,3 +57,23 @@ def _like(spec: Any, tensor: Any) -> Any:
     if type(spec) is not TensorSpec or not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != spec.shape:
         return spec
     return TensorSpec(spec.shape, tensor.stride(), spec.dtype, spec.device, spec.offset, spec.conj, spec.neg)
+
+
+# -------------------------------------------------------------------- errors
+# What kernels say of arguments that they don't take: FakeTensor raises other errors, with other words.
+
+
+_PLAIN = {RuntimeError, IndexError, ValueError, TypeError, OverflowError, AssertionError}
+
+
+def as_kernels_say(op: Any, args: Any, kwargs: Any, error: Exception) -> Exception:
+    """The error of the kernel where it has one, else `error`, which FakeTensor raised."""
+    tensors = [*tensors_in(args), *tensors_in(kwargs.values())]
+    foreign = any(is_symbolic_tensor(t) or t.device.type != "cpu" or t.layout is not torch.strided for t in tensors)
+    if type(error) not in _PLAIN or foreign or takes_opaque(op):
+        return error
+    try:
+        ask_kernel(op, args, kwargs)
+    except Exception as said:
+        return said.with_traceback(None)
+    return error
