@@ -164,17 +164,18 @@ def compile(
         torch.Size([3, 2])
     """
     check_arguments(fn_or_module, dynamic, on_unsupported, others, regions)
+    again = functools.partial(
+        compile,
+        backend=backend,
+        partition=partition,
+        memory_budget=memory_budget,
+        dynamic=dynamic,
+        decompositions=decompositions,
+        on_unsupported=on_unsupported,
+        regions=regions,
+    )
     if fn_or_module is None:
-        return functools.partial(
-            compile,
-            backend=backend,
-            partition=partition,
-            memory_budget=memory_budget,
-            dynamic=dynamic,
-            decompositions=decompositions,
-            on_unsupported=on_unsupported,
-            regions=regions,
-        )
+        return again
     compile_loaded = getattr(type(fn_or_module), "_foregrad_compile", None)  # an artifact is captured already
     if compile_loaded is not None:
         return compile_loaded(fn_or_module, backend, {"partition": partition, "memory_budget": memory_budget})
@@ -186,16 +187,6 @@ def compile(
         regions=regions,
     )
     if isinstance(fn_or_module, torch.nn.Module):
-        again = functools.partial(
-            compile,
-            backend=backend,
-            partition=partition,
-            memory_budget=memory_budget,
-            dynamic=dynamic,
-            decompositions=decompositions,
-            on_unsupported=on_unsupported,
-            regions=regions,
-        )
         return compile_module(fn_or_module, pipeline, again, dynamic=dynamic, on_unsupported=on_unsupported)
     return compile_function(fn_or_module, pipeline, dynamic=dynamic, on_unsupported=on_unsupported)
 

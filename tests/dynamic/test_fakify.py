@@ -10,8 +10,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 import foregrad
 from foregrad import construct_fake_mode, process_inputs
-from foregrad.frontend.fakify import AOTConfig, metadata_from_dynamo
-from foregrad.graph.slots import Buffer, Input, Param
+from foregrad.frontend.fakify import AOTConfig
 
 
 def dynamic_fake(mode, tensor, *dims):
@@ -115,43 +114,13 @@ def test_a_module_compiled_for_fakes_serves_every_size(partition):
         torch.testing.assert_close(*gradients)
 
 
-def captured_by_dynamo(module, *inputs, dynamic=False):
+def test_a_graph_of_dynamos_has_the_sizes_that_dynamo_has():
     found = []
 
     def backend(gm, example_inputs):
         mode, env = construct_fake_mode(example_inputs, AOTConfig(dynamic_shapes=True))
-        fakes = process_inputs(example_inputs, AOTConfig(), mode, env)
-        count = len(example_inputs)
-        found.append((fakes, *metadata_from_dynamo(gm, (), count, ())))
+        found.extend(process_inputs(example_inputs, AOTConfig(), mode, env))
         return gm
 
-    torch.compile(module, backend=backend, dynamic=dynamic)(*inputs)
-    return found[0]
-
-
-def test_the_sources_and_static_inputs_of_a_graph_of_dynamos():
-    fakes, sources, static = captured_by_dynamo(nn.Linear(4, 4), torch.randn(3, 4), dynamic=True)
-    texts = [str(s.name() if callable(s.name) else s.name) for s in sources]
-    assert len(texts) == len(fakes)
-    marked = {texts[i] for i in static}
-    assert marked == {text for text in texts if "_parameters" in text}
-    assert len(marked) == 2
-    assert isinstance(fakes[-1].shape[0], torch.SymInt)  # as Dynamo has it
-
-
-def test_a_graph_that_is_not_dynamos_has_no_sources():
-    assert metadata_from_dynamo(nn.Linear(2, 2), ["weight", "bias"], 3, ()) == (None, [])
-    gm = torch.fx.symbolic_trace(nn.Linear(2, 2))
-    gm.meta["dynamo_compile_id"] = "0/0"
-    slots = [Param("weight"), Buffer("seen"), Input("x")]
-    assert metadata_from_dynamo(gm, ["weight"], 3, slots) == (None, [0, 1])
-
-
-def test_a_parameter_without_a_source_is_named():
-    gm = torch.fx.symbolic_trace(nn.Linear(2, 2))
-    gm.meta["dynamo_compile_id"], gm._param_name_to_source = "0/0", {"weight": "W"}
-    assert metadata_from_dynamo(gm, ["weight"], 2, ()) == (["W", None], [0])
-    with pytest.raises(foregrad.errors.UnsupportedError, match="`bias`"):
-        metadata_from_dynamo(gm, ["weight", "bias"], 3, ())
-    with pytest.raises(foregrad.errors.UnsupportedError, match="2 inputs, 5 were given"):
-        metadata_from_dynamo(gm, ["weight"], 5, ())
+    torch.compile(nn.Linear(4, 4), backend=backend, dynamic=True)(torch.randn(3, 4))
+    assert isinstance(found[-1].shape[0], torch.SymInt)

@@ -37,8 +37,6 @@ __all__ = [
     "known_inputs",
     "lookup_backend",
     "own_tracing_context",
-    "parameter_sources",
-    "placeholder_sources",
     "real_inputs",
     "restarts",
     "restore_data_assignments",
@@ -118,22 +116,6 @@ def branches_on_values(gm: Any) -> bool:
 def is_dynamo_graph(gm: Any) -> bool:
     """Whether Dynamo captured this graph."""
     return isinstance(gm, fx.GraphModule) and "dynamo_compile_id" in gm.meta
-
-
-def parameter_sources(gm: Any) -> Mapping[str, Any] | None:
-    """Dynamo's source of each parameter and buffer of its graph; None for a graph that it exported."""
-    sources: Mapping[str, Any] | None = getattr(gm, "_param_name_to_source", None)
-    return sources
-
-
-def placeholder_sources(gm: fx.GraphModule) -> list[tuple[Any, bool]]:
-    """For each placeholder: Dynamo's source, or None, and whether it keeps its address from call to call."""
-    sources = []
-    for node in _nodes(gm):
-        if node.op == "placeholder":
-            facts = node.meta.get("tensor_dict") or {}
-            sources.append((_source_of(node), facts.get("_dynamo_static_input_type") is not None))
-    return sources
 
 
 def _source_of(node: fx.Node) -> Any:

@@ -1,4 +1,4 @@
-"""What comes in from a front end, made into fakes: `construct_fake_mode`, `process_inputs`, `metadata_from_dynamo`.
+"""What comes in from a front end, made into fakes: `construct_fake_mode`, `process_inputs`.
 
 The names and parameters are AOTAutograd's. The fakes may be given to `aot_module_simplified`, whose graphs are then
 right for every call that meets the conditions in the mode's `ShapeEnv`; to check those is the front end's part.
@@ -7,19 +7,17 @@ right for every call that meets the conditions in the mode's `ShapeEnv`; to chec
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from .._torch import dynamo
 from .._torch.contexts import fake_mode_of, is_opaque, new_symbolic_integer, shape_env, symbolic_context_of
 from .._torch.fakes import FakeTensor, FakeTensorMode, NewFakeMode
 from .._torch.tensors import is_wrapper_subclass
 from ..errors import UnsupportedError, UnsupportedTensorError
-from ..graph.slots import Buffer, Param
 
-__all__ = ["AOTConfig", "FakifiedFlatArgs", "construct_fake_mode", "metadata_from_dynamo", "process_inputs"]
+__all__ = ["AOTConfig", "FakifiedFlatArgs", "construct_fake_mode", "process_inputs"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -117,41 +115,6 @@ def _converted(index: int, value: Any, config: Any, mode: FakeTensorMode, env: A
         symbolic_context=context,
         source=None if context is None else context.tensor_source,
     )
-
-
-def metadata_from_dynamo(
-    mod: Any, param_keys: Iterable[str], full_args_num: int, full_args_descs: Sequence[Any]
-) -> tuple[list[Any] | None, list[int]]:
-    """(the sources of the inputs, the positions of static ones), for parameters and buffers, then `mod`'s inputs.
-
-    A source is Dynamo's, how the user's frame reaches an input. A static input keeps its address from call to call.
-    No sources for a graph that is not Dynamo's, or that was exported: static are then the inputs whose entry of
-    `full_args_descs` is a `Param` or `Buffer`. Raises `UnsupportedError` when the numbers of inputs don't agree.
-    """
-    if not dynamo.is_dynamo_graph(mod):
-        return None, []
-    by_name = dynamo.parameter_sources(mod)
-    if by_name is None:
-        return None, [i for i, slot in enumerate(full_args_descs) if isinstance(slot, (Param, Buffer))]
-    names = list(param_keys)
-    sources = [_known(by_name, name) for name in names]
-    static = list(range(len(names)))
-    for position, (source, is_static) in enumerate(dynamo.placeholder_sources(mod), len(names)):
-        sources.append(source)
-        if is_static:
-            static.append(position)
-    if len(sources) != full_args_num:
-        raise UnsupportedError(f"the graph has {len(sources)} inputs, {full_args_num} were given")
-    repeated = [s for i, s in enumerate(sources) if s is not None and s in sources[:i]]
-    if repeated:
-        raise UnsupportedError(f"the graph takes {repeated[0]} twice")
-    return sources, static
-
-
-def _known(by_name: Any, name: str) -> Any:
-    if name not in by_name:
-        raise UnsupportedError(f"Dynamo left no source for the parameter or buffer `{name}`")
-    return by_name[name]
 
 
 def _class_name(value: Any) -> str:
