@@ -155,10 +155,6 @@ def disable_autocast() -> Any:
     return torch._C._DisableAutocast()
 
 
-def is_any_autocast_enabled() -> bool:
-    return torch._C._is_any_autocast_enabled()
-
-
 def is_tracing_functorch() -> bool:
     """Whether a torch.func transform is active on this thread."""
     return torch._C._functorch.peek_interpreter_stack() is not None

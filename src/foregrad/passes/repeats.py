@@ -48,13 +48,11 @@ class Repeat:
     * `inputs[j][q]`: the outside value that copy j reads as operand q; equal operands are one. Constants of the
       graph, which are equal in all copies, are not among them.
     * `results`: the r that are read outside their copy, or returned, in any copy.
-    * `label`: the path of the module that the first copy's nodes have in common, if any.
     """
 
     copies: tuple[tuple[fx.Node, ...], ...]
     inputs: tuple[tuple[fx.Node, ...], ...]
     results: tuple[int, ...]
-    label: str | None
 
 
 def find_repeats(
@@ -259,7 +257,7 @@ class _Order:
                 if node in self.returned or not inside.issuperset(node.users):
                     results.add(r)
         inputs = tuple(self._wiring(copy)[1] for copy in copies)
-        return Repeat(tuple(map(tuple, copies)), inputs, tuple(sorted(results)), _common_module(copies[0]))
+        return Repeat(tuple(map(tuple, copies)), inputs, tuple(sorted(results)))
 
 
 @functools.cache
@@ -319,14 +317,6 @@ def _module(node: fx.Node) -> str | None:
     """The innermost module that a node was recorded in."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     return str(next(reversed(stack.values()))[0]) if stack else None
-
-
-def _common_module(nodes: Sequence[fx.Node]) -> str | None:
-    paths = [path.split(".") for node in nodes if (path := _module(node)) is not None]
-    if len(paths) < len(nodes):
-        return None
-    common = [names[0] for names in zip(*paths, strict=False) if len(set(names)) == 1]
-    return ".".join(common) or None
 
 
 def _part(value: Any, name: Callable[[fx.Node], Any]) -> Any:

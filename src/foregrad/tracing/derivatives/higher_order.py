@@ -42,8 +42,6 @@ __all__ = [
     "Differentiation",
 ]
 
-aten = torch.ops.aten
-
 
 class Differentiation:
     """The work of making the backward of `origin` for one `case`: `run` gives it.

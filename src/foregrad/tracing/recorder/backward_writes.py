@@ -25,8 +25,6 @@ from ..tape.tape import Entry
 
 __all__ = ["BackwardWrites", "LiveInput", "Run"]
 
-aten = torch.ops.aten
-
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class LiveInput:
