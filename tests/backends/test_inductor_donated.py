@@ -15,7 +15,7 @@ from foregrad._torch import memory
 from foregrad._torch.native import native
 from foregrad.backends.inductor import InductorCompiler
 from foregrad.graph.role import GraphRole
-from foregrad.runtime import donated
+from foregrad.runtime import compiled as donated
 
 pytestmark = [
     pytest.mark.skipif(not door.cpp_compiler_found(), reason="Inductor needs a C++ compiler"),

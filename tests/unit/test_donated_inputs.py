@@ -8,7 +8,7 @@ import torch
 import foregrad
 from foregrad._torch import memory
 from foregrad._torch.native import native
-from foregrad.passes.donated import donated_inputs
+from foregrad.passes.mutations import donated_inputs
 
 
 def donated(function, *inputs):

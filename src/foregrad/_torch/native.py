@@ -93,7 +93,7 @@ def make_version_check(dicts: Sequence[dict[Any, Any]], shapes: Sequence[tuple[A
 def make_observer(
     of_callee: Callable[[Any], int], of_code: Callable[[Any, Any], int], on_call: Callable[[Any, Any], None]
 ) -> Any:
-    """The C++ version of `frontend/observer.py`; None if the extension has none."""
+    """The C++ version of `Observer` of `tracing/effects/observed.py`; None if the extension has none."""
     make = getattr(native(), "Observer", None)
     return None if make is None else make(of_callee, of_code, on_call)
 

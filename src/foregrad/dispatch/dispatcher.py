@@ -25,12 +25,11 @@ from ..tracing.values.draws import ArrayNeeded, DrawsFound
 from .explain import Difference, Recompile, Recompiles, is_float_text
 from .fallbacks import MOST_IN_A_ROW, Fallbacks
 from .forms import Form, Outer, sizes_of
-from .graphs import Graphs, Paths
+from .graphs import Graphs, Paths, Specialization
 from .guard_list import MISS
 from .pipeline import Pipeline
 from .refusals import Refusals
 from .shapes import SizesSeen, numbers_read
-from .specialization import Specialization
 from .specializer import Specializer
 from .stateful import only_written_by, render_stateful, state_that_varies
 from .transformed import Transformed

@@ -19,10 +19,9 @@ from ..graph.effects import CheckFailed
 from ..interrupts import is_interrupt
 from ..tracing.values.draws import DrawsDiffer
 from .explain import Difference, EagerCalls
-from .graphs import Graphs
+from .graphs import Graphs, Specialization
 from .pipeline import is_of_capture
 from .refusals import Refusals, reason_of
-from .specialization import Specialization
 
 __all__ = ["MOST_IN_A_ROW", "Fallbacks"]
 

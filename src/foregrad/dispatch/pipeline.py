@@ -33,15 +33,13 @@ from ..interrupts import held
 from ..locks import make_lock, taken
 from ..partitioners import default_partition
 from ..partitioners.report import Parts
-from ..passes.donated import donated_inputs
 from ..passes.keep import also_saved, results_read
-from ..passes.mutations import with_mutations_inside, writes_for_the_graph
+from ..passes.mutations import donated_inputs, with_mutations_inside, writes_for_the_graph
 from ..passes.sparse import around_sparse
 from ..passes.stages import cut_in_stages, with_stages
 from ..passes.zeros import only_gradients, without_tangents
 from ..phases import compiling, phase
-from ..runtime.compiled import AtHand, Boxed, Compiled, Derived, NeedsInputGrad, Partial
-from ..runtime.donated import overwriting, owned_among
+from ..runtime.compiled import AtHand, Boxed, Compiled, Derived, NeedsInputGrad, Partial, overwriting, owned_among
 from ..runtime.stages import in_stages
 from ..tracing.tape.collection import paused_collection
 from .compilers import CompiledGraph, call_compiler

@@ -12,7 +12,7 @@ from .._torch.symbols import is_symbolic, may_vary
 from ..errors import UnsupportedError
 from ..frontend.call import FlatCall
 from ..graph.joint import JointGraph
-from .specialization import Specialization
+from .graphs import Specialization
 
 __all__ = [
     "SizesSeen",

@@ -14,12 +14,12 @@ from ..phases import compiling, phase
 from ..runtime.render import render_run
 from ..tracing.tape.again import NumberVaries
 from ..tracing.values.draws import DrawsDiffer
+from .graphs import Specialization
 from .guards import CallGuards
 from .naming import log_guards
 from .numbers import ConstantNumbers, fixed_numbers
 from .pipeline import Pipeline, Product
 from .shapes import SizesSeen, check_marked
-from .specialization import Specialization
 from .stateful import check_draws
 
 __all__ = ["Specializer"]

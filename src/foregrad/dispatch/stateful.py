@@ -31,8 +31,8 @@ from ..graph.python_effects import CallMethod
 from ..graph.source import Names, compile_source
 from ..graph.spelling import attribute, item, literal
 from ..tracing.values.draws import DrawsDiffer
+from .graphs import Specialization
 from .guard_list import MISS
-from .specialization import Specialization
 
 __all__ = ["check_draws", "only_written_by", "render_stateful", "state_that_varies"]
 

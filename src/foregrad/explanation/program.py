@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from ..dispatch.graphs import Specialization
 from ..dispatch.guard_list import STATE
-from ..dispatch.specialization import Specialization
 from ..graph.console import CONSOLE
 from ..graph.effect_log import Effect, SetData, Write
 from ..graph.meta import TensorSpec

@@ -1,21 +1,26 @@
-"""Writes to inputs that a graph may carry out itself: a compiler that fuses writes each new value once, and the runtime
-copies nothing.
+"""Writes that a graph may carry out itself: to inputs, and to what the forward made for the backward alone.
+
+A compiler that fuses writes each new value of an input once, and the runtime copies nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Iterable
 
 import torch
 from torch import fx
 
 from ..graph.effect_log import TakeView, Write
+from ..graph.meta import TensorSpec, spec_of
 from ..graph.partitioned import Partitioned
 from ..graph.signature import Signature
+from .aliasing import memory_of, results_of
+from .sparse import dense_results
 
-__all__ = ["copied_inside", "with_mutations_inside", "writes_for_the_graph"]
+__all__ = ["copied_inside", "donated_inputs", "with_mutations_inside", "writes_for_the_graph"]
 
 aten = torch.ops.aten
 
@@ -71,3 +76,40 @@ def with_mutations_inside(partitioned: Partitioned) -> Partitioned:
     kept = tuple(effect for effect in signature.log if effect not in inside)
     changed = dataclasses.replace(joint, signature=dataclasses.replace(signature, log=kept))
     return dataclasses.replace(partitioned, joint=changed)
+
+
+# -------------------------------------------------------------------- donated inputs
+# Donated inputs: inputs of a backward that it may overwrite, since the forward made them for it alone.
+#
+# A compiler that knows them writes gradients over activations that are not read again, in place of fresh memory. The
+# analysis holds for the usual call. Whether it holds in a given call (the graph may be kept, a hook may keep a
+# tensor) is checked before each: `runtime.compiled.overwriting`.
+
+
+def donated_inputs(partitioned: Partitioned) -> tuple[int, ...]:
+    """Positions of the backward's inputs that share memory with no input, output, gradient or other saved value."""
+    saved = {node.name: node for node in partitioned.saved_nodes}
+    shared = Counter(memory_of(node) for node in results_of(partitioned.forward) if isinstance(node, fx.Node))
+    returned = {memory_of(node)[0] for node in dense_results(partitioned.backward) if isinstance(node, fx.Node)}
+    positions = []
+    for i, node in enumerate(n for n in partitioned.backward.graph.nodes if n.op == "placeholder"):
+        source = saved.get(node.name)
+        if source is None or node in returned:
+            continue  # a tangent; a gradient
+        memory = memory_of(source)
+        if memory[0].op == "call_function" and shared[memory] == 1 and _is_written_once(node, is_view=_is_view(source)):
+            positions.append(i)
+    return tuple(positions)
+
+
+def _is_written_once(node: fx.Node, *, is_view: bool) -> bool:
+    """Whether each element of a tensor has memory of its own; False for views with symbolic sizes."""
+    spec = spec_of(node)
+    if not isinstance(spec, TensorSpec):
+        return False
+    return not spec.overlaps_itself if spec.is_static else not is_view
+
+
+def _is_view(node: fx.Node) -> bool:
+    maker, index = memory_of(node)
+    return node != maker and (index is None or node.args[:2] != (maker, index))

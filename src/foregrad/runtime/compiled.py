@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .._torch import memory
 from ..graph.partitioned import Partitioned
 from ..graph.tangents import BackwardCase
 
 if TYPE_CHECKING:
     from ..tracing.derivatives.resumable_trace import Derivative
 
-__all__ = ["AtHand", "Compiled", "Derived", "NeedsInputGrad", "Partial"]
+__all__ = ["overwriting", "owned_among"]
 
 Boxed = Callable[[list[Any]], list[Any]]
 NeedsInputGrad = frozenset[int] | None
@@ -63,3 +64,32 @@ class Derived:
     derivative: Derivative
     compiled: Compiled
     conditions: tuple[Any, ...] = ()
+
+
+# -------------------------------------------------------------------- donated inputs
+# Calls of a backward that overwrites its donated inputs.
+#
+# The forward made those tensors for the backward alone, and yet other owners are possible: a retained graph, a hook on
+# saved tensors, a reader of the node's attributes, another thread. Then a backward that overwrites nothing is called.
+
+
+def owned_among(positions: tuple[int, ...], values: list[Any]) -> tuple[int, ...]:
+    """Positions whose buffer in `values` has no other owner.
+
+    Checked in the first call only: a buffer with another owner there has one as a rule, since the graph is retained in
+    each call, or the forward returns a tensor that it keeps.
+    """
+    owned = memory.owned()
+    return tuple(position for position in positions if owned(values, (position,)))
+
+
+def overwriting(backward: Boxed, positions: tuple[int, ...], make_careful: Callable[[], Boxed]) -> Boxed:
+    """`backward`, which writes into its inputs at `positions`, if they have no other owner; else the careful one."""
+    owned = memory.owned()
+
+    def choose(values: list[Any]) -> list[Any]:
+        if owned(values, positions):
+            return backward(values)
+        return make_careful()(values)
+
+    return choose

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from .._torch.histories import have_hooks, lead_to
 from .._torch.settings import apply_settings, under_settings
 from .._torch.tensors import allow_writes, of_other_mode
 from ..errors import UnsupportedError
+from ..frontend.tree import Tree, flatten
 from ..graph.effect_log import (
     AttachNode,
     BumpVersion,
@@ -43,22 +44,20 @@ from ..graph.meta import TensorSpec
 from ..graph.python_effects import Kept, OfArgument
 from ..graph.signature import ConstantOutput, Signature, WrapperOutput
 from ..graph.source import Names, unpacked
+from ..graph.spelling import literal
 from .checks import check_lines
 from .compiled import Compiled
 from .decisions import Stop, decision_lines, open_sizes
 from .in_backward import graph_arguments, update_line
 from .lines import LineWriter, op_name
 from .node import NodeSource, make_node
-from .pack import build_expression, has_objects, pack_expression, result_lines
-from .passed import join, join_error, marking
+from .passed import join, join_error, marking, said_of_hooked, unwatched
 from .python_effects import write_lines
 from .stages import later_lines
 from .wrapper_lines import WrapperLines
 from .writes import with_history, write_overlapping_with_history, write_with_history
 
-__all__ = [
-    "render_run",
-]
+__all__ = ["build_expression", "has_objects", "pack_expression", "render_run", "result_lines"]
 
 
 @dataclasses.dataclass(slots=True)
@@ -450,3 +449,69 @@ class _Renderer(LineWriter):
 def check_apart(others: list[torch.Tensor], targets: list[torch.Tensor], message: str) -> None:
     if have_hooks(targets) or lead_to(others, targets):
         raise UnsupportedError(message)
+
+
+# -------------------------------------------------------------------- containers and results that are objects
+# Containers and objects as lines of Python, by which rendered code builds the function's result.
+
+
+def has_objects(tree: Tree) -> bool:
+    """Whether a container holds an object that is made before its contents."""
+    return any(node.kind in _MADE_FIRST for _, node in tree.walk(""))
+
+
+_MADE_FIRST = {"object", "ref", "weakref", "method", "partial", "function", "cell", "shared"}
+
+
+def build_expression(tree: Tree, values: list[str], made: str, bind: Callable[[str, Any], str]) -> str:
+    """The expression that builds a container with objects in it; `made`: the variable of a dict that collects them."""
+    return f"{bind('build', tree.unflatten)}([{', '.join(values)}], made={made})"
+
+
+def pack_expression(tree: Tree, values: list[str], bind: Callable[[str, Any], str]) -> str:
+    """The expression that builds a container of structure `tree` from the expressions of its leaves."""
+    if tree.kind == "leaf":
+        return values[0]
+    parts, at = [], 0
+    for child in tree.children:
+        parts.append(pack_expression(child, values[at : at + child.size], bind))
+        at += child.size
+    if tree.kind == "list":
+        return f"[{', '.join(parts)}]"
+    if tree.kind == "tuple":
+        return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+    if tree.kind == "dict" and tree.type is dict:
+        items = []
+        for key, part in zip(tree.context, parts, strict=True):
+            items.append(f"{literal(key) or bind('key', key)}: {part}")
+        return "{" + ", ".join(items) + "}"
+    if tree.kind == "namedtuple":
+        return f"{bind(tree.type.__name__, tree.type)}({', '.join(parts)})"
+    # Anything else is opened one level and built by the tree itself.
+    flat = Tree(tree.kind, tree.type, tree.context, tuple(Tree("leaf") for _ in tree.children), len(tree.children))
+    return f"{bind('build', flat.unflatten)}([{', '.join(parts)}])"
+
+
+# -------------------------------------------------------------------- results that are objects
+# Lines that turn results into eager's Python objects: parameters, attributes, hooks.
+
+
+def result_lines(
+    writer: LineWriter, signature: Signature, name: str, values: Sequence[str], *, sees_watchers: bool
+) -> list[str]:
+    """`values`: expressions of the results. `sees_watchers`: the node is told of who watches its outputs."""
+    bind = writer.bind
+    lines = [f"{values[at]}.__class__ = {bind('Parameter', torch.nn.Parameter)}" for at in signature.parameters]
+    for at, key, value in signature.attributes:
+        leaves, tree = flatten(value)
+        built = pack_expression(tree, [bind("value", leaf) for leaf in leaves], bind)
+        lines.append(f"{bind('set_attribute', _set_attribute)}({values[at]}, {bind('attribute', key)}, {built})")
+    lines += [f"{values[at]}.register_hook({bind('hook', hook)})" for at, hook in signature.hooks]
+    for at in () if sees_watchers else signature.hooked_inside:
+        message = bind("said", said_of_hooked(signature, name, at))
+        lines.append(f"{bind('unwatched', unwatched)}({values[at]}, {message})")
+    return lines
+
+
+def _set_attribute(result: torch.Tensor, name: str, value: Any) -> None:
+    setattr(result, name, value)
