@@ -16,6 +16,9 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "src" / "foregrad"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 LONGEST_FILE, LONGEST_CLASS_OF_TRACING = 600, 300
+MOST_PARAMETERS = 8
+# Doors that have the parameters of PyTorch's, or a setting each.
+DOORS = {"compile", "aot_function", "aot_module_simplified", "budget_partition", "register_backend", "verify"}
 
 # foregrad stands in for these; it may not lean on them.
 REPLACED = (
@@ -120,6 +123,20 @@ def test_files_are_short(path):
     classes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)] if is_of_tracing else []
     too_long = [c.name for c in classes if c.end_lineno - c.lineno >= LONGEST_CLASS_OF_TRACING]
     assert not too_long
+
+
+def test_functions_have_few_parameters():
+    trees = ((path, ast.parse(path.read_text(encoding="utf-8"))) for path in SOURCES)
+    functions = ((path, node) for path, tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    many = {f.name: path for path, f in functions if len(parameters_of(f)) > MOST_PARAMETERS}
+    assert many.keys() == DOORS
+
+
+def parameters_of(function: ast.FunctionDef) -> list[str]:
+    """The parameters of a function, but for the object or class that a method is of."""
+    rest = [argument for argument in (function.args.vararg, function.args.kwarg) if argument is not None]
+    names = [a.arg for a in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs, *rest)]
+    return names[1:] if names[:1] in (["self"], ["cls"]) else names
 
 
 PRIVATE = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import time
@@ -92,11 +93,10 @@ f(torch.ones(3, requires_grad=True), 2)
 """
 
 
-def run(logs, program=LOGGED, **environment):
-    import os
-
+def run(logs, **environment):
+    """The program in a process that `FOREGRAD_LOGS` tells what to log."""
     environment = {**os.environ, "FOREGRAD_LOGS": logs, **environment}
-    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run([sys.executable, "-c", LOGGED], env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(
@@ -112,13 +112,24 @@ def run(logs, program=LOGGED, **environment):
         ("", [], ["foregrad"]),
     ],
 )
-def test_what_is_logged(logs, there, not_there):
-    done = run(logs)
+def test_what_is_logged(logs, there, not_there, capsys):
+    try:
+        foregrad.set_logs(logs)
+        exec(LOGGED, {})
+    finally:
+        foregrad.set_logs("")
+    said = capsys.readouterr()
+    assert [text for text in there if text not in said.err] == []
+    assert [text for text in not_there if text in said.err] == []
+    assert said.out == ""
+
+
+def test_the_environment_says_what_is_logged():
+    done = run("+recompiles,graphs")
     assert done.returncode == 0, done.stderr
-    for text in there:
-        assert text in done.stderr
-    for text in not_there:
-        assert text not in done.stderr
+    assert "net: not graph 1: " in done.stderr
+    assert "[foregrad.graphs] # joint graph of net" in done.stderr
+    assert "foregrad.guards" not in done.stderr
     assert done.stdout == ""
 
 

@@ -189,11 +189,17 @@ def through_dynamo(function):
 FAILING_IN_EAGER = [("frozen", "attends"), ("frozen_trace", "writes")]
 
 
-@pytest.mark.parametrize(
-    ("use", "has_plan"), [("itself", False), ("closure", True), ("part", False), ("argument", True)]
-)
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("kind", KINDS)
+USES = [("itself", False), ("closure", True), ("part", False), ("argument", True)]
+# Each kind of each model in one use, each scripted and each loaded model in all of them.
+TRAINED = [
+    (kind, model, *use)
+    for number, kind in enumerate(KINDS)
+    for at, model in enumerate(MODELS, number)
+    for use in (USES if kind in ("scripted", "loaded_trace") else [USES[at % len(USES)]])
+]
+
+
+@pytest.mark.parametrize(("kind", "model", "use", "has_plan"), TRAINED)
 def test_trained_as_in_eager(kind, model, use, has_plan):
     if (kind, model) in FAILING_IN_EAGER:
         pytest.skip("TorchScript fails on it")
