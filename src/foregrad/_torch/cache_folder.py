@@ -39,8 +39,11 @@ def why_no_folder() -> str | None:
     os.environ[_VARIABLE] = other
     log.warning(
         "the cache folder of PyTorch's compilers, %s, can't be written (%s): kernels are kept in a temporary folder "
-        "and compiled again in the next process. Set %s to a folder of yours.", folder, why, _VARIABLE
-    )  # fmt: skip
+        "and compiled again in the next process. Set %s to a folder of yours.",
+        folder,
+        why,
+        _VARIABLE,
+    )
     return None
 
 

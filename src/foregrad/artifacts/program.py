@@ -41,9 +41,16 @@ _OPTIONAL = {"backward_error", "failing", "raising", "derived"}  # of a program,
 _ERRORS: dict[str, type[Exception]] = {
     cls.__name__: cls
     for cls in (
-        RuntimeError, ValueError, TypeError, IndexError, KeyError, NotImplementedError, AssertionError, ArithmeticError
+        RuntimeError,
+        ValueError,
+        TypeError,
+        IndexError,
+        KeyError,
+        NotImplementedError,
+        AssertionError,
+        ArithmeticError,
     )
-}  # fmt: skip
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -216,8 +216,10 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
     if inductor.uses_cudagraphs():
         static = role.static_inputs
         if not any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in example_inputs):
-            _say_once("CUDA graphs were asked for (mode=, or Inductor's setting `triton.cudagraphs`) for a graph that "
-                      "is not on a CUDA device; it is compiled without")  # fmt: skip
+            _say_once(
+                "CUDA graphs were asked for (mode=, or Inductor's setting `triton.cudagraphs`) for a graph that "
+                "is not on a CUDA device; it is compiled without"
+            )
     # CUDA graphs own their memory.
     donated = () if inductor.uses_cudagraphs() else role.donated
     compiled, strides = inductor.compile_graph(

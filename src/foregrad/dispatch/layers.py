@@ -225,12 +225,14 @@ def _passed(layered: Layered, level: Level, values: Sequence[torch.Tensor]) -> A
     inputs_by_id = _by_identity(lower, values)
     return tree.unflatten(
         [
-            inputs_by_id.get(id(leaf), None) if id(leaf) in inputs_by_id else transforms.wrapped(leaf, level.number)
+            inputs_by_id.get(id(leaf), None)
+            if id(leaf) in inputs_by_id
+            else transforms.wrapped(leaf, level.number)
             if isinstance(leaf, torch.Tensor)
             else leaf
             for leaf in leaves
         ]
-    )  # fmt: skip
+    )
 
 
 class _Recorded:

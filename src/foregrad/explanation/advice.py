@@ -46,15 +46,19 @@ def advice_on(findings: Findings, joint: JointGraph, split: Split, recompiles: R
         for group in groups(memory.saved)[:3]:
             share = group.nbytes / memory.predicted_saved
             if share >= _LARGE:
-                yield Advice(f"{group} {'is' if group.count == 1 else 'are'} {share:.0%} of what is saved for the "
-                             f"backward: {in_bytes(group.nbytes)} of {in_bytes(memory.predicted_saved)}.")  # fmt: skip
+                yield Advice(
+                    f"{group} {'is' if group.count == 1 else 'are'} {share:.0%} of what is saved for the "
+                    f"backward: {in_bytes(group.nbytes)} of {in_bytes(memory.predicted_saved)}."
+                )
         if len(list(joint.graph.nodes)) <= _MOST_NODES:
             yield from _partitions(findings, split)
     if findings.program is not None and findings.program.unused:
         names = findings.program.unused
         shown = ", ".join(f"`{name}`" for name in names[:6]) + (", ..." if len(names) > 6 else "")
-        yield Advice(f"{len(names)} parameter{'s get' if len(names) > 1 else ' gets'} no gradient from this call: "
-                     f"{shown}. Freeze what is not trained, or check that it is used.")  # fmt: skip
+        yield Advice(
+            f"{len(names)} parameter{'s get' if len(names) > 1 else ' gets'} no gradient from this call: "
+            f"{shown}. Freeze what is not trained, or check that it is used."
+        )
     yield from _recompilations(recompiles)
 
 
@@ -134,6 +138,11 @@ class Group:
     modules: tuple[str, ...]
     nbytes: int
     count: int
+
+    @property
+    def first_and_last(self) -> str:
+        """The first and the last of the modules."""
+        return ", ".join(dict.fromkeys((self.modules[0], self.modules[-1])))
 
     def __str__(self) -> str:
         where = f" of `{_span(self.modules)}`" if any(self.modules) else ""

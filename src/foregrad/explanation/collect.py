@@ -126,9 +126,11 @@ class _Explainer:
             chosen = chosen or _Choice("auto", None, None)
             self.pipeline, settings = chosen.pipeline(), config.value
             self.backend = _called(chosen.backend)
-            self.partition = f"budget {chosen.memory_budget}" if chosen.memory_budget is not None else (
-                _called(chosen.partition or self.pipeline.partition)
-            )  # fmt: skip
+            self.partition = (
+                f"budget {chosen.memory_budget}"
+                if chosen.memory_budget is not None
+                else _called(chosen.partition or self.pipeline.partition)
+            )
         self.config = dataclasses.replace(settings, on_unsupported="eager")
         module = subject.module
         function = subject.function if module is None else forward_of(module)

@@ -106,8 +106,10 @@ def _memory(findings: Findings) -> Iterator[Section]:
     if memory is None or not memory.saved:
         return
     total = memory.predicted_saved or 1
-    rows = [[in_bytes(g.nbytes), f"{g.nbytes / total:.0%}", str(g.count), g.what, ", ".join(dict.fromkeys(
-        (g.modules[0], g.modules[-1]))), g.place] for g in groups(memory.saved)]  # fmt: skip
+    rows = [
+        [in_bytes(g.nbytes), f"{g.nbytes / total:.0%}", str(g.count), g.what, g.first_and_last, g.place]
+        for g in groups(memory.saved)
+    ]
     columns = ("bytes", "share", "values", "what", "modules", "line")
     tables = [_cut("by line", columns, rows, right=3)]
     kept = sorted((one for one in memory.saved if one.kind == "saved" and one.nbytes), key=lambda one: -one.nbytes)
