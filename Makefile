@@ -35,7 +35,8 @@ endif
 PIP := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-input --progress-bar off
 EXTRAS := cli,solver,torchao,test,dev,docs
 # One thread a test process: the processes share the cores. Hundreds of tests start processes of their own, which take a
-# second less where what they import was compiled before.
+# second less where what they import was compiled before. Each process begins with a part of the tests in their order,
+# and takes from the part of another one when it is done: tests of one file share what they set up.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
 .PHONY: demo test matrix setup lint format sweep hops fuzz fresh bench clients coverage docs site sizes clean help
@@ -46,7 +47,7 @@ demo: $(READY)  ## train a small GPT, eager and compiled side by side
 
 test: $(READY) lint  ## style, types, layers, then all tests
 	@echo "==> tests"
-	@$(TEST_ENV) $(RUN) -m pytest -n $(JOBS) $(ARGS)
+	@$(TEST_ENV) $(RUN) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 matrix:  ## all tests on each Python that is here, 3.10 to 3.14; with ARGS=--torch, on each minor version of PyTorch
 	@JOBS=$(JOBS) $(PYTHON) tests/matrix.py $(ARGS)
