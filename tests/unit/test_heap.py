@@ -7,7 +7,7 @@ import torch
 
 from foregrad.graph.meta import TensorSpec
 from foregrad.tracing.heap.alias import Value
-from foregrad.tracing.heap.view_replay import View
+from foregrad.tracing.heap.views import View
 from foregrad.tracing.tape.tape import Entry
 
 aten = torch.ops.aten

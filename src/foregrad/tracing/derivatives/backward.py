@@ -18,7 +18,7 @@ from ...errors import ForegradError, UnsupportedError
 from ...graph.signature import GradientPaths
 from ...subclasses.spec import bare_spec, is_wrapper, parts_of
 from ..effects.analysis import Analysis
-from ..heap.inplace_detach import keeps_history
+from ..heap.metadata_changes import keeps_history
 from ..heap.records import InputRecord, is_no_grad_view
 from ..heap.refusals import in_some_backwards
 from ..recorder.backward_writes import Run

@@ -17,7 +17,7 @@ from ..heap.alias import Value, chain_of
 from ..heap.metadata_changes import Event
 from ..heap.records import InputRecord, is_moved
 from ..heap.refusals import of_exchanged_memory
-from ..heap.view_replay import View
+from ..heap.views import View
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
 from .analysis import Analysis, Early, Start

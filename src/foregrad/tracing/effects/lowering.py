@@ -19,8 +19,7 @@ from ...graph.effect_log import (
     Write,
     ordered,
 )
-from ..heap.inplace_detach import views_with_history
-from ..heap.metadata_changes import Event
+from ..heap.metadata_changes import Event, views_with_history
 from ..heap.records import InputRecord
 from ..heap.refusals import changed_with_gradients
 from ..recorder.recorder import Recorder

@@ -26,8 +26,7 @@ from ...graph.meta import TensorSpec
 from ...graph.signature import ConstantOutput, OutputInfo, WrapperOutput
 from ...graph.slots import Base, Output, Updated
 from ..heap.alias import Value, chain_of, is_from_custom_function, memory_root
-from ..heap.inplace_detach import keeps_history
-from ..heap.metadata_changes import Event
+from ..heap.metadata_changes import Event, keeps_history
 from ..heap.refusals import detached_and_written, of_exchanged_memory, written_by_lists
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder

@@ -10,7 +10,7 @@ import torch
 from ..._torch.tensors import base_of, history_of, is_view, leads_to_base, share_counters
 from ...graph.effect_log import InplaceView, SetData, Write
 from ...graph.slots import Updated
-from ..heap.inplace_detach import views_with_history
+from ..heap.metadata_changes import views_with_history
 from ..heap.records import InputRecord, is_moved, is_of_another_kind, is_written_with_history
 from ..heap.refusals import changed_with_gradients, written_by_lists
 from ..inputs.inputs import Inputs

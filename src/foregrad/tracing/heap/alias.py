@@ -25,8 +25,7 @@ from ..tape.origin import Origin
 from ..tape.tape import Entry
 from .aliased_kernels import RunOnStorageCopies, StorageExtent, extent_of
 from .refusals import past_the_edges
-from .view_replay import View, replayed, with_bits
-from .views import Emit, is_bijection, moved, without_bits, write_back, write_memory
+from .views import Emit, View, is_bijection, moved, replayed, with_bits, without_bits, write_back, write_memory
 
 __all__ = ["Storage", "Value", "chain_of", "is_from_custom_function", "memory_root", "not_own", "now"]
 

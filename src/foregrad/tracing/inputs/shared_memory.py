@@ -22,8 +22,7 @@ from ...graph.meta import TensorSpec
 from ...graph.slots import Closure
 from ..heap.alias import Value
 from ..heap.records import InputRecord
-from ..heap.view_replay import View
-from ..heap.views import without_bits
+from ..heap.views import View, without_bits
 from ..tape.tape import Entry
 from .stand_ins import StandIns
 from .views_by_place import Watched, spreads_otherwise, view_like

@@ -23,11 +23,10 @@ from ..._torch.tensors import base_of, is_symbolic_zero, is_view
 from ...errors import UnsupportedDataDependentError, UnsupportedOpError
 from ...subclasses.spec import holds_tensors, is_wrapper
 from ..heap.alias import Value
-from ..heap.inplace_detach import Detached
-from ..heap.metadata_changes import MetadataChanges
+from ..heap.metadata_changes import Detached, MetadataChanges
 from ..heap.overlaps import check_view, tensors_in
 from ..heap.recording import Host
-from ..heap.view_replay import View
+from ..heap.views import View
 from ..heap.writes import Writes
 from ..kernels.checks import Checks
 from ..kernels.kernel_answers import as_kernels_say
