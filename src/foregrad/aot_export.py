@@ -134,15 +134,15 @@ def aot_export_joint_simple(
     del num_params_buffers
     call = flatten_call(func, tuple(args), {})
     if not all(child.kind == "leaf" for child in call.tree.children[0].children):
-        raise RuntimeError("aot_export_joint_simple takes tensors that are not nested")
+        raise UnsupportedError("aot_export_joint_simple takes tensors that are not nested")
     joint = _capture(
         call, str(getattr(func, "__name__", "function")), decompositions, [], dynamic=False, grad=trace_joint
     )
     signature = joint.signature
     if signature.updates or signature.reshaped or signature.swapped:
-        raise RuntimeError("aot_export_joint_simple takes functions that write to none of their arguments")
+        raise UnsupportedError("aot_export_joint_simple takes functions that write to none of their arguments")
     if any(getattr(info, "input", None) is not None or getattr(info, "steps", ()) for info in signature.outputs):
-        raise RuntimeError("aot_export_joint_simple takes functions that return no argument and no view of one")
+        raise UnsupportedError("aot_export_joint_simple takes functions that return no argument and no view of one")
     writer = _Writer(joint, "primals_{}" if trace_joint else "arg{}_1", first=int(trace_joint))
     module = writer.module(gradients=trace_joint, tangents=trace_joint)
     if not trace_joint:
@@ -181,10 +181,10 @@ def _capture(
         (f"writes {', '.join(dict.fromkeys(write.path for write in s.python_writes))}", s.python_writes),
     ):
         if does:
-            raise RuntimeError(f"`{name}` can't be exported as one graph: it {what}")
+            raise UnsupportedError(f"`{name}` can't be exported as one graph: it {what}")
     if any(info.argument is None and not isinstance(info.slot, (Param, Buffer)) for info in s.inputs):
         slots = [str(i.slot) for i in s.inputs if i.argument is None and not isinstance(i.slot, (Param, Buffer))]
-        raise RuntimeError(f"`{name}` reaches {', '.join(slots)} by itself: make them buffers, or arguments")
+        raise UnsupportedError(f"`{name}` reaches {', '.join(slots)} by itself: make them buffers, or arguments")
     return joint
 
 
@@ -272,7 +272,7 @@ class _Writer:
             return info.value
         assert isinstance(info, Handle)
         if any(isinstance(e, (SetData, Write)) and not e.is_whole for e in self.signature.log):
-            raise RuntimeError(f"{info.path} can't be exported: it is a view of memory that was replaced")
+            raise UnsupportedError(f"{info.path} can't be exported: it is a view of memory that was replaced")
         output = info.output
         if output is None:
             output = next((u.output for u in self.signature.updates if u.input == info.input), None)

@@ -49,3 +49,17 @@ def test_parameters_of_a_compiled_module_may_be_swapped():
     assert torch.equal(compiled(x), model(x))
     (ours,) = torch.autograd.grad(compiled(x).sum(), model.weight)
     assert torch.equal(ours, torch.full((3, 3), 2.0))
+
+
+@pytest.mark.parametrize("door", ["torch.compile", "an argument"])
+def test_parameters_that_are_arguments_may_be_swapped(door):
+    model, x = nn.Linear(3, 3), torch.ones(2, 3)
+    if door == "torch.compile":
+        call = torch.compile(model, backend="foregrad", options={"backend": "eager"})
+    else:
+        compiled = foregrad.compile(nn.functional.linear, backend="eager")
+        call = lambda x: compiled(x, model.weight, model.bias)
+    call(x).sum().backward()
+    model.weight.grad = model.bias.grad = None
+    torch.utils.swap_tensors(model.weight, nn.Parameter(torch.full((3, 3), 2.0)))
+    assert torch.equal(call(x), model(x))

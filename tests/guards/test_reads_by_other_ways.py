@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import abc
 import collections
+import collections.abc
+import functools
+import logging
 import types
 
 import pytest
@@ -102,6 +106,103 @@ def equal_keys_of_an_ordered_dict():
         table.update({1.0: 2.0, "k": 1.0})
 
     return function, [change]
+
+
+def abstract_class_found_in(place):
+    class Abstract(abc.ABC):  # noqa: B024
+        pass
+
+    kinds = {"a tuple": (Abstract, str), "the library": collections.abc.Sized}.get(place, Abstract)
+    box = types.SimpleNamespace(kind=kinds)
+
+    class Other:
+        pass
+
+    def function(x, kind=kinds):
+        return x * 2 if isinstance(other, box.kind if place == "an attribute" else kind) else x
+
+    other = Other()
+    return function, [lambda: (collections.abc.Sized if place == "the library" else Abstract).register(Other)]
+
+
+for _place in ("a tuple", "an attribute", "a default", "the library"):
+    PROGRAMS[f"abstract_class_in_{_place}"] = functools.partial(abstract_class_found_in, _place)
+
+
+@program
+def class_registered_with_a_derived_one():
+    class Abstract(abc.ABC):  # noqa: B024
+        pass
+
+    class Derived(Abstract):
+        pass
+
+    class Other:
+        pass
+
+    other, kinds = Other(), (Abstract,)
+    return lambda x: x * 2 if isinstance(other, kinds) else x, [lambda: Derived.register(Other)]
+
+
+@program
+def value_of_an_exception():
+    stop, context = StopIteration(2.0), KeyError(3.0)
+    failed = ValueError("lost")
+    failed.__context__ = context
+
+    def function(x):
+        return x * stop.value + failed.__context__.args[0]
+
+    return function, [
+        lambda: setattr(stop, "value", 5.0),
+        lambda: setattr(failed, "__context__", KeyError(7.0)),
+        lambda: setattr(failed.__context__, "args", (8.0,)),
+    ]
+
+
+@program
+def state_of_a_partial():
+    scaled = functools.partial(lambda rate, x, shift=0.0: x * rate + shift, 2.0)
+
+    def function(x):
+        return scaled(x)
+
+    return function, [
+        lambda: scaled.__setstate__((scaled.func, (5.0,), {}, {})),
+        lambda: scaled.__setstate__((scaled.func, (5.0,), {"shift": 1.0}, {})),
+        lambda: scaled.__setstate__((lambda rate, x, shift: x - rate, (5.0,), {"shift": 1.0}, {})),
+    ]
+
+
+@program
+def cell_that_is_an_object():
+    box = types.SimpleNamespace(cell=types.CellType(2.0))
+    return lambda x: x * box.cell.cell_contents, [lambda: setattr(box.cell, "cell_contents", 3.0)]
+
+
+@program
+def attribute_of_a_logger():
+    logger = logging.getLogger("tests.guards.of_a_test")
+    logger.rate = 2.0
+
+    def function(x):
+        return x * logger.rate * (2 if logger.propagate else 1) * (1 + len(logger.handlers))
+
+    return function, [
+        lambda: setattr(logger, "rate", 3.0),
+        lambda: setattr(logger, "propagate", False),
+        lambda: logger.addHandler(logging.NullHandler()),
+    ]
+
+
+@program
+def switch_of_a_backend():
+    def function(x):
+        before = torch.backends.nnpack.set_flags(True)[0]
+        torch.backends.nnpack.set_flags(before)
+        return x * 2 if before else x
+
+    return function, [lambda: torch.backends.nnpack.set_flags(False), lambda: torch.backends.nnpack.set_flags(True)]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import functools
 import logging
 import re
@@ -364,21 +363,6 @@ def _(wrap):
     x = torch.ones(1)
     call(x)
     return torch.tensor(call(x))
-
-
-@silent("`A.register(...)` is called later, and it asks an abstract class `A` that it finds in a tuple")
-def _(wrap):
-    class A(abc.ABC):  # noqa: B024
-        pass
-
-    class B:
-        pass
-
-    b, kinds = B(), (A,)
-    call = wrap(lambda x: x * 2 if isinstance(b, kinds) else x)
-    call(torch.ones(1))
-    A.register(B)
-    return call(torch.ones(1))
 
 
 # Told by other tests, or not to be shown by a program of a few lines.

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 import foregrad
@@ -663,6 +664,31 @@ def test_a_list_that_a_region_begins_to_write_to():
     switch[0] = True
     with pytest.warns(ForegradWarning, match="changes a container that it is given"):
         assert called(torch.ones(1)).item() == 2
+
+
+class Branching(torch.autograd.Function):
+    """Its backward reads a value, so that it can't be captured."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight.a)
+        return x @ weight.a
+
+    @staticmethod
+    def backward(ctx, gradient):
+        _, weight = ctx.saved_tensors
+        scale = 2.0 if float(gradient.sum()) > 0 else 1.0
+        return gradient @ weight.t() * scale, None
+
+
+def test_a_tensor_that_holds_others():
+    weight = TwoTensor(torch.randn(3, 3), torch.randn(3, 3))
+    for function in (lambda x: Branching.apply(x, weight), lambda x: region(lambda x, w: x @ w.a)(x, weight)):
+        with pytest.warns(ForegradWarning, match="a tensor that holds others"):
+            called = foregrad.compile(function, backend="eager", on_unsupported="eager")
+            x = torch.randn(2, 3, requires_grad=True)
+            results = [(y := f(x), *torch.autograd.grad(y.sum(), x)) for f in (function, called)]
+        assert all(map(torch.equal, *results))
 
 
 def test_what_is_no_function():

@@ -23,6 +23,7 @@ __all__ = [
     "global_state",
     "is_inference",
     "matmul_precision",
+    "uses_nnpack",
     "versions_tell",
 ]
 
@@ -34,6 +35,7 @@ count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 function_mode: Callable[[int], Any] = torch._C._get_function_stack_at
 is_inference: Callable[[], bool] = torch.is_inference_mode_enabled
 fills_uninitialized: Callable[[], bool] = torch._C._get_deterministic_fill_uninitialized_memory
+uses_nnpack: Callable[[], bool] = torch._C._get_nnpack_enabled
 # Which kernels `scaled_dot_product_attention` may choose from.
 ATTENTION_FLAGS: list[Callable[[], bool]] = [
     torch._C._get_math_sdp_enabled,

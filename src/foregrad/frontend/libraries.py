@@ -6,6 +6,7 @@ attributes count, and of their modules what is listed here, where the user's cod
 
 from __future__ import annotations
 
+import abc
 import argparse
 import collections
 import ctypes
@@ -23,8 +24,12 @@ from typing import Any
 
 import torch
 
+from .._torch.guards import fills_uninitialized, uses_nnpack
+
 __all__ = [
+    "ABSTRACT",
     "BAGS",
+    "Registered",
     "asked_of_library",
     "asked_of_module",
     "is_class_outside",
@@ -158,6 +163,37 @@ def referent(value: Any) -> Any:
     return value() if isinstance(value, weakref.ref) else None
 
 
+ABSTRACT = ("collections", "collections.abc", "numbers", "typing")
+"""Modules of the standard library with abstract classes."""
+
+
+class Registered:
+    """How to ask an abstract class which others were registered with it, or with what counts as derived from it."""
+
+    def __init__(self) -> None:
+        self._token: Any = None
+        self._found = 0
+
+    def __call__(self, cls: Any) -> int:
+        if self._token != (token := abc.get_cache_token()):  # it counts all registrations
+            found: set[tuple[int, int]] = set()
+            seen, waiting = {cls}, [cls]
+            while waiting:
+                at = waiting.pop()
+                registered = [ref() for ref in _registry_of(at)] if isinstance(at, abc.ABCMeta) else []
+                found.update((id(at), id(other)) for other in registered)
+                new = {*registered, *type.__subclasses__(at)} - seen
+                seen |= new
+                waiting += new
+            self._token, self._found = token, hash(frozenset(found))
+        return self._found
+
+
+def _registry_of(cls: Any) -> set[Any]:
+    registered: set[Any] = abc._get_dump(cls)[0]  # type: ignore[attr-defined]
+    return registered
+
+
 def asked_of_library(value: Any) -> Callable[[Any], Any] | None:
     """How to ask an object without attributes for what it holds, as a plain value or one object; None for others."""
     if isinstance(value, weakref.ref):
@@ -166,11 +202,7 @@ def asked_of_library(value: Any) -> Callable[[Any], Any] | None:
         return bytes
     if isinstance(value, (io.StringIO, io.BytesIO)):
         return _written
-    return _arguments if isinstance(value, BaseException) else None
-
-
-def _arguments(error: BaseException) -> Any:
-    return error.args
+    return None
 
 
 def _written(file: Any) -> Any:
@@ -203,6 +235,14 @@ def _fast_path(_: Any) -> Any:
 
 def _warn_always(_: Any) -> Any:
     return torch.is_warn_always_enabled()
+
+
+def _nnpack(_: Any) -> Any:
+    return uses_nnpack()
+
+
+def _fills_memory(_: Any) -> Any:
+    return fills_uninitialized()
 
 
 _OF_AUTOCAST = (
@@ -248,6 +288,8 @@ _SWITCHES: dict[str, tuple[tuple[str, str, Callable[[Any], Any]], ...]] = {
         ("get_fastpath_enabled", "torch.backends.mha.get_fastpath_enabled()", _fast_path),
         *((name, f"torch.{name}()", _autocast_dtypes) for name in _OF_AUTOCAST),
         *((name, f"torch.backends.cuda.{name}()", _attention_kernels) for name in _OF_ATTENTION),
+        ("nnpack", "torch.backends.nnpack", _nnpack),
+        ("fill_uninitialized_memory", "torch.utils.deterministic", _fills_memory),
         ("opt_einsum", "torch.backends.opt_einsum", _einsum),
     ),
     "decimal": (

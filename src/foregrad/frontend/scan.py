@@ -21,7 +21,7 @@ import os
 import sys
 import threading
 import types
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import torch
@@ -41,7 +41,9 @@ from .code import CodeNames, NamesMet, imported_modules, names_of
 from .eager_region import is_eager_region
 from .expected import ABSENT, Expected, holds_classes, is_plain
 from .libraries import (
+    ABSTRACT,
     BAGS,
+    Registered,
     asked_of_module,
     is_installed,
     is_library,
@@ -100,12 +102,7 @@ class Scan:
         """Look at a callable that may run."""
         if isinstance(value, (functools.partial, functools.partialmethod)):
             if self._is_new(value):
-                self.visit(value.func, f"{name}.func")
-                for index, item in enumerate(value.args):
-                    self.visit(item, f"{name}.args[{index}]")
-                self.reads.contents(value.keywords, f"{name}.keywords")
-                for key, item in value.keywords.items():
-                    self.visit(item, f"{name}.{key}")
+                self._parts(value, name, ("func", "args", "keywords"))
                 if value.__dict__ and not is_of_operators(type(value)):
                     self._object(value, name, 0)
         elif isinstance(value, types.MethodType):
@@ -244,8 +241,6 @@ class Scan:
         """A function or class that code hands on, to `getattr` perhaps: it may lack what is asked for."""
         if isinstance(value, (types.FunctionType, type)) and id(value) not in self._handed_on:
             self._handed_on[id(value)] = value
-            if isinstance(value, abc.ABCMeta) and not is_of_library(value):  # of which `isinstance` is asked
-                self.reads.ask(abc.get_cache_token, "classes registered with abstract ones", lambda token: token())
             self._objects.append((value, name, 0, self._rank, set()))
 
     def _module_names(self, module: types.ModuleType, names: frozenset[str]) -> None:
@@ -284,6 +279,12 @@ class Scan:
             module = module.random
         for text, ask in asked_of_module(module, names):
             self.reads.ask(ask, text, ask)
+        for name in names if module.__name__ in ABSTRACT else ():
+            value = vars(module).get(name)
+            if isinstance(value, type):
+                self._abstract(value)
+            elif isinstance(value, types.ModuleType) and value.__name__ in ABSTRACT:
+                self._names_outside(value, names)
         for name in names & {"argv", "path"} if module is sys else ():
             self.reads.add(self.reads.place(vars(sys), "dict", "sys", "attr"), name, getattr(sys, name))
         if module is os and not names.isdisjoint({"environ", "getenv", "environb"}):
@@ -292,6 +293,11 @@ class Scan:
             for name in names:
                 key = os.environ.encodekey(name)
                 place.items.setdefault(key, Expected(table.get(key, ABSENT)))
+
+    def _abstract(self, cls: type) -> None:
+        """Note which classes are registered with one: `isinstance` may be asked of it."""
+        if isinstance(cls, abc.ABCMeta):
+            self.reads.ask(cls, f"classes registered with {cls.__name__}", Registered())
 
     # ---------------------------------------------------------------- values
 
@@ -334,6 +340,7 @@ class Scan:
         elif isinstance(value, torch.nn.Module):
             self.modules.setdefault(id(value), (value, name))  # their attributes are noted as they are read
         elif isinstance(value, type):
+            self._abstract(value)
             if is_of_library(value) and value.__module__ in sys.modules:
                 self._names_outside(sys.modules[value.__module__], frozenset({value.__name__}))
             self._class(value)
@@ -345,14 +352,24 @@ class Scan:
             if self._is_new(value) and depth <= _DEEPEST:
                 self._object(value, name, depth)
                 if isinstance(value, BaseException):
-                    self.reads.contents(value, name)
-                    self.visit(value.__cause__, f"{name}.__cause__", depth + 1)
+                    self._parts(value, name, _kept_by_c(type(value)), depth + 1)
+        elif isinstance(value, types.CellType):
+            if self._is_new(value):
+                self._parts(value, name, ("cell_contents",), depth)
         else:
             if self._is_new(value):
                 self.reads.contents(value, name)
                 self._of_library(value, name, depth, inside)
             if hasattr(value, "__wrapped__"):
                 self.function(value, name)
+
+    def _parts(self, value: Any, name: str, attributes: Iterable[str], depth: int = 0) -> None:
+        """Note attributes of an object that C keeps."""
+        place = self.reads.place(value, "object", name, "attr")
+        for attribute in attributes:
+            item = place.look(attribute)
+            self.reads.add(place, attribute, item)
+            self.visit(item, f"{name}.{attribute}", depth)
 
     def _of_library(self, value: Any, name: str, depth: int, inside: int) -> None:
         """Note the attributes of an object of a library's class: each may be an option."""
@@ -363,6 +380,8 @@ class Scan:
             place = self.reads.place(logger.__dict__, "dict", f"logger {logger.name}", "attr")
             for attribute in ("level", "disabled", "parent"):
                 self.reads.add(place, attribute, logger.__dict__[attribute])
+            if logger is value or self._is_new(logger):
+                self._object(logger, f"logger {logger.name}", depth)  # what else the program names of it
         table = table_of(value)
         if type(table) is not dict or inside > _DEEPEST_IN_LIBRARY or not keeps_options(value):
             return
@@ -505,6 +524,13 @@ class Scan:
             return False
         self._seen[id(value)] = value
         return True
+
+
+def _kept_by_c(cls: type) -> list[str]:
+    """The attributes of exceptions of a class that are in no dict, but for where they were raised."""
+    kinds = types.MemberDescriptorType, types.GetSetDescriptorType
+    found = {name for base in cls.__mro__ for name, item in vars(base).items() if isinstance(item, kinds)}
+    return in_order(frozenset(found - {"__dict__", "__weakref__", "__traceback__"}))
 
 
 def _is_option(value: Any) -> bool:

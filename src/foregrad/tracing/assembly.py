@@ -334,12 +334,18 @@ class Assembly:
 
 def _reference(record: InputRecord) -> Callable[[], Any]:
     """What gives an input's tensor as long as it is there, and does not keep it. For what modules hold it is no weak
-    reference: `torch.utils.swap_tensors` refuses tensors that have any.
+    reference: `torch.utils.swap_tensors` refuses tensors that have any. An argument is another in each call.
     """
     source = record.source
+    if record.argument is not None:
+        return _nothing
     if isinstance(source, Source) and isinstance(source.root, torch.nn.Module):
         return functools.partial(_now_at, source)
     return weakref.ref(record.real)
+
+
+def _nothing() -> None:
+    return None
 
 
 def _now_at(source: Source) -> Any:

@@ -29,7 +29,7 @@ from ..._torch.settings import settings
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import concrete
 from ..._torch.tensors import is_inside_transform, storage_key
-from ...errors import UnsupportedAliasError, UnsupportedOpError, UnsupportedSideEffectError
+from ...errors import UnsupportedAliasError, UnsupportedOpError, UnsupportedSideEffectError, UnsupportedTensorError
 from ...frontend.expected import is_plain
 from ...frontend.tree import LEAF, Tree, check_leaves, flatten, open_container
 from ...graph.collectives import Collective
@@ -403,24 +403,27 @@ class Arguments:
         return values, rest, "keeps" if _is_kept(made) else ""
 
     def _opened(self, value: Any) -> _Part:
-        opened = open_container(value)
-        if opened is None and isinstance(value, torch.Tensor) and not is_wrapper(value):
+        if is_wrapper(value):
+            raise UnsupportedTensorError(
+                f"an eager region is given a {type(value).__qualname__}, a tensor that holds others. Hand it the plain "
+                "tensors in there."
+            )
+        if isinstance(value, torch.Tensor):
             self.tensors.append(value)
             return lambda tensors, _: next(tensors)
         if isinstance(value, _SYMBOLIC):
             number = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)](value)
             return lambda *_: number
-        leaves, tree = flatten(value)
-        if tree.kind == "leaf":
+        opened = open_container(value)
+        if opened is None:
             if not (is_plain(value) or isinstance(value, _LASTING) or self.is_old(value)):
                 self.new = value
             return lambda *_: value
-        if self.is_old(value) and not any(is_stand_in(leaf) or isinstance(leaf, _SYMBOLIC) for leaf in leaves):
+        if self.is_old(value) and not any(is_stand_in(x) or isinstance(x, _SYMBOLIC) for x in flatten(value)[0]):
             return lambda *_: value
-        if opened is not None:  # one level at a time: there may be old ones in it
-            leaves = opened[3]
-            tree = Tree(*opened[:3], (LEAF,) * len(leaves), len(leaves))
-        parts = [self._opened(leaf) for leaf in leaves]
+        kind, cls, context, items = opened
+        tree = Tree(kind, cls, context, (LEAF,) * len(items), len(items))
+        parts = list(map(self._opened, items))
 
         def build(tensors: Iterator[torch.Tensor], made: list[Any]) -> Any:
             container = tree.unflatten([part(tensors, made) for part in parts])
