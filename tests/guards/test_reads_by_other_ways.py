@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import abc
+import builtins
 import collections
 import collections.abc
+import enum
 import functools
+import json
 import logging
+import os
+import string
 import types
 
+import numpy as np
 import pytest
 import torch
 
@@ -203,6 +209,86 @@ def switch_of_a_backend():
         return x * 2 if before else x
 
     return function, [lambda: torch.backends.nnpack.set_flags(False), lambda: torch.backends.nnpack.set_flags(True)]
+
+
+@program
+def view_of_a_dict():
+    table = {"a": 2.0}
+    values = table.values()
+    return lambda x: x * sum(values), [lambda: table.update(b=3.0), lambda: table.update(a=9.0)]
+
+
+@program
+def variables_of_the_environment():
+    def function(x):
+        return x * (1 + sum(1 for name in os.environ if name.startswith("TESTS_GUARDS_")))
+
+    return function, [lambda: os.environ.update(TESTS_GUARDS_A="1"), lambda: os.environ.pop("TESTS_GUARDS_A")]
+
+
+class Percent(string.Template):
+    delimiter = "%"
+
+
+@program
+def attribute_that_a_library_reads():
+    template = Percent("%a")
+    return lambda x: x * len(template.substitute(a="xyz")), [lambda: setattr(template, "template", "%a%a")]
+
+
+@program
+def method_that_a_library_calls():
+    class Encoder(json.JSONEncoder):
+        def default(self, value):
+            return "ab"
+
+    return (
+        lambda x: x * len(json.dumps(object, cls=Encoder)),
+        [lambda: setattr(Encoder, "default", lambda self, value: "abcd")],
+    )
+
+
+@program
+def special_method_that_appears():
+    class Plain:
+        rate = 1.0
+
+    plain = Plain()
+    return (
+        lambda x: x * (2 if plain else 3) * getattr(plain, "other", 1.0),
+        [
+            lambda: setattr(Plain, "__bool__", lambda self: False),
+            lambda: setattr(Plain, "__getattr__", lambda self, name: 5.0),
+        ],
+    )
+
+
+@program
+def built_in_of_the_programs():
+    builtins.rate_of_tests = 2.0
+    return lambda x: x * rate_of_tests, [lambda: setattr(builtins, "rate_of_tests", 3.0)]  # noqa: F821
+
+
+@program
+def value_of_an_enum():
+    class Kind(enum.Enum):
+        ONE = [2.0]
+
+    return lambda x: x * Kind.ONE.value[0], [lambda: Kind.ONE.value.__setitem__(0, 3.0)]
+
+
+@program
+def name_that_a_module_makes_up():
+    options = types.ModuleType("made_up_options")
+    options.__getattr__ = lambda name: 2.0
+    return lambda x: x * options.rate, [lambda: setattr(options, "rate", 3.0)]
+
+
+@program
+def object_in_an_array():
+    held = types.SimpleNamespace(rate=2.0)
+    array = np.array([held], dtype=object)
+    return lambda x: x * array[0].rate, [lambda: setattr(held, "rate", 3.0)]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

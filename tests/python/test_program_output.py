@@ -138,6 +138,21 @@ def test_compiled_where_later_calls_say_nothing(make, said):
     assert "compiled once" in str(foregrad.explain_recompiles(compiled))
 
 
+def test_what_is_added_to_a_record_is_logged_in_each_call(said):
+    LOGGER.handlers[0].setFormatter(logging.Formatter("%(rank)s: %(message)s"))
+    adapted = logging.LoggerAdapter(LOGGER, {"rank": 3})
+
+    def function(x):
+        adapted.info("size %d", x.shape[0])
+        LOGGER.info("mean", extra={"rank": x.sum().item()})
+        return x.sin()
+
+    compiled = foregrad.compile(function, backend="eager", on_unsupported="raise")
+    for n in (2, 3, 2):
+        compiled(torch.ones(n))
+    assert said()[2] == "3: size 2\n2.0: mean\n3: size 3\n3.0: mean\n3: size 2\n2.0: mean\n"
+
+
 @pytest.mark.parametrize("mode", ["eager", "raise"])
 @pytest.mark.parametrize("function", [_prints, _prints_to_a_file, _logs])
 def test_each_compiled_call_says_it(function, mode, said):

@@ -29,6 +29,7 @@ from foregrad.frontend import known_calls
 X = torch.ones(2)
 DIGEST = hashlib.sha256()
 LIMIT = sys.getrecursionlimit()
+LOCK = threading.Lock()
 
 
 @pytest.fixture(params=[True, False], ids=["native", "python"], autouse=True)
@@ -59,6 +60,7 @@ FOREIGN = {
     "sys.getrefcount": lambda: sys.getrefcount(X),
     "_thread.start_new_thread": lambda: threading.Thread(target=int).start(),
     "posix.getpid": lambda: os.getpid(),
+    "lock.locked": lambda: LOCK.locked(),
     "HASH.update": lambda: DIGEST.update(b"1"),
 }
 

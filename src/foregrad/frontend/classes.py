@@ -16,7 +16,6 @@ __all__ = [
     "attributes_of",
     "called_by_autograd",
     "dict_of_class",
-    "is_method",
     "makers_of",
     "slots_in",
     "special_names",
@@ -39,11 +38,6 @@ CODE_OF_CLASSES = (
 def special_names(cls: type) -> list[str]:
     """Methods that no code has to name to run them."""
     return [name for name in cls.__dict__ if name.startswith("__") and name not in MAKERS]
-
-
-def is_method(cls: type, name: str) -> bool:
-    """Whether an attribute of a class is an ordinary method, which runs only where code names it."""
-    return isinstance(cls.__dict__[name], types.FunctionType) and not name.startswith("__")
 
 
 def values_of(cls: type) -> set[str]:

@@ -52,24 +52,23 @@ class CodeNames:
 
 @dataclasses.dataclass(slots=True)
 class NamesMet:
-    """The names in all code that was met by some time: all, those that may be missing, those that may be called; and
-    how many objects were looked at under these names.
+    """The names in all code that was met by some time: all, and those that may be missing; and how many objects were
+    looked at under these names.
     """
 
     names: frozenset[str] = frozenset()
     probed: frozenset[str] = frozenset()
-    called: frozenset[str] = frozenset()
     makes_up_names: bool = False
     objects: int = 0
 
     @classmethod
-    def of(cls, names: set[str], probed: set[str], called: set[str], *, makes_up_names: bool) -> NamesMet:
+    def of(cls, names: set[str], probed: set[str], *, makes_up_names: bool) -> NamesMet:
         """A copy of these sets."""
-        return cls(frozenset(names), frozenset(probed), frozenset(called), makes_up_names)
+        return cls(frozenset(names), frozenset(probed), makes_up_names)
 
     def since(self, before: NamesMet) -> NamesMet:
-        """The names that are new since then; a method that code may call counts as new."""
-        return NamesMet((self.names - before.names) | (self.called - before.called), self.probed - before.probed)
+        """The names that are new since then."""
+        return NamesMet(self.names - before.names, self.probed - before.probed)
 
 
 @functools.lru_cache(maxsize=8192)

@@ -158,7 +158,7 @@ PURE_CLASSES: Final = frozenset(
 """Classes of C whose methods, `WRITING_METHODS` apart, write to nothing else. Iterators that are older than the call
 are looked after by what stands in for them."""
 
-_LOCKED = "__enter__ acquire acquire_lock"
+_LOCKED = "__enter__ acquire acquire_lock locked locked_lock"
 REFUSED_METHODS: Final[dict[str, str]] = {
     "functools._lru_cache_wrapper": "cache_clear",
     "_thread.lock": _LOCKED,  # what other threads do meanwhile is no part of a graph; a lock that is held is let go

@@ -111,9 +111,9 @@ def is_installed(module: types.ModuleType) -> bool:
     return not {"site-packages", "dist-packages"}.isdisjoint(parts)
 
 
-def keeps_options(value: Any) -> bool:
-    """Whether all attributes of an object of a library's class are looked at."""
-    module = type(value).__module__
+def keeps_options(cls: type) -> bool:
+    """Whether all attributes of an object of a library's class are looked at, and of one that extends it."""
+    module: Any = cls.__module__
     if not isinstance(module, str):
         return False
     root = module.partition(".")[0]

@@ -61,7 +61,7 @@ from .holders import (
 from .libraries import BAGS, is_class_outside, is_constant, is_of_library, is_of_operators, is_outside, referent
 from .module_tables import TABLES
 from .opaque import DRAWN, asks_for_date, is_cached_function, is_of_dates, is_random_generator, results_of, used_up
-from .reads import Reads, keys_in, table_of
+from .reads import VIEWS, Reads, keys_in, table_of
 from .sources import Source
 
 __all__ = ["ProgramState", "forget_written", "own_globals"]
@@ -341,7 +341,7 @@ class ProgramState:
             return self._builtin
         if cls is types.MethodWrapperType:
             return self._wrapped_method
-        if cls is types.MappingProxyType:
+        if cls in VIEWS:
             return lambda value, parent, step: self._queue.append((gc.get_referents(value)[0], parent, step))
         if is_cached_function(value):
             return self._cached_function

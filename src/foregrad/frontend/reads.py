@@ -26,10 +26,12 @@ from .expected import ABSENT, Expected, Strong, describe, holds_classes, is_plai
 from .module_tables import HOOKS, TABLES, ScriptedAttribute, scripted_place
 from .opaque import asked_of
 
-__all__ = ["ReadSite", "Reads", "items_in", "keys_in", "same_keys"]
+__all__ = ["VIEWS", "ReadSite", "Reads", "items_in", "keys_in", "same_keys"]
 
 _MOST_ITEMS = 10_000
 _CONTAINERS = (dict, list, set, collections.deque)
+VIEWS: tuple[Any, ...] = (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
+"""What shows a dict that it refers to."""
 
 
 def table_of(value: Any) -> Any:
@@ -225,7 +227,7 @@ class Reads:
                 self.contents(item, f"{name}[{index}]")
         if id(value) in self.places or id(value) in self.unread:
             return
-        if isinstance(value, types.MappingProxyType):
+        if isinstance(value, VIEWS):
             value = gc.get_referents(value)[0]  # the dict behind it
         if not isinstance(value, _CONTAINERS):
             if (ask := asked_of(value)) is not None:

@@ -13,7 +13,9 @@ extensions and files hold; that a function gets another `__dict__`; what methods
 from __future__ import annotations
 
 import abc
+import builtins
 import collections
+import enum
 import functools
 import gc
 import operator
@@ -27,11 +29,11 @@ from typing import Any
 import torch
 
 from ..graph.spelling import in_order
+from .arrays import is_array
 from .classes import (
     CODE_OF_CLASSES,
     attributes_of,
     dict_of_class,
-    is_method,
     makers_of,
     slots_in,
     special_names,
@@ -54,7 +56,7 @@ from .libraries import (
     loggers_of,
     referent,
 )
-from .reads import Reads, ReadSite, items_in, table_of
+from .reads import VIEWS, Reads, ReadSite, items_in, table_of
 
 __all__ = ["Scan"]
 
@@ -75,15 +77,11 @@ class Scan:
         self.makes_up_names = False
         self.entered = entered
         self.code: list[tuple[dict[str, Any], CodeNames]] = []  # globals of functions, and what their code names
-        self._called: set[str] = set()  # the names in code at most one method away from the roots
-        self._rank = 0  # how many methods lie between the roots and what is being looked at
-        self._functions: list[tuple[types.FunctionType, int]] = []
+        self._functions: list[types.FunctionType] = []
         self._apart = frozenset(function.__code__ for function in apart)
         self._opened: set[types.CodeType] = set()
         self._seen: dict[int, Any] = {id(function): function for function in apart}  # the values keep the ids theirs
-        self._objects: list[
-            tuple[Any, str, int, int, set[str]]
-        ] = []  # (object or class, name, depth, rank, names done)
+        self._objects: list[tuple[Any, str, int, set[str]]] = []  # (object or class, name, depth, names done)
         self.modules: dict[int, tuple[torch.nn.Module, str]] = {}
         self._namespaces: dict[int, types.ModuleType] = {}  # modules of the user's that code names, not all looked at
         self._named_in: set[tuple[int, frozenset[str]]] = set()  # by the id of a module: names that were looked up
@@ -94,6 +92,7 @@ class Scan:
         self._attributes_of: Callable[[type], frozenset[str]] = functools.cache(attributes_of)
         self._slots_of: Callable[[type], frozenset[str]] = functools.cache(slots_in)
         self._special_names: Callable[[type], list[str]] = functools.cache(special_names)
+        self._keeps_options: Callable[[type], bool] = functools.cache(lambda cls: any(map(keeps_options, cls.__mro__)))
         self._values_of: Callable[[type], set[str]] = functools.cache(values_of)
 
     # ---------------------------------------------------------------- callables
@@ -119,7 +118,7 @@ class Scan:
             if not self._is_new(value) or is_eager_region(value):
                 return
             if _is_users(value):
-                self._functions.append((value, self._rank))
+                self._functions.append(value)
                 return
             if value.__closure__:
                 self._cells(value)  # a decorator of theirs around a function of the user's
@@ -131,15 +130,13 @@ class Scan:
         """Follow all code and objects that were met to their end."""
         while True:
             while self._functions:
-                function, self._rank = self._functions.pop()
-                self._open(function)
+                self._open(self._functions.pop())
             if not (self._objects_again() or self._namespaces_whole()):
                 return
 
     def ran(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
         """Note what code that ran names in its globals, wherever the code is from."""
         if code not in self._opened and code not in self._apart:
-            self._rank = 1
             self._names_in(code, namespace)
 
     def _names_in(self, code: types.CodeType, namespace: dict[str, Any]) -> CodeNames:
@@ -157,8 +154,6 @@ class Scan:
         )
         if named.compares:
             self._comparisons(namespace, named.compares)
-        if self._rank <= 1:
-            self._called |= others
         self.code.append((namespace, named))
         self._globals(namespace, named.loaded, others, named.handed_on)
         if named.whole_namespace:
@@ -170,7 +165,7 @@ class Scan:
 
     def _open(self, function: types.FunctionType) -> None:
         if function.__dict__:  # which other code may read
-            self._objects.append((function, function.__name__, 0, self._rank, set()))
+            self._objects.append((function, function.__name__, 0, set()))
         if function.__code__ not in self.entered:
             return
         code = self._names_in(function.__code__, function.__globals__)
@@ -207,6 +202,10 @@ class Scan:
         for name in in_order(loaded - settled):
             if name not in namespace:
                 place.lacks(name)  # a built-in function may be hidden later, and a `NameError` be caught
+                value = vars(builtins).get(name, ABSENT)
+                if not isinstance(value, _OF_BUILTINS):  # what the program has put there; a capture replaces `print`
+                    self.reads.add(self.reads.place(vars(builtins), "dict", "builtins", "attr"), name, value)
+                    self.visit(value, name)
                 continue
             value = namespace[name]
             self.reads.add(place, name, value)
@@ -241,7 +240,7 @@ class Scan:
         """A function or class that code hands on, to `getattr` perhaps: it may lack what is asked for."""
         if isinstance(value, (types.FunctionType, type)) and id(value) not in self._handed_on:
             self._handed_on[id(value)] = value
-            self._objects.append((value, name, 0, self._rank, set()))
+            self._objects.append((value, name, 0, set()))
 
     def _module_names(self, module: types.ModuleType, names: frozenset[str]) -> None:
         """Note the values that code names in a module that it imported."""
@@ -253,6 +252,8 @@ class Scan:
         self._named_in.add((id(module), names))
         self._namespaces |= {} if is_installed(module) else {id(module): module}  # theirs have thousands of items
         place = self.reads.place(vars(module), "dict", module.__name__, "attr")
+        if "__getattr__" in vars(module):
+            place.lacks(*(names - vars(module).keys()))
         for name in in_order(names & vars(module).keys()):
             value = vars(module)[name]
             is_new = self.reads.add(place, name, value)
@@ -290,6 +291,8 @@ class Scan:
         if module is os and not names.isdisjoint({"environ", "getenv", "environb"}):
             table: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
             place = self.reads.place(table, "dict", "os.environ", "item")
+            if type(os.environ).__iter__.__code__ in self.entered:
+                place.keys = tuple(table)
             for name in names:
                 key = os.environ.encodekey(name)
                 place.items.setdefault(key, Expected(table.get(key, ABSENT)))
@@ -309,14 +312,14 @@ class Scan:
             return
         if isinstance(value, types.ModuleType):
             if not is_outside(value.__name__) and self._is_new(value):  # handed on, it may be known by any name
-                self._objects.append((value, value.__name__, depth, self._rank, set()))
+                self._objects.append((value, value.__name__, depth, set()))
             return
         owner = getattr(value, "__self__", None) if isinstance(value, types.BuiltinMethodType) else None
         if isinstance(owner, type) and not is_of_library(owner):
             value = owner  # of a method in C that is bound to a class, as `Function.apply` is since PyTorch 2.14
         if isinstance(value, types.BuiltinFunctionType) or id(value) in self.reads.unread:
             return
-        if isinstance(value, types.MappingProxyType):
+        if isinstance(value, VIEWS):
             value = gc.get_referents(value)[0]
         if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
             self.function(value, name)
@@ -336,7 +339,6 @@ class Scan:
             self.names.update(*(text.split(".") for text in value.__reduce__()[1]))
         elif isinstance(value, operator.methodcaller):
             self.names.add(value.__reduce__()[1][0])
-            self._called.add(value.__reduce__()[1][0])
         elif isinstance(value, torch.nn.Module):
             self.modules.setdefault(id(value), (value, name))  # their attributes are noted as they are read
         elif isinstance(value, type):
@@ -353,6 +355,8 @@ class Scan:
                 self._object(value, name, depth)
                 if isinstance(value, BaseException):
                     self._parts(value, name, _kept_by_c(type(value)), depth + 1)
+                if isinstance(value, enum.Enum):
+                    self.visit(value._value_, f"{name}.value", depth + 1)
         elif isinstance(value, types.CellType):
             if self._is_new(value):
                 self._parts(value, name, ("cell_contents",), depth)
@@ -360,6 +364,9 @@ class Scan:
             if self._is_new(value):
                 self.reads.contents(value, name)
                 self._of_library(value, name, depth, inside)
+                if is_array(value) and value.dtype.hasobject and value.size <= _MOST_ITEMS:
+                    for item in value.ravel().tolist():
+                        self.visit(item, f"{name}[...]", depth)
             if hasattr(value, "__wrapped__"):
                 self.function(value, name)
 
@@ -383,7 +390,7 @@ class Scan:
             if logger is value or self._is_new(logger):
                 self._object(logger, f"logger {logger.name}", depth)  # what else the program names of it
         table = table_of(value)
-        if type(table) is not dict or inside > _DEEPEST_IN_LIBRARY or not keeps_options(value):
+        if type(table) is not dict or inside > _DEEPEST_IN_LIBRARY or not keeps_options(type(value)):
             return
         place = self.reads.place(table, "dict", name, "attr")
         place.keys = tuple(table)
@@ -394,14 +401,14 @@ class Scan:
     def _object(self, value: Any, name: str, depth: int) -> None:
         if not isinstance(value, threading.local):
             self.reads.shape(value)
-        self._objects.append((value, name, depth, self._rank, set()))
+        self._objects.append((value, name, depth, set()))
         self._class(type(value))
 
     def _class(self, cls: type) -> None:
         """Look later at the methods and options of a class that code names, and at its special methods."""
         for base in cls.__mro__:
             if not is_of_library(base) and self._is_new(base):
-                self._objects.append((base, base.__name__, 0, self._rank, set()))
+                self._objects.append((base, base.__name__, 0, set()))
                 if type(base) is not type:
                     self._class(type(base))
 
@@ -419,13 +426,13 @@ class Scan:
         """Look at objects under the names that came since the last time. Returns whether any attribute was new."""
         is_new = False
         before = self._under
-        now = NamesMet.of(self.names, self.probed, self._called, makes_up_names=self.makes_up_names)
+        now = NamesMet.of(self.names, self.probed, makes_up_names=self.makes_up_names)
         fresh = now.since(before)
         first = before.objects if now.makes_up_names == before.makes_up_names else 0  # that was not looked at yet
         now.objects = len(self._objects)
         self._under = now
         for index in range(0 if fresh.names or fresh.probed else first, now.objects):
-            value, name, depth, rank, done = self._objects[index]
+            value, name, depth, done = self._objects[index]
             under = fresh if index < first else now
             if isinstance(value, type):
                 names = self._attributes_of(value)
@@ -434,11 +441,11 @@ class Scan:
                 if id(value) in self._handed_on and not is_of_library(value):
                     new |= under.probed
                 if under is now:
-                    new = new.union(self._special_names(value), self._values_of(value) if self.makes_up_names else ())
-                self._rank = rank + 1
+                    self._class_table(value).lacks(*(_UNNAMED - value.__dict__.keys()))
+                    options = self._values_of(value) if self.makes_up_names else ()
+                    new = new.union(self._special_names(value), self._that_ran(value), options)
             else:
                 new = self._names_in_object(value, under)
-                self._rank = rank
             new -= done
             there = self._there(value, new)
             if len(there) < len(new):
@@ -449,11 +456,14 @@ class Scan:
                 elif (table := table_of(value)) is not None:
                     self.reads.place(table, "dict", name, "attr").lacks(*missing)
             for attribute in in_order(there):
-                if isinstance(value, type) and attribute not in self._called and is_method(value, attribute):
-                    continue
                 done.add(attribute)
                 is_new = self._attribute(value, name, attribute, depth) or is_new
         return is_new
+
+    def _that_ran(self, cls: type) -> list[str]:
+        """The methods of a class that ran: code of libraries calls some that no code of the program names."""
+        methods = [(name, item) for name, item in [*cls.__dict__.items()] if isinstance(item, types.FunctionType)]
+        return [name for name, item in methods if item.__code__ in self.entered]
 
     def _there(self, value: Any, names: frozenset[str]) -> frozenset[str] | set[str]:
         """The names under which an object or a class has something itself, in its table or in a slot."""
@@ -478,7 +488,7 @@ class Scan:
             names |= self._slots_of(type(value))
         if table is None:
             return names
-        if self.makes_up_names or isinstance(value, BAGS):
+        if self.makes_up_names or isinstance(value, BAGS) or self._keeps_options(type(value)):
             if type(table) is dict and not isinstance(value, threading.local):
                 place = self.reads.place(table, "dict", type(value).__name__, "attr")
                 place.keys = tuple(table)
@@ -531,6 +541,11 @@ def _kept_by_c(cls: type) -> list[str]:
     kinds = types.MemberDescriptorType, types.GetSetDescriptorType
     found = {name for base in cls.__mro__ for name, item in vars(base).items() if isinstance(item, kinds)}
     return in_order(frozenset(found - {"__dict__", "__weakref__", "__traceback__"}))
+
+
+# Special methods without which the interpreter does something else.
+_UNNAMED = frozenset({"__getattr__", "__getattribute__", "__bool__", "__len__", "__eq__", "__setattr__", "__iter__"})
+_OF_BUILTINS = (types.BuiltinFunctionType, types.FunctionType, type, type(ABSENT))
 
 
 def _is_option(value: Any) -> bool:

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import operator
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +40,7 @@ __all__ = [
     "Wrap",
     "check_leaves",
     "flatten",
+    "is_as_opened",
     "is_leaf",
     "list_of",
     "open_arguments",
@@ -297,6 +299,14 @@ def open_container(value: Any) -> tuple[str, Any, Any, list[Any]] | None:
         names = tuple(f.name for f in dataclasses.fields(cls) if hasattr(value, f.name))
         return "dataclass", cls, names, [getattr(value, name) for name in names]
     return None
+
+
+def is_as_opened(value: Any, opened: tuple[str, Any, Any, list[Any]] | None) -> bool:
+    """Whether a container is what `open_container` said that it was."""
+    now = open_container(value)
+    if now is None or opened is None or now[2] != opened[2] or len(now[3]) != len(opened[3]):
+        return False
+    return all(map(operator.is_, now[3], opened[3]))
 
 
 def flatten(value: Any, unwrap: Unwrap | None = None) -> tuple[list[Any], Tree]:

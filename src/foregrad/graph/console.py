@@ -28,9 +28,11 @@ class Console:
     def print(self, stream: str, sep: Any, end: Any, flush: Any, *values: Any) -> None:
         print(*values, sep=sep, end=end, flush=bool(flush), file=getattr(sys, stream))
 
-    def log(self, name: str, level: int, path: str, line: int, function: str, message: str, *args: Any) -> None:
+    def log(self, place: tuple[Any, ...], function: str, extra: tuple[tuple[str, Any], ...], *said: Any) -> None:
+        """`place`: the logger's name, level, path and line. `said`: the message and its arguments."""
+        name, level, path, line = place
         logger = logging.getLogger(name)
-        logger.handle(logger.makeRecord(name, level, path, line, message, args, None, function))
+        logger.handle(logger.makeRecord(name, level, path, line, said[0], said[1:], None, function, dict(extra)))
 
     def warn(self, text: str, category: type[Warning], module: str, path: str, line: int) -> None:
         """`module`: that of the line; "": the line is that which calls the compiled function."""
@@ -63,12 +65,15 @@ def print_of(
 def log_of(record: logging.LogRecord, logger: logging.Logger) -> Said | None:
     """A record that is logged; None where no call could log it again."""
     others = vars(record).keys() - vars(logging.makeLogRecord({})).keys()
-    if others or record.exc_info or record.stack_info or logging.getLogger(record.name) is not logger:
+    extra = tuple((name, value) for name, value in vars(record).items() if name in others)
+    is_whole = all(_is_number(value) for _, value in extra) and logging.getLogger(record.name) is logger
+    if not is_whole or record.exc_info or record.stack_info:
         return None
     args, message = record.args or (), str(record.msg)
     if not (type(args) is tuple and all(map(_is_number, args))):
         args, message = (), record.getMessage()  # without arguments it is no format
-    return "log", (record.name, record.levelno, record.pathname, record.lineno, record.funcName, message, *args)
+    place = record.name, record.levelno, record.pathname, record.lineno
+    return "log", (place, record.funcName, extra, message, *args)
 
 
 def warn_of(

@@ -31,7 +31,7 @@ from ..._torch.symbols import concrete
 from ..._torch.tensors import is_inside_transform, storage_key
 from ...errors import UnsupportedAliasError, UnsupportedOpError, UnsupportedSideEffectError, UnsupportedTensorError
 from ...frontend.expected import is_plain
-from ...frontend.tree import LEAF, Tree, check_leaves, flatten, open_container
+from ...frontend.tree import LEAF, Tree, check_leaves, flatten, is_as_opened, open_container
 from ...graph.collectives import Collective
 from ...graph.eager_regions import (
     Ran,
@@ -395,9 +395,9 @@ class Arguments:
         """
         made: list[Any] = []
         given = self._build(iter(tensors), made)
-        before = list(map(_inside, made))
+        before = list(map(_opened, made))
         values, rest = take_apart(_called(function, *given), tensors)
-        if not all(map(_same_inside, map(_inside, made), before)):
+        if not all(map(is_as_opened, made, before)):
             return values, rest, "changes"
         del given, before
         return values, rest, "keeps" if _is_kept(made) else ""
@@ -439,14 +439,9 @@ def _called(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     return function(*args, **kwargs)
 
 
-def _inside(container: Any) -> tuple[Any, list[Any]]:
+def _opened(container: Any) -> Any:
     opened = open_container(container)
-    assert opened is not None
-    return opened[2], [*opened[3]]
-
-
-def _same_inside(now: tuple[Any, list[Any]], before: tuple[Any, list[Any]]) -> bool:
-    return bool(now[0] == before[0]) and len(now[1]) == len(before[1]) and all(map(operator.is_, now[1], before[1]))
+    return opened and (*opened[:3], [*opened[3]])
 
 
 def _is_kept(made: list[Any]) -> bool:

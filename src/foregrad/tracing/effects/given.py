@@ -13,7 +13,7 @@ from ...frontend.holders import DICT, SET
 from ...frontend.lifted import lifted_places
 from ...frontend.program_state import ProgramState
 from ...frontend.reads import table_of
-from ...frontend.tree import open_container
+from ...frontend.tree import is_as_opened, open_container
 from ...graph.python_effects import OfArgument, PythonWrite
 from .side_effects import refuse_change
 
@@ -46,10 +46,7 @@ class Given:
     def check_closed(self, name: str) -> None:
         """Containers that are no lists, dicts or plain objects are as they were."""
         for value, opened, path in self._closed:
-            now = open_container(value)
-            assert opened is not None
-            assert now is not None
-            if opened[2] != now[2] or [*map(id, opened[3])] != [*map(id, now[3])]:
+            if not is_as_opened(value, opened):
                 refuse_change(name, path)
 
     def reached(self, name: str, state: ProgramState, writes: Iterable[PythonWrite]) -> dict[type, frozenset[int]]:
