@@ -56,12 +56,11 @@ def compiled(way, model):
 
 def compile_once(name, device, way):
     """In a child: seconds to the end of the first backward."""
-    prepare(device)
-    model, inputs = built(name, device)
-    if way != "torch.compile":
-        import foregrad
+    import foregrad
 
-        foregrad.config.cache = False
+    prepare(device)
+    foregrad.config.cache = False
+    model, inputs = built(name, device)
     started = seconds(device)
     loss = step(model, compiled(way, model), inputs)
     return {"seconds": seconds(device) - started, "loss": loss.item()}

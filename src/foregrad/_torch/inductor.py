@@ -21,8 +21,9 @@ from ..interrupts import runs_compiler
 from ..locks import make_lock, taken, without_user_code
 from ..phases import counted, is_counted
 from .contexts import shape_env
-from .fakes import FakeTensor, FakeTensorMode, new_fake, real_constants
+from .fakes import FakeTensor, FakeTensorMode, new_fake, new_fake_over, real_constants
 from .kernels import kernels_together
+from .patterns import possible_patterns
 from .symbols import is_symbolic
 
 __all__ = [
@@ -244,8 +245,8 @@ def propagate(
 ) -> None:
     """Give every node a fake value (`meta["val"]`) that shares memory as the real one will.
 
-    Nodes in `settled` keep their value. Nodes with equal keys other than None make tensors of equal layouts in memory
-    of their own.
+    Nodes in `settled` keep their value. Nodes with equal keys other than None make tensors of equal layouts: in memory
+    of their own, or at equal distances in the memory of their first operand.
     """
     from torch._dispatch.python import enable_python_dispatcher
 
@@ -266,24 +267,47 @@ def _propagator() -> Any:
             key_of: Callable[[fx.Node], Any],
         ) -> None:
             super().__init__(gm, mode=mode)
-            self.mode, self.settled, self.key_of, self.results = mode, settled, key_of, dict[Any, Any]()
+            self.mode, self.settled, self.key_of = mode, settled, key_of
+            self.made: dict[Any, Any] = {}  # by key, a result and the first operand, if the result is in its memory
 
         def run_node(self, node: fx.Node) -> Any:
             if node in self.settled:
                 return node.meta["val"]
             key = self.key_of(node)
-            if key is None or key not in self.results:
+            if key is None:
+                return super().run_node(node)
+            operand: Any = node.args[0].meta["val"] if node.args and isinstance(node.args[0], fx.Node) else None
+            if key not in self.made:
                 result = super().run_node(node)
-                if key is not None:
-                    self.results[key] = result
+                base = operand if operand is not None and _is_view(result, operand) else None
+                if base is None or _can_be_taken(result, base):
+                    self.made[key] = result, base
                 return result
-            result = node.meta["val"] = torch.utils._pytree.tree_map_only(torch.Tensor, self.again, self.results[key])
+            result, base = self.made[key]
+            again = functools.partial(self.again, operand, base)
+            result = node.meta["val"] = torch.utils._pytree.tree_map_only(torch.Tensor, again, result)
             return result
 
-        def again(self, value: torch.Tensor) -> torch.Tensor:
-            return new_fake(self.mode, tuple(value.shape), value.stride(), value.dtype, value.device)
+        def again(self, operand: torch.Tensor, base: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor:
+            layout = tuple(value.shape), value.stride(), value.dtype, value.device
+            if base is None:
+                return new_fake(self.mode, *layout)
+            offset: Any = operand.storage_offset() + value.storage_offset() - base.storage_offset()
+            return new_fake_over(self.mode, operand.untyped_storage(), *layout, offset)
 
     return Propagator
+
+
+def _is_view(result: Any, operand: torch.Tensor) -> bool:
+    values = result if isinstance(result, (tuple, list)) else [result]
+    memory = operand.untyped_storage()._cdata
+    return any(isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == memory for value in values)
+
+
+def _can_be_taken(result: Any, base: torch.Tensor) -> bool:
+    """Whether a view is told by its sizes, strides and offset."""
+    is_plain = isinstance(result, torch.Tensor) and not (result.is_conj() or result.is_neg())
+    return is_plain and result.dtype is base.dtype
 
 
 def joint_passes(gm: fx.GraphModule) -> fx.GraphModule:
@@ -302,7 +326,7 @@ def joint_passes(gm: fx.GraphModule) -> fx.GraphModule:
     devices = [value.device for value in values if isinstance(value, torch.Tensor)]
     device = next((d for d in devices if d.type != "cpu"), devices[0] if devices else torch.device("cpu"))
     mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
-    with torch.no_grad(), V.set_fake_mode(mode) if mode is not None else contextlib.nullcontext():
+    with torch.no_grad(), possible_patterns(), V.set_fake_mode(mode) if mode is not None else contextlib.nullcontext():
         result: fx.GraphModule = joint_graph_passes(gm, device)
     return result
 

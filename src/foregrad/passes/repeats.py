@@ -381,11 +381,11 @@ def _may_repeat(node: fx.Node) -> bool:
 
 
 def layout_key(node: fx.Node) -> Any:
-    """A key that is equal for nodes that make tensors of equal layouts, in memory of their own; None if operator and
-    operands do not decide that.
+    """A key that is equal for nodes that make tensors of equal layouts, in memory of their own or at equal distances in
+    that of their first operand; None if operator and operands do not decide that.
     """
     values = [operand.meta.get("val") for operand in node.all_input_nodes]
-    if not values or not isinstance(node.target, OpOverload) or not _may_repeat(node) or is_view(node):
+    if not values or not isinstance(node.target, OpOverload) or not _may_repeat(node):
         return None
     if not all(isinstance(value, torch.Tensor) and not symbols_in(value) for value in values):
         return None

@@ -1,0 +1,93 @@
+"""Inductor's patterns, tried on a graph only if it has their operators. Checked on torch 2.13.0.
+
+Inductor tries every pattern at each node that may be its last. Some fifty are attentions that the graph of a model does
+not have; to learn that at each node is half the time of its passes over a joint graph.
+
+Known weakness: an operator that a replacement brings into the graph counts from the next pass on.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import copy
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from torch import fx
+
+from ..locks import InPlace
+
+__all__ = ["possible_patterns"]
+
+_active = threading.local()
+_originals: list[Any] = []
+
+
+@contextlib.contextmanager
+def possible_patterns() -> Iterator[None]:
+    """Context: on this thread, Inductor tries only those patterns of a pass whose operators are all in the graph."""
+    with _patches:
+        _active.on = True
+        try:
+            yield
+        finally:
+            _active.on = False
+
+
+def _install() -> None:
+    from torch._inductor.pattern_matcher import PatternMatcherPass
+
+    _originals[:] = [PatternMatcherPass.apply]
+    PatternMatcherPass.apply = _apply  # type: ignore[method-assign]
+
+
+def _remove() -> None:
+    from torch._inductor.pattern_matcher import PatternMatcherPass
+
+    PatternMatcherPass.apply = _originals[0]  # type: ignore[method-assign]
+
+
+_patches = InPlace(_install, _remove)
+
+
+def _apply(self: Any, gm: Any) -> int:
+    """Replacement for `PatternMatcherPass.apply`."""
+    if getattr(_active, "on", False):
+        graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
+        present = {node.target for node in graph.nodes if node.op == "call_function"}
+        patterns = collections.defaultdict(list)
+        for key, entries in self.patterns.items():
+            patterns[key] = [entry for entry in entries if _is_possible(entry.pattern, present)]
+        self = copy.copy(self)  # other threads use the pass
+        self.patterns = patterns
+    count: int = _originals[0](self, gm)
+    return count
+
+
+def _is_possible(pattern: Any, present: set[Any]) -> bool:
+    return not any(present.isdisjoint(targets) for targets in _needed(pattern))
+
+
+@functools.cache
+def _needed(pattern: Any) -> frozenset[frozenset[Any]]:
+    """Of each set the pattern needs one function. Parts that may be missing, or may repeat, are left out."""
+    return frozenset(_functions_in(pattern))
+
+
+def _functions_in(pattern: Any) -> Iterator[frozenset[Any]]:
+    from torch._inductor.pattern_matcher import CallFunction, CallFunctionVarArgs, MultiOutputPattern
+
+    if isinstance(pattern, (list, tuple)):
+        parts = pattern
+    elif isinstance(pattern, MultiOutputPattern):
+        parts = pattern.outputs
+    elif isinstance(pattern, (CallFunction, CallFunctionVarArgs)):
+        yield frozenset(pattern.fns_set)
+        parts = [*pattern.args, *pattern.kwargs.values()] if isinstance(pattern, CallFunction) else []
+    else:
+        parts = []
+    for part in parts:
+        yield from _functions_in(part)
