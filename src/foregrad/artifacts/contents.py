@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..graph.meta import TensorSpec
-from ..graph.printing import print_graph
+from ..graph.printing import print_graph, shortened
 from ..serialize.values import Reader, checked
 from .container import TENSORS, Contents, opened
 from .program import Specialization, specialization_from
@@ -92,7 +92,7 @@ def _graph(specialization: Specialization, graph: str | None) -> str:
         return str(specialization.joint)
     module = specialization.forward if graph == "forward" else specialization.backward
     slots = specialization.joint.slot_texts()
-    return print_graph(module, header=f"{graph} of {specialization.joint.name}", slots=slots, name=graph)
+    return print_graph(shortened(module), header=f"{graph} of {specialization.joint.name}", slots=slots, name=graph)
 
 
 def _sections(specialization: Specialization) -> dict[str, list[str]]:

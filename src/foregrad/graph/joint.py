@@ -140,9 +140,10 @@ class JointGraph:
         )
 
     def __str__(self) -> str:
-        from .printing import print_graph
+        from .printing import print_graph, shortened
 
-        return print_graph(self.module, header=f"joint graph of {self.name}, after capture", slots=self.slot_texts())
+        header = f"joint graph of {self.name}, after capture"
+        return print_graph(shortened(self.module), header=header, slots=self.slot_texts())
 
     def num_guards(self) -> int:
         """The number of conditions on symbolic sizes so far, all of which the graph depends on."""

@@ -10,7 +10,7 @@ from torch import fx
 from ..errors import PartitionError
 from .joint import JointGraph
 from .meta import TensorSpec, nbytes_of, spec_of
-from .printing import print_graph
+from .printing import print_graph, shortened
 from .slots import Saved
 
 __all__ = ["Partitioned"]
@@ -93,12 +93,10 @@ class Partitioned:
             raise PartitionError(f"the backward expects {names}, the forward saves {saved}")
 
     def __str__(self) -> str:
-        name = self.joint.name
+        slots, halves = self.joint.slot_texts(), {"forward": self.forward, "backward": self.backward}
         return "\n\n".join(
-            (
-                print_graph(self.forward, header=f"forward of {name}", slots=self.joint.slot_texts()),
-                print_graph(self.backward, header=f"backward of {name}", slots=self.joint.slot_texts()),
-            )
+            print_graph(shortened(half), header=f"{title} of {self.joint.name}", slots=slots, name=title)
+            for title, half in halves.items()
         )
 
 

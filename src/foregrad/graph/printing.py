@@ -19,6 +19,9 @@ operators, and each input and output has its slot's description beside it::
             mm,  # output 0
         ]
 
+A graph module that the graph calls, and whose constants are the graph's own, is a function inside of the printed one.
+With regions, see `shortened`, the layers of a model are printed once.
+
 Attributes of the module (constants, subgraphs) are read from a first parameter `self`: pass the graph module.
 An object without a spelling (a local function, an opaque object) becomes a keyword-only parameter of that name.
 
@@ -28,9 +31,10 @@ Known weakness: subgraphs of higher-order operators are not printed, only called
 from __future__ import annotations
 
 import builtins
+import operator
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,9 +44,24 @@ from .meta import TensorSpec, spec_of
 from .source import Names, Renderer, infix
 from .spelling import attribute, is_name, shown
 
-__all__ = ["print_graph", "user_line"]
+__all__ = ["print_graph", "shorten_with", "shortened", "user_line"]
 
 Node = torch.fx.Node
+Shorten = Callable[[torch.fx.GraphModule], torch.fx.GraphModule]
+
+_shorten: list[Shorten] = []
+
+
+def shorten_with(shorten: Shorten) -> None:
+    """Let `shortened` use this function, of a layer above."""
+    _shorten[:] = [shorten]
+
+
+def shortened(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The graph to print: one with calls of the parts that come again and again, if there are such parts."""
+    for shorten in _shorten:
+        gm = shorten(gm)
+    return gm
 
 
 def print_graph(
@@ -58,9 +77,11 @@ def print_graph(
     node or, if one node is several outputs, by position: `"output[2]"`. `name` is the function's name; without it,
     `joint`, `backward` or `forward`, by the names of the placeholders.
     """
+    modules: dict[str, torch.fx.GraphModule] = {}
     if isinstance(graph, torch.fx.GraphModule):
+        modules = {path: one for path, one in graph.named_modules() if _can_be_inside(one, graph)}
         graph = graph.graph
-    return _Printer(graph, slots or {}).text(header, name)
+    return _Printer(graph, slots or {}, modules).text(header, name)
 
 
 def user_line(node: Node) -> str | None:
@@ -80,28 +101,87 @@ def user_line(node: Node) -> str | None:
 _FRAME = re.compile(r'File "([^"\n]*)", line (\d+), in ([^\n]*)(?:\n(?!\s*File ")[ \t]*([^\n]*))?')
 
 
-class _Printer:
-    """Prints one graph. Used once."""
+def _can_be_inside(module: torch.nn.Module, root: torch.fx.GraphModule) -> bool:
+    """Whether a module is a graph whose constants are the root's, and calls no other module."""
+    if not isinstance(module, torch.fx.GraphModule):
+        return False
+    paths = [str(node.target) for node in module.graph.nodes if node.op == "get_attr"]
+    reads = [[_attribute(one, path) for path in paths] for one in (module, root)]
+    return all(map(operator.is_, *reads)) and not any(node.op == "call_module" for node in module.graph.nodes)
 
-    def __init__(self, graph: torch.fx.Graph, slots: Mapping[str, str]) -> None:
+
+def _attribute(module: torch.nn.Module, path: str) -> Any:
+    try:
+        return operator.attrgetter(path)(module)
+    except AttributeError:
+        return None
+
+
+class _Printer:
+    """Prints one graph. Used once.
+
+    `modules`: the graph modules that it may call. `outer`: the printer of the graph that calls it, if there is one.
+    """
+
+    def __init__(
+        self,
+        graph: torch.fx.Graph,
+        slots: Mapping[str, str],
+        modules: Mapping[str, torch.fx.GraphModule],
+        outer: _Printer | None = None,
+    ) -> None:
         self.graph = graph
         self.slots = slots
+        self.is_inside = outer is not None
         self.nodes = list(graph.nodes)
-        self.imports = {"torch"}
         self.allocate = Names(("torch", "operator", "self"))
         self.names = {node: self.allocate.fresh(node.name) for node in self.nodes}
         self.locals = frozenset(self.names.values())
+        self.imports = {"torch"}
         # Values without a spelling, which the caller has to pass: id -> (name, value).
         self.passed: dict[int, tuple[str, Any]] = {}
+        if outer is not None:  # a function in a function
+            self.locals |= outer.locals
+            self.imports, self.passed, self.allocate = outer.imports, outer.passed, outer.allocate
+        called = dict.fromkeys(str(node.target) for node in self.nodes if node.op == "call_module")
+        self.functions = {
+            path: (self.allocate.fresh(path), _Printer(modules[path].graph, {}, {}, self))
+            for path in called
+            if path in modules
+        }
+        for _, inner in self.functions.values():
+            self.allocate.take(inner.locals)
+        self.unused = self.allocate.fresh("_")
+        self.unpacked = {node: items for node in self.nodes if (items := self._items(node)) is not None}
         self.render = Renderer(self.names, self.spell)
+
+    def _items(self, node: Node) -> list[str] | None:
+        """The names of the results of a call of a function, if only `getitem` reads them."""
+        if node.op != "call_module" or str(node.target) not in self.functions:
+            return None
+        results = self.functions[str(node.target)][1].nodes[-1].args[0]
+        if not isinstance(results, (list, tuple)) or any(user.target is not operator.getitem for user in node.users):
+            return None
+        names = [self.unused] * len(results)
+        for user in node.users:
+            names[user.args[1]] = self.names[user]  # type: ignore[index]
+        return names if len(node.users) + names.count(self.unused) == len(names) else None
 
     def text(self, header: str, name: str | None) -> str:
         body = self._body()
-        uses_self = any(node.op in ("get_attr", "call_module") for node in self.nodes)
+        uses_self = self._uses_self()
         head = [f"# {shown(line, 1_000)}" for line in header.splitlines()]
         imports = [f"import {module}" for module in sorted(self.imports)]
         lines = [*head, *imports, "", "", *self._signature(name or self._guess_name(), uses_self), *body]
         return "\n".join(lines) + "\n"
+
+    def _uses_self(self) -> bool:
+        inner = (printer for _, printer in self.functions.values())
+        reads = (node.op == "get_attr" or self._reads_module(node) for node in self.nodes)
+        return any(reads) or any(printer._uses_self() for printer in inner)
+
+    def _reads_module(self, node: Node) -> bool:
+        return node.op == "call_module" and str(node.target) not in self.functions
 
     def _guess_name(self) -> str:
         inputs = [node.name for node in self.nodes if node.op == "placeholder"]
@@ -114,7 +194,8 @@ class _Printer:
 
     def _signature(self, name: str, uses_self: bool) -> list[str]:
         inputs = [node for node in self.nodes if node.op == "placeholder"]
-        if not inputs and not uses_self and not self.passed:
+        passed = [] if self.is_inside else list(self.passed.values())
+        if not inputs and not uses_self and not passed:
             return [f"def {name}():"]
         lines = [f"def {name}("]
         if uses_self:
@@ -123,16 +204,23 @@ class _Printer:
             f"    {self.names[node]},{_comment(_type_of(node), self.slots.get(node.name), _saved(node))}"
             for node in inputs
         ]
-        if self.passed:
+        if passed:
             lines.append("    *,")
-            lines += [f"    {key},{_comment(_described(value))}" for key, value in self.passed.values()]
+            lines += [f"    {key},{_comment(_described(value))}" for key, value in passed]
         return [*lines, "):"]
 
     def _body(self) -> list[str]:
         lines: list[str] = []
+        for name, inner in self.functions.values():
+            body = inner._body()
+            lines += [f"    {line}" for line in (*inner._signature(name, uses_self=False), *body)] + [""]
         above: str | None = None
         for node in self.nodes:
-            if node.op == "placeholder":
+            if node.op == "placeholder" or (node.op == "call_function" and node.args and node.args[0] in self.unpacked):
+                continue
+            if node in self.unpacked:
+                names = self.unpacked[node]
+                lines.append(f"    {', '.join(names)}{',' * (len(names) == 1)} = {self._expression(node)}")
                 continue
             if node.op == "output":
                 lines += self._output(node)
@@ -168,6 +256,8 @@ class _Printer:
         target, render = node.target, self.render
         if node.op == "get_attr":
             return self._attribute_path(str(target))
+        if node.op == "call_module" and not self._reads_module(node):
+            return f"{self.functions[str(target)][0]}({render.arguments(node.args, node.kwargs)})"
         if node.op == "call_module":
             return f"{self._attribute_path(str(target))}({render.arguments(node.args, node.kwargs)})"
         if node.op == "call_method":

@@ -76,6 +76,10 @@ class Names:
         self._taken = set(reserved)
         self._next: dict[str, int] = {}
 
+    def take(self, names: Iterable[str]) -> None:
+        """Hand out none of these."""
+        self._taken.update(names)
+
     def fresh(self, hint: str) -> str:
         """`hint` made an identifier, with a number behind it if it is taken."""
         base = hint if is_name(hint) and len(hint) <= _LONGEST and hint[:2] != "__" else _identifier(hint)

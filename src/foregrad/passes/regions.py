@@ -11,6 +11,7 @@ Regions write nowhere, and are called where their operators stood: random number
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -22,6 +23,7 @@ from torch import fx
 from .._torch.graphs import GraphCopier, symbol_of, symbols_in
 from .._torch.modules import make_graph_module
 from ..graph.meta import NodeMeta, TensorSpec, spec_of
+from ..graph.printing import shorten_with
 from .repeats import Repeat, find_repeats, is_view
 
 __all__ = ["called_region", "is_random", "is_random_region", "outlined", "piece", "sizes_are_given", "sums_first"]
@@ -36,6 +38,7 @@ def outlined(
     *,
     regions: bool | str = "auto",
     several: int | None = None,
+    to_read: bool = False,
 ) -> fx.GraphModule:
     """The graph with calls of its repeated regions; `gm` itself where there are none.
 
@@ -55,7 +58,7 @@ def outlined(
     """
     fewest = _MANY if regions == "auto" else 2 if regions else 0
     repeats = find_repeats(gm.graph, keep_out, fewest=fewest, several=several or _SEVERAL)
-    found = [region for repeat in repeats if (region := _Region.of(repeat)) is not None]
+    found = [region for repeat in repeats if (region := _Region.of(repeat, to_read)) is not None]
     if not found:
         return gm
     stem = "region"
@@ -75,7 +78,8 @@ def outlined(
         elif node in ends:
             title, region = ends[node]
             region.call(copier, title, node)
-    paths = {str(node.target) for node in copier.graph.nodes if node.op in ("get_attr", "call_module")}
+    graphs = (copier.graph, *(module.graph for module in modules.values()))
+    paths = {str(node.target) for graph in graphs for node in graph.nodes if node.op in ("get_attr", "call_module")}
     given = {path: operator.attrgetter(path)(gm) for path in paths.difference(modules)}
     result = make_graph_module(given | modules, copier.graph)
     result.meta.update(gm.meta)
@@ -121,7 +125,7 @@ class _Region:
         self.copy_at = {copy[-1]: j for j, copy in enumerate(repeat.copies)}
 
     @classmethod
-    def of(cls, repeat: Repeat) -> _Region | None:
+    def of(cls, repeat: Repeat, with_views: bool) -> _Region | None:
         """The region of a repeat; None if it would return other values than tensors, or lack a size in its operands."""
         body = repeat.copies[0]
         place = {node: r for r, node in enumerate(body)}
@@ -130,7 +134,7 @@ class _Region:
         returned, views, waiting = set[int](), set[int](), list(repeat.results)
         while waiting:
             r = waiting.pop()
-            if not is_view(body[r]) or made_by.get(r) in alone:
+            if with_views or not is_view(body[r]) or made_by.get(r) in alone:
                 if not isinstance(spec_of(body[r]), TensorSpec):
                     return None
                 returned.add(r)
@@ -205,3 +209,6 @@ def piece(
         copier.copy(node)
     copier.output(results)
     return make_graph_module(gm, copier.graph, name)
+
+
+shorten_with(functools.partial(outlined, to_read=True))
