@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import fx
 
-from ..graph.meta import TensorSpec, spec_of
+from ..graph.meta import TensorSpec, spec_of, value_of
 from ..graph.partitioned import Partitioned
 from ..graph.printing import print_graph, user_line
 from ..partitioners.classify import Kind, classify
 from ..partitioners.costs import flops, is_counted
-from ..partitioners.index import value_bytes, value_of
+from ..partitioners.index import value_bytes
 from ..partitioners.report import Report
 from .tree import Operator, Source, Work
 

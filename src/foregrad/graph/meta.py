@@ -16,7 +16,7 @@ import torch
 
 from .._torch.graphs import size_hint, strided_metadata, tensor_metadata
 
-__all__ = ["NodeMeta", "TensorSpec", "contiguous_strides", "nbytes_of", "respecify", "spec_of"]
+__all__ = ["NodeMeta", "TensorSpec", "contiguous_strides", "nbytes_of", "respecify", "spec_of", "value_of"]
 
 
 _UNKNOWN = object()
@@ -280,6 +280,12 @@ def spec_of(node: torch.fx.Node) -> Any:
     spec = _spec_of_value(meta["val"])
     meta["spec"] = spec
     return spec
+
+
+def value_of(node: torch.fx.Node) -> Any:
+    """The specs of a node's value if the capture left them (cheap), or else its fake value."""
+    spec = dict.get(node.meta, "spec")
+    return node.meta.get("val") if spec is None else spec
 
 
 def respecify(graph: torch.fx.Graph) -> None:

@@ -17,8 +17,9 @@ from torch import fx
 
 from .._torch.graphs import size_hint
 from .._torch.ops import mkldnn_rnn_layer_for_training
+from ..graph.meta import value_of
 from .classify import Kind
-from .index import JointIndex, value_bytes, value_of
+from .index import JointIndex, value_bytes
 
 __all__ = ["FLOPS_A_BYTE", "CostModel", "analytic_cost", "costs", "flops", "is_counted"]
 

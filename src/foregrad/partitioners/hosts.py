@@ -11,9 +11,9 @@ from torch import fx
 from .._torch.fakes import new_fake
 from .._torch.graphs import GraphCopier
 from .._torch.offload import OFFLOAD, RELOAD
-from ..graph.meta import NodeMeta, TensorSpec
+from ..graph.meta import NodeMeta, TensorSpec, value_of
 from .classify import Kind
-from .index import JointIndex, value_of
+from .index import JointIndex
 
 __all__ = ["Hosts", "can_offload"]
 

@@ -14,12 +14,12 @@ from torch import fx
 
 from .._torch.graphs import size_hint
 from ..errors import PartitionError
-from ..graph.meta import TensorSpec
+from ..graph.meta import TensorSpec, value_of
 from ..locks import cached_property
 from .classify import Kind, OpClass, classify
 from .schedule import backward_sequence
 
-__all__ = ["JointIndex", "is_number", "is_tuple", "value_bytes", "value_of"]
+__all__ = ["JointIndex", "is_number", "is_tuple", "value_bytes"]
 
 _ONCE = (Kind.RANDOM, Kind.EFFECT)
 _BACKWARD_TAGS = ("is_backward", "must_be_in_backward")
@@ -237,12 +237,6 @@ class JointIndex:
 
 _BIT_1 = bytes(i & 1 for i in range(256))
 _BIT_2 = bytes(i >> 1 & 1 for i in range(256))
-
-
-def value_of(node: fx.Node) -> Any:
-    """The specs of a node's value if the capture left them (cheap), or else its fake value."""
-    spec = dict.get(node.meta, "spec")
-    return node.meta.get("val") if spec is None else spec
 
 
 def is_number(node: fx.Node) -> bool:

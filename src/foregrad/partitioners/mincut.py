@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..graph.meta import value_of
 from .classify import Kind
 from .cut import NEVER, cheapest_residuals, required_by_backward
-from .index import JointIndex, is_number, value_of
+from .index import JointIndex, is_number
 from .merge import merge_equal
 from .recompute import may_recompute
 from .split import split

@@ -17,9 +17,9 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from .._torch.checkpoints import note_name
 from ..errors import PartitionError
-from ..graph.meta import TensorSpec
+from ..graph.meta import TensorSpec, value_of
 from ..graph.printing import user_line
-from .index import JointIndex, value_bytes, value_of
+from .index import JointIndex, value_bytes
 
 __all__ = [
     "Candidate",

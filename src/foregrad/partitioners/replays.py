@@ -17,9 +17,9 @@ from torch import fx
 from .._torch.fakes import new_fake
 from .._torch.graphs import GraphCopier, is_operator
 from .._torch.replay import NOTE, RESUME, REWIND, state_bytes
-from ..graph.meta import NodeMeta, TensorSpec
+from ..graph.meta import NodeMeta, TensorSpec, value_of
 from .classify import Kind
-from .index import JointIndex, value_of
+from .index import JointIndex
 
 __all__ = ["Replays", "can_replay", "device_of", "state_size"]
 

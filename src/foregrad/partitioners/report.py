@@ -12,12 +12,12 @@ from typing import Any
 from torch import fx
 
 from .._torch.offload import OFFLOAD
-from ..graph.meta import TensorSpec, spec_of
+from ..graph.meta import TensorSpec, spec_of, value_of
 from ..graph.partitioned import Partitioned
 from ..graph.printing import user_line
 from .classify import Kind
 from .costs import analytic_cost, costs, flops
-from .index import JointIndex, value_of
+from .index import JointIndex
 from .liveness import Storages, Timeline, nbytes
 from .tables import Table, amount, in_bytes
 

@@ -20,10 +20,10 @@ from torch import fx
 from .._torch.graphs import GraphCopier, symbol_of, symbols_in
 from .._torch.modules import make_graph_module
 from ..errors import PartitionError
-from ..graph.meta import TensorSpec
+from ..graph.meta import TensorSpec, value_of
 from .classify import Kind
 from .hosts import Hosts, can_offload
-from .index import JointIndex, is_number, value_of
+from .index import JointIndex, is_number
 from .replays import Replays
 
 __all__ = ["Excerpt", "Split", "backward_needs", "backward_order", "check_split", "forward_order", "split"]

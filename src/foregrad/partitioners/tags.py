@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
+from ..graph.meta import value_of
 from .classify import Kind
 from .hosts import can_offload
-from .index import JointIndex, is_tuple, value_of
+from .index import JointIndex, is_tuple
 from .policies import OFFLOAD, RECOMPUTE, answers
 
 __all__ = ["Wish", "to_offload", "wishes"]

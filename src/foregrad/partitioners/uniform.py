@@ -15,12 +15,13 @@ from typing import Any
 
 from torch import fx
 
+from ..graph.meta import value_of
 from ..passes.repeats import layout_of, structure_of
 from .blocks import SHARED, Blocks
 from .classify import Kind
 from .costs import flops
 from .cut import NEVER, cheapest_residuals, required_by_backward
-from .index import JointIndex, value_of
+from .index import JointIndex
 from .liveness import Liveness, Storages
 from .recompute import reading_written
 from .split import Excerpt, backward_needs

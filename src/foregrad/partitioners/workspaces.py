@@ -20,9 +20,8 @@ from torch import fx
 from .._torch.graphs import size_hint
 from .._torch.memory import peak_bytes
 from .._torch.ops import mkldnn_rnn_layer_for_training
-from ..graph.meta import TensorSpec
+from ..graph.meta import TensorSpec, value_of
 from ..locks import make_lock
-from .index import value_of
 
 __all__ = ["bytes_of_results", "nbytes", "workspace"]
 

@@ -12,7 +12,7 @@ from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.partitioned import Partitioned
 
-__all__ = ["also_saved", "results_read"]
+__all__ = ["also_saved", "is_alias", "results_read"]
 
 
 def results_read(joint: JointGraph) -> set[str]:
@@ -35,7 +35,7 @@ def results_read(joint: JointGraph) -> set[str]:
             for user in node.users:
                 if user in after:
                     read.add(outputs[i].name)
-                elif _is_view(user) and user.args[0] is node and user not in seen:
+                elif is_alias(user) and user.args[0] is node and user not in seen:
                     stack.append(user)
     return read
 
@@ -79,6 +79,7 @@ def also_saved(partitioned: Partitioned, names: Iterable[str]) -> Partitioned:
     )
 
 
-def _is_view(node: fx.Node) -> bool:
+def is_alias(node: fx.Node) -> bool:
+    """Whether the operator's schema says that a result is in the memory of an operand."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and any(r.alias_info is not None for r in schema.returns)

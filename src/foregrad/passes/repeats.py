@@ -28,7 +28,7 @@ from torch import fx
 
 from .._torch.codegen import OpOverload
 from .._torch.graphs import symbols_in
-from ..graph.meta import TensorSpec, nbytes_of
+from ..graph.meta import TensorSpec, nbytes_of, value_of
 from ..locks import cached_property
 from ..tracing.tape.opinfo import op_info
 
@@ -280,7 +280,7 @@ def _longest_alike(wirings: Sequence[Any]) -> tuple[int, int]:
 
 def structure_of(node: fx.Node, name: Callable[[fx.Node], Any]) -> Any:
     """A hashable key of a node's computation: operator, constants, layout; `name` gives the key of an operand."""
-    return node.target, _part(node.args, name), _part(node.kwargs, name), layout_of(_value(node))
+    return node.target, _part(node.args, name), _part(node.kwargs, name), layout_of(value_of(node))
 
 
 def layout_of(value: Any) -> Any:
@@ -306,11 +306,6 @@ def layout_of(value: Any) -> Any:
 
 
 _LAYOUTS: dict[object, object] = {}  # by token, and by layout without offset: comparing one object is cheap
-
-
-def _value(node: fx.Node) -> Any:
-    spec = dict.get(node.meta, "spec")
-    return node.meta.get("val") if spec is None else spec
 
 
 def _module(node: fx.Node) -> str | None:
@@ -357,7 +352,7 @@ def _target(node: fx.Node) -> str:
 
 def _is_scalar(node: fx.Node) -> bool:
     """Whether a value is a number, or a seed of random numbers."""
-    value = _value(node)
+    value = value_of(node)
     return isinstance(value, _NUMBERS) or _target(node) == _SEED
 
 
@@ -377,7 +372,7 @@ def _may_repeat(node: fx.Node) -> bool:
     elif node.target is not operator.getitem:
         return False
     constants = (operand for operand in node.all_input_nodes if operand.op == "get_attr")
-    return all(_value(constant) is not None for constant in constants) and _value(node) is not None
+    return all(value_of(constant) is not None for constant in constants) and value_of(node) is not None
 
 
 def layout_key(node: fx.Node) -> Any:
@@ -397,4 +392,4 @@ def _layout(operand: fx.Node) -> Any:
 
 
 def _kind_of_operand(operand: fx.Node) -> Any:
-    return operand.target if operand.op == "get_attr" else layout_of(_value(operand))
+    return operand.target if operand.op == "get_attr" else layout_of(value_of(operand))

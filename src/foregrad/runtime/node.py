@@ -26,6 +26,7 @@ from .._torch.symbols import is_symbolic
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.signature import Signature
 from ..graph.source import Names, compile_source, unpacked
+from ..passes.keep import is_alias
 from ..passes.sparse import only_in_gradients
 from ..subclasses.conversion import TAKES_HANDED
 from .anomaly import watched
@@ -325,7 +326,7 @@ class _NodeRenderer:
             return _COPIED
         if node.op == "placeholder":
             return index if index in self.taken else _AS_IT_IS
-        return _DETACHED if _is_view(node) else _AS_IT_IS
+        return _DETACHED if is_alias(node) else _AS_IT_IS
 
     def _kept(self, name: str, node: fx.Node) -> str:
         how = self._how_kept(node)
@@ -420,15 +421,10 @@ class _NodeRenderer:
 
 def _number_of_input(node: fx.Node) -> int:
     """The input that a node is, or is a view of; -1 for any other."""
-    while node.op == "call_function" and _is_view(node) and isinstance(node.args[0], fx.Node):
+    while node.op == "call_function" and is_alias(node) and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     is_input = node.op == "placeholder" and node.name.startswith("primals_")
     return int(node.name.rpartition("_")[2]) - 1 if is_input else -1
-
-
-def _is_view(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and any(r.alias_info is not None for r in schema.returns)
 
 
 def _unpacking(run: Callable[..., Any]) -> Callable[[Any, tuple[Any, ...]], Any]:

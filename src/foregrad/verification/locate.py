@@ -17,8 +17,9 @@ from torch import fx
 from .._torch.dispatch import ThreadDispatchMode
 from .._torch.modules import make_graph_module
 from ..graph.printing import user_line
+from ..passes.regions import is_random
 from .compare import EQUAL, Gap, Verdict, compare
-from .lockstep import exact_call, gives_nothing, is_random, steps
+from .lockstep import exact_call, gives_nothing, steps
 from .watched import Generators
 
 __all__ = ["Culprit", "Piece", "first_in_decompositions", "gap_of", "ranges_of"]

@@ -20,10 +20,11 @@ from torch import fx
 
 from .._torch.codegen import OpOverload
 from ..graph.meta import TensorSpec, spec_of
+from ..passes.regions import is_random
 from ..tracing.tape.opinfo import op_info
 from .compare import Exact
 
-__all__ = ["Step", "evaluate", "exact_call", "gives_nothing", "is_random", "steps", "widened"]
+__all__ = ["Step", "evaluate", "exact_call", "gives_nothing", "steps", "widened"]
 
 _WIDE: dict[torch.dtype, torch.dtype] = {
     torch.float16: torch.float64,
@@ -132,11 +133,6 @@ def exact_call(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         lambda a, k: call(*a, **k), [wide[0], shaken[0]], [wide[1], shaken[1]], step, noise
     )
     return step.exact()
-
-
-def is_random(node: fx.Node) -> bool:
-    """Whether a node draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def gives_nothing(op: Any) -> bool:

@@ -27,10 +27,11 @@ from ..graph.joint import JointGraph
 from ..graph.printing import user_line
 from ..graph.role import GraphRole
 from ..passes.aliasing import results_of
+from ..passes.regions import is_random
 from .compare import Gap, Verdict
 from .halves import run_in_halves, run_with_gradients
 from .locate import Culprit, Piece, gap_of, ranges_of
-from .lockstep import evaluate, exact_call, gives_nothing, is_random, steps
+from .lockstep import evaluate, exact_call, gives_nothing, steps
 from .watched import Generators, copy_of_tensor
 
 __all__ = ["Maker", "made_gap", "needed_of", "smallest_wrong"]
