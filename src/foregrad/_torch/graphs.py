@@ -86,12 +86,15 @@ def operator_facts(op: Any) -> OperatorFacts:
     )
 
 
-def size_hint(size: Any, fallback: int = 4096) -> int:
+_NO_HINT = 4096  # the size of a dimension of which nothing is known
+
+
+def size_hint(size: Any) -> int:
     """A size as a plain number, for estimates: a symbolic size has its value at capture, and no guard is added."""
     if isinstance(size, int):
         return size
     hint = size.node.hint
-    return int(hint) if isinstance(hint, int) else fallback
+    return int(hint) if isinstance(hint, int) else _NO_HINT
 
 
 def symbols_in(value: Any) -> set[Any]:

@@ -104,17 +104,15 @@ def _starts(recorder: Recorder, records: list[InputRecord]) -> dict[int, Start]:
     return starts
 
 
-def alias_of_input(
-    recorder: Recorder, inputs: Inputs, analysis: Analysis, value: Value, path: str, *, at_last: bool = False
-) -> Handle | None:
-    """A view of an input, from what the input is after the call; `at_last`: all of its steps are taken then."""
+def alias_of_input(recorder: Recorder, inputs: Inputs, analysis: Analysis, value: Value, path: str) -> Handle | None:
+    """A view of an input, from what the input is after the call."""
     found = _start_of(recorder, inputs, analysis, value)
     if found is None:
         return None
     at, start = found
     steps = steps_between(value, at)
     record = inputs.records[start.input]
-    early = {} if at_last else _early_steps(value, at, record, recorder, start.until)
+    early = _early_steps(value, at, record, recorder, start.until)
     analysis.early |= {(start.input, call): taken for call, taken in early.items()}
     if start.epoch:
         analysis.of_swapped |= {(start.input, step.call) for step in steps[:1]}

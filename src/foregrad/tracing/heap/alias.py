@@ -53,11 +53,11 @@ class Storage:
         "written_at",
     )
 
-    def __init__(self, root: Value, *, is_input: bool = False) -> None:
+    def __init__(self, root: Value) -> None:
         self.root = root
         self.generation = self.written_at = 0
         self.changes: list[int] = []
-        self.is_input = is_input
+        self.is_input = False
         self.is_touched = False  # written through a tensor that has no elements: only autograd noticed
         self.is_written_anywhere = False  # some write may have gone past the edges of the tensor it went through
         self.is_written_outside = False  # the same of the inputs in a memory that inputs share
