@@ -7,6 +7,7 @@ can't tell `torch` from `torch._C`; these tests read the sources instead.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "foregrad"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 LONGEST_FILE, LONGEST_CLASS_OF_TRACING = 600, 300
 MOST_PARAMETERS = 8
+parsed = functools.cache(ast.parse)
 # Doors that have the parameters of PyTorch's, or a setting each.
 DOORS = {"compile", "aot_function", "aot_module_simplified", "budget_partition", "register_backend", "verify"}
 
@@ -98,7 +100,7 @@ def faults(source: str, *, may_be_private: bool) -> list[str]:
     """The forbidden names in a module's source, each with its line; empty for a module that keeps the rules."""
     found = {
         f"line {line}: {name}"
-        for line, name in names_of_torch(ast.parse(source))
+        for line, name in names_of_torch(parsed(source))
         if is_replaced(name) or (is_private(name) and not may_be_private)
     }
     return sorted(found)
@@ -108,25 +110,27 @@ def in_private_package(path: Path) -> bool:
     return path.relative_to(PACKAGE).parts[0] in {"_torch", "_torch.py"}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_private_torch_is_reached_through_one_package_only(path):
+def test_private_torch_is_reached_through_one_package_only():
     """Only `foregrad._torch` uses underscored names of torch, and nothing uses the modules that foregrad replaces."""
-    found = faults(path.read_text(encoding="utf-8"), may_be_private=in_private_package(path))
-    assert not found, "\n".join(["move these behind foregrad._torch, or do without:", *found])
+    texts = {path: path.read_text(encoding="utf-8") for path in SOURCES}
+    found = {path: faults(text, may_be_private=in_private_package(path)) for path, text in texts.items()}
+    said = [
+        f"{path.relative_to(PACKAGE)}, {fault}" for path, faults_of_file in found.items() for fault in faults_of_file
+    ]
+    assert not said, "\n".join(["move these behind foregrad._torch, or do without:", *said])
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_files_are_short(path):
+def test_files_are_short():
     """A file holds one idea: at most 600 lines of it; in `tracing` 300 of a class."""
-    text, is_of_tracing = path.read_text(encoding="utf-8"), path.is_relative_to(PACKAGE / "tracing")
-    assert len(text.splitlines()) <= LONGEST_FILE
-    classes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)] if is_of_tracing else []
-    too_long = [c.name for c in classes if c.end_lineno - c.lineno >= LONGEST_CLASS_OF_TRACING]
-    assert not too_long
+    texts = {path: path.read_text(encoding="utf-8") for path in SOURCES}
+    assert [path for path, text in texts.items() if len(text.splitlines()) > LONGEST_FILE] == []
+    of_tracing = [text for path, text in texts.items() if path.is_relative_to(PACKAGE / "tracing")]
+    classes = [node for text in of_tracing for node in ast.walk(parsed(text)) if isinstance(node, ast.ClassDef)]
+    assert [c.name for c in classes if c.end_lineno - c.lineno >= LONGEST_CLASS_OF_TRACING] == []
 
 
 def test_functions_have_few_parameters():
-    trees = ((path, ast.parse(path.read_text(encoding="utf-8"))) for path in SOURCES)
+    trees = ((path, parsed(path.read_text(encoding="utf-8"))) for path in SOURCES)
     functions = ((path, node) for path, tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
     many = {f.name: path for path, f in functions if len(parameters_of(f)) > MOST_PARAMETERS}
     assert many.keys() == DOORS
@@ -205,7 +209,7 @@ def test_the_checker_leaves_public_names_alone(source):
 def imported_at_first(name: str, path: Path, known: set[str]) -> set[str]:
     """The modules of ours that a module imports outside of functions, for types too."""
     found = set()
-    pending: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    pending: list[ast.AST] = [parsed(path.read_text(encoding="utf-8"))]
     while pending:
         node = pending.pop()
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
