@@ -149,33 +149,17 @@ def _lbfgs(model, x):
     return lambda: optimizer.step(closure)
 
 
-def _scaler(model, x):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-
-    def step():
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        return loss
-
-    return step
-
-
-@pytest.mark.parametrize("make, remedy", [(_lbfgs, "LBFGS outside"), (_scaler, r"scaler\.get_scale\(\)")])
-def test_a_refusal_by_name_says_what_to_move_out(make, remedy):
+def test_a_refusal_by_name_says_what_to_move_out():
     found = []
     for how in (None, "eager"):
         torch.manual_seed(0)
         model, x = network(), torch.randn(4, 8)
-        step = make(model, x)
+        step = _lbfgs(model, x)
         call = foregrad.compile(step, backend="eager", on_unsupported=how) if how else step
         if not found:
             found.append([[call() for _ in range(5)], *model.parameters()])
             continue
-        with pytest.warns(foregrad.errors.ForegradWarning, match=remedy):
+        with pytest.warns(foregrad.errors.ForegradWarning, match="LBFGS outside"):
             found.append([[call() for _ in range(5)], *model.parameters()])
     assert is_same(*found)
 

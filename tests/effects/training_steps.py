@@ -542,7 +542,7 @@ def a_trainer_that_counts(wrap):
 
 @program(graphs=4)
 def a_gradient_scaler_beside_the_step(wrap):
-    """What the refusal of a `GradScaler` inside says to do."""
+    """With the scale as an argument of the step."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3)

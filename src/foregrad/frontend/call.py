@@ -101,7 +101,7 @@ def flatten_call(
     """
     containers: tuple[Any, ...] = ()
     if objects:
-        opened = open_arguments(args, dict(kwargs), tensor_over, values=times_lifted(function))
+        opened = open_arguments(args, dict(kwargs), tensor_over)
         leaves, tree, containers = opened.leaves, opened.tree, opened.containers
     else:
         leaves, tree = flatten((args, dict(kwargs)))

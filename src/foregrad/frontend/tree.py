@@ -368,14 +368,11 @@ def list_of(trees: Sequence[Tree]) -> Tree:
 
 
 def open_arguments(
-    args: tuple[Any, ...], kwargs: dict[str, Any], array: Callable[[Any], torch.Tensor | None], values: int = 0
+    args: tuple[Any, ...], kwargs: dict[str, Any], array: Callable[[Any], torch.Tensor | None]
 ) -> Opened:
-    """Open the arguments of a call. The first `values` of them are tuples of state (see `Lifted`), of which
-    arrays alone are opened.
-    """
+    """Open the arguments of a call."""
     opener = _Opener(_nothing, Samples(), makes=False, array=array)
-    trees = [opener.state(arg) for arg in args[:values]]
-    trees += [opener.open(arg) for arg in args[values:]]
+    trees = list(map(opener.open, args))
     positional = Tree("tuple", tuple, None, tuple(trees), sum(tree.size for tree in trees))
     children = tuple(map(opener.open, kwargs.values()))
     keyword = Tree("dict", dict, tuple(kwargs), children, sum(child.size for child in children))
@@ -411,11 +408,6 @@ class _Opener:
         self.containers: list[Any] = []
         self._number: dict[int, int] = {}
         self._begun: set[int] = set()  # numbers of containers that can't be referred to before they are made
-
-    def state(self, values: tuple[Any, ...]) -> Tree:
-        leaves, unwrap = self.leaves, self.unwrap
-        children = tuple(_flatten(v, leaves, unwrap) if self.array(v) is None else self.open(v) for v in values)
-        return Tree("tuple", tuple, None, children, sum(child.size for child in children))
 
     def open(self, value: Any) -> Tree:
         cls = type(value)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ...errors import UnsupportedSideEffectError
-from ...frontend.arrays import is_array, overlaps
+from ...frontend.arrays import overlaps
 from ...frontend.call import FlatCall
 from ...frontend.holders import DICT, SET
 from ...frontend.lifted import lifted_places
@@ -61,9 +61,9 @@ class Given:
             if type(value) in classes and id(value) not in self.of_argument:
                 found.setdefault(type(value), {})[id(value)] = value
         for container, path in self.call.containers:
-            if is_array(container) and self._is_lifted(container, state):
-                del found[type(container)][id(container)]
             others = found.get(type(container), {})
+            if self.is_lifted(container, state):
+                others.pop(id(container), None)
             if id(container) in others or overlaps(container, others.values()):
                 raise UnsupportedSideEffectError(
                     f"`{name}` is given {path}, a {type(container).__name__} that it also reaches by itself: pass it, "
@@ -71,12 +71,18 @@ class Given:
                 )
         return {cls: frozenset(values) for cls, values in found.items()}
 
-    def _is_lifted(self, array: Any, state: ProgramState) -> bool:
-        """Whether the function reaches an array only at places that are arguments, see `Lifted`."""
+    def is_lifted(self, container: Any, state: ProgramState, inside: frozenset[int] = frozenset()) -> bool:
+        """Whether the function reaches a container or array only at places that are arguments, see `Lifted`, and what
+        is there. `inside`: the ids of containers on the way.
+        """
         lifted = {place.identity for place in lifted_places(self.call.function)}
-        places = state.references_to(array) if lifted else []
+        places = state.references_to(container) if lifted else []
+        inside |= {id(container)}
+        own = {id(value) for value, _ in self.call.containers} - inside
         return bool(places) and all(
-            not lifted.isdisjoint({(id(holder.target), key), (id(holder.place), key)}) for holder, key in places
+            not lifted.isdisjoint({(id(holder.target), key), (id(holder.place), key)})
+            or (id(holder.target) in own and self.is_lifted(holder.target, state, inside))
+            for holder, key in places
         )
 
 

@@ -28,8 +28,7 @@ from ..tape.collection import Newborns
 __all__ = ["MadeValues", "remedy_at"]
 
 _REMEDIES = {  # for classes of PyTorch's, by a part of the place's name: their code is not the user's
-    "._per_optimizer_states": "Pass `scaler.get_scale()` to the step, call `(loss * scale).backward()` in it, and "
-    "`scaler.step(optimizer)` and `scaler.update()` after it.",
+    "._per_optimizer_states": "Call `scaler.update()` in the step, too.",
     "['old_dirs']": "Compile the closure (`model.zero_grad()` and `loss.backward()` in it), and call "
     "the `step(closure)` of LBFGS outside.",
 }
@@ -117,10 +116,11 @@ class MadeValues:
             return None
         if self.state.knows(value):
             return Kept(value)
-        if not is_plain_object(value) or self.newborns.has(value):
+        is_function = type(value) is types.FunctionType
+        if not (is_function or is_plain_object(value)) or self.newborns.has(value):
             return None
         # It is older than the run, found where nobody looks: a library's constant.
-        found = look_into(value)
+        found = (None, []) if is_function else look_into(value)
         if self.newborns.has(value) is None or found is None or any(is_stand_in(v) for v in found[1]):
             raise UnsupportedSideEffectError(
                 f"`{self.name}` gives or leaves a {type(value).__qualname__}, and there is no telling whether it makes "

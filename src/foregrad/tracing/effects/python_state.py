@@ -63,7 +63,9 @@ class PythonState:
         self.journals = Journals(self.before, self._only_written())
         self.journals.tell(reads)
         reads.lifted = {place.identity for place in lifted_places(call.function)}
-        reads.unread.update((id(value), False) for value, _ in call.containers if is_array(value))
+        reads.unread.update(
+            (id(value), False) for value, _ in call.containers if is_array(value) or given.is_lifted(value, before)
+        )
         self.writes: tuple[PythonWrite, ...] = ()
         self.spec: Tree = LEAF
         self._changed: list[Holder] = []  # by the run

@@ -85,6 +85,7 @@ class PythonWrites:
         self.values: list[Any] = []
         self.paths: list[str] = []
         self.made = made
+        self._holders = {id(holder.target): holder for holder in changed}
         for holder in changed:
             find = _FINDERS.get(holder.kind)
             if find is None:
@@ -106,7 +107,7 @@ class PythonWrites:
         moved = set(list(now)[same:])
         gone = [key for key in before if key not in now or key in moved]
         written = [key for key in now if key in moved or self._is_written(holder, key, now[key])]
-        is_argument = self.made.is_argument(holder)
+        is_argument = self._is_of_call(holder, len(now))
         if len(now) != len(before) and holder.style == "item" and not is_argument:
             self._check_growth(holder, [now[key] for key in written])
         is_dict = holder.kind in (DICT, NAMESPACE)
@@ -119,7 +120,7 @@ class PythonWrites:
                 self.entries.append(DeleteAttribute(holder.target, path, key))
                 continue
             at = self._value(value, path) if is_argument else self._add(value, path, before.get(key, ABSENT))
-            counts = not is_argument and _varies(before.get(key), value)
+            counts = not is_argument and self._varies(before.get(key), value)
             self.entries.append((SetItem if is_dict else SetAttribute)(holder.target, path, key, at, counts=counts))
 
     def attributes(self, holder: Holder) -> None:
@@ -146,7 +147,7 @@ class PythonWrites:
         if now is (holder.before if stand_in is None else stand_in) or self._stands_for(now, holder.before):
             return
         value = None if now is ABSENT else self._add(now, holder.name(), holder.before)
-        counts = _varies(holder.before, now)
+        counts = self._varies(holder.before, now)
         self.entries.append(SetCell(holder.target, holder.name(), value, counts=counts))
 
     def sequence(self, holder: Holder) -> None:
@@ -160,7 +161,7 @@ class PythonWrites:
             start += 1
         if start == len(now) == len(before):
             return
-        is_argument = self.made.is_argument(holder)
+        is_argument = self._is_of_call(holder, len(now))
         if len(now) != len(before) and not is_argument:
             self._check_growth(holder, now[start:])
         former = {id(item): -1 - i for i, item in reversed(list(enumerate(before)))}
@@ -179,7 +180,7 @@ class PythonWrites:
         known, left = {id(item) for item in before}, {id(item) for item in now}
         removed = [item for item in before if id(item) not in left]
         added = [item for item in now if id(item) not in known]
-        is_argument = self.made.is_argument(holder)
+        is_argument = self._is_of_call(holder, len(now))
         if not is_argument:
             self._check_growth(holder, added)
         for kind, items in ((RemoveFromSet, removed), (AddToSet, added)):
@@ -188,7 +189,10 @@ class PythonWrites:
                 self.entries.append(kind(holder.target, holder.name(), at))
 
     def call_methods(self, calls: Iterable[tuple[Any, str, str, tuple[Any, ...]]]) -> None:
-        """Methods that were called on containers that are only written to, see `Journals.calls`."""
+        """Methods that were called on containers that are only written to, see `Journals.calls`. They come before other
+        writes, which may put another container in the place.
+        """
+        first: list[PythonWrite] = []
         for place, path, name, args in calls:
             try:
                 values = tuple(self._value(arg, path) for arg in args)
@@ -197,11 +201,32 @@ class PythonWrites:
                     self._refuse_fill(path)
                 raise
             if isinstance(place, StatePlace):
-                self.entries.append(CallMethod(place.target, path, place.kind, place.key, name, values))
+                first.append(CallMethod(place.target, path, place.kind, place.key, name, values))
             else:
-                self.entries.append(CallMethod(place, path, "self", None, name, values))
+                first.append(CallMethod(place, path, "self", None, name, values))
+        self.entries[:0] = first
 
     # ---------------------------------------------------------------- values
+
+    def _is_of_call(self, holder: Holder, length: int) -> bool:
+        """Whether a holder is another one in each call: an argument, or a container that changes its length and is then
+        replaced, wherever it is, by one like it was.
+        """
+        if self.made.is_argument(holder) or length == len(holder.before):
+            return self.made.is_argument(holder)
+        places = self.state.references_to(holder.target)
+        return bool(places) and all(self._varies(holder.target, parent.now(key)) for parent, key in places)
+
+    def _varies(self, before: Any, now: Any) -> bool:
+        """Whether a value takes the place of another of its kind: a number, or a container of the same structure."""
+        if _is_number(before):
+            return _is_number(now)
+        if before is now or type(before) is not type(now) or is_plain(before) or isinstance(before, torch.Tensor):
+            return False
+        if (holder := self._holders.get(id(before))) is not None:  # the run has written to it
+            before, now = holder.before, holder.kind.read(now)
+        (leaves, tree), (_, other) = flatten(before), flatten(now)
+        return tree.kind != "leaf" and tree == other and all(isinstance(x, torch.Tensor) or is_plain(x) for x in leaves)
 
     def _check_growth(self, holder: Holder, written: list[Any]) -> None:
         """A container that has another length after each call is another one for each: no graph is right twice."""
@@ -248,16 +273,6 @@ _FINDERS = {
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) or is_symbolic(value)
-
-
-def _varies(before: Any, now: Any) -> bool:
-    """Whether a value takes the place of another of its kind: a number, or a container of the same structure."""
-    if _is_number(before):
-        return _is_number(now)
-    if before is now or type(before) is not type(now) or is_plain(before) or isinstance(before, torch.Tensor):
-        return False
-    (leaves, tree), (_, other) = flatten(before), flatten(now)
-    return tree.kind != "leaf" and tree == other and all(isinstance(x, torch.Tensor) or is_plain(x) for x in leaves)
 
 
 def _has_tensors(value: Any) -> bool:

@@ -16,8 +16,7 @@ from ...errors import UnsupportedSideEffectError, UnsupportedTensorError
 from ...frontend.arrays import are_apart, arrays_in, tensor_over
 from ...frontend.call import FlatCall
 from ...frontend.function_classes import check_classes
-from ...frontend.lifted import times_lifted
-from ...frontend.tree import Tree, Unwrap, flatten
+from ...frontend.tree import Unwrap, flatten
 from ...subclasses.spec import is_of_capture
 from ..heap.records import InputRecord
 from .attribute_guards import Facts
@@ -43,21 +42,10 @@ def check_run(
     unwrap: Unwrap,
 ) -> None:
     """A run left the containers among its arguments as they were, where no write to them is an effect of the call."""
-    if not call.objects:
-        _check_containers(name, call.tree, arguments, leaves, unwrap)
+    if call.objects:
         return
-    states, at = times_lifted(call.function), 0
-    for state, tree in zip(arguments[0][:states], call.tree.children[0].children, strict=False):
-        for value, child in zip(state, tree.children, strict=True):
-            if child.kind != "array":  # which is another object in a capture
-                _check_containers(name, child, value, leaves[at : at + child.size], unwrap)
-            at += child.size
-
-
-def _check_containers(name: str, before: Tree, arguments: Any, leaves: list[Any], unwrap: Unwrap) -> None:
-    """The containers among the arguments are as they were."""
     after, tree = flatten(arguments, unwrap)
-    if tree != before or any(a is not b for a, b in zip(after, leaves, strict=True)):
+    if tree != call.tree or any(a is not b for a, b in zip(after, leaves, strict=True)):
         refuse_change(name, "a container among its arguments")
 
 

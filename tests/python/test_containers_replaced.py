@@ -1,0 +1,176 @@
+"""A container that a call fills and replaces by a new one is another one in each call: compiled calls do as much."""
+
+import collections
+import types
+
+import pytest
+import torch
+
+import foregrad
+
+_SOON = 3  # graphs: the first call's, that with the container as an input, one for another branch
+
+
+def _copied(value):
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return [(key, _copied(item)) for key, item in value.items()]
+    return [_copied(item) for item in value] if isinstance(value, (list, collections.deque)) else value
+
+
+def _run(make, body, wrap, between=lambda place, number: None):
+    """What some calls give; what is in the container that each found, and which of them are one."""
+    place = types.SimpleNamespace(kept=make(), other=None)
+    call = wrap(lambda x: body(place, x))
+    found, given = [], []
+    for number in range(8):
+        found.append(place.kept)
+        given.append(call(torch.full((2,), float(number))).tolist())
+        between(place, number)
+    found += [place.kept, place.other]
+    return [given, _copied(found), [[a is b for b in found] for a in found]], call
+
+
+def _same_as_eager(make, body, most=2, **more):
+    _, call = found = _run(make, body, lambda f: foregrad.compile(f, backend="eager"), **more)
+    assert found[0] == _run(make, body, lambda f: f, **more)[0]
+    report = foregrad.explain_recompiles(call)
+    assert 0 < len(report) <= most
+    assert not report.eager
+
+
+def _dict(place, x):
+    place.kept["a"] = x * 2
+    place.kept["b"] = 3
+    y = place.kept["a"] + place.kept["b"]
+    place.kept = {}
+    return y
+
+
+def _list(place, x):
+    place.kept.append(x * 2)
+    y = sum(place.kept)
+    place.kept = []
+    return y
+
+
+def _deque(place, x):
+    place.kept.appendleft(x)
+    y = place.kept[0] * 2
+    place.kept = collections.deque()
+    return y
+
+
+def _defaultdict(place, x):
+    place.kept["a"].append(x)
+    y = place.kept["a"][0] * 2
+    place.kept = collections.defaultdict(list)
+    return y
+
+
+def _moved(place, x):
+    place.other = place.kept
+    place.kept["a"] = x
+    place.kept = {}
+    return place.other["a"] + 1
+
+
+def _nested(place, x):
+    place.kept["a"] = place.kept["a"] + 1
+    y = x * place.kept["a"] + len(place.kept["b"])
+    place.kept = {"a": place.kept["a"] + 1, "b": [1, 2]}
+    return y
+
+
+def _written(place, x):
+    place.kept["a"].mul_(2)
+    y = x * place.kept["a"]
+    place.kept = {"a": place.kept["a"].clone()}
+    return y
+
+
+def _only_written(place, x):
+    place.kept["a"] = x
+    place.kept = {}
+    return x * 2
+
+
+def _only_written_and_moved(place, x):
+    place.kept["a"] = x
+    place.other, place.kept = place.kept, {}
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    "make, body",
+    [
+        (dict, _dict),
+        (list, _list),
+        (collections.deque, _deque),
+        (lambda: collections.defaultdict(list), _defaultdict),
+        (dict, _moved),
+        (lambda: {"a": 1, "b": [1, 2]}, _nested),
+        (lambda: {"a": torch.ones(2)}, _written),
+        (dict, _only_written),
+        (dict, _only_written_and_moved),
+    ],
+)  # fmt: skip
+def test_as_in_eager(make, body):
+    _same_as_eager(make, body)
+
+
+def test_one_that_the_program_fills_between_calls():
+    def fill(place, number):
+        if number % 2:
+            place.kept["c"] = torch.ones(2)
+
+    def body(place, x):
+        place.kept["a"] = x
+        y = place.kept["a"] + len(place.kept)
+        place.kept = {}
+        return y
+
+    _same_as_eager(dict, body, _SOON, between=fill)
+
+
+@pytest.mark.parametrize("replaced", ["one of two", "both by two", "both by one"])
+def test_one_in_two_places(replaced):
+    found = []
+    for wrap in (lambda f: f, lambda f: foregrad.compile(f, backend="eager")):
+        a, b = types.SimpleNamespace(), types.SimpleNamespace()
+        a.kept = b.kept = {}
+
+        def step(x, a=a, b=b):
+            a.kept["a"] = x
+            y = b.kept.get("a", x) * 2 + len(b.kept)
+            a.kept = {}
+            if replaced != "one of two":
+                b.kept = a.kept if replaced == "both by one" else {}
+            return y
+
+        call = wrap(step)
+        found.append([])
+        for number in range(6):
+            given = call(torch.full((2,), float(number))).tolist()
+            found[-1].append([given, _copied(a.kept), _copied(b.kept), a.kept is b.kept])
+    assert found[0] == found[1]
+
+
+def test_a_function_of_a_library_in_it_is_that_function():
+    """The factory of a `defaultdict`, which no code of the program names."""
+    scaler = torch.amp.GradScaler("cpu")
+    factory = scaler._per_optimizer_states.default_factory
+    place = types.SimpleNamespace(kept=scaler._per_optimizer_states)
+
+    @foregrad.compile(backend="eager")
+    def step(x):
+        place.kept = collections.defaultdict(place.kept.default_factory)
+        return x + 1
+
+    for _ in range(4):
+        before = place.kept
+        step(torch.ones(2))
+        assert place.kept is not before
+        assert place.kept.default_factory is factory
+    assert not foregrad.explain_recompiles(step).eager
