@@ -10,6 +10,7 @@ from torch import nn
 
 import foregrad
 from foregrad._torch import inductor as door
+from foregrad.backends.inductor import InductorCompiler
 from foregrad.graph.meta import spec_of
 
 pytestmark = [
@@ -93,3 +94,29 @@ def test_a_graph_that_is_kept_and_some_of_the_gradients():
         return [*(g for gradients in found for g in gradients), *(p.grad for p in model.parameters())]
 
     compared(use)
+
+
+@pytest.mark.parametrize("why", ["gradients come in batches", "the backward can't be compiled"])
+def test_a_backward_on_eagers_kernels_takes_views_of_a_residual_that_inductor_laid_out(why, monkeypatch):
+    compiler = InductorCompiler({"force_layout_optimization": True}, fallback=True)
+    first, second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3)
+    is_batched = why.startswith("gradients")
+    if not is_batched:
+        compile_graph = door.compile_graph
+
+        def failing(*args, is_backward=False, **kwargs):
+            if is_backward:
+                raise RuntimeError("not this one")
+            return compile_graph(*args, is_backward=is_backward, **kwargs)
+
+        monkeypatch.setattr(door, "compile_graph", failing)
+
+    def function(x):
+        y = first(x)
+        flat = y.view(2, -1)
+        return (flat * flat.sin()).sum(1) + second(y.sin()).exp().sum((1, 2, 3)) + (y * y.cos()).sum((1, 2, 3))
+
+    call, x = foregrad.compile(function, backend=(compiler, compiler)), image().requires_grad_()
+    given = torch.randn(4, 2) if is_batched else torch.randn(2)
+    found = [torch.autograd.grad(f(x), [x, first.weight], given, is_grads_batched=is_batched) for f in (function, call)]
+    torch.testing.assert_close(*found, atol=1e-3, rtol=1e-3)

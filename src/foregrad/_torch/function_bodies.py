@@ -47,8 +47,11 @@ def _returns_written(body: fx.GraphModule) -> bool:
     }  # so Dynamo writes a result that is an argument
     if returned.isdisjoint(arguments):
         return False
-    values = [node.meta["example_value"] for node in arguments]
-    with next(value.fake_mode for value in values if isinstance(value, FakeTensor)):
+    values = [node.meta.get("example_value") for node in arguments]
+    mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
+    if mode is None or any(value is None for value in values):  # there is no telling
+        return True
+    with mode:
         values = [torch.empty_like(v) if isinstance(v, torch.Tensor) else v for v in values]  # of version 0
         fx.Interpreter(body).run(*values)
     return any(node in returned and value._version for node, value in zip(arguments, values, strict=True))

@@ -27,7 +27,8 @@ from typing import Any, Protocol, cast
 import torch
 
 from .._torch.codegen import OpOverload, return_kinds
-from ..graph.role import role_of
+from ..graph.layout import as_captured
+from ..graph.role import LAID_OUT, role_of
 from ..graph.source import Names, compile_source
 from ..passes.regions import called_region, outlined
 from ..tracing.tape.opinfo import op_info
@@ -230,6 +231,11 @@ class _Writer:
         target = ", ".join(names) if len(names) > 1 else f"({names[0]},)" if names else "()"
         self.lines.append(f"{target} = {self.args}")
         self.lines.append(f"{self.args}.clear()")
+        for name, node in zip(names, self.placeholders, strict=True):
+            own = dict.get(node.meta, LAID_OUT)
+            if own is not None and node.users:  # the graph may take views of it that other strides don't allow
+                as_own = self.calls.bind(functools.partial(as_captured, spec=own), "as_captured")
+                self.lines.append(f"{name} = {as_own}({name})")
         written = {self.placeholders[number] for number, _ in self.in_place.updated}
         idle = [self.names[node] for node in self.placeholders if not node.users and node not in written]
         if idle:

@@ -197,7 +197,8 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
     regions = role.regions
     has_regions = regions is True or (not role.updates and (bool(regions) or has_marked_calls(copy.graph)))
     has_regions = has_regions and not inductor.uses_cudagraphs() and not written_inputs(copy)
-    if has_regions and (LAID_OUT not in gm.meta or _laid_out(copy, example_inputs)):
+    is_laid_out = any(LAID_OUT in node.meta for node in copy.graph.nodes)
+    if has_regions and (not is_laid_out or _laid_out(copy, example_inputs)):
         sums_first(copy.graph)
         whole = outlined(copy, foreign.union(_convolutions(copy) if regions == "auto" else ()), regions=regions)
         if whole is not copy:

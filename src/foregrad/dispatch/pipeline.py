@@ -438,8 +438,8 @@ def _lay_out_saved(partitioned: Partitioned, strides: Sequence[tuple[Any, ...] |
             continue
         if isinstance(spec, TensorSpec) and stride is not None and not same_numbers(spec.stride, stride):
             chosen = TensorSpec(spec.shape, tuple(stride), spec.dtype, spec.device)
-            partitioned.backward.meta[LAID_OUT] = True
             placeholder.meta.pop("tensor_meta", None)
+            placeholder.meta[LAID_OUT] = spec
             placeholder.meta["spec"] = chosen
             placeholder.meta["val"] = new_fake(
                 partitioned.joint.fake_mode, chosen.shape, chosen.stride, chosen.dtype, chosen.device

@@ -15,7 +15,7 @@ __all__ = ["LAID_OUT", "PREPARED", "GraphRole", "role_of"]
 _KEY = "foregrad"
 PREPARED = "foregrad prepared"  # in the `meta` of a graph from a backend's `prepare_joint`, or derived from one
 
-LAID_OUT = "foregrad laid out"  # of a backward with residuals whose strides the forward's compiler chose
+LAID_OUT = "foregrad laid out"  # of a residual whose strides the forward's compiler chose: its own spec
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -103,7 +103,8 @@ def _takes(user: Node, number: Node) -> bool:
     value: Any = user.meta.get("val")
     if user.target in _LISTS:
         numbers: Any = user.args[-1]
-        return number in numbers and all(v.ndim and v.dtype.is_floating_point for v in value)
+        is_one_device = len({v.device for v in value}) == 1
+        return number in numbers and is_one_device and all(v.ndim and v.dtype.is_floating_point for v in value)
     if not isinstance(value, torch.Tensor) or value.ndim == 0 or not value.dtype.is_floating_point:
         return False
     if user.target in _WITH_FACTOR:

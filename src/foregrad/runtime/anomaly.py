@@ -18,9 +18,9 @@ from torch import fx
 from .._torch import engine
 from .._torch.dispatch import without_anomaly_mode
 from ..errors import AnomalyError
+from ..graph.layout import as_captured
 from ..graph.meta import TensorSpec, spec_of
 from .compiled import Compiled
-from .layout import as_captured
 from .release import saved_in_part
 
 __all__ = ["watched"]

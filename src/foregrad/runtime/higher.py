@@ -21,6 +21,7 @@ from .._torch.hooks import spare_leaves
 from .._torch.symbols import expression_text, is_symbolic
 from ..errors import UnsupportedError
 from ..graph.effects import CheckInfo
+from ..graph.layout import laid_out
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.source import Names, compile_source, unpacked
 from ..graph.tangents import ABSENT, CONSTANT, STOP, VARIABLE, BackwardCase, TangentKind
@@ -29,7 +30,6 @@ from .checks import check_arguments, one_call
 from .compiled import Compiled, Derived, NeedsInputGrad
 from .decisions import Stop, decision_lines
 from .in_backward import graph_arguments, update_line
-from .layout import laid_out
 from .lines import LineWriter, op_name
 from .passed import join_error, refuse_watched_results
 from .release import TRAILS, Release, as_output, let_go, parts_run, saved_in_part, saved_inputs, trail_of

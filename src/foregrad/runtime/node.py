@@ -23,6 +23,7 @@ from .._torch import engine
 from .._torch.hooks import defined_hooks_only, spare_leaves
 from .._torch.native import native
 from .._torch.symbols import is_symbolic
+from ..graph.layout import as_captured, in_order, laid_out, memory_order
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.signature import Signature
 from ..graph.source import Names, compile_source, unpacked
@@ -34,7 +35,6 @@ from .compiled import Compiled
 from .higher import differentiable_backward, needs_input_grad_of, needs_trail, stopping_backward, trails_of
 from .in_backward import EffectLines
 from .kinds import of_other_kinds
-from .layout import as_captured, in_order, laid_out, memory_order
 from .passed import Interior, check_marked, finishing, marked
 from .release import Release, parts_run, saved_in_part
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .._torch.symbols import concrete, is_symbolic
-from ..graph.meta import TensorSpec
+from .meta import TensorSpec
 
 __all__ = ["as_captured", "in_order", "laid_out", "memory_order"]
 
