@@ -19,7 +19,7 @@ from ..subclasses.conversion import wrap
 from .arrays import are_apart, arrays_in, tensor_over
 from .function_classes import FunctionClassError
 from .lifted import GivenArray, forms_of, times_lifted
-from .tree import Tree, Wrap, check_leaves, flatten, open_arguments
+from .tree import STEPPERS, Tree, Wrap, check_leaves, flatten, open_arguments
 
 __all__ = ["FlatCall", "check_tensor", "flatten_call", "memory_groups"]
 
@@ -118,7 +118,7 @@ def flatten_call(
     paths = [path for path, node in nodes if node.kind == "leaf"]
     path_of = {node.number: path for path, node in nodes}
     named_containers = tuple((container, path_of[number]) for number, container in enumerate(containers))
-    check_leaves(leaves, paths, "argument")
+    check_leaves(leaves, paths, "argument", STEPPERS if objects else ())
     first: dict[int, int] = {}
     first_of = []
     for index, leaf in enumerate(leaves):

@@ -33,6 +33,7 @@ from .opaque import is_number_of_numpy
 
 __all__ = [
     "LEAF",
+    "STEPPERS",
     "Opened",
     "SharedWrapper",
     "Tree",
@@ -51,6 +52,9 @@ __all__ = [
 Unwrap = Callable[[Any], "tuple[WrapperSpec, Sequence[torch.Tensor]] | SharedWrapper | None"]
 Wrap = Callable[[Any, "list[torch.Tensor]"], Any]
 _SCALARS = (int, float, str, bool, complex, bytes, type(None))
+# They keep a state from call to call, and refer to one another. A function is given the same ones in each call, as it is
+# with modules.
+STEPPERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 _CONSTANTS = (
     torch.dtype,
     torch.device,
@@ -370,8 +374,8 @@ def list_of(trees: Sequence[Tree]) -> Tree:
 def open_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any], array: Callable[[Any], torch.Tensor | None]
 ) -> Opened:
-    """Open the arguments of a call."""
-    opener = _Opener(_nothing, Samples(), makes=False, array=array)
+    """Open the arguments of a call. What steps (see `STEPPERS`) is a leaf."""
+    opener = _Opener(_stepper, Samples(), makes=False, array=array)
     trees = list(map(opener.open, args))
     positional = Tree("tuple", tuple, None, tuple(trees), sum(tree.size for tree in trees))
     children = tuple(map(opener.open, kwargs.values()))
@@ -385,6 +389,10 @@ _MOST_CONTAINERS = 2000  # that an object leads to: what has more is a program's
 
 def _nothing(_: Any) -> None:
     pass
+
+
+def _stepper(value: Any) -> Any:
+    return value if isinstance(value, STEPPERS) else None
 
 
 class _Opener:
@@ -482,10 +490,10 @@ def is_leaf(leaf: Any) -> bool:
     return plain or is_number_of_numpy(leaf) or is_opaque_value(leaf)
 
 
-def check_leaves(leaves: list[Any], paths: list[str], what: str) -> None:
-    """Raise `UnknownLeafError` for a leaf that is neither a tensor nor a plain value."""
+def check_leaves(leaves: list[Any], paths: list[str], what: str, others: tuple[type, ...] = ()) -> None:
+    """Raise `UnknownLeafError` for a leaf that is neither a tensor nor a plain value, nor of `others`."""
     for leaf, path in zip(leaves, paths, strict=True):
-        if is_leaf(leaf):
+        if is_leaf(leaf) or isinstance(leaf, others):
             continue
         cls = leaf.__class__ if type(leaf).__module__.startswith("foregrad.") else type(leaf)  # of what it stands for
         raise UnknownLeafError(
