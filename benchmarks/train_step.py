@@ -17,6 +17,7 @@ and the peak is the allocator's. Needs torch alone for the models `gpt-...` and 
 
 import argparse
 import dataclasses
+import functools
 import json
 import random
 import shutil
@@ -174,6 +175,14 @@ def on_eager_kernels(name, optimizer, rounds):
     return {"step": turns(steps, int(rounds)), "peak": peaks}
 
 
+def held(name, optimizer, _):
+    """In a child: peaks of the forward alone, which keeps what its backward needs, of eager's step and of ours."""
+    torch.set_num_threads(1)
+    forward = peak_of(functools.partial(*reversed(seeded(name))))
+    steps, size = prepared(name, optimizer, ["eager", "foregrad eager"])
+    return {"forward": forward / size, **{way: peak_of(step) / size for way, step in steps.items()}}
+
+
 def with_inductor(name, optimizer, rounds):
     """In a child whose cache is filled: times and peaks."""
     warm_up()
@@ -229,7 +238,7 @@ def of_state(optimizer):
     return [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
 
 
-CHILDREN = {f.__name__: f for f in (on_eager_kernels, with_inductor, cold, fifty_steps)}
+CHILDREN = {f.__name__: f for f in (on_eager_kernels, held, with_inductor, cold, fifty_steps)}
 
 
 def main():
@@ -238,7 +247,7 @@ def main():
     parser.add_argument("--quick", action="store_true", help="mlp-20 with SGD, 5 rounds, unless others are given")
     parser.add_argument("--models", nargs="*", choices=list(MODELS))
     parser.add_argument("--optimizers", nargs="*", choices=list(OPTIMIZERS))
-    parser.add_argument("--parts", nargs="*", choices=["kernels", "graphs", "inductor"])
+    parser.add_argument("--parts", nargs="*", choices=list(PARTS))
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--patience", type=float, default=900, help="seconds for one run of one model")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
@@ -254,7 +263,7 @@ def main():
     rounds = arguments.rounds or (5 if arguments.quick else 20)
     models = arguments.models or (["mlp-20"] if arguments.quick else list(MODELS))
     optimizers = arguments.optimizers or (["SGD"] if arguments.quick else list(OPTIMIZERS))
-    parts, found = arguments.parts or ["kernels", "graphs", "inductor"], []
+    parts, found = arguments.parts or list(PARTS), []
     for name in models:
         for optimizer in optimizers:
             for part in parts:
@@ -311,6 +320,21 @@ def kernels(name, optimizer, rounds, patience):
     return with_row(section, name, optimizer, cells, found)
 
 
+def bounds(name, optimizer, rounds, patience):
+    section = section_of(
+        "What a training step must hold",
+        "Peaks over the start of a step, in bytes of the parameters. Forward: of the forward alone, with all that its "
+        "backward needs, before there is any gradient: a step that computes nothing twice has no lower peak. Possible: "
+        "eager's peak less that. Freed: eager's peak less ours.",
+        ["step", "eager's peak", "forward", "ours", "possible", "freed"],
+    )
+    with tempfile.TemporaryDirectory() as cache:
+        found = child("held", name, optimizer, rounds, cache=cache, patience=patience)
+    forward, theirs, ours = found.values()
+    cells = [f"{value:.2f}" for value in (theirs, forward, ours, theirs - forward, theirs - ours)]
+    return with_row(section, name, optimizer, cells, found)
+
+
 def graphs(name, optimizer, rounds, patience):
     section = section_of(
         "Fifty training steps with accumulation, clipping and a scheduler",
@@ -355,7 +379,7 @@ def inductor(name, optimizer, rounds, patience):
     return with_row(section, name, optimizer, cells, {"cold": seconds, **found})
 
 
-PARTS = {"kernels": kernels, "graphs": graphs, "inductor": inductor}
+PARTS = {"kernels": kernels, "bounds": bounds, "graphs": graphs, "inductor": inductor}
 
 if __name__ == "__main__":
     main()

@@ -52,8 +52,7 @@ __all__ = [
 Unwrap = Callable[[Any], "tuple[WrapperSpec, Sequence[torch.Tensor]] | SharedWrapper | None"]
 Wrap = Callable[[Any, "list[torch.Tensor]"], Any]
 _SCALARS = (int, float, str, bool, complex, bytes, type(None))
-# They keep a state from call to call, and refer to one another. A function is given the same ones in each call, as it is
-# with modules.
+# They keep a state from call to call, and refer to one another: like modules, they are the same ones in each call.
 STEPPERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 _CONSTANTS = (
     torch.dtype,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ...errors import UnsupportedSideEffectError
-from ...frontend.arrays import overlaps
+from ...frontend.arrays import is_array, overlaps
 from ...frontend.call import FlatCall
 from ...frontend.holders import DICT, SET
 from ...frontend.lifted import lifted_places
@@ -70,6 +70,10 @@ class Given:
                     "or use it, not both."
                 )
         return {cls: frozenset(values) for cls, values in found.items()}
+
+    def is_own(self, container: Any, state: ProgramState) -> bool:
+        """Whether what a container holds is another thing in each call, and guarded as an argument alone."""
+        return is_array(container) or self.is_lifted(container, state)
 
     def is_lifted(self, container: Any, state: ProgramState, inside: frozenset[int] = frozenset()) -> bool:
         """Whether the function reaches a container or array only at places that are arguments, see `Lifted`, and what

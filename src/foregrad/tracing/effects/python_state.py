@@ -11,7 +11,6 @@ import torch
 
 from ..._torch.symbols import is_symbolic
 from ...errors import EscapedTensorError, UnsupportedSideEffectError
-from ...frontend.arrays import is_array
 from ...frontend.call import FlatCall
 from ...frontend.expected import ABSENT
 from ...frontend.holders import CACHE, CELL, CLASS, DICT, NAMESPACE, Holder, kind_of, left_in_cache
@@ -63,9 +62,7 @@ class PythonState:
         self.journals = Journals(self.before, self._only_written())
         self.journals.tell(reads)
         reads.lifted = {place.identity for place in lifted_places(call.function)}
-        reads.unread.update(
-            (id(value), False) for value, _ in call.containers if is_array(value) or given.is_lifted(value, before)
-        )
+        reads.unread.update((id(value), False) for value, _ in call.containers if given.is_own(value, before))
         self.writes: tuple[PythonWrite, ...] = ()
         self.spec: Tree = LEAF
         self._changed: list[Holder] = []  # by the run
