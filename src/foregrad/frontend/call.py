@@ -62,6 +62,12 @@ class FlatCall:
         """Whether some size that depends on values may become symbolic."""
         return self.sizes is not None and (self.every_size or bool(self.sizes))
 
+    @property
+    def may_have_symbolic_sizes(self) -> bool:
+        """Whether a size may be symbolic: floats that vary are not sizes."""
+        ints = any(type(self.leaves[i]) is int for i in self.numbers)
+        return bool(self.dynamic or self.varied) or self.may_open_sizes or ints
+
     def arguments(
         self, leaves: Sequence[Any], wrap: Wrap = wrap, made: dict[int, Any] | None = None
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -103,7 +103,7 @@ class CaptureRun(CaptureParts):
             force_view_tracking(self.learned.replays_views),
             no_saved_tensors_hooks(),  # those around the call are for what the compiled function saves
             fresh_autocast_cache(),
-            symbolic_composites(self.recorder.is_symbolic),
+            symbolic_composites(self.call.may_have_symbolic_sizes),
             self.code.rebound,
         ):
             called = self._called(given)
