@@ -27,7 +27,6 @@ from .effects.first_imports import FirstImports
 from .effects.observed import Observed
 from .effects.python_state import PythonState
 from .effects.result_hooks import OwnHooks
-from .effects.settings_left import SettingsLeft
 from .heap.alias import Value
 from .heap.recording import Host
 from .heap.records import InputRecord
@@ -40,6 +39,7 @@ from .options import Learned, Options
 from .recorder.attention import Attention
 from .recorder.checkpoint_regions import Regions
 from .recorder.recorder import Recorder, Unrecorded
+from .recorder.settings import SettingsLeft
 from .tape.again import CaptureAgain
 from .tape.origin import Origins, user_line
 from .tape.symbols import fake_mode_of, symbols_of

@@ -10,7 +10,6 @@ import torch
 from ..._torch.function_classes import FunctionClasses
 from ..._torch.generators import MadeGenerators
 from ..._torch.jagged import is_ragged
-from ..._torch.settings import unfinished
 from ..._torch.tensors import gradient_of, is_usable
 from ...errors import UnsupportedSideEffectError, UnsupportedTensorError
 from ...frontend.arrays import are_apart, arrays_in, tensor_over
@@ -24,7 +23,6 @@ from .attribute_guards import Facts
 __all__ = [
     "attribute_set_error",
     "check_arrays",
-    "check_finished",
     "check_gradients",
     "check_results",
     "check_run",
@@ -98,15 +96,6 @@ def _written_gradient(name: str, slot: Any, where: str) -> UnsupportedSideEffect
         f"`{name}` writes to `.grad` of {slot}{' at ' + where if where else ''}, which a compiled call can't repeat; "
         "use torch.autograd.grad, or do it outside."
     )
-
-
-def check_finished(name: str, was_inference: bool) -> None:
-    """No context was entered that the function has not left, where a compiled call can't enter it as well."""
-    context = unfinished(was_inference)
-    if context is not None:
-        raise UnsupportedSideEffectError(
-            f"`{name}` enters {context} and does not leave it. Leave it in the function, or enter it outside."
-        )
 
 
 def check_generators(name: str, made: MadeGenerators) -> None:

@@ -37,9 +37,9 @@ from ..tape.opinfo import OpInfo, op_info, returns_tensors, take_data
 from ..tape.origin import Origins, user_line
 from ..values.constants import evaluate
 from ..values.decisions import Decisions
-from .arithmetic import ArithmeticSettings
 from .backward_writes import BackwardWrites
 from .collectives import Collectives
+from .settings import ArithmeticSettings
 from .trace import Trace
 from .written_arrays import Borrowed
 

@@ -1,0 +1,123 @@
+"""Settings of PyTorch that a function makes: those that operators compute under, and those that stay after it.
+
+Precisions, denormal numbers, deterministic algorithms: a graph runs under one setting of each, that of the call, or the
+one that the function makes before its first operator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from ..._torch.asked import ViewReplay
+from ..._torch.settings import ARITHMETIC, REPLAYED, apply_settings, arithmetic, matters_to, settings, unfinished
+from ...errors import ForegradError, UnsupportedSideEffectError
+from ..tape.again import CaptureAgain
+from ..tape.tape import Entry
+
+__all__ = ["ArithmeticSettings", "SettingsLeft"]
+
+
+class ArithmeticSettings:
+    """What operators run under; `now` is None while nobody looks."""
+
+    def __init__(self, where: Callable[[], str]) -> None:
+        self.where = where
+        self.now: tuple[Any, ...] | None = None
+        self._values: dict[str, Any] = {}
+
+    def begin(self, before: dict[str, Any], between: Collection[str]) -> None:
+        """The function starts, under the settings `before`; it is known to change those `between` operators."""
+        self.now, self._values = arithmetic(), before
+        if between:
+            self._refuse(between, "operators")
+
+    def end(self) -> None:
+        self.now = None
+
+    def changed(self, op: Any, entries: Iterable[Entry]) -> None:
+        """The operator runs under others than `now`; `entries` were recorded before it."""
+        found, before = arithmetic(), self.now or ()
+        is_other = [a != b and matters_to(name, op) for name, a, b in zip(ARITHMETIC, found, before, strict=True)]
+        names = [name for name, other in zip(ARITHMETIC, is_other, strict=True) if other]
+        if "the default dtype" in names:
+            self.refuse_dtype()
+        refused = [n for n in names if any(e.target is not None and matters_to(n, e.target) for e in entries)]
+        if refused:
+            self._refuse(refused, f"operators, before {self.where()}")
+        self.now = tuple([a if other else b for a, b, other in zip(found, before, is_other, strict=True)])
+        values = settings()
+        self._values = self._values | {name: values[name] for name in names}
+
+    def inside(self, before: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
+        """The settings that the graph is to run under, where they are others than the call's, or `known` to be set."""
+        values = {name: self._values[name] for name in ARITHMETIC if name in self._values}
+        return {name: value for name, value in values.items() if value != before[name] or name in known}
+
+    def _refuse(self, names: Collection[str], where: str) -> None:
+        raise UnsupportedSideEffectError(
+            f"{', '.join(sorted(names))}: set to something else between {where}, while a graph computes under one "
+            "setting. Set it before the first operator, or outside, and compile the parts as functions of their own."
+        )
+
+    def refuse_dtype(self) -> None:
+        raise UnsupportedSideEffectError(
+            f"the default dtype is set to another one before {self.where()}: which dtype a graph's "
+            "numbers become is the default of its call. Set it outside, or name the dtype of each tensor."
+        )
+
+
+# -------------------------------------------------------------------- settings that stay
+# Settings of PyTorch that the function sets for what comes after it: noted, put back, and set by each call.
+
+
+_REPLAY = "view_replay_enabled"  # a setting of which a capture has its own
+
+
+class SettingsLeft:
+    """`after`: those that the function leaves to what comes after it; `inside`: those that its graph runs under."""
+
+    def __init__(self, name: str, function: Callable[..., Any], arithmetic: ArithmeticSettings) -> None:
+        self.name, self.function, self.arithmetic = name, function, arithmetic
+        self.view_replay = ViewReplay()
+        self.after: dict[str, Any] = {}
+        self.inside: dict[str, Any] = {}
+
+    @contextlib.contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Context: what the function sets in it is noted, and put back."""
+        before, was_inference = settings(), torch.is_inference_mode_enabled()
+        self.arithmetic.begin(before, getattr(self.function, "settings_between", ()))
+        try:
+            yield
+        except (CaptureAgain, ForegradError):  # the function runs again, or in eager
+            apply_settings(before)
+            raise
+        finally:
+            self.arithmetic.end()
+        known = getattr(self.function, "settings", ())
+        now, before = settings() | {_REPLAY: self.view_replay.now}, before | {_REPLAY: self.view_replay.before}
+        self.after = {name: value for name, value in now.items() if value != before[name] or name in known}
+        self.inside = self.arithmetic.inside(before, known)
+        apply_settings({name: before[name] for name in self.after if name != _REPLAY})
+        others = sorted({*self.after, *known} - REPLAYED)
+        if others:
+            raise UnsupportedSideEffectError(
+                f"`{self.name}` changes {', '.join(others)} and does not put it back, which a compiled call would not "
+                "repeat. Set it outside."
+            )
+        check_finished(self.name, was_inference)
+        if "the default dtype" in self.after:
+            self.arithmetic.refuse_dtype()  # of operators before it nothing is known
+
+
+def check_finished(name: str, was_inference: bool) -> None:
+    """No context was entered that the function has not left, where a compiled call can't enter it as well."""
+    context = unfinished(was_inference)
+    if context is not None:
+        raise UnsupportedSideEffectError(
+            f"`{name}` enters {context} and does not leave it. Leave it in the function, or enter it outside."
+        )
