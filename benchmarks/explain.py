@@ -120,23 +120,20 @@ class Compared:
     flops: int  # of all operators
     known: int  # of those that PyTorch's counter knows
     counted: int  # by it, in an eager step
-    plain: int  # of all operators, where the CPU's own are off
-    counted_plain: int  # by PyTorch's counter there
+    plain: int | None  # of all operators, where the CPU's own are off
+    counted_plain: int | None  # by PyTorch's counter there
 
 
-def compared(name: str, partition: str = "default") -> Compared:
-    """Explain an architecture, and count."""
+def compared(name: str, partition: str = "default", *, plainly: bool = True) -> Compared:
+    """Explain an architecture, and count. `plainly`: once more in plain operators, in which partitions don't differ."""
     torch.manual_seed(0)
     module, args, kwargs = ARCHITECTURES[name]()
     found = foregrad.explain(module, *args, backend="eager", partition=partition, **kwargs)
     assert found.memory is not None, found.eager
     assert found.work is not None
     counted = _counted(module, args, kwargs)
-    with _plain_operators():
-        plain = foregrad.explain(module, *args, backend="eager", partition=partition, measure=False, **kwargs)
-        counted_plain = _counted(module, args, kwargs)
-    assert plain.work is not None
     memory, work = found.memory, found.work
+    in_plain = _in_plain_operators(module, args, kwargs, partition) if plainly else (None, None)
     return Compared(
         memory.predicted_saved,
         memory.measured_saved,
@@ -146,9 +143,16 @@ def compared(name: str, partition: str = "default") -> Compared:
         work.flops - work.again_flops,
         work.known_flops - work.again_flops,
         counted,
-        plain.work.flops - plain.work.again_flops,
-        counted_plain,
+        *in_plain,
     )
+
+
+def _in_plain_operators(module: nn.Module, args: Any, kwargs: Any, partition: str) -> tuple[int, int]:
+    with _plain_operators():
+        found = foregrad.explain(module, *args, backend="eager", partition=partition, measure=False, **kwargs)
+        counted = _counted(module, args, kwargs)
+    assert found.work is not None
+    return found.work.flops - found.work.again_flops, counted
 
 
 def _counted(module: nn.Module, args: Any, kwargs: Any) -> int:
