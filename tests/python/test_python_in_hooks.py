@@ -269,3 +269,44 @@ def test_a_forward_draws_nothing_of_a_backward_that_raises():
         assert torch.equal(result, (x * 2).sin())
         with pytest.raises(RuntimeError, match="no backward here"):
             result.sum().backward()
+
+
+@pytest.mark.parametrize("kind", [int, float])
+@pytest.mark.parametrize("holds", ["a variable", "a default", "an object"])
+def test_a_number_that_a_hook_holds_is_that_of_the_call(holds, kind):
+    def function(x, scale):
+        y = x * 2
+        number = scale.item()
+        box = type("Box", (), {})()
+        box.number = number
+        if holds == "a variable":
+            y.register_hook(lambda gradient: gradient * number)
+        elif holds == "a default":
+            y.register_hook(lambda gradient, number=number: gradient * number)
+        else:
+            y.register_hook(lambda gradient: gradient * box.number)
+        return y
+
+    compiled = foregrad.compile(function, backend="eager", on_unsupported="raise")
+    for value in (2, 3, 4, 5):
+        x = torch.ones(3, requires_grad=True)
+        compiled(x, torch.tensor(kind(value))).sum().backward()
+        assert torch.equal(x.grad, torch.full((3,), 2.0 * value))
+    assert len(foregrad.explain_recompiles(compiled)) == 2
+
+
+def test_a_number_that_a_hook_holds_behind_dynamo():
+    torch._dynamo.reset()
+    options = {"scale": 1.0}
+
+    def function(x):
+        y = x * 2
+        y.register_hook(lambda gradient: gradient * options["scale"])
+        return y
+
+    compiled = torch.compile(function, backend="foregrad", options={"backend": "eager"})
+    for value in (1.0, 2.0, 3.0, 4.0):
+        options["scale"] = value
+        x = torch.ones(3, requires_grad=True)
+        compiled(x).sum().backward()
+        assert torch.equal(x.grad, torch.full((3,), 2.0 * value))

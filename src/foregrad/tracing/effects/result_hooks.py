@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from ..._torch.stand_ins import is_stand_in
+from ..._torch.symbols import is_symbolic
 from ..._torch.tensors import base_of, history_of, is_view
 from ...errors import UnsupportedSideEffectError
 from ...frontend.code import names_of
@@ -225,7 +226,7 @@ def needs_nothing(
 
     `knows`: what else is certain not to be of the run.
     """
-    if is_stand_in(value) or depth > _DEEPEST:
+    if is_stand_in(value) or is_symbolic(value) or depth > _DEEPEST:
         return False
     if id(value) in outside or isinstance(value, (*_PLAIN, torch.Tensor, torch.nn.Module)):
         return True
