@@ -10,6 +10,7 @@ from torch import fx, nn
 import foregrad
 from foregrad._torch.graphs import strided_metadata, tensor_metadata
 from foregrad._torch.modules import make_graph_module
+from foregrad.backends import eager
 
 LAYOUTS = {
     "scalar": torch.ones(()),
@@ -62,6 +63,20 @@ def test_a_compiler_that_looks_at_no_metadata_makes_none():
             assert not {"val", "tensor_meta"} & set(dict.keys(node.meta))
             assert "tensor_meta" in node.meta
             assert dict(node.meta)["tensor_meta"] == tensor_metadata(node.meta["val"])
+
+
+def test_eager_kernels_need_no_fake_values(monkeypatch):
+    seen, render_graph = [], eager.render_graph
+
+    def watched(gm, *args, **kwargs):
+        inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
+        saved = [node for node in inputs if not node.name.startswith(("primals", "tangents"))]
+        seen.append([dict.__contains__(node.meta, "val") for node in saved])
+        return render_graph(gm, *args, **kwargs)
+
+    monkeypatch.setattr(eager, "render_graph", watched)
+    foregrad.compile(lambda x: (x.tanh().exp() * 2).sum(), backend="eager")(torch.ones(3, requires_grad=True)).backward()
+    assert seen == [[], [False, False]]
 
 
 def test_metadata_of_a_value_that_a_compiler_replaced_is_what_it_was():
