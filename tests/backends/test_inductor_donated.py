@@ -13,9 +13,11 @@ from foregrad import config
 from foregrad._torch import inductor as door
 from foregrad._torch import memory
 from foregrad._torch.native import native
+from foregrad.backends import segments
 from foregrad.backends.inductor import InductorCompiler
 from foregrad.graph.role import GraphRole
 from foregrad.runtime import compiled as donated
+from tests.parity.peak import peak_of
 
 pytestmark = [
     pytest.mark.skipif(not door.cpp_compiler_found(), reason="Inductor needs a C++ compiler"),
@@ -220,3 +222,94 @@ def test_a_compiled_backward_writes_where_it_says():
         torch.testing.assert_close(result, tangent * x.cos())
         assert tuple(run.writes_into) == allowed
         assert (result.data_ptr() == given.data_ptr()) == bool(allowed)
+
+
+def layers(x, w):
+    """A row of layers, each a region, with work before and behind it."""
+    x = x.exp()
+    for _ in range(4):
+        y = x @ w
+        for k in range(6):
+            y = (y.sin() * k + y).tanh()
+        x = x + y
+    return x.cos()
+
+
+def test_regions_overwrite_what_was_saved_for_them_alone(choices, monkeypatch):
+    given, compile_graph = [], door.compile_graph
+    monkeypatch.setattr(
+        door, "compile_graph", lambda *a, **k: given.append(tuple(k.get("donated", ()))) or compile_graph(*a, **k)
+    )
+    call = foregrad.compile(layers, backend="inductor", regions=True)
+    inputs = example()
+    wanted = gradients(layers(*inputs), inputs)
+    for _ in range(3):
+        torch.testing.assert_close(gradients(call(*inputs), inputs), wanted)
+    assert all(positions and owned for positions, owned in choices)
+    assert sum(map(bool, given)) > 1  # a region, and what is beside it
+    out = call(*inputs)
+    for keep in (True, True, False):
+        torch.testing.assert_close(gradients(out, inputs, retain_graph=keep), wanted)
+    assert [owned for _, owned in choices[-3:]] == [False, False, True]
+
+
+def test_the_peak_with_regions_is_that_without():
+    inputs, peaks = [torch.ones(256, 256, requires_grad=True) for _ in range(2)], []
+    for regions in (False, True):
+        call = foregrad.compile(layers, backend="inductor", regions=regions)
+        gradients(call(*inputs), inputs)
+        peaks.append(peak_of(lambda call=call: gradients(call(*inputs), inputs)))
+    assert peaks[1] <= 1.01 * peaks[0]
+
+
+def part_of(build):
+    """The values that a part of a backward may overwrite, by name; `build` makes the graph, and gives the part."""
+    graph = fx.Graph()
+    saved = [graph.placeholder(name) for name in ("saved", "kept", "tangents_1")]
+    part = build(graph, *saved)
+    operands = list(dict.fromkeys(node for each in part for node in each.all_input_nodes if node not in part))
+    with torch._subclasses.FakeTensorMode():
+        for node in graph.nodes:
+            if node.op != "output":
+                node.meta["val"] = torch.empty(4, 4)
+    positions = segments.given(fx.GraphModule({}, graph), operands, set(part), (0,))
+    return {operands[i].name for i in positions}
+
+
+@pytest.mark.parametrize(
+    ("read_again", "expected"),
+    [
+        ("nothing", {"saved", "sin_default"}),
+        ("the input", {"sin_default"}),
+        ("a view of the input", {"sin_default"}),
+        ("what was made", {"saved"}),
+        ("a view of what was made", {"saved"}),
+    ],
+)
+def test_a_part_may_overwrite_what_only_it_reads(read_again, expected):
+    aten = torch.ops.aten
+
+    def build(graph, saved, kept, tangent):
+        made = graph.call_function(aten.sin.default, (kept,))
+        last = graph.call_function(aten.mul.Tensor, (saved, made))
+        other = graph.call_function(aten.mul.Tensor, (last, kept))
+        source = {"the input": saved, "what was made": made}.get(read_again.removeprefix("a view of "))
+        view = None
+        if read_again.startswith("a view"):
+            view = source = graph.call_function(aten.t.default, (source,))
+        graph.output([other, *([source] if source is not None else [])])
+        return [last, other] if view is None else [last, other, view]
+
+    assert part_of(build) == expected
+
+
+def test_a_view_is_not_overwritten():
+    def build(graph, saved, kept, tangent):
+        view = graph.call_function(
+            torch.ops.aten.t.default, (graph.call_function(torch.ops.aten.sin.default, (kept,)),)
+        )
+        last = graph.call_function(torch.ops.aten.mul.Tensor, (saved, view))
+        graph.output([last])
+        return [last]
+
+    assert part_of(build) == {"saved"}

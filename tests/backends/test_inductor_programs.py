@@ -162,7 +162,8 @@ def test_segments_are_few_and_in_order():
         node.meta["val"] = torch.ones(3)
     compiled = []
 
-    def compile_segment(gm, inputs):
+    def compile_segment(gm, inputs, overwritten):
+        assert not overwritten
         compiled.append([node.target for node in gm.graph.nodes if node.op == "call_function"])
         assert len(inputs) == sum(node.op == "placeholder" for node in gm.graph.nodes)
         return foregrad.make_boxed_func(gm.forward)

@@ -75,7 +75,9 @@ def test_eager_kernels_need_no_fake_values(monkeypatch):
         return render_graph(gm, *args, **kwargs)
 
     monkeypatch.setattr(eager, "render_graph", watched)
-    foregrad.compile(lambda x: (x.tanh().exp() * 2).sum(), backend="eager")(torch.ones(3, requires_grad=True)).backward()
+    foregrad.compile(lambda x: (x.tanh().exp() * 2).sum(), backend="eager")(
+        torch.ones(3, requires_grad=True)
+    ).backward()
     assert seen == [[], [False, False]]
 
 

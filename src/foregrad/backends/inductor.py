@@ -51,7 +51,7 @@ from .convolutions import with_weights_laid_out
 from .eager import eager_compiler
 from .in_place import tell_of_writes
 from .results import promised
-from .segments import OtherStridesError, checked_once, compile_around
+from .segments import OtherStridesError, checked_once, compile_around, given
 
 __all__ = ["BUDGET_SETTINGS", "InductorCompiler", "why_not"]
 
@@ -193,12 +193,9 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
     else:
         copy = make_graph_module(gm, copied(gm.graph), "GraphModule")
     foreign = _foreign(copy)
-    # A graph that writes its updates itself, as one of a whole training step does, is compiled whole.
     regions = role.regions
-    has_regions = regions is True or (not role.updates and (bool(regions) or has_marked_calls(copy.graph)))
-    has_regions = has_regions and not inductor.uses_cudagraphs() and not written_inputs(copy)
     is_laid_out = any(LAID_OUT in node.meta for node in copy.graph.nodes)
-    if has_regions and (not is_laid_out or _laid_out(copy, example_inputs)):
+    if _may_have_regions(copy, role) and (not is_laid_out or _laid_out(copy, example_inputs)):
         sums_first(copy.graph)
         whole = outlined(copy, foreign.union(_convolutions(copy) if regions == "auto" else ()), regions=regions)
         if whole is not copy:
@@ -209,9 +206,10 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
                 log.info("the %s graph is compiled without regions: `%s` has other strides", role.phase, error)
     updated = _with_writes(copy, role, foreign)
     written = written_inputs(copy)
+    donated = () if inductor.uses_cudagraphs() else role.donated  # CUDA graphs own their memory
     if foreign:
-        around: Any = _writing(compile_around(copy, foreign, _compile_segment), written)
-        around.updated = updated
+        around: Any = _writing(compile_around(copy, foreign, _compile_segment, donated=donated), written)
+        around.updated, around.writes_into = updated, donated
         return around  # type: ignore[no-any-return]
     static: tuple[int, ...] = ()
     if inductor.uses_cudagraphs():
@@ -221,8 +219,6 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
                 "CUDA graphs were asked for (mode=, or Inductor's setting `triton.cudagraphs`) for a graph that "
                 "is not on a CUDA device; it is compiled without"
             )
-    # CUDA graphs own their memory.
-    donated = () if inductor.uses_cudagraphs() else role.donated
     compiled, strides = inductor.compile_graph(
         copy,
         example_inputs,
@@ -236,6 +232,13 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
     run: Any = _writing(compiled, written)
     run.output_strides, run.writes_into, run.updated = strides, donated, updated
     return run  # type: ignore[no-any-return]
+
+
+def _may_have_regions(gm: fx.GraphModule, role: GraphRole) -> bool:
+    if inductor.uses_cudagraphs() or written_inputs(gm):
+        return False
+    # A graph that writes its updates itself, as one of a whole training step does, is compiled whole unless asked.
+    return role.regions is True or (not role.updates and (bool(role.regions) or has_marked_calls(gm.graph)))
 
 
 def _laid_out(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
@@ -315,6 +318,7 @@ def _compile_regions(gm: fx.GraphModule, role: GraphRole) -> Boxed:
     hidden -= {result for i, result in enumerate(results) if i in seen}
     runs: dict[fx.GraphModule, Boxed] = {}
     for region in dict.fromkeys(calls.values()):
+        each = [set(given(gm, node.args, {node}, role.donated)) for node, called in calls.items() if called is region]
         taken = [user for node, called in calls.items() if called is region for user in node.users]
         visible = {user.args[1] for user in taken if user not in hidden}
         promises = promised(region, [str(node) for node in results_of(region)], sorted(visible), None)
@@ -325,14 +329,15 @@ def _compile_regions(gm: fx.GraphModule, role: GraphRole) -> Boxed:
             is_backward=role.phase == "backward",
             is_inference=role.phase == "inference",
             visible_outputs=sorted(visible),
+            donated=sorted(set.intersection(*each)),
             tag=role.tag,
         )
-        run.output_strides = laid_out
+        run.output_strides, run.writes_into = laid_out, set.intersection(*each)
         runs[region] = checked_once(run, region, promises)
         chosen = {user: laid_out[user.args[1]] for user in taken if laid_out and user.args[1] not in visible}
         strides = [chosen.get(result, stride) for result, stride in zip(results, strides, strict=True)]
-    compiled: Any = compile_around(gm, _beside_regions(gm, calls), _compile_segment, runs)
-    compiled.output_strides = strides
+    compiled: Any = compile_around(gm, _beside_regions(gm, calls), _compile_segment, runs, donated=role.donated)
+    compiled.output_strides, compiled.writes_into = strides, role.donated
     return compiled  # type: ignore[no-any-return]
 
 
@@ -358,11 +363,13 @@ def _beside_regions(gm: fx.GraphModule, calls: Collection[fx.Node]) -> set[fx.No
     return aside
 
 
-def _compile_segment(gm: fx.GraphModule, example_inputs: list[Any]) -> Boxed:
+def _compile_segment(gm: fx.GraphModule, example_inputs: list[Any], donated: Sequence[int]) -> Boxed:
     count = len(next(iter(reversed(gm.graph.nodes))).args[0])
     run: Any
-    run, strides = inductor.compile_graph(gm, example_inputs, visible_outputs=range(count))
-    run.output_strides = strides
+    run, strides = inductor.compile_graph(
+        gm, example_inputs, is_backward=bool(donated), visible_outputs=range(count), donated=donated
+    )  # Inductor heeds the donated inputs of a backward alone
+    run.output_strides, run.writes_into = strides, donated
     return run  # type: ignore[no-any-return]
 
 

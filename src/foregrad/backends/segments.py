@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from torch import fx
 
 from .._torch.modules import make_graph_module
 from .._torch.symbols import same_numbers
-from ..graph.meta import TensorSpec
-from ..passes.aliasing import tensors_in
+from ..graph.meta import TensorSpec, spec_of
+from ..passes.aliasing import makes_memory, memory_of, tensors_in
 from ..passes.regions import called_region, is_random, is_random_region, piece
+from ..passes.repeats import is_view
 from .boxed import as_boxed
 from .eager import eager_compiler
 from .results import Contract, Result, promised
 
-__all__ = ["OtherStridesError", "checked_once", "compile_around"]
+__all__ = ["OtherStridesError", "checked_once", "compile_around", "given"]
 
 Boxed = Callable[[list[Any]], Any]
 
@@ -31,12 +32,14 @@ Boxed = Callable[[list[Any]], Any]
 def compile_around(
     gm: fx.GraphModule,
     foreign: set[fx.Node],
-    compile_segment: Callable[[fx.GraphModule, list[Any]], Boxed],
+    compile_segment: Callable[[fx.GraphModule, list[Any], list[int]], Boxed],
     regions: Mapping[fx.GraphModule, Boxed] | None = None,
+    donated: Sequence[int] = (),
 ) -> Boxed:
     """`gm` with everything but the nodes in `foreign` compiled; a function of one list, which it empties.
 
     Results of a segment have the sizes and strides of the graph. `regions`: compiled regions, whose calls are foreign.
+    `compile_segment` is told which operands a segment may overwrite; `donated` are such inputs of the graph.
     """
     segments = _cut(gm, foreign)
     graph = fx.Graph()
@@ -48,7 +51,8 @@ def compile_around(
         if segment.results:
             module = piece(gm, segment.inputs, segment.nodes, tuple(segment.results), "Segment")
             results = promised(module, [str(node) for node in segment.results], range(len(segment.results)), None)
-            run = compile_segment(module, [node.meta["val"] for node in segment.inputs])
+            values = [node.meta["val"] for node in segment.inputs]
+            run = compile_segment(module, values, given(gm, segment.inputs, segment.nodes, donated))
             call = graph.call_function(
                 checked_once(run, module, results), tuple(copies[node] for node in segment.inputs)
             )
@@ -73,6 +77,28 @@ def compile_around(
     return eager_compiler(make_graph_module(gm, graph, "Segments"))
 
 
+def given(gm: fx.GraphModule, operands: Sequence[Any], part: Collection[fx.Node], donated: Sequence[int]) -> list[int]:
+    """The positions of the operands that a part of a backward may overwrite: only the part reads the value, and nothing
+    else has its memory. `donated` are the positions of such inputs of the graph; without any, nothing is overwritten.
+    """
+    if not donated:
+        return []
+    inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    owned, inside = {inputs[i] for i in donated}, set(part)
+    return [q for q, value in enumerate(operands) if _is_whole(gm, value, owned) and _is_read_in(value, inside)]
+
+
+def _is_whole(gm: fx.GraphModule, value: fx.Node, owned: Collection[fx.Node]) -> bool:
+    """Whether a value is a whole piece of memory that the graph owns or makes."""
+    spec, maker = spec_of(value), memory_of(value)
+    is_made = not is_view(value) and (makes_memory(maker) or called_region(gm, maker[0]) is not None)
+    return (value in owned or is_made) and isinstance(spec, TensorSpec) and spec.is_static and spec.is_dense
+
+
+def _is_read_in(value: fx.Node, inside: Collection[fx.Node]) -> bool:
+    return all(user in inside and (not is_view(user) or _is_read_in(user, inside)) for user in value.users)
+
+
 class OtherStridesError(Exception):
     """A compiled part of a graph returns a value whose strides differ from the graph's."""
 
@@ -91,7 +117,8 @@ def checked_once(run: Boxed, module: fx.GraphModule, results: Sequence[Result]) 
     inputs = [node.name for node in module.graph.nodes if node.op == "placeholder"]
     constants = tensors_in(module)
     hold = set(range(len(inputs)))
-    contract = Contract("inductor", "a part", results, inputs, constants=constants, is_own=True, hold=hold)
+    writes = getattr(run, "writes_into", ())
+    contract = Contract("inductor", "a part", results, inputs, writes, constants, is_own=True, hold=hold)
     return as_boxed(run, first_call=contract.first_call)
 
 
