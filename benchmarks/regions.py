@@ -1,6 +1,6 @@
 """Regions compiled once: `foregrad.compile(..., regions=)` with and without, and `torch.compile`, all with Inductor.
 
-    python -m benchmarks.regions [gpt2-12 gpt2-24 llama-12 bert-12 resnet-50] [--rounds 30] [--no-steps] [--write]
+    python -m benchmarks.regions [gpt2-12 gpt2-24 gpt2-48 llama-12 bert-12 resnet-50] [--no-steps] [--write]
     python -m benchmarks.regions gpt-12 --device cuda     # 768 wide, 8 texts of 1024 tokens
 
 Models of the library transformers, 128 wide, random weights, without dropout (each way draws numbers of its own);
@@ -28,7 +28,7 @@ from benchmarks.common import Section, write_results
 from benchmarks.inductor import GPT2, MODELS, of_transformers, prepare, seconds, step, steps_and_peaks
 
 WAYS = ("torch.compile", "regions=False", "regions='auto'", "auto behind Dynamo", "regions=True")
-DEFAULT = ["gpt2-12", "gpt2-24", "llama-12", "bert-12", "resnet-50"]
+DEFAULT = ["gpt2-12", "gpt2-24", "gpt2-48", "llama-12", "bert-12", "resnet-50"]
 
 
 def built(name, device):
