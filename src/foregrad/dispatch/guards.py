@@ -476,7 +476,8 @@ def state_conditions(joint: JointGraph, bind: Callable[[str, Any], str], *, tens
     precision = torch_guards.matmul_precision()
     if precision != "highest":  # tf32 is allowed with any other
         conditions.append(f"{bind('matmul_precision', torch_guards.matmul_precision)}() == {precision!r}")
-    if any("softmax" in str(n.target) or "attention" in str(n.target) for n in joint.graph.nodes):
+    called = [str(target) for target in {id(node.target): node.target for node in joint.graph.nodes}.values()]
+    if any("softmax" in name or "attention" in name for name in called):
         for number, read in enumerate(torch_guards.ATTENTION_FLAGS):
             conditions.append(f"{bind(f'attention_kernel_{number}', read)}() is {read()}")
     return conditions
