@@ -10,7 +10,7 @@ from ...errors import UnsupportedSideEffectError
 from ...frontend.arrays import is_array, overlaps
 from ...frontend.call import FlatCall
 from ...frontend.holders import DICT, SET
-from ...frontend.lifted import lifted_places
+from ...frontend.lifted import lifted_places, times_lifted
 from ...frontend.program_state import ProgramState
 from ...frontend.reads import table_of
 from ...frontend.tree import is_as_opened, open_container
@@ -39,6 +39,9 @@ class Given:
             self.of_argument[id(value)] = OfArgument(number, type(value))
             if type(table := table_of(value)) is dict:
                 self.of_argument[id(table)] = OfArgument(number, type(value), attributes=True)
+        states = call.tree.children[0].children[: times_lifted(call.function)]
+        numbers = {node.number for tree in states for _, node in tree.walk("")}
+        self._of_state = {id(call.containers[number][0]) for number in numbers if number >= 0}
         # Writes to registered pytrees and dataclasses are refused, not replayed.
         closed = [node.number for _, node in call.tree.walk("") if node.kind in ("registered", "dataclass")]
         self._closed = [(made[n], open_container(made[n]), paths[n]) for n in closed if n in made]
@@ -79,13 +82,13 @@ class Given:
         """Whether the function reaches a container or array only at places that are arguments, see `Lifted`, and what
         is there. `inside`: the ids of containers on the way.
         """
+        if id(container) not in self._of_state or id(container) in inside:
+            return False
         lifted = {place.identity for place in lifted_places(self.call.function)}
-        places = state.references_to(container) if lifted else []
-        inside |= {id(container)}
-        own = {id(value) for value, _ in self.call.containers} - inside
+        places = state.references_to(container)
         return bool(places) and all(
             not lifted.isdisjoint({(id(holder.target), key), (id(holder.place), key)})
-            or (id(holder.target) in own and self.is_lifted(holder.target, state, inside))
+            or self.is_lifted(holder.target, state, inside | {id(container)})
             for holder, key in places
         )
 
