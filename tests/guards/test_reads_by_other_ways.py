@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import string
+import sys
 import types
 
 import numpy as np
@@ -289,6 +290,46 @@ def object_in_an_array():
     held = types.SimpleNamespace(rate=2.0)
     array = np.array([held], dtype=object)
     return lambda x: x * array[0].rate, [lambda: setattr(held, "rate", 3.0)]
+
+
+@program
+def factory_of_a_dict():
+    table, rate = collections.defaultdict(lambda: rate), 2.0
+
+    def change():
+        nonlocal rate
+        rate = 3.0
+
+    return (
+        lambda x: x * (table.default_factory() if table.default_factory else 7),
+        [change, lambda: setattr(table, "default_factory", None)],
+    )
+
+
+@program
+def function_that_c_holds():
+    sign = 1
+    key = functools.cmp_to_key(lambda a, b: (a - b) * sign)
+
+    def change():
+        nonlocal sign
+        sign = -1
+
+    return lambda x: x * min([1.0, 2.0], key=key), [change]
+
+
+@program
+def module_imported_where_it_is_used():
+    one, other = (types.ModuleType("imported_by_tests_of_guards") for _ in range(2))
+    one.rate, other.rate = 2.0, 3.0
+    sys.modules[one.__name__] = one
+
+    def function(x):
+        import imported_by_tests_of_guards
+
+        return x * imported_by_tests_of_guards.rate
+
+    return function, [lambda: sys.modules.update({one.__name__: other})]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

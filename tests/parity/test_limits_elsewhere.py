@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import re
 import sys
 import types
@@ -289,20 +288,18 @@ def _(wrap):
     return wrap(lambda x: x + (1.0 if x in known else 0.0))(x)
 
 
-@silent("it calls `logging.disable(...)`")
+@silent("it sets an attribute of a library's module")
 def _(wrap):
+    error = ValueError(0)
+
     def function(x):
-        logging.disable(logging.DEBUG)
-        return x + 1
+        error.args = (error.args[0] + 1,)
+        return x * 2
 
     call = wrap(function)
-    try:
+    for _ in range(3):
         call(torch.ones(1))
-        logging.disable(logging.NOTSET)
-        call(torch.ones(1))
-        return logging.root.manager.disable
-    finally:
-        logging.disable(logging.NOTSET)
+    return torch.tensor(error.args[0])
 
 
 @silent("it calls a function with `functools.lru_cache`")

@@ -1,11 +1,17 @@
 """Each thing that a captured function does is an operator, a tracked read or write, or known to be pure; or it is eager."""
 
+import array
 import collections
+import contextlib
 import contextvars
+import ctypes
+import datetime as dt
 import decimal
 import gc
 import hashlib
 import io
+import logging
+import multiprocessing
 import os
 import pathlib
 import random
@@ -30,6 +36,7 @@ X = torch.ones(2)
 DIGEST = hashlib.sha256()
 LIMIT = sys.getrecursionlimit()
 LOCK = threading.Lock()
+CLASSES = dt.datetime, dt.date
 
 
 @pytest.fixture(params=[True, False], ids=["native", "python"], autouse=True)
@@ -60,6 +67,7 @@ FOREIGN = {
     "sys.getrefcount": lambda: sys.getrefcount(X),
     "_thread.start_new_thread": lambda: threading.Thread(target=int).start(),
     "posix.getpid": lambda: os.getpid(),
+    "datetime.now": lambda: CLASSES[0].now(),
     "lock.locked": lambda: LOCK.locked(),
     "HASH.update": lambda: DIGEST.update(b"1"),
 }
@@ -78,6 +86,18 @@ def test_a_function_of_c_that_is_not_in_the_table_makes_the_call_eager_by_name(n
     assert len(said) == 1
     assert f"{name}` at {__file__}:" in said[0]
     assert "eager_region" in said[0]
+
+
+def test_a_class_of_dates_may_be_reached():
+    def step(x):
+        import datetime as dt
+
+        return x * CLASSES[1](2024, 1, 5).day + dt.timedelta(days=1).days
+
+    results, said, compiled = called(step)
+    assert all(torch.equal(result, X * 6) for result in results)
+    assert not said
+    assert len(foregrad.explain_recompiles(compiled)) == 1
 
 
 def test_it_is_refused_where_no_call_is_to_run_eagerly():
@@ -147,6 +167,30 @@ class Written:
 
     def __init__(self):
         self.file = io.StringIO()
+        self.number, self.numbers, self.bytes = ctypes.c_int(0), array.array("i", [0]), bytearray(1)
+        self.view, self.shared = memoryview(bytearray(1)), multiprocessing.Value("i", 0)
+        self.logger, self.stack = logging.getLogger("tests.world.written"), contextlib.ExitStack()
+        self.logger.setLevel(1)
+
+    def number_of_c(self):
+        self.number.value += 1
+
+    def view_of_memory(self):
+        self.view[0] += 1
+
+    def level_of_a_logger(self):
+        self.logger.setLevel(self.logger.level + 1)
+
+    def stack_of_contexts(self):
+        self.stack.callback(int)
+
+    def growing_buffers(self):
+        self.bytes.append(1)
+        self.numbers.append(1)
+
+    def number_of_processes(self):
+        with self.shared.get_lock():
+            self.shared.value += 1
 
     def environment(self):
         os.environ["FOREGRAD_TEST"] = str(int(os.environ.get("FOREGRAD_TEST", "0")) + 1)
@@ -169,10 +213,12 @@ class Written:
     def now(self):
         filters = [one for one in warnings.filters if "number" in str(one)]
         seen = os.environ.get("FOREGRAD_TEST"), sys.path.count("/nowhere"), LEFT.get(), decimal.getcontext().prec
-        return *seen, self.file.getvalue(), len(filters)
+        numbers = self.number.value, [*self.numbers], bytes(self.bytes), bytes(self.view), self.shared.value
+        objects = self.logger.level, len(self.stack._exit_callbacks)
+        return *seen, self.file.getvalue(), len(filters), numbers, objects
 
 
-@pytest.mark.parametrize("what", ["environment", "path", "context", "decimals", "text", "filters"])
+@pytest.mark.parametrize("what", [name for name in vars(Written) if not name.startswith("_") and name != "now"])
 def test_what_is_written_is_written_once_in_each_call(what):
     """The capture that is given up has written nothing; the calls write as in eager."""
 

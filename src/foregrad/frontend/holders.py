@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import array
 import collections
+import ctypes
 import dataclasses
 import io
 import operator
@@ -17,6 +18,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from .._torch.asked import own_names
 from .._torch.tensors import is_mark, without_marks
 from ..graph.spelling import key_text
 from .classes import dict_of_class
@@ -47,6 +49,7 @@ __all__ = [
     "is_import",
     "kind_of",
     "left_in_cache",
+    "own_globals",
     "slots_of",
 ]
 
@@ -217,6 +220,15 @@ def is_import(value: Any) -> bool:
     return isinstance(value, (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type))
 
 
+def own_globals(namespace: dict[str, Any]) -> dict[str, Any]:
+    """The globals of a module without the functions that a capture puts there."""
+    return {name: value for name, value in own_names(namespace).items() if not _is_of_foregrad(value)}
+
+
+def _is_of_foregrad(value: Any) -> bool:
+    return isinstance(value, types.FunctionType) and str(value.__module__).partition(".")[0] == "foregrad"
+
+
 def _read_namespace(table: dict[str, Any]) -> dict[str, Any]:
     names = table.copy()
     names.pop("__warningregistry__", None)  # the interpreter's notes of warnings, C++'s too
@@ -324,7 +336,12 @@ def _put_back_class(cls: type, before: dict[str, Any]) -> None:
 
 
 def _put_back_buffer(buffer: Any, before: bytes) -> None:
-    memoryview(buffer).cast("B")[:] = before
+    if isinstance(buffer, array.array):
+        buffer[:] = array.array(buffer.typecode, before)
+    elif isinstance(buffer, (bytearray, memoryview)):
+        (buffer if isinstance(buffer, bytearray) else buffer.cast("B"))[:] = before
+    else:
+        ctypes.memmove(ctypes.addressof(buffer), before, len(before))
 
 
 def _read_numbers(values: Any) -> Any:

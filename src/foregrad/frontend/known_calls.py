@@ -13,6 +13,7 @@ comparing the holders. What a function of C does to another argument than its ow
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 import types
@@ -27,6 +28,7 @@ __all__ = [
     "OPAQUE",
     "PURE",
     "REFUSED",
+    "REFUSED_CODE",
     "TRUSTED",
     "WRITES",
     "is_standard",
@@ -160,10 +162,22 @@ are looked after by what stands in for them."""
 
 _LOCKED = "__enter__ acquire acquire_lock locked locked_lock"
 REFUSED_METHODS: Final[dict[str, str]] = {
+    "builtins.BaseException": "add_note",
+    "datetime.date": "today",
+    "datetime.datetime": "now utcnow",
     "functools._lru_cache_wrapper": "cache_clear",
+    "functools.partial": "__setstate__",
     "_thread.lock": _LOCKED,  # what other threads do meanwhile is no part of a graph; a lock that is held is let go
     "_thread.RLock": _LOCKED,
 }
+
+_OF_LOGGING: Final = (
+    *(logging.Logger.setLevel, logging.Logger.addHandler, logging.Logger.removeHandler, logging.Handler.setLevel),
+    *(logging.Handler.setFormatter, logging.Filterer.addFilter, logging.Filterer.removeFilter),
+    *(logging.basicConfig, logging.disable),
+)
+REFUSED_CODE: Final = frozenset(function.__code__ for function in _OF_LOGGING)
+"""Python of modules that are not looked at which writes to what nobody tracks."""
 
 DIVERTED: Final = (id, hash, warnings.warn)
 """A capture is told of these with their arguments, by the C++ part; without it they are refused."""
@@ -344,7 +358,8 @@ and of hashes, but for `update` of the last and
 
 Modules whose Python is known to call nothing of C that matters: {listed(TRUSTED_MODULES)}.
 
-Modules that are not looked at, with all that they call: {listed(OPAQUE_MODULES)}.
+Modules that are not looked at, with all that they call: {listed(OPAQUE_MODULES)}. Of their functions these are refused:
+{listed(f"logging.{function.__qualname__}" for function in _OF_LOGGING)}.
 """
 
 

@@ -29,6 +29,7 @@ from .._torch.guards import fills_uninitialized, uses_nnpack
 __all__ = [
     "ABSTRACT",
     "BAGS",
+    "OF_CTYPES",
     "Registered",
     "asked_of_library",
     "asked_of_module",
@@ -45,6 +46,7 @@ __all__ = [
     "referent",
 ]
 
+OF_CTYPES = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union)
 BAGS = (  # classes of libraries whose objects are nothing but their attributes
     types.SimpleNamespace,
     argparse.Namespace,
@@ -70,10 +72,12 @@ _OF_THREADS = {"_queue", "_thread", "asyncio", "concurrent", "multiprocessing", 
 _OF_TORCH = ("torch.optim", "torch.distributions", "torch.amp", "torch.cuda.amp", "torch.nn.attention")
 # What their objects hold follows from how they were made, or is nobody's option.
 _FIXED = set(
-    "_frozen_importlib _frozen_importlib_external abc ast builtins contextlib contextvars dataclasses datetime decimal "
-    "enum fractions functools importlib inspect logging multiprocessing operator pathlib re types typing uuid "
-    "warnings zipimport".split()
+    "_frozen_importlib _frozen_importlib_external abc ast builtins contextvars dataclasses datetime decimal "
+    "enum fractions functools importlib inspect logging operator pathlib re types typing uuid "
+    "warnings zipimport pytest _pytest pluggy hypothesis coverage IPython ipykernel".split()
 )
+
+_WITH_OPTIONS = _OUTSIDE - _FIXED - _OPERATORS
 
 
 def is_outside(module: Any) -> bool:
@@ -117,7 +121,7 @@ def keeps_options(cls: type) -> bool:
     if not isinstance(module, str):
         return False
     root = module.partition(".")[0]
-    return root in sys.stdlib_module_names and root not in _FIXED if root != "torch" else module.startswith(_OF_TORCH)
+    return root in _WITH_OPTIONS or module.startswith(_OF_TORCH)
 
 
 def is_constant(cls: type) -> bool:
@@ -198,11 +202,17 @@ def asked_of_library(value: Any) -> Callable[[Any], Any] | None:
     """How to ask an object without attributes for what it holds, as a plain value or one object; None for others."""
     if isinstance(value, weakref.ref):
         return referent
-    if isinstance(value, (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union)):
+    if isinstance(value, OF_CTYPES):
         return bytes
+    if isinstance(value, ctypes._Pointer):
+        return _pointed_to
     if isinstance(value, (io.StringIO, io.BytesIO)):
         return _written
     return None
+
+
+def _pointed_to(pointer: Any) -> Any:
+    return bytes(pointer.contents) if pointer else None
 
 
 def _written(file: Any) -> Any:

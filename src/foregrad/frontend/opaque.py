@@ -29,7 +29,6 @@ __all__ = [
     "DRAWN",
     "NAMES_OF",
     "asked_of",
-    "asks_for_date",
     "is_cached_function",
     "is_generator_of_numpy",
     "is_number_of_numpy",
@@ -213,8 +212,3 @@ DRAWN: dict[int, str] = {
 def is_of_dates(value: Any) -> bool:
     """Whether a value is `datetime.now` or the like."""
     return getattr(value, "__self__", None) in DATES[1:] and value.__name__ in _ASKED
-
-
-def asks_for_date(names: set[str], imports: frozenset[tuple[str, int]]) -> bool:
-    """Whether code with these names asks for the date by way of a module that it imports where it runs."""
-    return ("datetime", 0) in imports and not _ASKED.isdisjoint(names)

@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._torch.asked import own_names
 from .._torch.guards import GLOBAL_HOOKS
 from .._torch.hooks import gradient_hooks
 from .._torch.stand_ins import is_stand_in
@@ -56,15 +55,25 @@ from .holders import (
     SLOTS,
     Holder,
     Kind,
+    own_globals,
     slots_of,
 )
-from .libraries import BAGS, is_class_outside, is_constant, is_of_library, is_of_operators, is_outside, referent
+from .libraries import (
+    BAGS,
+    OF_CTYPES,
+    is_class_outside,
+    is_constant,
+    is_of_library,
+    is_of_operators,
+    is_outside,
+    referent,
+)
 from .module_tables import TABLES
-from .opaque import DRAWN, asks_for_date, is_cached_function, is_of_dates, is_random_generator, results_of, used_up
+from .opaque import DRAWN, is_cached_function, is_of_dates, is_random_generator, results_of, used_up
 from .reads import VIEWS, Reads, keys_in, table_of
 from .sources import Source
 
-__all__ = ["ProgramState", "forget_written", "own_globals"]
+__all__ = ["ProgramState", "forget_written"]
 
 _MOST_VISITS = 200_000
 _LARGE = 10_000  # items, from which on those of a container are not looked into
@@ -72,7 +81,7 @@ _MOST_BYTES = 1 << 20  # of a buffer that is copied
 _ATOMS = {int, float, str, bool, bytes, complex, type(None), type(...), range, slice, types.CodeType}
 _ATOMS |= {torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format}
 _ATOMS |= {type(NotImplemented), types.GetSetDescriptorType}
-_BUFFERS = (bytearray, array.array)
+_BUFFERS = (bytearray, array.array, memoryview, *OF_CTYPES)
 _OF_PARTIALS, _OF_DESCRIPTORS = ("func", "args", "keywords"), ("__func__", "fget", "fset", "func")
 _WITH_ATTRIBUTES = {dict, list, tuple, set, frozenset, collections.deque, functools.partial, _BUFFERS}
 _PLAIN = {dict, list, tuple, set, frozenset, collections.deque, collections.defaultdict, *_BUFFERS}
@@ -81,13 +90,12 @@ _OFTEN_EMPTY: dict[Any, Kind] = {dict: DICT, collections.OrderedDict: DICT, list
 
 
 class _Seen(NamedTuple):
-    """What a code object and the functions in it ask for: names, modules to import as (name, level), the date by way of
-    a module. `code` is kept so that no other code gets its id.
+    """What a code object and the functions in it ask for: names, modules to import as (name, level). `code` is kept so
+    that no other code gets its id.
     """
 
     names: frozenset[str]
     imports: frozenset[tuple[str, int]]
-    asks_for_date: bool
     code: types.CodeType
 
 
@@ -102,7 +110,7 @@ def _look_at_code(code: types.CodeType) -> _Seen:
         elif type(constant) is str and constant.isidentifier():
             names.add(constant)
     imports = imports_of(code)
-    seen = _seen_code[id(code)] = _Seen(frozenset(names), imports, asks_for_date(names, imports), code)
+    seen = _seen_code[id(code)] = _Seen(frozenset(names), imports, code)
     return seen
 
 
@@ -128,15 +136,6 @@ def _forget_contents(reads: Reads, value: Any, state: ProgramState) -> None:
         place = reads.places.pop(id(value), None)
         for expected in place.items.values() if place is not None else ():
             _forget_contents(reads, expected.before(), state)
-
-
-def own_globals(namespace: dict[str, Any]) -> dict[str, Any]:
-    """The globals of a module without the functions that a capture puts there."""
-    return {name: value for name, value in own_names(namespace).items() if not _is_of_foregrad(value)}
-
-
-def _is_of_foregrad(value: Any) -> bool:
-    return isinstance(value, types.FunctionType) and str(value.__module__).partition(".")[0] == "foregrad"
 
 
 def _of_the_process() -> Iterator[tuple[Any, str]]:
@@ -169,7 +168,6 @@ class ProgramState:
         self._with_attributes: list[tuple[torch.Tensor, Holder]] = []
         self.drawing: list[tuple[Holder | None, Any, Any]] = []  # where functions that draw are held, and which
         self.iterators: list[tuple[Any, Any]] = []  # and under which key, or as what argument, each was met first
-        self.asks_for_date = False
         self.caches: list[Holder] = []  # of functions under `functools.cache` and `lru_cache`
         self._slots: dict[type, bool] = {}
         of = functools.partial
@@ -427,7 +425,11 @@ class ProgramState:
             self._queue.append((holder.before, holder, step))
 
     def _buffer(self, value: Any, parent: Holder | None, step: Any) -> None:
-        if memoryview(value).nbytes <= _MOST_BYTES:
+        try:
+            view = memoryview(value)
+        except ValueError:  # it was released
+            return
+        if view.nbytes <= _MOST_BYTES and view.c_contiguous and not view.readonly:
             self._hold(BUFFER, value, parent, step, "")
 
     def _array(self, value: Any, parent: Holder | None, step: Any) -> None:
@@ -473,7 +475,7 @@ class ProgramState:
     def _object_of_library(self, value: Any, parent: Holder | None, step: Any) -> None:
         """An object that is taken for constant: tensors and modules that people hang onto it are read as anywhere."""
         table = table_of(value)
-        held = (torch.Tensor, torch.nn.Module)
+        held = (torch.Tensor, torch.nn.Module, *OF_CTYPES)
         if type(table) is dict and (items := {name: x for name, x in [*table.items()] if isinstance(x, held)}):
             self._pass(value, parent, step, items, value)
 
@@ -551,7 +553,7 @@ class ProgramState:
             self._seen[id(function.__dict__)] = function.__dict__
             self.empty.append((function.__dict__, None, function.__name__))
         code = function.__code__
-        self.asks_for_date |= self._code(code, table).asks_for_date
+        self._code(code, table)
         for defaults in (function.__defaults__, function.__kwdefaults__):
             if defaults:
                 self._queue.append((defaults, None, f"default of {function.__name__}"))

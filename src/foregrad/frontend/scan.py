@@ -161,6 +161,8 @@ class Scan:
             self._globals(namespace, others | options, others, named.handed_on)
         for module in imported_modules(named.imports, namespace):
             self._module_names(module, others)
+            if not is_outside(module.__name__) and sys.modules.get(module.__name__) is module:
+                self.reads.add(self.reads.place(sys.modules, "dict", "sys.modules", "item"), module.__name__, module)
         return named
 
     def _open(self, function: types.FunctionType) -> None:
@@ -330,6 +332,10 @@ class Scan:
                 if len(items) <= _MOST_ITEMS:
                     for _, item in items:
                         self.visit(item, f"{name}[...]", depth)
+                if isinstance(value, collections.defaultdict):
+                    factory = functools.partial(_factory_of, value)
+                    self.reads.ask(factory, f"{name}.default_factory", factory)
+                    self.visit(value.default_factory, f"{name}.default_factory", depth)
                 is_users = not is_of_library(type(value))
                 if table_of(value) or (is_users and not isinstance(value, tuple)):
                     self._object(value, name, depth)
@@ -367,6 +373,10 @@ class Scan:
                 if is_array(value) and value.dtype.hasobject and value.size <= _MOST_ITEMS:
                     for item in value.ravel().tolist():
                         self.visit(item, f"{name}[...]", depth)
+                elif table_of(value) is None:  # what C calls, a key of `functools.cmp_to_key`
+                    for held in gc.get_referents(value):
+                        if isinstance(held, _CODE):
+                            self.function(held, name)
             if hasattr(value, "__wrapped__"):
                 self.function(value, name)
 
@@ -545,6 +555,13 @@ def _kept_by_c(cls: type) -> list[str]:
 
 # Special methods without which the interpreter does something else.
 _UNNAMED = frozenset({"__getattr__", "__getattribute__", "__bool__", "__len__", "__eq__", "__setattr__", "__iter__"})
+
+
+def _factory_of(table: Any, _: Any) -> Any:
+    return table.default_factory
+
+
+_CODE = (types.FunctionType, types.MethodType)
 _OF_BUILTINS = (types.BuiltinFunctionType, types.FunctionType, type, type(ABSENT))
 
 

@@ -29,6 +29,7 @@ from ...frontend.known_calls import (
     OPAQUE,
     PURE,
     REFUSED,
+    REFUSED_CODE,
     TRUSTED,
     WRITES,
     is_standard,
@@ -126,6 +127,11 @@ class Observed:
             return TRUSTED
         if any(getattr(callback, "__code__", None) is code for callback in gc.callbacks):
             return OPAQUE
+        if code in REFUSED_CODE and not _is_for_pytorch(frame.f_back):
+            self._refuse(
+                f"`{self.name}` calls `{_name(frame)}` at {_line(frame.f_back)}, which a compiled call would not "
+                "repeat. Call it outside the compiled function."
+            )
         found = trust_in(frame.f_globals.get("__name__"), code.co_filename, code.co_name)
         if found == LOOKED_AT and not _is_for_pytorch(frame):
             self.ran[code] = frame.f_globals

@@ -13,10 +13,21 @@ from ..._torch.symbols import is_symbolic
 from ...errors import EscapedTensorError, UnsupportedSideEffectError
 from ...frontend.call import FlatCall
 from ...frontend.expected import ABSENT
-from ...frontend.holders import CACHE, CELL, CLASS, DICT, NAMESPACE, Holder, kind_of, left_in_cache
+from ...frontend.holders import (
+    CACHE,
+    CELL,
+    CLASS,
+    DICT,
+    NAMESPACE,
+    PASSAGE,
+    Holder,
+    kind_of,
+    left_in_cache,
+    own_globals,
+)
 from ...frontend.lifted import StatePlace, lifted_places, stand_in_at
-from ...frontend.opaque import is_generator_of_numpy, results_of
-from ...frontend.program_state import ProgramState, forget_written, own_globals
+from ...frontend.opaque import DATES, is_generator_of_numpy, results_of
+from ...frontend.program_state import ProgramState, forget_written
 from ...frontend.reads import Reads, table_of
 from ...frontend.tree import LEAF, Tree, Unwrap, flatten
 from ...graph.eager_regions import open_journal
@@ -80,14 +91,13 @@ class PythonState:
         self.journals.install()
         for holder, key, value in self.before.drawing:
             key = "cell_contents" if holder is not None and holder.kind is CELL else key
-            if holder is None or dict(holder.items()).get(key) is not value:
-                if not is_generator_of_numpy(value):  # of these it shows that they were drawn from
+            if holder is None or holder.kind is PASSAGE or dict(holder.items()).get(key) is not value:
+                # Of the former it shows that they were drawn from, of a date each call is told.
+                if not is_generator_of_numpy(value) and not any(value is date for date in DATES):
                     self._refuse_drawing(value.__name__)
                 continue
             stand_in: Any = stand_in_for(value)
             self._stand_in(holder, key, value, staticmethod(stand_in) if holder.kind is CLASS else stand_in)
-        if self.before.asks_for_date:
-            self._refuse_drawing("datetime")
         for iterator, step in self.before.iterators:
             places = [] if self._is_argument(iterator) else self.before.references_to(iterator)
             if not places:
@@ -114,7 +124,7 @@ class PythonState:
     def _refuse_drawing(self, what: str) -> None:
         raise UnsupportedSideEffectError(
             f"`{self.name}` can reach {what}, which gives something else each time, where calls of it can't be seen (a "
-            "default, a tuple, a partial application, an import inside a function). Call it before the call, or by the "
+            "default, a tuple, a partial application). Call it before the call, or by the "
             "name of its module."
         )
 
