@@ -650,6 +650,27 @@ def test_what_a_region_writes_to_its_arguments_is_not_lost(make):
     assert all(map(torch.equal, *results))
 
 
+@dataclasses.dataclass(frozen=True)
+class Options:
+    factor: torch.Tensor
+    times: int = 2
+
+
+def test_a_frozen_dataclass_that_is_kept_can_not_be_written_to():
+    kept = []
+
+    @region
+    def scaled(x, options):
+        kept.append(options)
+        return x * options.factor * options.times
+
+    called = _compiled(lambda x: scaled(x.sin(), Options(x.cos())).cos())
+    for _ in range(2):
+        x = torch.randn(3, requires_grad=True)
+        assert torch.equal(called(x), (x.sin() * x.cos() * 2).cos())
+    assert len(kept) >= 2
+
+
 def test_a_list_that_a_region_begins_to_write_to():
     switch = [False]
     note = region(lambda seen: seen.append(1) if switch[0] else None)

@@ -427,11 +427,17 @@ class Arguments:
 
         def build(tensors: Iterator[torch.Tensor], made: list[Any]) -> Any:
             container = tree.unflatten([part(tensors, made) for part in parts])
-            if tree.kind in _WRITABLE:
+            if kind in _WRITABLE and not _is_frozen(cls):
                 made.append(container)
             return container
 
         return build
+
+
+def _is_frozen(cls: type | None) -> bool:
+    """Whether it is a dataclass that refuses to be written to: a copy of one is as good as the object."""
+    parameters = getattr(cls, "__dataclass_params__", None)
+    return parameters is not None and parameters.frozen
 
 
 @runs_user_code
