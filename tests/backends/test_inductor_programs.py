@@ -14,6 +14,8 @@ from torch.utils import _pytree as pytree
 import foregrad
 from foregrad._torch import inductor as door
 from foregrad.backends.segments import compile_around
+from foregrad.graph.meta import TensorSpec
+from foregrad.graph.role import LAID_OUT
 
 pytestmark = [
     pytest.mark.skipif(not door.cpp_compiler_found(), reason="Inductor needs a C++ compiler"),
@@ -179,6 +181,30 @@ def test_segments_are_few_and_in_order():
     assert torch.equal(out[1], x.sin())
     assert out[2] == x.sin().sum().item()
     assert out[3] is z
+
+
+def test_a_segment_is_given_a_residual_with_the_strides_that_it_was_compiled_for():
+    aten, graph = torch.ops.aten, fx.Graph()
+    chosen = torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    saved = graph.placeholder("saved")
+    saved.meta[LAID_OUT] = TensorSpec.of(chosen.contiguous())
+    sine = graph.call_function(aten.sin.default, (saved,))
+    foreign = graph.call_function(aten.cos.default, (sine,))
+    graph.output([foreign])
+    for node in (saved, sine, foreign):
+        node.meta["val"] = chosen
+    strides = []
+
+    def compile_segment(gm, inputs, _):
+        def run(*tensors):
+            strides.extend((value.stride(), tensor.stride()) for value, tensor in zip(inputs, tensors, strict=True))
+            return gm(*tensors)
+
+        return foregrad.make_boxed_func(run)
+
+    run = compile_around(fx.GraphModule({}, graph), {foreign}, compile_segment)
+    assert torch.equal(run([chosen.clone()])[0], chosen.sin().cos())
+    assert strides == [(chosen.stride(), chosen.stride())]
 
 
 @pytest.mark.parametrize("size", ["read", "of a mask"])

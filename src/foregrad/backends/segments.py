@@ -17,6 +17,7 @@ from torch import fx
 from .._torch.modules import make_graph_module
 from .._torch.symbols import same_numbers
 from ..graph.meta import TensorSpec, spec_of
+from ..graph.role import LAID_OUT
 from ..passes.aliasing import makes_memory, memory_of, tensors_in
 from ..passes.regions import called_region, is_random, is_random_region, piece
 from ..passes.repeats import is_view
@@ -47,6 +48,7 @@ def compile_around(
     for node in gm.graph.nodes:
         if node.op == "placeholder":
             copies[node] = graph.node_copy(node, copies.__getitem__)
+            copies[node].meta.pop(LAID_OUT, None)  # segments are compiled for the strides that it comes with
     for segment in segments:
         if segment.results:
             module = piece(gm, segment.inputs, segment.nodes, tuple(segment.results), "Segment")
