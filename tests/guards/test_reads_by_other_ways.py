@@ -271,6 +271,19 @@ def built_in_of_the_programs():
 
 
 @program
+def built_in_that_appears():
+    vars(builtins).pop("other_rate_of_tests", None)
+
+    def function(x):
+        try:
+            return x * other_rate_of_tests
+        except NameError:
+            return x
+
+    return function, [lambda: setattr(builtins, "other_rate_of_tests", 3.0)]
+
+
+@program
 def value_of_an_enum():
     class Kind(enum.Enum):
         ONE = [2.0]

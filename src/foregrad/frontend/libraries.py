@@ -184,7 +184,8 @@ class Registered:
             seen, waiting = {cls}, [cls]
             while waiting:
                 at = waiting.pop()
-                registered = [ref() for ref in _registry_of(at)] if isinstance(at, abc.ABCMeta) else []
+                refs = _registry_of(at) if isinstance(at, abc.ABCMeta) else ()
+                registered = [other for ref in refs if (other := ref()) is not None]
                 found.update((id(at), id(other)) for other in registered)
                 new = {*registered, *type.__subclasses__(at)} - seen
                 seen |= new
@@ -193,8 +194,8 @@ class Registered:
         return self._found
 
 
-def _registry_of(cls: Any) -> set[Any]:
-    registered: set[Any] = abc._get_dump(cls)[0]  # type: ignore[attr-defined]
+def _registry_of(cls: Any) -> set[weakref.ref[Any]]:
+    registered: set[weakref.ref[Any]] = abc._get_dump(cls)[0]  # type: ignore[attr-defined]
     return registered
 
 

@@ -205,7 +205,9 @@ class Scan:
             if name not in namespace:
                 place.lacks(name)  # a built-in function may be hidden later, and a `NameError` be caught
                 value = vars(builtins).get(name, ABSENT)
-                if not isinstance(value, _OF_BUILTINS):  # what the program has put there; a capture replaces `print`
+                if value is ABSENT:
+                    self.reads.place(vars(builtins), "dict", "builtins", "attr").lacks(name)
+                elif not isinstance(value, _OF_BUILTINS):  # what the program has put there; a capture replaces `print`
                     self.reads.add(self.reads.place(vars(builtins), "dict", "builtins", "attr"), name, value)
                     self.visit(value, name)
                 continue
@@ -562,7 +564,7 @@ def _factory_of(table: Any, _: Any) -> Any:
 
 
 _CODE = (types.FunctionType, types.MethodType)
-_OF_BUILTINS = (types.BuiltinFunctionType, types.FunctionType, type, type(ABSENT))
+_OF_BUILTINS = (types.BuiltinFunctionType, types.FunctionType, type)
 
 
 def _is_option(value: Any) -> bool:
