@@ -627,6 +627,18 @@ def list_that_is_kept(log):
     return function
 
 
+def list_that_is_returned(log):
+    same = region(lambda seen: {"seen": seen})
+
+    def function(x):
+        seen = [x]
+        same(seen)["seen"].append(x)
+        log.append(len(seen))
+        return x * len(seen)
+
+    return function
+
+
 @dataclasses.dataclass
 class Made:
     values: torch.Tensor
@@ -635,7 +647,7 @@ class Made:
 
 @pytest.mark.parametrize(
     "make",
-    [list_of_the_call, dataclass_of_the_call, list_from_before, list_that_is_kept],
+    [list_of_the_call, dataclass_of_the_call, list_from_before, list_that_is_kept, list_that_is_returned],
     ids=lambda make: make.__name__,
 )
 def test_what_a_region_writes_to_its_arguments_is_not_lost(make):

@@ -76,10 +76,10 @@ class Region(PythonCall):
     """One captured call of a user's function. Fields with defaults are set by its first run.
 
     `call(function, tensors)` gives the tensors in its result, the rest of it, and what it does with a container that
-    was made for this call ("changes" or "keeps"). The inputs are its tensor arguments, then the leaves that it reached
-    by itself (`leaves`). `differentiable` and `is_leaf` describe the arguments, `written` are the positions of those
-    that it writes to. `decided`: the values that the program branched on before. `layouts`, `requires_grad` and `rest`
-    describe the results; `reached` has for each result the inputs that its gradient reaches.
+    was made for this call ("changes" or "keeps or returns"). The inputs are its tensor arguments, then the leaves that
+    it reached by itself (`leaves`). `differentiable` and `is_leaf` describe the arguments, `written` are the positions
+    of those that it writes to. `decided`: the values that the program branched on before. `layouts`, `requires_grad`
+    and `rest` describe the results; `reached` has for each result the inputs that its gradient reaches.
     """
 
     function: Callable[..., Any]

@@ -396,11 +396,12 @@ class Arguments:
         made: list[Any] = []
         given = self._build(iter(tensors), made)
         before = list(map(_opened, made))
-        values, rest = take_apart(_called(function, *given), tensors)
+        result = _called(function, *given)  # which refers to what it has in it
+        values, rest = take_apart(result, tensors)
         if not all(map(is_as_opened, made, before)):
             return values, rest, "changes"
         del given, before
-        return values, rest, "keeps" if _is_kept(made) else ""
+        return values, rest, "keeps or returns" if _is_kept(made) else ""
 
     def _opened(self, value: Any) -> _Part:
         if is_wrapper(value):
