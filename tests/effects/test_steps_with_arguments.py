@@ -1,7 +1,9 @@
 """A training step that is given its model, optimizer, scheduler and scaler, as many are written."""
 
 import dataclasses
+import gc
 import types
+import weakref
 from typing import Any
 
 import pytest
@@ -98,6 +100,24 @@ def test_each_model_with_its_optimizer():
         call(pairs[0][0], pairs[1][1], torch.randn(4, 8))
         found.append([seen(*(model for model, _ in pairs)), [optimizer.state_dict() for _, optimizer in pairs]])
     assert is_same(*found)
+    assert 0 < len(foregrad.explain_recompiles(call)) <= 3
+
+
+def test_the_compiled_step_keeps_no_argument_alive():
+    def step(model, optimizer, scaler, x):
+        scaler.scale(model(x).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    call = compiled(step)
+    model, optimizer, _, scaler = parts = _parts(OPTIMIZERS["AdamW"])
+    for _ in range(4):
+        call(model, optimizer, scaler, torch.randn(4, 8))
+    given = [weakref.ref(part) for part in (model, optimizer, scaler)]
+    del model, optimizer, scaler, parts, _
+    gc.collect()
+    assert [part() for part in given] == [None] * 3
     assert 0 < len(foregrad.explain_recompiles(call)) <= 3
 
 

@@ -15,6 +15,7 @@ import torch
 from .._torch.contexts import is_opaque_value
 from ..frontend.expected import ABSENT, Expected, same_value
 from ..frontend.opaque import is_number_of_numpy
+from ..frontend.tree import KEPT_WHOLE
 from ..graph.spelling import literal
 
 __all__ = ["answers", "has_context", "has_keys", "is_constant", "order_of_keywords_matters", "same_keys"]
@@ -42,7 +43,7 @@ def is_constant(name: str, value: Any, bind: Bind) -> str:
         return f"{bind('holds', Expected(value).holds)}({name})"
     if isinstance(value, types.MethodType):  # made anew each time it is asked for
         return f"{name} == {bind('method', weakref.WeakMethod(value))}()"
-    if isinstance(value, torch.nn.Module):  # the guard does not keep it
+    if isinstance(value, KEPT_WHOLE):
         return f"{name} is {bind('constant', weakref.ref(value))}()"
     constant = bind("constant", value)
     if isinstance(value, _BY_VALUE) or is_opaque_value(value):

@@ -23,7 +23,7 @@ from ..frontend.call import FlatCall
 from ..frontend.expected import Expected
 from ..frontend.reads import Reads
 from ..frontend.sources import FoundWrappers, Source
-from ..frontend.tree import Tree
+from ..frontend.tree import KEPT_WHOLE, Tree
 from ..graph.joint import JointGraph
 from ..graph.signature import BaseOf, GradientOf, InputInfo, MemoryOf, PartOf
 from ..graph.source import Names, unpacked
@@ -246,7 +246,7 @@ class CallGuards(GuardMaker):
     def _read(self, name: str, source: Source, roots: dict[int, str]) -> None:
         start = source.root
         root = roots.get(id(start))
-        if root is None and isinstance(start, torch.nn.Module):
+        if root is None and isinstance(start, KEPT_WHOLE):
             root = roots[id(start)] = self.bind("root", weakref.ref(start)) + "()"
         elif root is None:
             root = roots[id(start)] = self.bind("root", start)
@@ -309,7 +309,7 @@ class CallGuards(GuardMaker):
         """Add the watch over values that were read besides the arguments, and bind parameters and buffers. Returns the
         watch's variable.
         """
-        roots = [leaf for leaf in self.call.leaves if isinstance(leaf, torch.nn.Module)]
+        roots = [leaf for leaf in self.call.leaves if isinstance(leaf, KEPT_WHOLE)]
         modules = self.captured.modules
         self.watch = watch = Watch(self.reads, modules, list(static.values()), roots, native=self.native)
         name, handles = self.bind("watch", watch), self.bind("handles", RemovableHandle)

@@ -10,11 +10,10 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
 from ..graph.slots import Slot
 from ..graph.spelling import attribute, item
 from ..subclasses.spec import WrapperSpec
+from .tree import KEPT_WHOLE
 
 __all__ = ["FoundWrappers", "ReachedWrapper", "Source"]
 
@@ -22,7 +21,7 @@ __all__ = ["FoundWrappers", "ReachedWrapper", "Source"]
 class Source:
     """How to reach an object: from `root`, by `steps` of ("attr", name) or ("item", key).
 
-    A root that is a module is not kept alive.
+    A root of `KEPT_WHOLE` is not kept alive.
     """
 
     __slots__ = ("_root", "slot", "steps")
@@ -30,11 +29,11 @@ class Source:
     def __init__(self, slot: Slot, root: Any, steps: tuple[tuple[str, Any], ...]) -> None:
         self.slot = slot
         self.steps = steps
-        self._root = weakref.ref(root) if isinstance(root, torch.nn.Module) else root
+        self._root = weakref.ref(root) if isinstance(root, KEPT_WHOLE) else root
 
     @property
     def root(self) -> Any:
-        """Where to start; None when the module is no more."""
+        """Where to start; None when that is no more."""
         return self._root() if isinstance(self._root, weakref.ref) else self._root
 
     def __repr__(self) -> str:

@@ -32,6 +32,7 @@ from .objects import fill, is_plain_class, look_into, make_empty
 from .opaque import is_number_of_numpy
 
 __all__ = [
+    "KEPT_WHOLE",
     "LEAF",
     "STEPPERS",
     "Opened",
@@ -54,6 +55,8 @@ Wrap = Callable[[Any, "list[torch.Tensor]"], Any]
 _SCALARS = (int, float, str, bool, complex, bytes, type(None))
 # They keep a state from call to call, and refer to one another: like modules, they are the same ones in each call.
 STEPPERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+KEPT_WHOLE = (torch.nn.Module, *STEPPERS)
+"""Arguments that are told apart by which object they are. Guards don't keep them alive."""
 _CONSTANTS = (
     torch.dtype,
     torch.device,
