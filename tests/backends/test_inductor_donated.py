@@ -272,7 +272,7 @@ def part_of(build):
         for node in graph.nodes:
             if node.op != "output":
                 node.meta["val"] = torch.empty(4, 4)
-    positions = segments.given(fx.GraphModule({}, graph), operands, set(part), (0,))
+    positions = segments.overwritable(fx.GraphModule({}, graph), operands, set(part), (0,))
     return {operands[i].name for i in positions}
 
 

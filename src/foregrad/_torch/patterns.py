@@ -18,12 +18,12 @@ from typing import Any
 
 from torch import fx
 
-from ..locks import InPlace
+from ..locks import InPlace, Replacements
 
 __all__ = ["possible_patterns"]
 
 _active = threading.local()
-_originals: list[Any] = []
+_replaced = Replacements()
 
 
 @contextlib.contextmanager
@@ -40,31 +40,26 @@ def possible_patterns() -> Iterator[None]:
 def _install() -> None:
     from torch._inductor.pattern_matcher import PatternMatcherPass
 
-    _originals[:] = [PatternMatcherPass.apply]
-    PatternMatcherPass.apply = _apply  # type: ignore[method-assign]
+    original = PatternMatcherPass.apply
+
+    def apply(self: Any, gm: Any) -> int:
+        return original(_narrowed(self, gm) if getattr(_active, "on", False) else self, gm)
+
+    _replaced.bind(PatternMatcherPass, "apply", apply)
 
 
-def _remove() -> None:
-    from torch._inductor.pattern_matcher import PatternMatcherPass
-
-    PatternMatcherPass.apply = _originals[0]  # type: ignore[method-assign]
+_patches = InPlace(_install, _replaced.restore)
 
 
-_patches = InPlace(_install, _remove)
-
-
-def _apply(self: Any, gm: Any) -> int:
-    """Replacement for `PatternMatcherPass.apply`."""
-    if getattr(_active, "on", False):
-        graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
-        present = {node.target for node in graph.nodes if node.op == "call_function"}
-        patterns = collections.defaultdict(list)
-        for key, entries in self.patterns.items():
-            patterns[key] = [entry for entry in entries if _is_possible(entry.pattern, present)]
-        self = copy.copy(self)  # other threads use the pass
-        self.patterns = patterns
-    count: int = _originals[0](self, gm)
-    return count
+def _narrowed(matcher: Any, gm: Any) -> Any:
+    """A pass with the patterns whose operators are in the graph. Other threads use the pass itself."""
+    graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
+    present = {node.target for node in graph.nodes if node.op == "call_function"}
+    narrowed = copy.copy(matcher)
+    narrowed.patterns = collections.defaultdict(list)
+    for key, entries in matcher.patterns.items():
+        narrowed.patterns[key] = [entry for entry in entries if _is_possible(entry.pattern, present)]
+    return narrowed
 
 
 def _is_possible(pattern: Any, present: set[Any]) -> bool:
@@ -73,7 +68,7 @@ def _is_possible(pattern: Any, present: set[Any]) -> bool:
 
 @functools.cache
 def _needed(pattern: Any) -> frozenset[frozenset[Any]]:
-    """Of each set the pattern needs one function. Parts that may be missing, or may repeat, are left out."""
+    """Sets of functions: a pattern needs one of each in the graph. Optional and repeated parts are left out."""
     return frozenset(_functions_in(pattern))
 
 

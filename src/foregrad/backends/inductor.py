@@ -51,7 +51,7 @@ from .convolutions import with_weights_laid_out
 from .eager import eager_compiler
 from .in_place import tell_of_writes
 from .results import promised
-from .segments import OtherStridesError, checked_once, compile_around, given
+from .segments import OtherStridesError, checked_once, compile_around, overwritable
 
 __all__ = ["BUDGET_SETTINGS", "InductorCompiler", "why_not"]
 
@@ -318,8 +318,9 @@ def _compile_regions(gm: fx.GraphModule, role: GraphRole) -> Boxed:
     hidden -= {result for i, result in enumerate(results) if i in seen}
     runs: dict[fx.GraphModule, Boxed] = {}
     for region in dict.fromkeys(calls.values()):
-        each = [set(given(gm, node.args, {node}, role.donated)) for node, called in calls.items() if called is region]
-        taken = [user for node, called in calls.items() if called is region for user in node.users]
+        mine = [node for node, called in calls.items() if called is region]
+        each = [set(overwritable(gm, node.args, {node}, role.donated)) for node in mine]
+        taken = [user for node in mine for user in node.users]
         visible = {user.args[1] for user in taken if user not in hidden}
         promises = promised(region, [str(node) for node in results_of(region)], sorted(visible), None)
         run: Any

@@ -25,7 +25,7 @@ from .boxed import as_boxed
 from .eager import eager_compiler
 from .results import Contract, Result, promised
 
-__all__ = ["OtherStridesError", "checked_once", "compile_around", "given"]
+__all__ = ["OtherStridesError", "checked_once", "compile_around", "overwritable"]
 
 Boxed = Callable[[list[Any]], Any]
 
@@ -54,7 +54,7 @@ def compile_around(
             module = piece(gm, segment.inputs, segment.nodes, tuple(segment.results), "Segment")
             results = promised(module, [str(node) for node in segment.results], range(len(segment.results)), None)
             values = [node.meta["val"] for node in segment.inputs]
-            run = compile_segment(module, values, given(gm, segment.inputs, segment.nodes, donated))
+            run = compile_segment(module, values, overwritable(gm, segment.inputs, segment.nodes, donated))
             call = graph.call_function(
                 checked_once(run, module, results), tuple(copies[node] for node in segment.inputs)
             )
@@ -79,7 +79,9 @@ def compile_around(
     return eager_compiler(make_graph_module(gm, graph, "Segments"))
 
 
-def given(gm: fx.GraphModule, operands: Sequence[Any], part: Collection[fx.Node], donated: Sequence[int]) -> list[int]:
+def overwritable(
+    gm: fx.GraphModule, operands: Sequence[Any], part: Collection[fx.Node], donated: Sequence[int]
+) -> list[int]:
     """The positions of the operands that a part of a backward may overwrite: only the part reads the value, and nothing
     else has its memory. `donated` are the positions of such inputs of the graph; without any, nothing is overwritten.
     """
