@@ -305,7 +305,7 @@ def _is_view(result: Any, operand: torch.Tensor) -> bool:
 
 
 def _can_be_taken(result: Any, base: torch.Tensor) -> bool:
-    """Whether a view is told by its sizes, strides and offset."""
+    """Whether a view has nothing but sizes, strides and offset of its own: no other dtype, no bit for conjugates."""
     is_plain = isinstance(result, torch.Tensor) and not (result.is_conj() or result.is_neg())
     return is_plain and result.dtype is base.dtype
 

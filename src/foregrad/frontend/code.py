@@ -52,8 +52,8 @@ class CodeNames:
 
 @dataclasses.dataclass(slots=True)
 class NamesMet:
-    """The names in all code that was met by some time: all, and those that may be missing; and how many objects were
-    looked at under these names.
+    """The names in the code that was met so far, those that may be missing, and the number of objects that were looked
+    at under these names.
     """
 
     names: frozenset[str] = frozenset()

@@ -172,7 +172,7 @@ ABSTRACT = ("collections", "collections.abc", "numbers", "typing")
 
 
 class Registered:
-    """How to ask an abstract class which others were registered with it, or with what counts as derived from it."""
+    """Asks an abstract class which classes are registered with it, or with classes derived from it; gives a hash."""
 
     def __init__(self) -> None:
         self._token: Any = None

@@ -31,7 +31,7 @@ __all__ = ["VIEWS", "ReadSite", "Reads", "items_in", "keys_in", "same_keys"]
 _MOST_ITEMS = 10_000
 _CONTAINERS = (dict, list, set, collections.deque)
 VIEWS: tuple[Any, ...] = (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
-"""What shows a dict that it refers to."""
+"""Views of a dict. They refer to it."""
 
 
 def table_of(value: Any) -> Any:

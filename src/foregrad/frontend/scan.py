@@ -549,7 +549,7 @@ class Scan:
 
 
 def _kept_by_c(cls: type) -> list[str]:
-    """The attributes of exceptions of a class that are in no dict, but for where they were raised."""
+    """The attributes of a class of exceptions that C keeps, the traceback apart."""
     kinds = types.MemberDescriptorType, types.GetSetDescriptorType
     found = {name for base in cls.__mro__ for name, item in vars(base).items() if isinstance(item, kinds)}
     return in_order(frozenset(found - {"__dict__", "__weakref__", "__traceback__"}))

@@ -45,6 +45,7 @@ def outlined(
     `regions`: with "auto" a region has at least seven copies, with True two, with False there are only calls of what
     `foregrad.region` marked. Marked calls that are equal become regions in any case. `several`: the least number of
     operators that compute in an unmarked copy, by default 16. Nodes in `keep_out` stay in the graph.
+    `to_read`: for a text, in which regions may return views.
 
     Examples:
         >>> import torch, foregrad

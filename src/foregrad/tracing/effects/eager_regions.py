@@ -390,8 +390,8 @@ class Arguments:
         self._build = self._opened((args, kwargs))
 
     def call(self, function: Callable[..., Any], tensors: list[torch.Tensor]) -> tuple[list[torch.Tensor], Any, str]:
-        """The tensors in what a function gives for the arguments with these tensors, the rest of it, and what it does
-        with a container that was made for it, which is not that of the program.
+        """Call a function with these tensors in the arguments. Gives the tensors in its result, the rest of the result,
+        and what the function does with a container that was made for it and is not the program's.
         """
         made: list[Any] = []
         given = self._build(iter(tensors), made)
@@ -452,7 +452,7 @@ def _opened(container: Any) -> Any:
 
 
 def _is_kept(made: list[Any]) -> bool:
-    """Whether something else holds one of the containers in a list, where the outer ones are behind the inner ones."""
+    """Whether anything else refers to one of these containers. Outer ones are behind those that they hold."""
     while made:
         if sys.getrefcount(made[-1]) > _REFERENCES:
             return True

@@ -75,7 +75,7 @@ class Given:
         return {cls: frozenset(values) for cls, values in found.items()}
 
     def is_own(self, container: Any, state: ProgramState) -> bool:
-        """Whether what a container holds is another thing in each call, and guarded as an argument alone."""
+        """Whether the items of a container are others in each call: only the guards of arguments ask for them."""
         return is_array(container) or self.is_lifted(container, state)
 
     def is_lifted(self, container: Any, state: ProgramState, inside: frozenset[int] = frozenset()) -> bool:
