@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import re
 import sys
@@ -334,6 +335,15 @@ def _(wrap):
     factor = 2.0
     part.__code__ = (lambda x: x * factor * 2.0).__code__
     return call(torch.ones(1))
+
+
+@silent("a built-in function or class is replaced for all modules")
+def _(wrap):
+    call = wrap(lambda x: x * abs(-2.0))
+    call(torch.ones(1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(builtins, "abs", lambda value: value)
+        return call(torch.ones(1))
 
 
 @silent("a class gets other bases")
