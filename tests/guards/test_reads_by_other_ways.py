@@ -295,7 +295,10 @@ def value_of_an_enum():
 def name_that_a_module_makes_up():
     options = types.ModuleType("made_up_options")
     options.__getattr__ = lambda name: 2.0
-    return lambda x: x * options.rate, [lambda: setattr(options, "rate", 3.0)]
+    return lambda x: x * options.rate, [
+        lambda: setattr(options, "__getattr__", lambda name: 4.0),
+        lambda: setattr(options, "rate", 3.0),
+    ]
 
 
 @program

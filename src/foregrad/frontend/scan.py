@@ -258,6 +258,7 @@ class Scan:
         place = self.reads.place(vars(module), "dict", module.__name__, "attr")
         if "__getattr__" in vars(module):
             place.lacks(*(names - vars(module).keys()))
+            names |= {"__getattr__"}
         for name in in_order(names & vars(module).keys()):
             value = vars(module)[name]
             is_new = self.reads.add(place, name, value)
