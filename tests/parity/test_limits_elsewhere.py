@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import ctypes
 import functools
 import re
 import sys
@@ -334,6 +335,33 @@ def _(wrap):
     call(torch.ones(1))
     factor = 2.0
     part.__code__ = (lambda x: x * factor * 2.0).__code__
+    return call(torch.ones(1))
+
+
+@silent("a class gets a special method that it lacked")
+def _(wrap):
+    class Box:
+        pass
+
+    def function(x):
+        try:
+            return x * float(box)
+        except TypeError:
+            return x
+
+    box, call = Box(), wrap(function)
+    call(torch.ones(1))
+    Box.__float__ = lambda self: 7.0
+    return call(torch.ones(1))
+
+
+@silent("it reads other items than the first behind a pointer of `ctypes`")
+def _(wrap):
+    array = (ctypes.c_double * 2)(2.0, 3.0)
+    pointer = ctypes.cast(array, ctypes.POINTER(ctypes.c_double))
+    call = wrap(lambda x: x * pointer[1])
+    call(torch.ones(1))
+    array[1] = 7.0
     return call(torch.ones(1))
 
 
