@@ -445,6 +445,14 @@ _replaced = Replacements()
 
 
 def _install() -> None:
+    try:
+        _bind_all()
+    except BaseException:  # a `RecursionError` of a call that is deep in the stack, for one
+        _remove()
+        raise
+
+
+def _bind_all() -> None:
     bind = _replaced.bind
     dynamo_off.note_tables()
     bind(torch.nn.Module, "__call__", _call)
