@@ -12,7 +12,8 @@ from torch import fx, nn
 
 from .api import compile_function, compile_module
 from .config import config
-from .dispatch.guard_list import size_reads
+from .dispatch.dispatcher import Dispatcher
+from .dispatch.guard_list import offset_dependent, size_reads
 from .dispatch.module import Recipe, behind
 from .dispatch.pipeline import Pipeline, Product
 from .errors import UnsupportedError, UnsupportedSideEffectError
@@ -195,7 +196,8 @@ def aot_module_simplified(
     """Compile `mod` at once for example arguments (real or fake), without guards: for front ends with their own guards.
 
     `mod` takes tensors and numbers without nesting and must return a tuple or list of tensors. Parameters and
-    buffers are read from the module on each call.
+    buffers are read from the module on each call. A tensor that begins elsewhere in its memory gets a graph
+    of its own where the graph depends on that.
 
     Examples:
         >>> import torch, foregrad
@@ -240,8 +242,14 @@ def returning_sequence(mod: Callable[..., Any], entry_point: str) -> Callable[..
     return call_module
 
 
-def compile_unguarded(call: FlatCall, pipeline: Pipeline, name: str) -> tuple[Callable[..., Any], Product]:
-    """(a function of the call's leaves, one by one, without guards; the pipeline's product)."""
+def compile_unguarded(
+    call: FlatCall, pipeline: Pipeline, name: str, guarded: Dispatcher | None = None
+) -> tuple[Callable[..., Any], Product]:
+    """(a function of the call's leaves, one by one, without guards; the pipeline's product).
+
+    `guarded` compiles calls with a tensor that begins elsewhere in its memory, where the graph depends on that: front
+    ends do not guard it.
+    """
     try:
         product = pipeline.build(call, name, config.value)
     except CheckFailed as failure:
@@ -252,6 +260,12 @@ def compile_unguarded(call: FlatCall, pipeline: Pipeline, name: str) -> tuple[Ca
     inputs = _UnguardedInputs(call, product.captured, names)
     reads, symbols = size_reads(signature, inputs.variables, names)
     lines, globals_ = inputs.lines + reads, inputs.globals
+    offsets = {inputs.variables[i]: signature.inputs[i].spec.offset for i in offset_dependent(product.captured.joint)}
+    if offsets:
+        other = names.fresh("guarded")
+        globals_[other] = guarded or Dispatcher(call.function, pipeline, config.value, name, on_unsupported="raise")
+        differs = " or ".join(f"{variable}.storage_offset() != {offset}" for variable, offset in offsets.items())
+        lines += [f"if {differs}:", f"    return {other}(*args)"]
     run = render_run(
         product.compiled,
         inputs.variables,

@@ -1,11 +1,12 @@
 """foregrad behind `torch.compile`: the backend "foregrad", and `aot_autograd`, which makes a backend of a compiler.
 
 Dynamo captures a frame's tensor code and guards its assumptions; each graph comes here and runs through the pipeline
-without further guards. Three facts that Dynamo does not guard are handled here:
+without further guards. Four facts that Dynamo does not guard are handled here:
 
 * sizes that it left open (`dynamic=True`, or a second shape): such a graph goes behind a dispatcher of foregrad's, with
   guards, in which those sizes are symbolic from the first call;
 * inputs that share memory, one of them written to: such calls go to a dispatcher too;
+* where in its memory an input begins: so do calls in which it begins elsewhere, if the graph depends on that;
 * Python floats that it turned into inputs: a dispatcher too; the graph computes with them, or there is a graph for each
   value that an operator needs.
 """
@@ -189,7 +190,7 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
     slots = {i: slot for i, slot in enumerate(map(_slot, graph_inputs)) if slot is not None}
     call = dataclasses.replace(call, slots=slots)
     try:
-        forward, product = compile_unguarded(call, pipeline, type(gm).__name__)
+        forward, product = compile_unguarded(call, pipeline, type(gm).__name__, dispatcher)
     except SharedInputsError:
         return dispatcher
     except UnsupportedError as error:

@@ -165,6 +165,41 @@ def test_memory_shared_only_later_is_noticed():
         assert torch.equal(sides[0][1], sides[1][1]), shared
 
 
+def once(function):
+    """`function` compiled at once for four elements that begin at the second, without guards."""
+
+    class Module(nn.Module):
+        def forward(self, x):
+            return (function(x),)
+
+    example = torch.arange(12.0)[1:5].requires_grad_()
+    call = foregrad.aot_module_simplified(Module(), (example,), foregrad.nop)
+    return lambda x: call(x)[0]
+
+
+@pytest.mark.parametrize("door", [compiled, once])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.as_strided((2,), (1,), 2) * 1,
+        lambda x: x.detach().as_strided((2,), (1,)).mul_(2),
+        lambda x: x[1:3] * 2,
+    ],
+)
+def test_an_input_that_begins_elsewhere_in_its_memory(function, door):
+    """Dynamo guards sizes and strides, not where a tensor begins."""
+    call = door(function)
+    for offset in (2, 3, 0, 3):
+        sides = []
+        for run in (function, call):
+            x = torch.arange(12.0)[offset : offset + 4].requires_grad_()
+            out = run(x)
+            if out.requires_grad:
+                out.sum().backward()
+            sides.append((out.tolist(), out.storage_offset(), x.tolist(), x.grad is not None and x.grad.tolist()))
+        assert sides[0] == sides[1], offset
+
+
 def test_without_gradients():
     linear = nn.Linear(4, 4)
     call = compiled(linear)

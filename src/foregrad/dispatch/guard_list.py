@@ -303,7 +303,7 @@ class GuardMaker:
         being leaves or not.
         """
         infos = self.signature.inputs
-        for index in sorted(i for i in offset_dependent(self.joint) if not isinstance(infos[i].source, MemoryOf)):
+        for index in offset_dependent(self.joint):
             self._ask(index, "storage_offset()", "==", infos[index].spec.offset)
         for index in sharing.roots if sharing is not None else ():
             self._ask(index, "_base", "is", None)
@@ -349,7 +349,7 @@ def size_reads(signature: Signature, inputs: list[str], names: Names) -> tuple[l
     return reads, variables
 
 
-def offset_dependent(joint: JointGraph) -> set[int]:
+def offset_dependent(joint: JointGraph) -> list[int]:
     """Inputs whose storage offset is written into the graph or into a view taken after it."""
     aten = torch.ops.aten
     inputs = set()
@@ -367,7 +367,7 @@ def offset_dependent(joint: JointGraph) -> set[int]:
             inputs.add(output.input)  # type: ignore[attr-defined]
     for _, group in joint.signature.shared_memory:
         inputs.update(group)
-    return inputs
+    return sorted(i for i in inputs if not isinstance(joint.signature.inputs[i].source, MemoryOf))
 
 
 # -------------------------------------------------------------------------------------------- in words
