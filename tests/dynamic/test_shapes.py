@@ -310,3 +310,38 @@ def test_a_least_size_without_a_greatest():
         foregrad.mark_dynamic(x, 0, min=4)
         assert torch.equal(compiled(x), x.sin().sum())
     assert len(compiled.foregrad.specializations) == 1
+
+
+def copied(x):
+    first, second = x.chunk(2)
+    first.copy_(second)
+
+
+def copied_back(x):
+    first, second = x.split(x.shape[0] // 2)
+    second.copy_(first * 2)
+
+
+def swapped(x):
+    y = x * 1
+    first, second = y.chunk(2)
+    kept = first.clone()
+    first.copy_(second)
+    second.copy_(kept)
+    x.mul_(y)
+
+
+@pytest.mark.parametrize("behind_dynamo", [False, True])
+@pytest.mark.parametrize("function", [copied, copied_back, swapped])
+def test_a_condition_on_sizes_that_has_an_or_is_one_condition(function, behind_dynamo):
+    """`copy_` broadcasts: its sizes are equal, or one is 1. Joined to other conditions that undid those before it."""
+    torch._dynamo.reset()
+    if behind_dynamo:
+        compiled = torch.compile(function, backend="foregrad", options={"backend": "eager"})
+    else:
+        compiled = foregrad.compile(function, backend="eager")
+    for size in (4, 6, 8, 12, 4, 2):
+        x, y = torch.arange(float(size)), torch.arange(float(size))
+        compiled(x)
+        function(y)
+        assert torch.equal(x, y)
