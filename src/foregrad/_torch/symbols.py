@@ -351,13 +351,12 @@ def expression_text(expression: Any, names: Mapping[Any, str], bind: Callable[[s
 
     `bind` gives a global name for a module the text uses (`math`, `torch`).
     """
-    import sympy
     from torch.utils._sympy.printers import PythonPrinter
 
     expression = expression_in(expression, names) if isinstance(expression, _SYMBOLIC) else expression
     renamed = expression.xreplace({s: type(s)(names[s], integer=True) for s in expression.free_symbols})
     text: str = PythonPrinter().doprint(renamed)
-    if isinstance(renamed, sympy.Or):
+    if type(renamed).__name__ == "Or":
         text = f"({text})"  # conditions are joined by "and"
     for module in ("math", "torch"):
         if f"{module}." in text:
