@@ -183,6 +183,45 @@ def test_arguments_are_not_kept():
     assert [ref() for ref in refs] == [None, None]
 
 
+class Box:
+    def __init__(self):
+        self.tensor, self.items = torch.ones(3), [torch.ones(3)]
+
+    def get(self):
+        return self.tensor
+
+
+WEAK = {
+    "attribute": (weakref.ref, lambda r: None if r() is None else r().tensor),
+    "item": (weakref.ref, lambda r: None if r() is None else r().items[0]),
+    "method": (lambda box: weakref.WeakMethod(box.get), lambda r: None if r() is None else r()()),
+    "values": (lambda box: weakref.WeakValueDictionary(a=box), lambda r: r["a"].tensor if "a" in r else None),
+}
+
+
+@pytest.mark.parametrize("name", WEAK)
+def test_what_is_referred_to_weakly_is_let_go_of(name):
+    make, read = WEAK[name]
+    outs = []
+    for how in (lambda f: f, compiled):
+        box = Box()
+        reference, gone = make(box), weakref.ref(box)
+
+        def f(x, reference=reference):
+            found = read(reference)
+            return x if found is None else x + found
+
+        call = how(f)
+        outs.append([call(X).tolist()])
+        box.tensor.add_(1)
+        outs[-1].append(call(X).tolist())
+        del box
+        gc.collect()
+        assert gone() is None
+        outs[-1].append(call(X).tolist())
+    assert outs[0] == outs[1]
+
+
 def test_replaced_weights_are_let_go_of():
     model = compiled(Net())
     model(X)

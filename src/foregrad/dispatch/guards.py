@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -244,12 +243,8 @@ class CallGuards(GuardMaker):
                     inputs[index] = parts[info.source.part]
 
     def _read(self, name: str, source: Source, roots: dict[int, str]) -> None:
-        start = source.root
-        root = roots.get(id(start))
-        if root is None and isinstance(start, KEPT_WHOLE):
-            root = roots[id(start)] = self.bind("root", weakref.ref(start)) + "()"
-        elif root is None:
-            root = roots[id(start)] = self.bind("root", start)
+        start = id(source.root)
+        root = roots[start] = roots.get(start) or source.bound(self.bind)
         line = f"{name} = {source.expression(root, self.bind)}"
         gone = f"return {self.bind('gone', Difference(str(source.slot), 'there', 'gone'))}"
         self.list.steps.append(

@@ -10,10 +10,11 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from ..graph.slots import Slot
 from ..graph.spelling import attribute, item
 from ..subclasses.spec import WrapperSpec
-from .tree import KEPT_WHOLE
 
 __all__ = ["FoundWrappers", "ReachedWrapper", "Source"]
 
@@ -21,7 +22,8 @@ __all__ = ["FoundWrappers", "ReachedWrapper", "Source"]
 class Source:
     """How to reach an object: from `root`, by `steps` of ("attr", name) or ("item", key).
 
-    A root of `KEPT_WHOLE` is not kept alive.
+    A root that can be referred to weakly is not kept alive, unless it is a tensor: one that nothing leads to is read
+    from here alone.
     """
 
     __slots__ = ("_root", "slot", "steps")
@@ -29,12 +31,16 @@ class Source:
     def __init__(self, slot: Slot, root: Any, steps: tuple[tuple[str, Any], ...]) -> None:
         self.slot = slot
         self.steps = steps
-        self._root = weakref.ref(root) if isinstance(root, KEPT_WHOLE) else root
+        self._root = root if isinstance(root, torch.Tensor) else _weakly(root)
 
     @property
     def root(self) -> Any:
         """Where to start; None when that is no more."""
         return self._root() if isinstance(self._root, weakref.ref) else self._root
+
+    def bound(self, bind: Callable[[str, Any], str]) -> str:
+        """Python source that reads the root; `bind` gives globals names."""
+        return bind("root", self._root) + ("()" if isinstance(self._root, weakref.ref) else "")
 
     def __repr__(self) -> str:
         return f"Source({self.slot}, {self.steps})"
@@ -50,6 +56,13 @@ class Source:
         """Python source that reads it, given the name of a variable holding the root; `bind` gives globals names."""
         for kind, key in self.steps:
             root = attribute(root, key, bind) if kind == "attr" else item(root, key, bind)
+        return root
+
+
+def _weakly(root: Any) -> Any:
+    try:
+        return weakref.ref(root)
+    except TypeError:
         return root
 
 
