@@ -9,6 +9,7 @@ import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import foregrad
 from foregrad.errors import ForegradWarning, ProgramOutputError
@@ -280,3 +281,159 @@ def test_a_number_that_is_printed_is_no_graph_for_each(said):
         compiled(torch.full((2,), float(n)))
     assert "".join(said()) == "".join(f"total {4.0 * n}\n" for n in range(5))
     assert len(compiled.foregrad.compilations) == 2
+
+
+class _Holder:
+    def __init__(self, size):
+        self.size = size
+
+    def __repr__(self):
+        return f"of {self.size}"
+
+
+class _Braces(logging.LogRecord):
+    def getMessage(self):
+        return f"<{super().getMessage()}>"
+
+
+ARGUMENTS = {
+    "size": lambda x: ("%s", x.shape),
+    "tuple": lambda x: ("%s", tuple(x.shape)),
+    "list": lambda x: ("%s", [x.shape[0]]),
+    "dict": lambda x: ("%s", {"n": x.shape[0]}),
+    "named": lambda x: ("%(n)s", {"n": x.shape}),
+    "beside a list": lambda x: ("%s %s", x.shape[0], [1]),
+    "nested": lambda x: ("%s %d", [x.shape, ({"n": (x.shape[0] * 2,)},)], x.shape[0]),
+    "slice": lambda x: ("%s", slice(0, x.shape[0])),
+    "object": lambda x: ("%s", _Holder(x.shape[0])),
+}
+BY_VALUE = ("tuple", "list", "beside a list")
+
+
+@pytest.mark.parametrize("kind", ARGUMENTS)
+def test_sizes_in_what_is_logged_are_those_of_the_call(kind, said):
+    def f(x):
+        LOGGER.info(*ARGUMENTS[kind](x))
+        return x.sin()
+
+    def run(function):
+        for n in (1, 2, 3, 4, 2):
+            function(torch.ones(n))
+        return said()[2]
+
+    compiled = foregrad.compile(f, backend="eager", on_unsupported="raise")
+    assert run(compiled) == run(f)
+    if kind in BY_VALUE:
+        assert len(compiled.foregrad.compilations) == 3  # of 1, of 2, of any size
+
+
+def test_a_record_that_makes_its_own_text_is_refused_by_name(said, monkeypatch):
+    monkeypatch.setattr(logging, "_logRecordFactory", _Braces)
+
+    def f(x):
+        LOGGER.info("%s", x.shape)
+        return x.sin()
+
+    compiled = foregrad.compile(f, backend="eager", on_unsupported="eager")
+    with pytest.warns(ForegradWarning, match="`f` logs at"):
+        for n in (2, 3, 4):
+            compiled(torch.ones(n))
+    assert said()[2] == "".join(f"<torch.Size([{n}])>\n" for n in (2, 3, 4))
+
+
+def _helper(a, b):
+    warnings.warn(f"sizes {a.shape}", stacklevel=2)
+    return F.mse_loss(a, b)
+
+
+class _Loss(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.loss = torch.nn.L1Loss()
+
+    def forward(self, a, b):
+        return self.loss(a, b)
+
+
+LOSS = _Loss()
+WARNING = {
+    "mse": lambda a, b: F.mse_loss(a, b),
+    "l1": lambda a, b: F.l1_loss(a, b),
+    "smooth l1": lambda a, b: F.smooth_l1_loss(a, b),
+    "module": lambda a, b: LOSS(a, b),
+    "at the line of the caller": lambda a, b: F.softmax(a) + b.sum(),
+    "deprecated": lambda a, b: torch.nn.modules.rnn.apply_permutation(a, torch.arange(a.shape[0]), 0) + b.sum(),
+    "both": lambda a, b: _helper(a, b),
+}
+
+
+def _heard(function, action):
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter(action)
+        warnings.simplefilter("error", ForegradWarning)
+        for n in (2, 3, 4, 2):
+            function(torch.ones(n, 1), torch.ones(n))
+    return [(str(w.message), w.category, w.filename, w.lineno) for w in heard]
+
+
+@pytest.mark.parametrize("kind", WARNING)
+def test_what_pytorch_warns_of_is_the_calls(kind):
+    expected = _heard(WARNING[kind], "always")
+    assert len(expected) >= 4
+    compiled = foregrad.compile(WARNING[kind], backend="eager", on_unsupported="raise")
+    assert _heard(compiled, "always") == expected
+    assert _heard(compiled, "always") == expected
+    assert _heard(compiled, "ignore") == []
+
+
+def test_a_warning_of_pytorchs_that_is_an_error_comes_in_place_of_the_call():
+    compiled = foregrad.compile(WARNING["mse"], backend="eager", on_unsupported="eager")
+    args = torch.ones(2, 1), torch.ones(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled(*args)
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", ForegradWarning)
+        with pytest.raises(UserWarning, match=r"target size \(torch\.Size\(\[2\]\)\)"):
+            compiled(*args)
+
+
+def test_what_pytorch_warns_of_once_in_a_process_is_not_repeated():
+    def f(a, b):
+        return a + b.storage().size()
+
+    torch.storage._reset_warn_typed_storage_removal()
+    compiled = foregrad.compile(f, backend="eager", on_unsupported="eager")
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            compiled(torch.ones(2), torch.ones(2))
+    assert len([w for w in heard if "TypedStorage" in str(w.message)]) == 1
+
+
+def test_a_warning_in_a_region_comes_once_a_call():
+    @foregrad.eager_region
+    def region(x):
+        warnings.warn("in a region", stacklevel=1)
+        return x.sin()
+
+    def f(x):
+        return region(x) * 2
+
+    def run(function):
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            for n in (2, 3, 4):
+                function(torch.ones(n))
+        return [str(w.message) for w in heard]
+
+    assert run(foregrad.compile(f, backend="eager", on_unsupported="eager")) == run(f)
+
+
+def test_the_line_of_a_print_of_a_tensor_is_the_programs():
+    def f(x):
+        print(x.detach())
+        return x.sin()
+
+    with pytest.warns(ForegradWarning, match=r"the text of a tensor .* is asked for at [^ ]*test_program_output\.py:"):
+        foregrad.compile(f, backend="eager", on_unsupported="eager")(torch.ones(2))

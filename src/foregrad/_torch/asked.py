@@ -129,9 +129,16 @@ _PRINTS = "foregrad.graph.console"  # for the program
 
 def _text_of_number(self: Any) -> str:
     """The text of a symbolic size is the text of its number; the graph is then right for this number alone."""
-    asker = str(sys._getframe(1).f_globals.get("__name__"))
-    is_told = _capturing() and (asker.partition(".")[0] not in _WRITES_NO_TEXT or asker == _PRINTS)
-    return repr(int(self)) if is_told else _text_of_size(self)
+    return repr(int(self)) if _capturing() and _writes_text(sys._getframe(1)) else _text_of_size(self)
+
+
+def _writes_text(frame: types.FrameType) -> bool:
+    """Whether code writes text for the program, as PyTorch's does that programs call, in warnings. What PyTorch has in
+    private modules and in `torch.fx` works with symbols.
+    """
+    asker = str(frame.f_globals.get("__name__"))
+    is_called = asker.startswith("torch.") and "._" not in asker and not asker.startswith("torch.fx")
+    return is_called or asker == _PRINTS or asker.partition(".")[0] not in _WRITES_NO_TEXT
 
 
 # (a module or class, a name in it, the replacement)

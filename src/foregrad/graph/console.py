@@ -70,8 +70,12 @@ def log_of(record: logging.LogRecord, logger: logging.Logger) -> Said | None:
     if not is_whole or record.exc_info or record.stack_info:
         return None
     args, message = record.args or (), str(record.msg)
-    if not (type(args) is tuple and all(map(_is_number, args))):
-        args, message = (), record.getMessage()  # without arguments it is no format
+    if type(args) is tuple and all(map(_is_said_as_it_is, args)):
+        args = tuple(map(_value, args))
+    elif type(record).getMessage is not logging.LogRecord.getMessage:
+        return None
+    else:
+        args, message = (), message % args  # without arguments it is no format
     place = record.name, record.levelno, record.pathname, record.lineno
     return "log", (place, record.funcName, extra, message, *args)
 
@@ -89,9 +93,16 @@ def warn_of(
     for _ in range(max(stacklevel, 1) - 1):
         if is_outside or frame is None:
             return None  # what is behind the compiled function is not behind the program in a call
-        frame = frame.f_back
-        while frame is not None and is_of_foregrad(frame.f_code) and not is_outside:
-            is_outside, frame = frame.f_code is outermost, frame.f_back
+        code, frame = frame.f_code, frame.f_back
+        while frame is not None and not is_outside:
+            back = frame.f_back
+            if is_of_foregrad(frame.f_code):
+                is_outside = frame.f_code is outermost
+            elif frame.f_code is _CALLS_AGAIN and back is not None and back.f_code is code:
+                back = back.f_back  # a function of PyTorch's that the capture's mode has called again
+            else:
+                break
+            frame = back
     if category is None or frame is None:
         return None
     if is_outside:
@@ -123,14 +134,19 @@ def is_recording_warnings() -> bool:
 
 def _value(value: Any) -> Any:
     """What is printed, as it is now: numbers stay numbers of the call, and so do lists and tuples of them."""
-    if type(value) in (list, tuple) and all(map(_is_number, value)):
+    if type(value) in (list, tuple) and _is_said_as_it_is(value):
         return type(value)(value)
     return value if _is_number(value) else str(value)
+
+
+def _is_said_as_it_is(value: Any) -> bool:
+    return _is_number(value) or (type(value) in (list, tuple) and all(map(_is_number, value)))
 
 
 def _is_number(value: Any) -> bool:
     return type(value) in _NUMBERS or isinstance(value, (torch.SymInt, TracedSymbol))
 
 
+_CALLS_AGAIN = torch.overrides.handle_torch_function.__code__
 _SPELLED = (type(None), str, bool, int)
 _NUMBERS: tuple[type, ...] = (str, int, float, bool, type(None), complex)

@@ -66,6 +66,7 @@ class Observed:
         self.name, self.state, self.varies, self.say, self.begins = name, state, varies, say, begins
         self.ran: dict[CodeType, dict[str, Any]] = {}
         self.entered: set[CodeType] = set()  # code that ran, PyTorch's too
+        self._apart: set[CodeType] = set()  # nothing under it is the program's
         self._met: dict[int, Holder] = {}
         self._variables: dict[int, Any] = {}  # of contexts, that the program sets
         self._failed: UnsupportedSideEffectError | None = None
@@ -86,6 +87,8 @@ class Observed:
                 self._observer.stop()
                 _running.observed = before
 
+        self._root = run.__code__
+
         def in_context(*args: Any, **kwargs: Any) -> T:
             context = contextvars.copy_context()
             try:
@@ -104,7 +107,6 @@ class Observed:
     def unobserved(self, function: Callable[..., T]) -> Callable[..., T]:
         """A function that does what `function` does, with the observer paused until it returns."""
 
-        @functools.wraps(function)
         def run(*args: Any) -> T:
             self.pause()
             try:
@@ -112,7 +114,8 @@ class Observed:
             finally:
                 self.go_on()
 
-        return run
+        self._apart.add(run.__code__)
+        return functools.wraps(function)(run)
 
     def raise_failed(self) -> None:
         """The run was refused, whoever has caught that meanwhile."""
@@ -126,6 +129,7 @@ class Observed:
         if is_of_foregrad(code):
             return TRUSTED
         if any(getattr(callback, "__code__", None) is code for callback in gc.callbacks):
+            self._apart.add(code)
             return OPAQUE
         if code in REFUSED_CODE and not _is_for_pytorch(frame.f_back):
             self._refuse(
@@ -133,6 +137,8 @@ class Observed:
                 "repeat. Call it outside the compiled function."
             )
         found = trust_in(frame.f_globals.get("__name__"), code.co_filename, code.co_name)
+        if found == OPAQUE:
+            self._apart.add(code)
         if found == LOOKED_AT and not _is_for_pytorch(frame):
             self.ran[code] = frame.f_globals
             self.state().meet(code, frame.f_globals)  # before names are bound there
@@ -141,7 +147,7 @@ class Observed:
         return found
 
     def _on_call(self, callee: Any, frame: FrameType) -> None:
-        if _is_for_pytorch(frame):
+        if (not self.warns(frame)) if callee is warnings.warn else _is_for_pytorch(frame):
             return
         if kind_of_call(callee) == WRITES:
             self._write(callee, frame)
@@ -151,6 +157,20 @@ class Observed:
                 "compiled call would not: it is not among the functions that are known to be pure. Call it outside the "
                 "compiled function, or in a function that `foregrad.eager_region` marks."
             )
+
+    def warns(self, frame: FrameType | None) -> bool:
+        """Whether a warning by the code of a frame is the program's. PyTorch's own are, but those that come once in a
+        process. Under the capture's operators, under an eager region and under an import nothing is.
+        """
+        assert frame is not None
+        code, root = frame.f_code, _root(frame)
+        is_meant = root in _WARN_FOR_THE_PROGRAM or trust_in(root, code.co_filename, code.co_name) == LOOKED_AT
+        is_meant = is_meant and not (root == "torch" and code.co_name in _WARN_ONCE)
+        while is_meant and frame is not None and frame.f_code is not self._root:
+            code, frame = frame.f_code, frame.f_back
+            is_dispatch = code.co_name == "__torch_dispatch__" and is_of_foregrad(code)
+            is_meant = not (is_dispatch or code in self._apart)
+        return is_meant
 
     def asked(self, function: str, value: Any) -> None:
         """Code that is looked at calls `id` or `hash`, which tell one object from another."""
@@ -233,14 +253,16 @@ def _kind_of(callee: Any) -> int:
 
 
 _running = threading.local()
+_WARN_FOR_THE_PROGRAM = ("torch", "typing_extensions")
+_WARN_ONCE = ("_warn_once", "_warn_typed_storage_removal", "fork_rng", "warn_once")
 _OF_IDENTITY: tuple[Any, ...] = (object.__hash__, torch.Tensor.__hash__)
 
 
 def _warned(message: Any, category: Any = None, stacklevel: int = 1, source: Any = None, **others: Any) -> Any:
     observed: Observed | None = getattr(_running, "observed", None)
-    if observed is None:
-        return NotImplemented
     frame = sys._getframe(1)
+    if observed is None or not observed.warns(frame):
+        return NotImplemented
     is_more = source is not None or bool(others)
     verb, said = f"warns at {_line(frame)}", (message, category, stacklevel, frame)
     return None if observed.say(verb, "warn", said, {"more": is_more}) else NotImplemented
@@ -249,7 +271,7 @@ def _warned(message: Any, category: Any = None, stacklevel: int = 1, source: Any
 @functools.cache
 def _see_asked() -> None:
     """From now on captures are told of warnings, and of calls that tell one object from another."""
-    divert(warnings.warn, _warned, None, asked=True)
+    divert(warnings.warn, _warned, None)
     for function in (id, hash):
 
         def instead(value: Any, name: str = function.__name__) -> Any:
@@ -376,7 +398,7 @@ class Observer:
         return self._codes[code]
 
     def _called(self, frame: FrameType, callee: Any) -> None:
-        if self._trust(frame) != LOOKED_AT:
+        if self._trust(frame) != LOOKED_AT and callee is not warnings.warn:
             return
         self._quiet += 1
         try:

@@ -16,7 +16,7 @@ __all__ = ["Made", "Origin", "Origins", "stands_for", "user_line"]
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 # All of foregrad's own code that runs around or inside the user's, but for what is a program of its own.
-_PARTS = ("tracing", "frontend", "subclasses", "_torch", "aot.py", "api.py", "dynamo.py", "dispatch")
+_PARTS = ("tracing", "frontend", "subclasses", "_torch", "aot.py", "api.py", "dynamo.py", "dispatch", "graph")
 _OURS = [os.path.join(_PACKAGE, part) for part in _PARTS]
 _NOT_THE_USERS = (torch.__path__[0], *_OURS, "<frozen")
 
