@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from .logs import set_logs
     from .partitioners import budget_partition, default_partition, min_cut_rematerialization_partition
     from .partitioners.budget import Budget
+    from .partitioners.named import checkpoint_name
     from .partitioners.policies import (
         Candidate,
         Policy,
-        checkpoint_name,
         dots_saveable,
         dots_with_no_batch_dims_saveable,
         everything_saveable,
@@ -154,8 +154,9 @@ _HOMES = {
     "graph.partitioned": "Partitioned",
     "partitioners": "budget_partition default_partition min_cut_rematerialization_partition",
     "partitioners.budget": "Budget",
-    "partitioners.policies": "Candidate Policy checkpoint_name dots_saveable dots_with_no_batch_dims_saveable "
-    "everything_saveable nothing_saveable offload_names save_only_these_names",
+    "partitioners.named": "checkpoint_name",
+    "partitioners.policies": "Candidate Policy dots_saveable dots_with_no_batch_dims_saveable everything_saveable "
+    "nothing_saveable offload_names save_only_these_names",
     "logs": "set_logs",
     "phases": "CompileTimes compile_times",
     "verification": "Verification VerificationError verify",

@@ -9,13 +9,12 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Callable, Collection
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from .._torch.checkpoints import note_name
 from ..errors import PartitionError
 from ..graph.meta import TensorSpec, value_of
 from ..graph.printing import user_line
@@ -25,7 +24,6 @@ __all__ = [
     "Candidate",
     "Policy",
     "answers",
-    "checkpoint_name",
     "dots_saveable",
     "dots_with_no_batch_dims_saveable",
     "everything_saveable",
@@ -228,38 +226,3 @@ def answers(index: JointIndex) -> dict[int, str]:
         if answer is not None:
             by_node[i] = answer
     return by_node
-
-
-# -------------------------------------------------------------------- names of values
-# `checkpoint_name`: a name for a value, for policies to know it by.
-
-
-T = TypeVar("T", bound=torch.Tensor)
-
-
-def checkpoint_name(x: T, name: str) -> T:
-    """`x` itself; in a function that foregrad compiles, policies know its value by `name` from here on.
-
-    Graphs show the name beside the operator that made the value (for a view: the memory that it looks at). It is no
-    operator: nothing runs for it.
-
-    Examples:
-        >>> import torch, foregrad
-        >>> def attend(x):
-        ...     scores = foregrad.checkpoint_name(x @ x.T, "scores")
-        ...     return scores.sin().sum()
-        >>> joint = foregrad.capture(attend, torch.ones(2, 2, requires_grad=True))
-        >>> parts = foregrad.partition(joint, foregrad.save_only_these_names("scores"))
-        >>> "mm" in [node.name for node in parts.saved_nodes]
-        True
-    """
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"checkpoint_name names tensors, and its first argument is a {type(x).__name__}")
-    if not isinstance(name, str):
-        raise TypeError(f"the name of a tensor is text, not {name!r}")
-    note_name(x, name)
-    return x
-
-
-# Dynamo writes the call into its graph as it is; a capture of that graph sees it.
-torch.compiler.allow_in_graph(checkpoint_name)
