@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import ctypes
 import functools
+import math
 import re
 import sys
 import types
@@ -363,6 +364,17 @@ def _(wrap):
     call(torch.ones(1))
     array[1] = 7.0
     return call(torch.ones(1))
+
+
+@silent("a module of PyTorch's or the standard library's gets another value")
+def _(wrap):
+    function, before = wrap(lambda x: x * math.tau), math.tau
+    function(ONES(2))
+    math.tau = 2.0
+    try:
+        return function(ONES(2))
+    finally:
+        math.tau = before
 
 
 @silent("a built-in function or class is replaced for all modules")
