@@ -25,6 +25,7 @@ from .fakes import FakeTensor, FakeTensorMode, new_fake, new_fake_over, real_con
 from .kernels import kernels_together
 from .patterns import possible_patterns
 from .symbols import is_symbolic
+from .tensors import storage_key
 
 __all__ = [
     "compile_graph",
@@ -300,8 +301,8 @@ def _propagator() -> Any:
 
 def _is_view(result: Any, operand: torch.Tensor) -> bool:
     values = result if isinstance(result, (tuple, list)) else [result]
-    memory = operand.untyped_storage()._cdata
-    return any(isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == memory for value in values)
+    memory = storage_key(operand)
+    return any(isinstance(value, torch.Tensor) and storage_key(value) == memory for value in values)
 
 
 def _can_be_taken(result: Any, base: torch.Tensor) -> bool:

@@ -17,7 +17,7 @@ import torch
 from ..graph.spelling import key_text
 from .opaque import is_number_of_numpy
 
-__all__ = ["ABSENT", "PLAIN", "Expected", "Strong", "describe", "holds_classes", "is_plain", "same_value", "stored"]
+__all__ = ["ABSENT", "PLAIN", "Expected", "describe", "holds_classes", "is_plain", "reference", "same_value", "stored"]
 
 
 class _Absent:
@@ -66,9 +66,9 @@ class Expected:
         elif _is_bound(value):
             self.kind, self.value = "bound", _Bound(value)
         elif type(value) is frozenset:
-            self.kind, self.value = "members", {id(item): _reference(item) for item in value}
+            self.kind, self.value = "members", {id(item): reference(item) for item in value}
         else:
-            self.kind, self.value = "same", _reference(value)
+            self.kind, self.value = "same", reference(value)
         self.text = None if self.kind == "equal" else describe(value)
 
     @classmethod
@@ -98,7 +98,7 @@ class Expected:
         if self.kind == "absent":
             return ABSENT
         if self.kind == "members":
-            return frozenset(reference() for reference in self.value.values())
+            return frozenset(get() for get in self.value.values())
         return self.pinned if self.kind in ("tensor", "type") else self.value if self.kind == "equal" else self.value()
 
     def pin(self, now: Any) -> None:
@@ -122,7 +122,8 @@ class Strong:
         return self.value
 
 
-def _reference(value: Any) -> Any:
+def reference(value: Any) -> Any:
+    """A function that gives the value: a weak reference where the value has one, which gives None once it is gone."""
     try:
         return weakref.ref(value)
     except TypeError:
@@ -145,7 +146,7 @@ class _Bound:
     __slots__ = ("function", "owner")
 
     def __init__(self, method: Any) -> None:
-        self.owner = _reference(method.__self__)
+        self.owner = reference(method.__self__)
         self.function = method.__func__ if type(method) is types.MethodType else method.__name__
 
     def __call__(self) -> Any:

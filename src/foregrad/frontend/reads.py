@@ -22,7 +22,7 @@ import torch
 from .._torch.stand_ins import is_stand_in
 from ..graph.spelling import key_text
 from .arrays import is_array
-from .expected import ABSENT, Expected, Strong, describe, holds_classes, is_plain, stored
+from .expected import ABSENT, Expected, describe, holds_classes, is_plain, reference, stored
 from .module_tables import HOOKS, TABLES, ScriptedAttribute, scripted_place
 from .opaque import asked_of
 
@@ -264,12 +264,7 @@ class Reads:
 
     def shape(self, value: Any) -> None:
         """Note that an object must keep its class and its table of attributes."""
-        reference: Any
-        try:
-            reference = weakref.ref(value)
-        except TypeError:
-            reference = Strong(value)
-        self.shapes.setdefault(id(value), (reference, type(value), table_of(value)))
+        self.shapes.setdefault(id(value), (reference(value), type(value), table_of(value)))
 
     # ---------------------------------------------------------------- modules
 

@@ -396,7 +396,7 @@ class Arguments:
         made: list[Any] = []
         given = self._build(iter(tensors), made)
         before = list(map(_opened, made))
-        result = _called(function, *given)  # which refers to what it has in it
+        result = _called(function, *given)  # held until the end: a container that is in it counts as kept
         values, rest = take_apart(result, tensors)
         if not all(map(is_as_opened, made, before)):
             return values, rest, "changes"
