@@ -7,6 +7,7 @@ their gradients as any other input does.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import operator
 import sys
@@ -193,8 +194,12 @@ class EagerRegions:
         journal = open_journal()
         if journal is not None:
             journal.undo.append(watch.undo)
+        as_it_is: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if not isinstance(region.function, Collective):  # which looks at no state of Python's
+            who = f"the eager region `{region.name}` called at {region.where}"
+            as_it_is = self.state().as_it_is(region.name, who)
         with (
-            self.state().as_it_is(region.name, f"the eager region `{region.name}` called at {region.where}"),
+            as_it_is,
             hooks_off(),
             without_modes(self.lifting, self.recorder),
             not_drawing(),
