@@ -271,17 +271,17 @@ class Recorded:
 
 
 def ordered(recorded: Sequence[Recorded]) -> tuple[Effect, ...]:
-    """The log, in program order, without views that are taken anyway on the way to the next one. What happens at one
-    time stays in its order.
+    """The log, in program order, without what the next entry does anyway. What happens at one time stays in its
+    order.
     """
     log = [entry.effect for entry in sorted(recorded, key=lambda entry: entry.at)]
-    return tuple(e for at, e in enumerate(log) if at + 1 == len(log) or not _is_on_the_way(e, log[at + 1]))
+    return tuple(e for at, e in enumerate(log) if at + 1 == len(log) or not _is_done_by(log[at + 1], e))
 
 
-def _is_on_the_way(effect: Effect, after: Effect) -> bool:
-    """Whether a view is taken anyway on the way to the one that comes next."""
+def _is_done_by(after: Effect, effect: Effect) -> bool:
+    """Whether the entry that comes next takes the same view on its way, or is the same mark."""
     if not isinstance(effect, TakeView) or not isinstance(after, TakeView):
-        return False
+        return isinstance(effect, MarkRequiresGrad) and effect == after
     ones = [(view.input, view.result, view.of_plain, view.first) for view in (effect, after)]
     return ones[0] == ones[1] and after.steps[: len(effect.steps)] == effect.steps
 

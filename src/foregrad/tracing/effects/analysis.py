@@ -17,16 +17,7 @@ from ..kernels.checks import Check
 from ..tape.tape import Entry
 from ..values.decisions import Decided
 
-__all__ = ["Analysis", "Early", "Start"]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Early:
-    """When a step to a view is taken, see `TakeView`: before something else that happens."""
-
-    at: int
-    of_plain: bool = False
-    first: bool = False
+__all__ = ["Analysis", "Start"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,7 +42,7 @@ class Analysis:
     whole_updates: list[tuple[InputRecord, int]] = dataclasses.field(default_factory=list)  # of shared memories
     first: set[int] = dataclasses.field(default_factory=set)  # inputs that are written before their sizes change
     detached: set[int] = dataclasses.field(default_factory=set)  # inputs that are written with a history before that
-    early: dict[tuple[int, int], Early] = dataclasses.field(default_factory=dict)  # by input and `ViewStep.call`
+    early: list[Recorded] = dataclasses.field(default_factory=list)  # views of inputs that are taken, and marked
     replaced: list[int] = dataclasses.field(default_factory=list)  # inputs that are other tensors now
     swaps: list[Recorded] = dataclasses.field(default_factory=list)  # how they came to be that
     starts: dict[int, Start] = dataclasses.field(default_factory=dict)  # by the id of a value
@@ -63,9 +54,7 @@ class Analysis:
     aliases: list[tuple[int, torch.Tensor]] = dataclasses.field(default_factory=list)  # those of `outputs`, fakes
     of_results: list[Recorded] = dataclasses.field(default_factory=list)  # what happens to results, or to their views
     views: list[Recorded] = dataclasses.field(default_factory=list)  # when those that are returned were taken
-    sources: list[Handle] = dataclasses.field(default_factory=list)  # the memory that results have taken over
-    # Views of inputs with a history of their own, by position in `outputs`: how many steps lead there, graph output.
-    histories: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    histories: list[Recorded] = dataclasses.field(default_factory=list)  # of views of inputs, which have their own
     wrapper_histories: list[WriteWrapper] = dataclasses.field(default_factory=list)  # `input` counts the wrappers
     decisions: list[DecisionInfo] = dataclasses.field(default_factory=list)
     checks: list[CheckInfo] = dataclasses.field(default_factory=list)

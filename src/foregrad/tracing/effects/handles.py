@@ -7,6 +7,7 @@ and by when the first of them was taken.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ from ..heap.refusals import of_exchanged_memory
 from ..heap.views import View
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
-from .analysis import Analysis, Early, Start
+from .analysis import Analysis, Start
 from .gradient_looks import changes_look
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "marked_at",
     "memory_of",
     "observed_swaps",
+    "place_of",
     "steps_between",
     "taken",
     "toggles",
@@ -111,9 +113,8 @@ def alias_of_input(recorder: Recorder, inputs: Inputs, analysis: Analysis, value
         return None
     at, start = found
     steps = steps_between(value, at)
-    record = inputs.records[start.input]
-    early = _early_steps(value, at, record, recorder, start.until)
-    analysis.early |= {(start.input, call): taken for call, taken in early.items()}
+    early = _early_views(recorder, inputs, value, found, Handle(path, start.input, None, steps))
+    analysis.early += early
     if start.epoch:
         analysis.of_swapped |= {(start.input, step.call) for step in steps[:1]}
     # The input's own sizes have changed since: start from the memory layout it had. One to be replaced still has it.
@@ -130,10 +131,9 @@ def memory_of(
         found = _start_of(recorder, inputs, analysis, value.parent)
         if found is not None:
             at, start = found
-            steps = steps_between(value, at)
-            early = _early_steps(value, at, inputs.records[start.input], recorder, start.until)
-            analysis.early |= {(start.input, call): taken for call, taken in early.items()}
-            return Handle(path, start.input, None, steps)
+            source = Handle(path, start.input, None, steps_between(value, at))
+            analysis.early += _early_views(recorder, inputs, value, found, source)
+            return source
     if value.storage.is_input:
         raise of_exchanged_memory(path)
     base = bases[id(value.storage)]
@@ -150,15 +150,18 @@ def steps_between(value: Value, base: Value) -> tuple[ViewStep, ...]:
 
 def taken(handle: Handle, value: Value) -> list[Recorded]:
     """The views on the way to `handle`, each as of when the function took it. `value`: what `handle` names."""
-    steps, found = handle.steps, []
-    for link in chain_of(value):
-        if not steps or link.view is None or steps[-1].call != id(link.view.call):
+    found = []
+    for count, link in zip(range(len(handle.steps), 0, -1), chain_of(value), strict=False):
+        if link.view is None or handle.steps[count - 1].call != id(link.view.call):
             break
-        input = -1 if handle.input is None else handle.input
-        view = TakeView(input, handle.path, result=handle.output, steps=steps)
-        found.append(Recorded(link.born, view))
-        steps = steps[:-1]
+        found.append(Recorded(link.born, TakeView(path=handle.path, **place_of(handle, count))))
     return found
+
+
+def place_of(handle: Handle, count: int | None = None) -> dict[str, Any]:
+    """The fields of an entry that say what it happens to: the view that the first `count` steps lead to."""
+    input = -1 if handle.input is None else handle.input
+    return {"input": input, "result": handle.output, "steps": handle.steps[:count]}
 
 
 def marked_at(recorder: Recorder, tensor: torch.Tensor, value: Value) -> int:
@@ -182,40 +185,45 @@ def _step(value: Value) -> ViewStep:
     return ViewStep(view.op, view.args, tuple(view.kwargs.items()), view.index, id(view.call), view.grad_enabled)
 
 
-def _early_steps(
-    value: Value, base: Value, record: InputRecord, recorder: Recorder, until: int = 0
-) -> dict[int, Early]:
-    """By `call`: those of the steps from the tensor of an input to `value` that what happens later must not precede.
-
-    `until`: when it was given other memory.
+def _early_views(
+    recorder: Recorder, inputs: Inputs, value: Value, origin: tuple[Value, Start], handle: Handle
+) -> list[Recorded]:
+    """Those of the views on the way from the tensor of an input, `origin`, to `value` that what happens later must not
+    precede, and the marks of some of them. `handle`: what names `value`.
     """
+    base, start = origin
+    record = inputs.records[start.input]
     is_marked = record.stand_in.requires_grad and not record.real.requires_grad
     is_marked = is_marked or record.is_marked
     marked = [event for event in recorder.changes.log.events if _is_mark_of_view(event, value)]
-    toggled_at = max(until, *(event.at for event in (*toggles(recorder, record), *marked)), 0)
+    toggled_at = max(start.until, *(event.at for event in (*toggles(recorder, record), *marked)), 0)
     at_start = base is record.initial
     detached_at = record.detached_at
     # Of one of several views made at once none may be taken once a version moves, be it of other memory by now.
     is_one_of_several = is_view(record.real) and not allows_writes(record.real)
     counts_elsewhere = is_one_of_several and is_moved(record) and not value.storage.changes
-    found: dict[int, Early] = {}
+    found: list[Recorded] = []
     above: ViewStep | None = None
-    for taken in _values_between(value, base):
-        step, changes = _step(taken), taken.storage.changes
-        before, early = found.get(above.call) if above is not None else None, None
+    early: tuple[int, bool, bool] | None = None  # when it is taken, and see `TakeView`
+    for count, (taken, step) in enumerate(zip(_values_between(value, base), handle.steps, strict=True), start=1):
+        before, early, changes = early, None, taken.storage.changes
         if is_marked and not taken.of_differentiable:
             was_changed = bool(changes) and changes[0] < taken.born
-            early = Early(taken.born, True, not was_changed or (at_start and taken.born < changes[-1]))
+            early = taken.born, True, not was_changed or (at_start and taken.born < changes[-1])
         elif taken.born < max(taken.storage.changed_at, toggled_at):
-            early = Early(taken.born)
+            early = taken.born, False, False
         elif counts_elsewhere:
-            early = Early(0)
+            early = 0, False, False
         # Of a view that was taken under no_grad none may be taken, but under no_grad, once its base is written.
         if before is not None and above is not None and step.grad_enabled and not above.grad_enabled:
             early = before if detached_at is None and not (is_marked or marked) else early
         if early is None:
             break
-        found[step.call] = early
+        at, of_plain, first = early
+        where = place_of(handle, count)
+        found.append(Recorded(at, TakeView(path=handle.path, of_plain=of_plain, first=first, **where)))
+        own = [event for event in marked if event.value is taken and event.tensor not in inputs.by_stand_in]
+        found += [Recorded(event.at, MarkRequiresGrad(**where)) for event in own]
         above = step
     return found
 

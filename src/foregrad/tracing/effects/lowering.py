@@ -33,8 +33,7 @@ def log_of(
     recorder: Recorder, analysis: Analysis, records: Sequence[InputRecord], whole: Sequence[InputRecord]
 ) -> tuple[Effect, ...]:
     """`records`: the inputs; `whole`: those behind them, which are the memory that others share."""
-    views, histories = _views(analysis, records)
-    views += _marked_views(recorder, analysis)
+    views, histories = analysis.early, analysis.histories
     times: dict[int, list[int]] = {}  # when views are taken of a memory
     for entry in (*views, *histories):
         times.setdefault(_memory(records[entry.effect.input]), []).append(entry.at)
@@ -86,44 +85,6 @@ def _bumps_after_views(recorded: Sequence[Recorded], records: Sequence[InputReco
 
 def _memory(record: InputRecord) -> int:
     return id(record.initial.storage)
-
-
-def _views(analysis: Analysis, records: Sequence[InputRecord]) -> tuple[list[Recorded], list[Recorded]]:
-    """The views that are taken before something changes, in the order of the outputs, and what is written to some."""
-    views, histories = [], []
-    swapped = [swap.effect.source for swap in analysis.swaps if isinstance(swap.effect, SetData)]
-    for position, info in enumerate([*analysis.outputs, *analysis.sources, *swapped]):
-        if not isinstance(info, Handle) or info.input is None:
-            continue
-        upto, output = analysis.histories.get(position, (len(info.steps), None))
-        for count, step in enumerate(info.steps[:upto], start=1):
-            early = analysis.early.get((info.input, step.call))
-            if early is None:
-                break
-            view = TakeView(info.input, info.path, early.of_plain, early.first, steps=info.steps[:count])
-            views.append(Recorded(early.at, view))
-        if output is not None:
-            write = Write(info.input, output, True, steps=info.steps[:upto])
-            histories.append(Recorded(records[info.input].initial.storage.written_at, write))
-    return views, histories
-
-
-def _marked_views(recorder: Recorder, analysis: Analysis) -> list[Recorded]:
-    """`requires_grad_()` on views that are returned, or of which views are."""
-    recorded = []
-    aliases = [info for info in analysis.outputs if isinstance(info, Handle)]
-    for event in recorder.changes.log.events:
-        view = event.value.view
-        if not isinstance(event.effect, MarkRequiresGrad) or view is None:
-            continue
-        for info in aliases:
-            at = [step.call == id(view.call) and step.index == view.index for step in info.steps]
-            if info.input is not None and any(at):
-                steps = info.steps[: at.index(True) + 1]
-                recorded.append(Recorded(event.value.born, TakeView(info.input, info.path, steps=steps)))
-                recorded.append(Recorded(event.at, MarkRequiresGrad(info.input, steps=steps)))
-                break
-    return recorded
 
 
 def _changes(

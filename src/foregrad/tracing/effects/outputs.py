@@ -21,7 +21,7 @@ from ..._torch.tensors import (
 )
 from ...errors import UnsupportedSideEffectError
 from ...frontend.tree import flatten
-from ...graph.effect_log import Detach, Handle, MarkRequiresGrad, SetData, SetStorage, ViewStep, Write
+from ...graph.effect_log import Detach, Handle, MarkRequiresGrad, Recorded, SetData, SetStorage, ViewStep, Write
 from ...graph.meta import TensorSpec
 from ...graph.signature import ConstantOutput, OutputInfo, WrapperOutput
 from ...graph.slots import Base, Output, Updated
@@ -34,7 +34,17 @@ from ..tape.opinfo import CUTS, take_data
 from ..tape.origin import user_line
 from ..tape.tape import Entry
 from .analysis import Analysis
-from .handles import BaseOutput, alias_of_input, as_it_was, marked_at, memory_of, observed_swaps, steps_between, taken
+from .handles import (
+    BaseOutput,
+    alias_of_input,
+    as_it_was,
+    marked_at,
+    memory_of,
+    observed_swaps,
+    place_of,
+    steps_between,
+    taken,
+)
 from .storage_swap import swapped
 from .updates import add_counted, add_updates, check_histories, check_resized, is_replaced, written_through_bases
 from .wrapper_histories import add_wrapper_histories
@@ -160,19 +170,13 @@ def _counted(run: _Run, info: OutputInfo, leaf: Any) -> OutputInfo:
 def _take_over(run: _Run, event: Event, view: Handle, source: Handle, value: Value) -> None:
     """A result that is `view` takes over the memory of `source`, which `value` is."""
     run.analysis.views += taken(source, value)
-    run.analysis.sources.append(source)
     assert isinstance(event.effect, SetData)
-    run.analysis.happens(event.at, dataclasses.replace(event.effect, source=source, **_at(view)))
-
-
-def _at(handle: Handle) -> dict[str, Any]:
-    """The fields of an entry that say what it happens to."""
-    return {"input": -1 if handle.input is None else handle.input, "result": handle.output, "steps": handle.steps}
+    run.analysis.happens(event.at, dataclasses.replace(event.effect, source=source, **place_of(view)))
 
 
 def _marked(run: _Run, leaf: torch.Tensor, value: Value, handle: Handle) -> None:
     """A result is a leaf that requires grad."""
-    run.analysis.happens(marked_at(run.recorder, leaf, value), MarkRequiresGrad(**_at(handle)))
+    run.analysis.happens(marked_at(run.recorder, leaf, value), MarkRequiresGrad(**place_of(handle)))
 
 
 def _tensor_output(run: _Run, leaf: torch.Tensor, path: str) -> OutputInfo:
@@ -280,11 +284,11 @@ def _with_own_history(run: _Run, alias: Handle, leaf: torch.Tensor, value: Value
 
 def _give_history(run: _Run, alias: Handle, value: Value, output: int, upto: int) -> None:
     """The view that the first `upto` steps lead to takes over the history of a graph output."""
-    if alias.input is not None:
-        run.analysis.histories[len(run.analysis.outputs)] = upto, output
-        return
-    write = Write(-1, output, True, counted=False, result=alias.output, steps=alias.steps[:upto])
-    run.analysis.happens(value.storage.written_at, write)
+    write = Write(output=output, differentiable=True, counted=alias.input is not None, **place_of(alias, upto))
+    if alias.input is None:
+        run.analysis.happens(value.storage.written_at, write)
+    else:
+        run.analysis.histories.append(Recorded(value.storage.written_at, write))
 
 
 def _own_history(run: _Run, alias: Handle, leaf: torch.Tensor, value: Value) -> tuple[int, int] | None:
