@@ -24,9 +24,8 @@ from .derivatives.derived_effects import effects_of
 from .derivatives.resumable_trace import ResumableTrace, read_again
 from .derivatives.session import Session
 from .effects.analysis import Analysis
-from .effects.gradient_looks import fitting
 from .effects.gradients import Gradients, check_new_leaves, check_watched_inside, retained_by
-from .effects.lowering import log_of, log_of_results
+from .effects.input_effects import fitting, log_of, log_of_results
 from .effects.outputs import attributes_set, parameters_made
 from .effects.python_state import PythonState
 from .effects.result_hooks import OwnHooks

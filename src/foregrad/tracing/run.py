@@ -33,7 +33,7 @@ from .derivatives.session import fresh_autocast_cache
 from .effects.analysis import Analysis
 from .effects.backward_reads import check_module_hooks
 from .effects.given import Given
-from .effects.gradient_looks import check_sizes
+from .effects.input_effects import check_marked, check_sizes, views_of_written
 from .effects.outputs import analyze
 from .effects.python_state import PythonState
 from .effects.side_effects import (
@@ -44,7 +44,6 @@ from .effects.side_effects import (
     check_run,
     check_tensors,
 )
-from .effects.storage_swap import check_marked, views_of_written
 from .inputs.views_by_place import check_reshaped
 from .kernels.checks import dead_checks
 from .parts import CaptureParts, run_function

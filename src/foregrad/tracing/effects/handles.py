@@ -13,7 +13,7 @@ import torch
 
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import allows_writes, is_view
-from ...graph.effect_log import Detach, Handle, MarkRequiresGrad, Recorded, SetData, TakeView, ViewStep
+from ...graph.effect_log import Handle, MarkRequiresGrad, Recorded, SetData, TakeView, ViewStep
 from ..heap.alias import Value, chain_of
 from ..heap.metadata_changes import Event
 from ..heap.records import InputRecord, is_moved
@@ -22,7 +22,7 @@ from ..heap.views import View
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
 from .analysis import Analysis, Start
-from .gradient_looks import changes_look
+from .input_effects import changes_look, toggles
 
 __all__ = [
     "BaseOutput",
@@ -34,7 +34,6 @@ __all__ = [
     "place_of",
     "steps_between",
     "taken",
-    "toggles",
 ]
 
 aten = torch.ops.aten
@@ -234,14 +233,6 @@ def _is_mark_of_view(event: Event, value: Value) -> bool:
     if not isinstance(event.effect, MarkRequiresGrad) or view is None or view.is_member:
         return False
     return event.value.storage is value.storage
-
-
-def toggles(recorder: Recorder, record: InputRecord) -> list[Event]:
-    """When the function made the input a leaf that requires grad, or one that does not."""
-    log, stand_in = recorder.changes.log, record.stand_in
-    marked = [e for e in log.of(stand_in, MarkRequiresGrad) if not e.required_grad or record.is_marked]
-    unmarked = [event for event in log.of(stand_in, Detach) if event.required_grad]
-    return sorted((*marked, *unmarked), key=lambda event: event.at)
 
 
 def as_it_was(value: Value) -> ViewStep:

@@ -45,8 +45,15 @@ from .handles import (
     steps_between,
     taken,
 )
-from .storage_swap import swapped
-from .updates import add_counted, add_updates, check_histories, check_resized, is_replaced, written_through_bases
+from .input_effects import (
+    add_counted,
+    add_updates,
+    check_histories,
+    check_resized,
+    is_replaced,
+    swapped,
+    written_through_bases,
+)
 from .wrapper_histories import add_wrapper_histories
 
 __all__ = [

@@ -1,0 +1,531 @@
+"""What happens to the inputs of a call: which are written, which take other memory over, and the log of it all."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd.graph import get_gradient_edge
+
+from ..._torch.tensors import base_of, history_of, is_marked, is_view, leads_to_base, share_counters
+from ...errors import UnsupportedMutationError
+from ...graph.effect_log import (
+    BumpVersion,
+    Detach,
+    Effect,
+    Handle,
+    InplaceView,
+    MarkRequiresGrad,
+    QueryGradFn,
+    Recorded,
+    SetData,
+    SetStorage,
+    TakeView,
+    Write,
+    ordered,
+)
+from ...graph.meta import TensorSpec
+from ...graph.slots import Updated
+from ..heap.metadata_changes import Event, views_with_history
+from ..heap.records import InputRecord, is_moved, is_of_another_kind, is_written_with_history
+from ..heap.refusals import changed_with_gradients, of_exchanged_memory, written_by_lists
+from ..inputs.inputs import Inputs
+from ..recorder.recorder import Recorder
+from ..tape.gradient_paths import nodes_behind
+from .analysis import Analysis
+
+__all__ = [
+    "add_counted",
+    "add_updates",
+    "changes_look",
+    "check_histories",
+    "check_marked",
+    "check_resized",
+    "check_sizes",
+    "fitting",
+    "is_replaced",
+    "log_of",
+    "log_of_results",
+    "swapped",
+    "toggles",
+    "views_of_written",
+    "written_through_bases",
+]
+
+aten = torch.ops.aten
+RESIZES = {aten.resize_.default, aten.resize_as_.default}
+
+# -------------------------------------------------------------------- writes
+# Inputs that the function wrote to: what the graph gives them, which sizes they take on, whose versions move.
+
+
+def written_through_bases(inputs: Inputs) -> dict[int, int]:
+    """{record: the record of the tensor it is a view of}, where writing to that gives the view its new history too."""
+    through: dict[int, int] = {}
+    for record in inputs.records:
+        stand_in = record.stand_in
+        base = inputs.by_stand_in.get(id(base_of(stand_in))) if is_view(stand_in) else None
+        if (
+            base is not None
+            and _is_written(record)
+            and is_written_with_history(record)
+            and is_written_with_history(base)
+        ):
+            through[id(record)] = id(base)
+    return through
+
+
+def check_histories(recorder: Recorder, inputs: Inputs) -> None:
+    """Raise for a view that an operator on lists wrote to together with what shares its memory."""
+    for record in inputs.records:
+        stand_in = record.stand_in
+        is_listed_view = id(stand_in) in recorder.writes.listed and is_view(stand_in)
+        if is_listed_view and stand_in.requires_grad and not leads_to_base(stand_in):
+            raise written_by_lists(str(record.slot), recorder.changes.where(stand_in))
+
+
+def _is_written(record: InputRecord) -> bool:
+    initial, storage = record.initial, record.initial.storage
+    in_group = initial.parent is not None
+    return (initial.is_written_through or storage.is_written_anywhere) if in_group else storage.is_written
+
+
+def is_replaced(recorder: Recorder, record: InputRecord) -> bool:
+    """Whether an input is another tensor by now."""
+    current = recorder.values[id(record.stand_in)]
+    moves = recorder.changes.log.of(record.stand_in, SetData)
+    return bool(moves) or current.storage is not record.initial.storage
+
+
+def _is_reshaped(recorder: Recorder, record: InputRecord) -> bool:
+    return bool(recorder.changes.log.of(record.stand_in, InplaceView))
+
+
+def add_counted(recorder: Recorder, analysis: Analysis, records: list[InputRecord]) -> None:
+    """Keep one input per shared version counter: moving its version moves that of its aliases."""
+    counted = {update.input for update in analysis.updates if update.counted}
+    written = {i for i in counted if records[i].spec.numel}
+    reshaped = {i for i, record in enumerate(records) if _is_reshaped(recorder, record)}
+    unwritten = (reshaped - {*analysis.replaced}) | (counted - written)
+    unwritten |= {i for i in analysis.replaced if is_set_again(recorder, records[i])}
+    candidates = [i for i in analysis.counted if not _counted_with(written, records, i)]
+    analysis.counted = []
+    for index in candidates:
+        if not _counted_with({*unwritten, *analysis.counted} - {index}, records, index):
+            analysis.counted.append(index)
+    moving = {*unwritten, *analysis.counted}
+    rest = [i for i, r in enumerate(records) if i not in {*written, *moving} and not r.real.is_inference()]
+    analysis.counted_along = [i for i in rest if _counted_with(moving, records, i)]
+
+
+def _counted_with(others: set[int], records: list[InputRecord], index: int) -> bool:
+    """Whether moving the version of one of the others moves this one's, too."""
+    moved = (records[i].real for i in others)
+    return any(share_counters(real, records[index].real) for real in moved if not real.is_inference())
+
+
+def add_updates(
+    recorder: Recorder,
+    analysis: Analysis,
+    index: int,
+    record: InputRecord,
+    is_written_through_views: bool,
+    views: Sequence[torch.Tensor],
+) -> None:
+    """`views`: outputs that are views of the input."""
+    stand_in, initial = record.stand_in, record.initial
+    current = recorder.values[id(stand_in)]
+    written = _is_written(record) or is_written_through_views
+    counted = is_moved(record)
+    differentiable = written and is_written_with_history(record)
+    resized = bool(recorder.changes.log.changes_of(stand_in))
+    twin = recorder.detached.twin_of(stand_in)
+    if twin is not None and not resized and _is_detached_last(recorder, record, twin) and views_with_history(views):
+        out = analysis.add(Updated(record.slot), initial.read(recorder.emit), initial.spec, twin)
+        analysis.updates.append(Write(index, out, differentiable=True))
+        analysis.detached.add(index)
+        return
+    if is_replaced(recorder, record):
+        analysis.replaced.append(index)
+        differentiable = False  # what it was before has no history any more
+        counted = counted and not is_set_again(recorder, record)
+    if not written or (counted and not differentiable and initial.storage.generation == 0):
+        if counted and (index in analysis.replaced or not resized):
+            analysis.counted.append(index)
+        return
+    if differentiable:
+        check_resized(recorder, record)
+    first = differentiable and resized and is_of_another_kind(record)
+    if first:
+        with recorder, torch.enable_grad():
+            stand_in = stand_in.as_strided(record.spec.shape, record.spec.stride, record.spec.offset)
+        recorder.kept.append(stand_in)
+        current = recorder.value_of(stand_in)
+    value = current if differentiable else initial
+    out = analysis.add(
+        Updated(record.slot), value.read(recorder.emit), value.spec, stand_in if differentiable else None
+    )
+    counted = counted or stand_in.is_inference()
+    analysis.updates.append(Write(index, out, differentiable, counted))
+    analysis.first |= {index} if first else set()
+
+
+def _is_detached_last(recorder: Recorder, record: InputRecord, twin: torch.Tensor) -> bool:
+    """Whether the input was written with gradients, then detached, and nothing else happened to its memory since."""
+    history: Any = history_of(twin)
+    storage = record.initial.storage
+    detached = {event.at for event in recorder.changes.log.detached(record.stand_in)}
+    is_last = all(at in detached for at in storage.changes if at > storage.written_at)
+    return is_last and history.next_functions[0][0]._sequence_nr() != record.start_sequence_nr
+
+
+def check_resized(recorder: Recorder, record: InputRecord) -> None:
+    """An input that is written with gradients keeps its number of elements."""
+    if recorder.values[id(record.stand_in)].spec.numel != record.spec.numel:
+        raise changed_with_gradients(str(record.slot), recorder.changes.where(record.stand_in))
+
+
+# -------------------------------------------------------------------- other memory
+# Inputs that take another tensor's memory over: `set_`, and assignments to `.data`.
+
+
+def swapped(
+    recorder: Recorder, analysis: Analysis, index: int, at: int, records: list[InputRecord], memory: Handle
+) -> list[Recorded]:
+    """The entries for a swap of an input to `memory`, by its number, and for what is written to that with a history."""
+    record = records[index]
+    stand_in = record.stand_in
+    events = recorder.changes.log.of(stand_in, SetData)
+    event, is_last = events[at], at + 1 == len(events)
+    is_set = isinstance(event.effect, SetStorage) and not is_marked(stand_in)
+    swap: SetData = SetStorage(index, memory) if is_set else SetData(index, memory)
+    entries = [Recorded(event.at, swap)]
+    if not is_last:
+        return entries
+    value = recorder.value_of(stand_in)
+    is_written = is_written_with_history(record)
+    if not is_set:
+        is_elsewhere = is_view(record.real) and stand_in.storage_offset() != record.spec.offset
+        has_views = any(base_of(r.real) is record.real and r.real.requires_grad for r in records)
+        is_view_written = is_view(record.real) and value.storage.written_at > event.at
+        is_told_otherwise = is_written and (is_view_written or has_views)
+        if is_told_otherwise or (is_elsewhere and record.real.requires_grad and is_moved(record)):
+            raise changed_with_gradients(str(record.slot), recorder.changes.where(stand_in))
+    if is_written:
+        output = analysis.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in)
+        changes = [e.at for e in recorder.changes.log.of(stand_in, InplaceView) if e.at > event.at]
+        written_at = max(value.storage.written_at, *changes, event.at)
+        entries.append(Recorded(written_at, Write(index, output, differentiable=True, swapped=True)))
+    return entries
+
+
+def check_marked(recorder: Recorder, analysis: Analysis, records: list[InputRecord]) -> None:
+    """Raise for resized views whose base was made to require grad; and for views that were made under no_grad of a
+    tensor written with a history and given other memory: PyTorch regenerates their `grad_fn` from the new base.
+    """
+    resized = {event.tensor for event in recorder.changes.log.events if event.op in RESIZES}
+    for at, leaf in analysis.aliases if resized or recorder.changes.replaced else ():
+        info = analysis.outputs[at]
+        if not isinstance(info, Handle) or info.input is None or not is_view(leaf) or analysis.is_of_swapped(info):
+            continue
+        record = records[info.input]
+        is_of_marked = record.stand_in.requires_grad and not record.real.requires_grad
+        _, is_set = recorder.changes.replaced.get(id(record.stand_in), (None, True))
+        is_of_swapped = not is_set and is_written_with_history(record)
+        is_unasked = is_of_swapped and not all(step.grad_enabled for step in info.steps)
+        if (is_of_marked and id(leaf) in resized) or is_unasked:
+            concerned = leaf if is_of_marked else record.stand_in
+            raise of_exchanged_memory(f"the output {info.path}", recorder.changes.where(concerned))
+
+
+def views_of_written(memory: list[tuple[InputRecord, list[InputRecord]]], recorder: Recorder) -> set[int]:
+    """The views among the inputs, by id, that share memory that was written and require grad, or do so then."""
+    found: set[int] = set()
+    for whole, members in memory:
+        gained = any(r.stand_in.requires_grad and not r.real.requires_grad for r in members)
+        storage = whole.initial.storage
+        detached = [e for e in recorder.changes.log.events if e.is_detach and e.value.storage is storage]
+        if len(storage.changes) > len(detached):  # views of what is only detached stay what they are
+            everyone = any(r.detached_at is not None and is_moved(r) for r in members)
+            known = members if everyone else _known_as_written(members)
+            views = [r for r in known if is_view(r.real) and (r.real.requires_grad or gained)]
+            found |= {id(r.real) for r in views}
+    return found
+
+
+def is_set_again(recorder: Recorder, record: InputRecord) -> bool:
+    """Whether `set_` replaced the input, and may do so again: an input that is a leaf by then loses its gradient."""
+    _, is_set = recorder.changes.replaced.get(id(record.stand_in), (None, False))
+    stand_in = record.stand_in
+    return is_set and not is_marked(stand_in)
+
+
+def _known_as_written(records: list[InputRecord]) -> list[InputRecord]:
+    """Tensors whose version counter was moved, by a write to them or to another one that shares it."""
+    usual = [record for record in records if not record.real.is_inference()]
+    moved = [record.real for record in usual if is_moved(record)]
+    return [record for record in usual if any(share_counters(record.real, real) for real in moved)]
+
+
+# -------------------------------------------------------------------- looks of gradients
+# Inputs that change sizes, layout or dtype and have gradients. Autograd fixes the shape and dtype of a gradient from
+# the input when the node is created. So the node is created after some of the changes; others are refused.
+
+
+def check_sizes(
+    recorder: Recorder, analysis: Analysis, records: list[InputRecord], gradients: Sequence[Any]
+) -> frozenset[int]:
+    """Inputs whose gradient has the metadata that they get during the call. Their autograd node must be created after
+    that change. Other changes of an input with a gradient are refused.
+    """
+    late: set[int] = set()
+    log = recorder.changes.log
+    reshaped = {index for index, r in enumerate(records) if log.of(r.stand_in, InplaceView)}
+    grown = [log.changes_of(r.stand_in) for r in records]
+    resized = {index for index, changes in enumerate(grown) if any(event.op in RESIZES for event in changes)}
+    marked = {index for index in reshaped | resized if not records[index].real.requires_grad}
+    for event in log.events:
+        value = recorder.values.get(event.tensor)
+        fake = None if value is None or not isinstance(event.effect, SetStorage) else value.fake
+        is_own = fake is not None and is_view(fake) and all(fake is not r.stand_in for r in records)
+        if is_own and fake.requires_grad and event.after.spec.offset != event.value.spec.offset:  # type: ignore[union-attr]
+            raise changed_with_gradients("a view", recorder.changes.where(fake))
+    with_history = [fake for fake in analysis.fakes if fake is not None]
+    for index in {*analysis.replaced, *resized, *marked}:
+        record = records[index]
+        _, is_set = recorder.changes.replaced.get(id(record.stand_in), (None, False))
+        if record.real.is_leaf and _is_parted(with_history, record.leaf):
+            raise _refused(recorder, record)
+        if index in resized and record.real.requires_grad and record.stand_in.requires_grad:
+            raise _refused(recorder, record)  # it was detached in between
+        gradient = gradients[index]
+        is_as_before = gradient is not None and gradient.spec.shape == record.spec.shape and index not in resized
+        is_as_before &= gradient is None or gradient.spec.dtype is record.spec.dtype
+        views = _views_of_it(analysis, index)
+        of_it = [r for r in records if is_set and record.real.is_leaf and base_of(r.real) is record.real]
+        if (
+            gradient is not None
+            and not (is_as_before or views or of_it)
+            and _has_looked(recorder, record, gradient.spec)
+        ):
+            late.add(index)
+            continue
+        is_elsewhere = is_view(record.real) and record.stand_in.storage_offset() != record.spec.offset
+        if is_set and is_elsewhere and gradients[index] is not None:
+            raise _refused(recorder, record)
+        other_size = index in resized or record.stand_in.shape != record.spec.shape
+        # A view that was taken of it before has its gradients flow there by itself.
+        other_size |= record.stand_in.dtype is not record.spec.dtype
+        flows = gradient is not None and not is_as_before
+        flows |= bool(views and index not in resized and record.real.requires_grad)
+        other_layout = other_size or record.stand_in.stride() != record.spec.stride
+        if (other_size and flows) or (other_layout and of_it and record.real.requires_grad):
+            raise _refused(recorder, record)
+    return frozenset(late)
+
+
+def _views_of_it(analysis: Analysis, index: int) -> list[Handle]:
+    """Outputs that are views of what an input was before it was given other memory."""
+    outputs = [o for o in analysis.outputs if isinstance(o, Handle) and o.input == index and o.steps]
+    return [o for o in outputs if not analysis.is_of_swapped(o)]
+
+
+def _refused(recorder: Recorder, record: InputRecord) -> UnsupportedMutationError:
+    return changed_with_gradients(str(record.slot), recorder.changes.where(record.stand_in))
+
+
+def _looks(recorder: Recorder, record: InputRecord) -> list[TensorSpec]:
+    """What an input was, and what it is after each change of its memory or sizes."""
+    events = recorder.changes.log.changes_of(record.stand_in)
+    return [record.spec, *(_after(event) for event in events)]
+
+
+def _after(event: Event) -> TensorSpec:
+    after = event.value.became if event.after is None else event.after
+    assert after is not None
+    return after.spec
+
+
+def _is_alike(one: TensorSpec, other: TensorSpec) -> bool:
+    return one.shape == other.shape and one.dtype is other.dtype
+
+
+def changes_look(recorder: Recorder, record: InputRecord) -> bool:
+    """Whether a leaf that requires grad has other sizes or another dtype for some time: all its swaps matter then."""
+    is_leaf = record.stand_in.requires_grad and record.real.is_leaf
+    return is_leaf and not all(_is_alike(record.spec, look) for look in _looks(recorder, record))
+
+
+def _has_looked(recorder: Recorder, record: InputRecord, spec: TensorSpec) -> bool:
+    """Whether a leaf, which is no view, has looked as its gradient does once it had changed."""
+    stand_in = record.stand_in
+    if is_view(record.real) or is_view(stand_in) or not is_marked(stand_in) or not record.real.is_leaf:
+        return False
+    return any(_is_alike(spec, look) for look in _looks(recorder, record)[1:])
+
+
+def fitting(recorder: Recorder, records: Sequence[InputRecord], gradients: Sequence[Any]) -> dict[int, set[int]]:
+    """For inputs that change, after how many of their changes the node may be made: see `attached`."""
+    found: dict[int, set[int]] = {}
+    for index, (record, gradient) in enumerate(zip(records, gradients, strict=True)):
+        events = recorder.changes.log.changes_of(record.stand_in)
+        if gradient is None or not events:
+            continue
+        if not record.real.is_leaf or is_view(record.real):  # its gradients are those of its history, which changes
+            found |= (
+                {index: {0}} if any(isinstance(event.effect, (InplaceView, SetStorage)) for event in events) else {}
+            )
+        elif changes_look(recorder, record):
+            looks = enumerate(_looks(recorder, record))
+            resized = max((at for at, event in enumerate(events, start=1) if event.op in RESIZES), default=0)
+            found[index] = {at for at, look in looks if _is_alike(look, gradient.spec) and at >= resized}
+    return found
+
+
+def _is_parted(outputs: Sequence[torch.Tensor], leaf: torch.Tensor | None) -> bool:
+    """Whether gradients flow to what the leaf was: `set_`, or another dtype, parts it from its accumulator."""
+    if leaf is None:
+        return False
+    ends = [node for node in nodes_behind(outputs) if getattr(node, "variable", None) is leaf]
+    return bool(ends) and any(node is not get_gradient_edge(leaf).node for node in ends)
+
+
+# -------------------------------------------------------------------- the log
+# The effect log of a call, from what happened while it was captured.
+
+
+def log_of(
+    recorder: Recorder, analysis: Analysis, records: Sequence[InputRecord], whole: Sequence[InputRecord]
+) -> tuple[Effect, ...]:
+    """`records`: the inputs; `whole`: those behind them, which are the memory that others share."""
+    views, histories = analysis.early, analysis.histories
+    times: dict[int, list[int]] = {}  # when views are taken of a memory
+    for entry in (*views, *histories):
+        times.setdefault(_memory(records[entry.effect.input]), []).append(entry.at)
+    changes: list[Recorded] = []
+    for index, record in enumerate(records):
+        changes += _changes(recorder, index, record, analysis, times.get(_memory(record), []))
+    queries: list[Recorded] = []
+    for number, leaf in analysis.aliases:  # their history is that of the input, which is about to lose it
+        info = analysis.outputs[number]
+        if isinstance(info, Handle) and info.input in analysis.detached and views_with_history([leaf]):
+            record = records[info.input]
+            detached = recorder.changes.log.detached(record.stand_in)
+            at = next(event.at for event in detached if event.at > record.initial.storage.written_at)
+            queries.append(Recorded(at, QueryGradFn(info.input, steps=info.steps)))
+    everything = *records, *whole
+    before: list[Recorded] = []
+    after: list[Recorded] = []
+    for write in analysis.updates:
+        at, is_after = _written_at(recorder, write, everything[write.input], analysis)
+        (after if is_after else before).append(Recorded(at, write))
+    counted = []
+    for index in analysis.counted:
+        record = records[index]
+        moved = max(record.initial.storage.changed_at, recorder.values[id(record.stand_in)].storage.changed_at)
+        counted.append(Recorded(moved, BumpVersion(index)))
+    counted += _bumps_after_views([*views, *histories, *before, *after, *counted], records)
+    # What happens at one time happens in this order.
+    return ordered([*views, *before, *queries, *changes, *histories, *after, *counted, *analysis.swaps])
+
+
+def log_of_results(analysis: Analysis) -> tuple[Effect, ...]:
+    """What happens to the results of a call, in program order, with the views that are taken of them in between."""
+    if not analysis.of_results:
+        return ()
+    return ordered([*analysis.views, *analysis.of_results])
+
+
+def _bumps_after_views(recorded: Sequence[Recorded], records: Sequence[InputRecord]) -> list[Recorded]:
+    """Versions that move once more: a view was taken before a write, all of which are made ahead of that view."""
+    views = {e.effect.input: e.at for e in recorded if isinstance(e.effect, TakeView) and e.effect.of_plain}
+    last = {e.effect.input: e.at for e in recorded if isinstance(e.effect, (Write, BumpVersion))}
+    found = []
+    for index, taken_at in views.items():
+        storage = records[index].initial.storage
+        if index in last and last[index] < taken_at < storage.written_at:
+            found.append(Recorded(storage.written_at, BumpVersion(index)))
+    return found
+
+
+def _memory(record: InputRecord) -> int:
+    return id(record.initial.storage)
+
+
+def _changes(
+    recorder: Recorder, index: int, record: InputRecord, analysis: Analysis, views: list[int]
+) -> list[Recorded]:
+    """What happens to an input itself, but for writes. `views`: when views are taken of its memory."""
+    log, stand_in = recorder.changes.log, record.stand_in
+    _check_epochs(recorder, record)
+    toggled = _toggles(recorder, record, views)
+    recorded = [Recorded(event.at, dataclasses.replace(event.effect, input=index)) for event in toggled]
+    # A leaf that requires grad did not do so then, in eager.
+    is_leaf = record.real.is_leaf if record.real.requires_grad else is_marked(stand_in)
+    written = set() if analysis.swaps else analysis.written_dtypes()
+    swaps = log.of(stand_in, SetData)
+    kept = {entry.at for entry in analysis.swaps}
+    for event in log.of(stand_in, InplaceView):
+        since = [swap.at for swap in swaps if swap.at < event.at]
+        if since and since[-1] not in kept:
+            continue
+        assert isinstance(event.effect, InplaceView)
+        grad_enabled = event.effect.grad_enabled and not is_leaf
+        change = dataclasses.replace(event.effect, input=index, grad_enabled=grad_enabled)
+        if written and record.spec.dtype not in written:
+            # A view of another dtype takes up the history of its base, when asked, as it was taken.
+            recorded.append(Recorded(event.at, QueryGradFn(index)))
+        recorded.append(Recorded(event.at, change))
+    return recorded
+
+
+def _written_at(recorder: Recorder, write: Write, record: InputRecord, analysis: Analysis) -> tuple[int, bool]:
+    """When the last write is made, and whether after what else happens then.
+
+    It is of elements before the sizes change, of a history after that.
+    """
+    at = record.initial.storage.written_at
+    changes = [event.at for event in recorder.changes.log.of(record.stand_in, InplaceView)]
+    swaps = recorder.changes.log.of(record.stand_in, SetData)
+    if swaps:  # what was its memory is written through it, as long as it has that
+        return min(at, swaps[0].at, *changes[:1]), False
+    if changes and write.differentiable and write.input not in analysis.first:
+        return max(at, changes[-1]), True
+    return min([at, *changes[:1]]), write.differentiable and not changes
+
+
+def _toggles(recorder: Recorder, record: InputRecord, views: list[int]) -> list[Event]:
+    """The `requires_grad_()` and `detach_()` events of an input, without pairs between which no view is taken."""
+    stand_in = record.stand_in
+    had_history = not (record.real.requires_grad and record.real.is_leaf)
+    kept: list[Event] = []
+    for event in toggles(recorder, record):
+        is_mark = isinstance(event.effect, MarkRequiresGrad)
+        if kept and not any(kept[-1].at < at < event.at for at in views):
+            if isinstance(kept[-1].effect, MarkRequiresGrad) is is_mark:
+                kept.pop()
+            elif not (is_mark and had_history):
+                kept.pop()
+                continue
+        kept.append(event)
+    if stand_in.requires_grad and history_of(stand_in) is not None:
+        while kept and not any(kept[-1].at < at for at in views):
+            kept.pop()  # what is written takes the place of its history
+    return kept
+
+
+def _check_epochs(recorder: Recorder, record: InputRecord) -> None:
+    stand_in = record.stand_in
+    is_leaf = not record.real.is_leaf and record.real.requires_grad and is_marked(stand_in)
+    if is_leaf and not is_view(record.real):
+        raise changed_with_gradients(str(record.slot), recorder.changes.where(stand_in))
+
+
+def toggles(recorder: Recorder, record: InputRecord) -> list[Event]:
+    """When the function made the input a leaf that requires grad, or one that does not."""
+    log, stand_in = recorder.changes.log, record.stand_in
+    marked = [e for e in log.of(stand_in, MarkRequiresGrad) if not e.required_grad or record.is_marked]
+    unmarked = [event for event in log.of(stand_in, Detach) if event.required_grad]
+    return sorted((*marked, *unmarked), key=lambda event: event.at)
