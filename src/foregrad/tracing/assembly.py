@@ -11,35 +11,28 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge
 
-from .._torch.fakes import FakeTensorMode
 from ..frontend.sources import Source
-from ..graph.eager_regions import Region
 from ..graph.effect_log import Effect, MarkWrapper, Write, WriteWrapper, attached
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import BaseOf, GradientOf, GradientPaths, InputInfo, MemoryOf, Signature, SizeSymbol
 from ..subclasses.spec import is_wrapper
-from .derivatives.backward import Backward, Differentiated, InnerGradients, takes_gradient
+from .derivatives.backward import Differentiated, takes_gradient
 from .derivatives.derived_effects import effects_of
 from .derivatives.resumable_trace import ResumableTrace, read_again
 from .derivatives.session import Session
 from .effects.analysis import Analysis
-from .effects.gradients import Gradients, check_new_leaves, check_watched_inside, retained_by
+from .effects.gradients import check_new_leaves, check_watched_inside, retained_by
 from .effects.input_effects import fitting, log_of, log_of_results
 from .effects.outputs import attributes_set, parameters_made
-from .effects.python_state import PythonState
-from .effects.result_hooks import OwnHooks
 from .effects.wrapper_histories import passed_wrappers, wrapper_results
 from .heap.alias import memory_root
 from .heap.records import InputRecord
 from .heap.refusals import changed_with_gradients
-from .inputs.inputs import Inputs
-from .inputs.lifting import Lifting
 from .inputs.tensor_sources import GradientSource
-from .recorder.recorder import Recorder
+from .parts import CaptureParts
 from .tape.gradient_paths import passed_through, saving_nodes
 from .tape.graph import build_module
-from .tape.symbols import SizeSymbols
 from .tape.tape import Entry
 from .values.prefix import generators_drawn_from
 
@@ -50,23 +43,8 @@ _NOWHERE = GradientPaths(frozenset(), frozenset())
 _NUMBER = TensorSpec((), (), torch.int64, torch.device("cpu"))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Assembly:
-    """The parts of a capture whose run is over."""
-
-    name: str
-    fake_mode: FakeTensorMode
-    symbols: SizeSymbols | None
-    inputs: Inputs
-    recorder: Recorder
-    backward: Backward
-    inner: InnerGradients
-    lifting: Lifting
-    hooks: OwnHooks
-    made_generators: tuple[tuple[torch.Generator, torch.Tensor], ...]
-    state: PythonState
-    regions: list[Region]
-    gradients: Gradients
+class Assembly(CaptureParts):
+    """The parts of a run that is over, made into a graph."""
 
     def separate_outputs(self, analysis: Analysis) -> None:
         """Copy an output that would share memory with an input or with another output when eager's does not."""
@@ -96,7 +74,7 @@ class Assembly:
         """
         entries = analysis.entries
         taken = {id(memory_root(entry)) for entry in entries}
-        for value in self.gradients.values:
+        for value in self.facts.gradients.values:
             index = analysis.by_fake.get(id(value))
             entry = None if index is None or analysis.fakes[index] is not None else entries[index]
             if index is None or entry is None or entry.target is not aten.copy.default:
@@ -184,7 +162,7 @@ class Assembly:
             runtime_views=frozenset(i for i, e in enumerate(analysis.entries) if memory_root(e) is not e),
             log=(
                 *self._with_wrappers(self._log(analysis, described, records[len(inputs.records) :]), analysis, number),
-                *self.gradients.effects(number, len(analysis.outputs)),
+                *self.facts.gradients.effects(number, len(analysis.outputs)),
                 *log_of_results(analysis),
             ),
             outputs=tuple(analysis.outputs),
@@ -197,7 +175,7 @@ class Assembly:
             generators=generators_drawn_from(self.recorder.tape.forward())
             if analysis.decisions or analysis.checks
             else (),
-            made_generators=self.made_generators,
+            made_generators=self.made_generators.used(),
             symbols=self._signature_symbols(records),
             settings=tuple(settings[0].items()),
             settings_inside=tuple(settings[1].items()),
@@ -213,7 +191,7 @@ class Assembly:
             passed=passed[0],
             passed_aliases=passed[1],
             checks=tuple(analysis.checks),
-            eager_regions=tuple(self.regions),
+            eager_regions=tuple(self.regions.made),
             wrapper_parts=tuple(tuple(of_part[id(p)] for p in known.parts) for known in inputs.wrappers.inputs),
             wrapper_results=wrapper_results(analysis, inputs),
             passed_wrappers=passed_wrappers(analysis, differentiable, inputs),

@@ -6,8 +6,7 @@ import functools
 import io
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,7 +26,6 @@ from .effects.first_imports import FirstImports
 from .effects.observed import Observed
 from .effects.python_state import PythonState
 from .effects.result_hooks import OwnHooks
-from .heap.alias import Value
 from .heap.recording import Host
 from .heap.records import InputRecord
 from .inputs.history_changes import HistoryChanges
@@ -104,6 +102,17 @@ class CaptureParts(Host):
         self.region = self.observed.unobserved(self.regions.call if may_run else self.regions.refuse)
         known = learned.hooks, self.regions.made, recorder, call.function
         self.eager_hooks = EagerHooks(*known, self.knows, may_run=may_run)
+        # What is asked of the capture, and one part answers.
+        self.adopt, self.past_the_edges = inputs.adopt, inputs.whole_memory_needed  # type: ignore[method-assign]
+        self.on_mark, self.on_detach = self.history_changes.on_mark, self.history_changes.on_detach  # type: ignore[method-assign]
+        self.on_hook, self.node_hook = self.hooks.note, self.hooks.on_node  # type: ignore[method-assign]
+        self.hook_instead, self.on_numpy = self.eager_hooks.instead, self.functions.on_numpy  # type: ignore[method-assign]
+        self.ask, self.missing, self.on_gradient = self.facts.ask, self.facts.missing, self.inner.note  # type: ignore[method-assign]
+        self.accumulating = self.facts.gradients.accumulating  # type: ignore[method-assign]
+        self.enter_region, self.leave_region = self.origins.begin, self.origins.end  # type: ignore[method-assign]
+        self.leave_module = self.origins.leave  # type: ignore[method-assign]
+        self.read, self.read_scripted = self.reads.note, self.reads.note_scripted  # type: ignore[method-assign]
+        self.storage_as_tensor = self.lifting.storages.as_tensor  # type: ignore[method-assign]
 
     def _written_since(self) -> Callable[[], str | None]:
         """What names an input, or another thing, that the function writes to from now on, or draws from."""
@@ -130,9 +139,6 @@ class CaptureParts(Host):
         sizes, real_of = OpenSizes(numbers, call.sizes, always=call.every_size), self.inputs.real_behind
         return Decisions(recorder.tape, real_of, numbers, sizes, checks=recorder.checks, varied=call.varied)
 
-    def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self.inputs.adopt(tensor)
-
     def where(self) -> str:
         return user_line(self.origins.here())
 
@@ -140,67 +146,15 @@ class CaptureParts(Host):
         """Whether a Python object was there before the call."""
         return self.state.knows(value)
 
-    def past_the_edges(self, root: Value) -> None:
-        self.inputs.whole_memory_needed(root)
-
     def on_resize(self) -> None:
         """What a tensor is by then is no longer what its views were taken of."""
         if self.learned.replays_views and self.recorder.changes.resized_with_gradients():
             self.learned.replays_views = False
             raise CaptureAgain
 
-    def on_mark(self, tensor: torch.Tensor, requires_grad: bool) -> bool:
-        return self.history_changes.on_mark(tensor, requires_grad)
-
-    def on_detach(self, tensor: torch.Tensor, run: Callable[[], Any]) -> None:
-        self.history_changes.on_detach(tensor, run)
-
-    def on_hook(self, tensor: torch.Tensor, hook: Any, handle: Any) -> None:
-        self.hooks.note(tensor, hook, handle)
-
-    def hook_instead(self, hook: Any) -> Any:
-        return self.eager_hooks.instead(hook)
-
-    def node_hook(self, hook: Callable[[Any], Any], register: Callable[[Any], Any]) -> Any:
-        return self.hooks.on_node(hook, register)
-
-    def on_gradient(self, *args: Any, **kwargs: Any) -> None:
-        self.inner.note(*args, **kwargs)
-
-    def on_numpy(self, function: Any) -> None:
-        self.functions.on_numpy(function)
-
-    def accumulating(self, roots: Sequence[Any]) -> AbstractContextManager[None]:
-        return self.facts.gradients.accumulating(roots)
-
-    def ask(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        return self.facts.ask(func, args, kwargs)
-
     def enter_module(self, module: torch.nn.Module) -> None:
         self.state.enter(module)
         self.code.enter(module)
-
-    def leave_module(self) -> None:
-        self.origins.leave()
-
-    def enter_region(self) -> None:
-        self.origins.begin()
-
-    def leave_region(self) -> None:
-        self.origins.end()
-
-    def read(self, module: torch.nn.Module, name: str) -> None:
-        self.reads.note(module, name)
-
-    def missing(self, tensor: torch.Tensor, name: str) -> None:
-        self.facts.missing(tensor, name)
-
-    def read_scripted(self, state: Any, name: str) -> None:
-        self.reads.note_scripted(state, name)
-
-    def storage_as_tensor(self, *args: Any, **kwargs: Any) -> torch.Tensor | None:
-        found: torch.Tensor | None = self.lifting.storages.as_tensor(*args, **kwargs)
-        return found
 
     def say(self, verb: str, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Note output as an effect of the call, or refuse output that can't be repeated. False: the program's own call

@@ -46,7 +46,7 @@ from .effects.side_effects import (
 )
 from .inputs.views_by_place import check_reshaped
 from .kernels.checks import dead_checks
-from .parts import CaptureParts, run_function
+from .parts import run_function
 from .tape.again import CaptureAgain
 from .values.draw_patches import drawing
 from .values.draws import Draws, DrawsFound
@@ -57,7 +57,7 @@ __all__ = ["CaptureRun", "Captured"]
 _OF_FOREGRAD = (ForegradError, CaptureAgain, CheckFailed, DrawsFound)
 
 
-class CaptureRun(CaptureParts):
+class CaptureRun(Assembly):
     """One run of the function."""
 
     def run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
@@ -220,16 +220,13 @@ class CaptureRun(CaptureParts):
     ) -> Captured:
         """The joint graph, and what goes with it."""
         recorder, inputs = self.recorder, self.inputs
-        parts = self.inner, self.lifting, self.hooks, self.made_generators.used(), self.state, self.regions.made
-        gradients = self.facts.gradients
-        assembly = Assembly(self.name, self.fake_mode, self.symbols, inputs, recorder, self.backward, *parts, gradients)
-        assembly.separate_outputs(analysis)
+        self.separate_outputs(analysis)
         recorder.decisions.numbers.decide_fixed()
         analysis.add_decisions(recorder.decisions.made)
         dead = dead_checks(recorder.tape, [*analysis.entries, *described.gradients], len(recorder.decisions.made))
         analysis.add_checks([*recorder.checks.made, *dead], inputs.records)
         settings = self.settings.after, self.settings.inside
-        records, joint = assembly.joint(analysis, described, out_tree, out_leaves, settings)
+        records, joint = self.joint(analysis, described, out_tree, out_leaves, settings)
         self.checkpoints.check(
             {id(records[u.input].entry): str(records[u.input].slot) for u in joint.signature.updates}
         )
@@ -242,7 +239,7 @@ class CaptureRun(CaptureParts):
         recorder.borrowed.check(self.name, self.reads)
         self.state.check_taken_over(self.name)
         higher = bool(described.outputs) and self.options.higher_order
-        again = assembly.resumable(analysis, records, joint) if higher else None
+        again = self.resumable(analysis, records, joint) if higher else None
         facts = self.facts.of(len(joint.signature.inputs), scan)
         found = self.reads, facts, again, inputs.wrappers.found(self.call.tree), self.state.reached()
         return Captured(joint, tuple(tensors), tuple(self.code.modules.values()), *found)

@@ -26,7 +26,7 @@ from ..values.prefix import generators_drawn_from
 from .derived_effects import DerivedEffects
 from .resumable_trace import Derivative, GradientRef, ResumableTrace, ValueRef, read_again
 
-__all__ = ["AtHand", "Cut", "DerivedOutput", "RecordedBackward", "derivative_of"]
+__all__ = ["Cut", "DerivedOutput", "RecordedBackward", "derivative_of"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +94,7 @@ class _Graph:
         gradient_of = dict(zip(map(id, recorded.variables), recorded.second, strict=True))
         outputs = [(i, id(origin.outputs[i])) for i in recorded.results]
         results = [i for i, key in outputs if gradient_of[key] is not None or key in self.effects.later.leaves]
-        self.cut = cut = Cut(self._at_hand(results), recorded.seeds)
+        self.cut = cut = Cut(recorded, results)
         self.decided = session.decisions.made
         ends = (
             *(output.entry for output in recorded.outputs),
@@ -119,21 +119,6 @@ class _Graph:
         self.returned = [copy_of.get(id(leaf)) if leaf is not None else None for leaf in self.leaves]
         self.tape, self.random_originals = cut.tape()
         self.numbers = cut.numbers()
-
-    def _at_hand(self, results: list[int]) -> AtHand:
-        recorded = self.recorded
-        return AtHand(
-            recorded.origin,
-            recorded.start,
-            results=results,
-            sinks=recorded.sinks,
-            valued=recorded.valued,
-            tangents=list(zip(recorded.given, recorded.tangents, strict=True)),
-            live=recorded.done.live,
-            late=recorded.second_done.live,
-            saved=recorded.saved,
-            sizes=recorded.sizes,
-        )
 
     def module(self) -> fx.GraphModule:
         recorder = self.session.recorder
@@ -255,59 +240,38 @@ def _reached(fakes: list[torch.Tensor], leaves: list[torch.Tensor | None]) -> tu
 # The part of a capture's tape that makes a derivative: from the values at hand to the gradients that are asked for.
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AtHand:
-    """What a derivative of `origin` may start from; `start` is where it begins on the tape.
-
-    By position: `results`, outputs that the function saves for itself; `sinks`, inputs that gradients reach, of which
-    those in `valued` have kept their value; `tangents`, with the fake and the entry of each. `live` and `late`: the
-    entries of the live inputs in the backward, and in the backward of that. `saved`: value numbers; `sizes`: symbolic
-    numbers.
-    """
-
-    origin: ResumableTrace
-    start: int
-    results: list[int]
-    sinks: list[int]
-    valued: set[int]
-    tangents: list[tuple[int, tuple[torch.Tensor, Entry]]]
-    live: list[Entry]
-    late: list[Entry]
-    saved: list[tuple[ValueRef, int]]
-    sizes: list[tuple[ValueRef, Any]]
-
-
 class Cut:
     """The part of the tape between what is at hand and what is wanted, copied, with its inputs."""
 
-    def __init__(self, given: AtHand, seeds: list[Entry]) -> None:
-        origin = given.origin
-        self.given, self.session = given, origin.session
+    def __init__(self, recorded: RecordedBackward, results: list[int]) -> None:
+        """`results`: the positions of outputs that the function saves for itself."""
+        origin = recorded.origin
+        self.recorded, self.session = recorded, origin.session
         self.recorder, self.numbering = self.session.recorder, self.session.numbering
         self.in_backward = False  # what is copied from now on is part of the backward
         self.copies: dict[int, Entry] = {}  # by number
         self.used: set[int] = set()
         self.sizes: dict[int, Any] = {}  # the numbers that saved sizes are, by the id of their entry
         self.sources: list[tuple[ValueRef, Slot, Entry, torch.Tensor | None, Entry]] = []
-        self.seeds = [self._input(entry) for entry in seeds]
-        for i in given.results:
+        self.seeds = [self._input(entry) for entry in recorded.seeds]
+        for i in results:
             value = self.recorder.value_of(origin.outputs[i])
             entry = value.read(self.recorder.emit)
             self.sources.append((ValueRef("result", i), origin.output_slots[i], entry, value.fake, self._input(entry)))
-        for i in given.sinks:
+        for i in recorded.sinks:
             entry = origin.inputs[i]
-            own = self._input(entry) if i in given.valued else Entry(None, spec=entry.spec)
+            own = self._input(entry) if i in recorded.valued else Entry(None, spec=entry.spec)
             self.sources.append((ValueRef("input", i), origin.input_slots[i], entry, origin.leaves[i], own))
-        for i, (fake, entry) in given.tangents:
+        for i, (fake, entry) in zip(recorded.given, recorded.tangents, strict=True):
             leaf = fake if fake.requires_grad else None
             self.sources.append(
                 (ValueRef("tangent", i), Tangent(origin.output_slots[i]), entry, leaf, self._input(entry))
             )
-        for i, (live, entry) in enumerate(zip(self.recorder.late.live, given.live, strict=True)):
+        for i, (live, entry) in enumerate(zip(self.recorder.late.live, recorded.done.live, strict=True)):
             self.sources.append((ValueRef("live", i), Live(live.slot), entry, None, self._input(entry)))
-        self.late = [self._input(entry) for entry in given.late]  # the same in the backward of this
+        self.late = [self._input(entry) for entry in recorded.second_done.live]  # the same in the backward of this
         self.saved: dict[int, tuple[ValueRef, Slot, Entry, None, Entry]] = {}
-        for place, number in given.saved:
+        for place, number in recorded.saved:
             first = self.numbering.first[number]
             if number not in self.copies:
                 slot = Saved(first.name or f"value {place.index}")
@@ -370,7 +334,7 @@ class Cut:
             s for copy in self.copies.values() for n in _numbers_in((copy.args, copy.kwargs)) for s in symbols_in(n)
         }
         known = {info.symbol for info in symbols_of_inputs(self.inputs()[0], {})}
-        for place, number in self.given.sizes:
+        for place, number in self.recorded.sizes:
             symbol = symbol_of(number)
             if symbol in used - known:
                 known.add(symbol)
@@ -395,10 +359,10 @@ class Cut:
         return self.numbering.position(self.numbering.of(entry))
 
     def _is_new(self, entry: Entry) -> bool:
-        return self._position(entry) >= self.given.start
+        return self._position(entry) >= self.recorded.start
 
     def _missing(self, entry: Entry) -> str:
-        origin, name = self.given.origin, self.session.name
+        origin, name = self.recorded.origin, self.session.name
         what = "a random number"
         for known, slot in zip(origin.inputs, origin.input_slots, strict=True):
             if known is entry:

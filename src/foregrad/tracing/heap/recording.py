@@ -39,7 +39,7 @@ class Host(Hooks):
     def go_on(self) -> None:
         """The end of `pause`."""
 
-    def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
+    def adopt(self, real: torch.Tensor) -> torch.Tensor:
         """The stand-in for a real tensor that the function brought in by itself."""
         raise NotImplementedError
 
@@ -86,7 +86,7 @@ class Host(Hooks):
     def on_gradient(self, *args: Any, **kwargs: Any) -> None:
         """`torch.autograd.grad` is called."""
 
-    def on_numpy(self, function: Any) -> None:
+    def on_numpy(self, cls: Any) -> None:
         """A custom Function hands a tensor to NumPy."""
 
     def ask(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
