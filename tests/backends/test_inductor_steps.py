@@ -53,6 +53,73 @@ def test_updates_are_written_by_the_graph(optimizer):
     assert specialization.source().count(".copy_(") == (3 if optimizer == "AdamW" else 0)  # the steps
 
 
+def crossed(read):
+    """A step on two tensors with a loss that is not compiled; what the step reads after it, `read` gets."""
+
+    def step(p, x):
+        weight = nn.functional.binary_cross_entropy(x.sigmoid(), (x > 0).float())
+        out = read(p, (x * weight).sigmoid())
+        p.mul_(0.5)
+        return out
+
+    return step
+
+
+def swapped(a, b):
+    before = a.clone()
+    a.copy_(b)
+    b.copy_(before)
+    return (a + b).sum()
+
+
+def moved_on(a, b):
+    before = a.clone()
+    a.mul_(2)
+    b.copy_(before)
+    return b.sum()
+
+
+READERS = {
+    "not compiled": crossed(nn.functional.binary_cross_entropy),
+    "compiled": crossed(torch.mul),
+    "swapped": swapped,
+    "moved on": moved_on,
+}
+
+
+@pytest.mark.parametrize("step", READERS.values(), ids=READERS)
+def test_a_value_is_read_before_it_is_written(step):
+    torch.manual_seed(0)
+    inputs = torch.rand(4, 4), torch.rand(4, 4)
+    copies = [value.clone() for value in inputs]
+    call = foregrad.compile(step, backend="inductor", on_unsupported="raise")
+    for _ in range(2):
+        torch.testing.assert_close(call(*copies), step(*inputs))
+        torch.testing.assert_close(copies, [*inputs])
+
+
+def test_updates_behind_a_loss_that_is_not_compiled():
+    """They may be all that a part of the graph does, which then has no results."""
+    weights = []
+    for wrap in (lambda step: step, foregrad.compile(backend="inductor", on_unsupported="raise")):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1), nn.Sigmoid())
+        made, x, y = OPTIMIZERS["AdamW"](model.parameters()), torch.randn(8, 8), torch.rand(8, 1)
+
+        def step(model=model, made=made, x=x, y=y):
+            loss = nn.functional.binary_cross_entropy(model(x), y)
+            loss.backward()
+            made.step()
+            made.zero_grad()
+            return loss.detach()
+
+        call = wrap(step)
+        for _ in range(4):
+            call()
+        weights.append([*model.parameters()])
+    torch.testing.assert_close(*weights)
+
+
 @pytest.mark.parametrize("optimizer", ["AdamW", *OF_LISTS])
 def test_numbers_of_the_optimizer_cut_the_graph_nowhere(optimizer, monkeypatch):
     import foregrad.backends.inductor as backend

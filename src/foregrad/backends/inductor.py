@@ -56,6 +56,7 @@ from .segments import OtherStridesError, checked_once, compile_around, overwrita
 __all__ = ["BUDGET_SETTINGS", "InductorCompiler", "why_not"]
 
 log = logging.getLogger("foregrad.backends")
+aten = torch.ops.aten
 
 # Inductor keeps a buffer that is not read any more until a later one of its size is made, if its own estimate of the
 # peak, from before results are written into operands, allows that. The measured peak is then above the plan.
@@ -272,15 +273,28 @@ def _with_writes(gm: fx.GraphModule, role: GraphRole, foreign: Collection[fx.Nod
     if role.phase != "inference" or inductor.uses_cudagraphs():
         return ()
     results, inputs = results_of(gm), [node for node in gm.graph.nodes if node.op == "placeholder"]
+    written = {inputs[number] for number, _ in role.updates}
     done = []
     for number, place in role.updates:
         new, old = results[place], inputs[number]
-        if isinstance(new, fx.Node) and new not in foreign and old.meta["val"].ndim and old not in results:
+        if not isinstance(new, fx.Node) or new in foreign or old in results or not old.meta["val"].ndim:
+            continue
+        if _may_become(new) not in written - {old}:  # of two tensors that swap values, one would be lost
             done.append((number, place))
     copied_inside(gm.graph, done)
-    written = {place for _, place in done}
-    gm.graph.output_node().args = ([None if i in written else result for i, result in enumerate(results)],)
+    places = {place for _, place in done}
+    gm.graph.output_node().args = ([None if i in places else result for i, result in enumerate(results)],)
     return tuple(done)
+
+
+def _may_become(value: fx.Node) -> fx.Node:
+    """The node that Inductor may put in place of `value`, if all operators between turn out to change nothing."""
+    while value.op == "call_function":
+        operands = value.all_input_nodes[-1:] if value.target is aten.copy.default else value.all_input_nodes
+        if len(operands) != 1:
+            break
+        value = operands[0]
+    return value
 
 
 def _writing(compiled: Boxed, written: Sequence[int]) -> Boxed:
@@ -464,7 +478,7 @@ def _with_values(gm: fx.GraphModule) -> set[fx.Node]:
 
 def _takes_by_numbers(node: fx.Node) -> bool:
     """Whether a node is `x[i, j]` with integer indices: only masks make a size that depends on their contents."""
-    if node.target is not torch.ops.aten.index.Tensor:
+    if node.target is not aten.index.Tensor:
         return False
     indices: Any = node.args[1]
     values = [index.meta["val"] for index in indices if index is not None]
@@ -477,7 +491,7 @@ def _is_drawn_by_eager(node: fx.Node) -> bool:
     """
     if any(isinstance(operand.meta.get("val"), torch.Generator) for operand in node.all_input_nodes):
         return True
-    return node.target is torch.ops.aten.bernoulli.p and inductor.draws_as_eager()
+    return node.target is aten.bernoulli.p and inductor.draws_as_eager()
 
 
 def _is_number_of_data(node: fx.Node) -> bool:

@@ -1,8 +1,8 @@
 """A graph cut around foreign nodes, which a compiler can't take: segments between them are compiled, they run as is.
 
-There are as few segments as the dependencies allow: a node goes into the first segment after all its operands. Random
-operators keep their order, constants are in every segment that reads them. Calls of repeated regions are foreign nodes
-too: the regions are compiled already.
+There are as few segments as the dependencies allow: a node goes into the first segment after all its operands, a write
+to an input after all that reads the old value. Random operators keep their order, constants are in every segment that
+reads them. Calls of repeated regions are foreign nodes too: the regions are compiled already.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from .._torch.modules import make_graph_module
@@ -21,6 +22,7 @@ from ..graph.role import LAID_OUT
 from ..passes.aliasing import makes_memory, memory_of, tensors_in
 from ..passes.regions import called_region, is_random, is_random_region, piece
 from ..passes.repeats import is_view
+from ..passes.updates import by_memory
 from .boxed import as_boxed
 from .eager import eager_compiler
 from .results import Contract, Result, promised
@@ -50,7 +52,7 @@ def compile_around(
             copies[node] = graph.node_copy(node, copies.__getitem__)
             copies[node].meta.pop(LAID_OUT, None)  # segments are compiled for the strides that it comes with
     for segment in segments:
-        if segment.results:
+        if segment.results or any(map(_is_write, segment.nodes)):
             module = piece(gm, segment.inputs, segment.nodes, tuple(segment.results), "Segment")
             results = promised(module, [str(node) for node in segment.results], range(len(segment.results)), None)
             values = [node.meta["val"] for node in segment.inputs]
@@ -139,13 +141,17 @@ class _Segment:
 def _cut(gm: fx.GraphModule, foreign: set[fx.Node]) -> list[_Segment]:
     level: dict[fx.Node, int] = {}  # of the segment that a node is in
     segments = [_Segment()]
+    aliases = by_memory(gm.graph.nodes)
     random, random_is_foreign = 0, False
     last = next((node for node in reversed(gm.graph.nodes) if called_region(gm, node) is not None), None)
     start = 0  # nodes after the last region that need no region would only hold memory meanwhile
     for node in gm.graph.nodes:
         if node.op not in ("call_function", "call_module"):
             continue
-        needed = [n for n in node.all_input_nodes if n in level]
+        before = node.all_input_nodes
+        if _is_write(node):
+            before = [*before, *(user for alias in aliases[memory_of(before[0])] for user in alias.users)]
+        needed = [n for n in before if n in level]
         is_foreign = node in foreign
         at = max([0 if is_foreign else start, *(level[n] + (n in foreign and not is_foreign) for n in needed)])
         region = called_region(gm, node)
@@ -166,6 +172,10 @@ def _cut(gm: fx.GraphModule, foreign: set[fx.Node]) -> list[_Segment]:
         segment.inputs = [n for n in read if n not in inside]
         segment.results = [n for n in segment.nodes if any(user not in inside for user in n.users)]
     return segments
+
+
+def _is_write(node: fx.Node) -> bool:
+    return node.target is torch.ops.aten.copy_.default
 
 
 def _join_first(gm: fx.GraphModule, segments: list[_Segment]) -> None:
