@@ -53,6 +53,26 @@ def test_updates_are_written_by_the_graph(optimizer):
     assert specialization.source().count(".copy_(") == (3 if optimizer == "AdamW" else 0)  # the steps
 
 
+def test_gradients_go_one_after_the_other():
+    """Where the activations of the backward and the gradients are as large as one another, neither are held together."""
+    peaks = []
+    for backend in ("eager", "inductor"):
+        torch.manual_seed(0)
+        model = nn.Sequential(*[part for _ in range(8) for part in (nn.Linear(64, 64), nn.ReLU())])
+        made, x = OPTIMIZERS["SGD"](model.parameters()), torch.randn(32, 64)
+
+        @foregrad.compile(backend=backend)
+        def step(model=model, made=made, x=x):
+            model(x).square().mean().backward()
+            made.step()
+            made.zero_grad()
+
+        for _ in range(3):
+            step()
+        peaks.append(_peak(step))
+    assert peaks[1] < peaks[0] + 3 * model[0].weight.nbytes
+
+
 def crossed(read):
     """A step on two tensors with a loss that is not compiled; what the step reads after it, `read` gets."""
 

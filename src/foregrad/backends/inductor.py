@@ -43,7 +43,7 @@ from ..graph.role import LAID_OUT, PREPARED, GraphRole, role_of
 from ..interrupts import deliver
 from ..passes.aliasing import copy_shared_results, results_of, written_inputs
 from ..passes.decompose import decompose
-from ..passes.mutations import copied_inside
+from ..passes.mutations import copied_early
 from ..passes.numbers import ONE_BY_ONE, known_first, numbers_in_a_tensor
 from ..passes.regions import called_region, outlined, sums_first
 from ..passes.repeats import has_marked_calls, is_view, layout_key
@@ -281,7 +281,7 @@ def _with_writes(gm: fx.GraphModule, role: GraphRole, foreign: Collection[fx.Nod
             continue
         if _may_become(new) not in written - {old}:  # of two tensors that swap values, one would be lost
             done.append((number, place))
-    copied_inside(gm.graph, done)
+    copied_early(gm.graph, done)
     places = {place for _, place in done}
     gm.graph.output_node().args = ([None if i in places else result for i, result in enumerate(results)],)
     return tuple(done)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import fx
@@ -19,8 +19,9 @@ from ..graph.partitioned import Partitioned
 from ..graph.signature import Signature
 from .aliasing import memory_of, results_of
 from .sparse import dense_results
+from .updates import by_memory, may_be_scheduled, scheduled
 
-__all__ = ["copied_inside", "donated_inputs", "with_mutations_inside", "writes_for_the_graph"]
+__all__ = ["copied_early", "copied_inside", "donated_inputs", "with_mutations_inside", "writes_for_the_graph"]
 
 aten = torch.ops.aten
 
@@ -53,6 +54,25 @@ def copied_inside(graph: fx.Graph, updates: Iterable[tuple[int, int]]) -> list[f
             node.meta = placeholders[number].meta
             copies.append(node)
     return copies
+
+
+def copied_early(graph: fx.Graph, updates: Sequence[tuple[int, int]]) -> None:
+    """As `copied_inside`, but each update comes as soon as it can, and its `copy_` with it. A compiler that orders
+    kernels by its own estimate of memory begins with the order of the graph.
+    """
+    if not may_be_scheduled([*graph.nodes]):
+        copied_inside(graph, updates)
+        return
+    *ordered, output = scheduled([*graph.nodes], updates)[0]
+    for node in ordered:
+        output.prepend(node)
+    copies, aliases = copied_inside(graph, updates), by_memory(ordered)
+    late, position = {output, *copies}, {node: number for number, node in enumerate(ordered)}
+    for copy in copies:
+        old, new = copy.all_input_nodes
+        readers = {user for alias in aliases[memory_of(old)] for user in alias.users} - {copy}
+        if late.isdisjoint(readers):
+            max(new, *readers, key=position.__getitem__).append(copy)
 
 
 def with_mutations_inside(partitioned: Partitioned) -> Partitioned:
