@@ -401,12 +401,9 @@ def log_of(
 ) -> tuple[Effect, ...]:
     """`records`: the inputs; `whole`: those behind them, which are the memory that others share."""
     views, histories = analysis.early, analysis.histories
-    times: dict[int, list[int]] = {}  # when views are taken of a memory
-    for entry in (*views, *histories):
-        times.setdefault(_memory(records[entry.effect.input]), []).append(entry.at)
     changes: list[Recorded] = []
     for index, record in enumerate(records):
-        changes += _changes(recorder, index, record, analysis, times.get(_memory(record), []))
+        changes += _changes(recorder, index, record, analysis)
     queries: list[Recorded] = []
     for number, leaf in analysis.aliases:  # their history is that of the input, which is about to lose it
         info = analysis.outputs[number]
@@ -450,17 +447,11 @@ def _bumps_after_views(recorded: Sequence[Recorded], records: Sequence[InputReco
     return found
 
 
-def _memory(record: InputRecord) -> int:
-    return id(record.initial.storage)
-
-
-def _changes(
-    recorder: Recorder, index: int, record: InputRecord, analysis: Analysis, views: list[int]
-) -> list[Recorded]:
-    """What happens to an input itself, but for writes. `views`: when views are taken of its memory."""
+def _changes(recorder: Recorder, index: int, record: InputRecord, analysis: Analysis) -> list[Recorded]:
+    """What happens to an input itself, but for writes."""
     log, stand_in = recorder.changes.log, record.stand_in
     _check_epochs(recorder, record)
-    toggled = _toggles(recorder, record, views)
+    toggled = toggles(recorder, record)
     recorded = [Recorded(event.at, dataclasses.replace(event.effect, input=index)) for event in toggled]
     # A leaf that requires grad did not do so then, in eager.
     is_leaf = record.real.is_leaf if record.real.requires_grad else is_marked(stand_in)
@@ -494,26 +485,6 @@ def _written_at(recorder: Recorder, write: Write, record: InputRecord, analysis:
     if changes and write.differentiable and write.input not in analysis.first:
         return max(at, changes[-1]), True
     return min([at, *changes[:1]]), write.differentiable and not changes
-
-
-def _toggles(recorder: Recorder, record: InputRecord, views: list[int]) -> list[Event]:
-    """The `requires_grad_()` and `detach_()` events of an input, without pairs between which no view is taken."""
-    stand_in = record.stand_in
-    had_history = not (record.real.requires_grad and record.real.is_leaf)
-    kept: list[Event] = []
-    for event in toggles(recorder, record):
-        is_mark = isinstance(event.effect, MarkRequiresGrad)
-        if kept and not any(kept[-1].at < at < event.at for at in views):
-            if isinstance(kept[-1].effect, MarkRequiresGrad) is is_mark:
-                kept.pop()
-            elif not (is_mark and had_history):
-                kept.pop()
-                continue
-        kept.append(event)
-    if stand_in.requires_grad and history_of(stand_in) is not None:
-        while kept and not any(kept[-1].at < at for at in views):
-            kept.pop()  # what is written takes the place of its history
-    return kept
 
 
 def _check_epochs(recorder: Recorder, record: InputRecord) -> None:
