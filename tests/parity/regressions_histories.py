@@ -478,3 +478,21 @@ def f(x0):
     return (v0, v0.unbind(0)[0])
 """,
 )
+
+regression(
+    "a view is taken between two changes of sizes, and what it is of is marked then, and written through `.data`",
+    """
+def make_args():
+    return (torch.randn(2, 3), torch.randn(2, 3, requires_grad=True))
+
+
+def f(x, w):
+    x.t_()
+    v = x[0]
+    x.t_()
+    x.requires_grad_()
+    y = (x * 2).sum()
+    x.data.mul_(2)
+    return v, y
+""",
+)

@@ -316,8 +316,8 @@ def with_graph(
 
     It comes first, but for the first marks of inputs that are `taken` by autograd, and views taken before those; not
     so for `leaves` that require grad already and are detached before they are marked. With `counts_first` it comes
-    after the versions that move, too, and what comes before those. Where the node is made later, the graph comes
-    first and all else in program order. Gradients that nobody looks at go first of all.
+    after the versions that move before sizes do, too, and the views before those. Where the node is made later, the
+    graph comes first and all else in program order. Gradients that nobody looks at go first of all.
     """
     cleared = [isinstance(effect, SetGradient) and effect.first for effect in log]
     if any(cleared):
@@ -338,8 +338,9 @@ def with_graph(
     again = {marks[index] for index, at in detached.items() if marks.get(index, -1) > at}
     plain = [at for at, effect in enumerate(log) if isinstance(effect, TakeView) and effect.of_plain]
     swap = next((at for at, effect in enumerate(log) if isinstance(effect, SetData)), len(log))
+    resized = next((at for at, effect in enumerate(log[:swap]) if isinstance(effect, InplaceView)), swap)
     views = {at for at in plain if at < min(swap, max(early, default=-1)) and log[at].first}  # type: ignore[attr-defined]
-    counts = {at for at, effect in enumerate(log[:swap]) if counts_first and isinstance(effect, BumpVersion)}
+    counts = {at for at, effect in enumerate(log[:resized]) if counts_first and isinstance(effect, BumpVersion)}
     views |= {at for at, effect in enumerate(log) if at < max(counts, default=-1) and isinstance(effect, TakeView)}
     late = {at for at in plain if at < marks.get(log[at].input, -1) and at < detached.get(log[at].input, len(log))}
     late = {at for at in late - views if marks[log[at].input] in early}
