@@ -193,8 +193,8 @@ class Assembly(CaptureParts):
             checks=tuple(analysis.checks),
             eager_regions=tuple(self.regions.made),
             wrapper_parts=tuple(tuple(of_part[id(p)] for p in known.parts) for known in inputs.wrappers.inputs),
-            wrapper_results=wrapper_results(analysis, inputs),
-            passed_wrappers=passed_wrappers(analysis, differentiable, inputs),
+            wrapper_results=wrapper_results(analysis),
+            passed_wrappers=passed_wrappers(analysis, differentiable),
             in_backward=effects.of([r.leaf for r in records], self._live(records) if run.live else ()),
         )
         errors = self.backward.error, table, self.backward.failing, self.backward.raising
@@ -223,13 +223,13 @@ class Assembly(CaptureParts):
     def _log(self, analysis: Analysis, described: Differentiated, whole: list[InputRecord]) -> tuple[Effect, ...]:
         """The effect log, with the place at which the node is made where that is not first."""
         records = self.inputs.records
-        log = log_of(self.recorder, analysis, records, whole)
+        log = log_of(analysis, whole)
         if not described.late:
             return log
         wrapped = {id(leaf) for leaf, *_ in self.backward.run.wrapped}
         given = enumerate(zip(records, described.gradients, strict=True))
         taken = {i for i, (r, gradient) in given if gradient is not None or id(r.leaf) in wrapped}
-        with_node = attached(log, fitting(self.recorder, records, described.gradients), taken)
+        with_node = attached(log, fitting(analysis, described.gradients), taken)
         if with_node is None:
             record = records[min(described.late)]
             raise changed_with_gradients(str(record.slot), self.recorder.changes.where(record.stand_in))

@@ -119,11 +119,10 @@ class CaptureRun(Assembly):
                     return None
         self.lifting.values_asked.raise_failed()  # by a hook, in the backward
         self.functions.check_absent(self.name, len(described.tangents))
-        recorder, records = self.recorder, self.inputs.records
         with self.unrecorded:
-            check_gradients(self.name, records, self.lifting.accumulated_at)
-            late = check_sizes(recorder, analysis, records, described.gradients)
-            check_marked(recorder, analysis, records)
+            check_gradients(self.name, self.inputs.records, self.lifting.accumulated_at)
+            late = check_sizes(analysis, described.gradients)
+            check_marked(analysis)
             return self._captured(analysis, dataclasses.replace(described, late=late), out_leaves, out_tree)
 
     def _called(self, given: Given) -> tuple[Any] | None:
@@ -195,7 +194,7 @@ class CaptureRun(Assembly):
         recorder, records, backward = self.recorder, self.inputs.records, self.backward
         with_history = [fake for fake in analysis.fakes if fake is not None]
         keep = self.options.higher_order
-        described = self.observed.of(differentiate)(recorder, records, backward, analysis, keep=keep)
+        described = self.observed.of(differentiate)(backward, analysis, keep=keep)
         self.observed.raise_failed()
         self.observed.check(self.state.made.newborns)
         self.inputs.wrappers.check_gradients()

@@ -400,10 +400,9 @@ class Differentiated:
         return Differentiated(outputs, list(nowhere), tangents, self.gradients, reached)
 
 
-def differentiate(
-    recorder: Recorder, records: Sequence[InputRecord], backward: Backward, analysis: Analysis, *, keep: bool
-) -> Differentiated:
+def differentiate(backward: Backward, analysis: Analysis, *, keep: bool) -> Differentiated:
     """Run the backward on fakes. `keep`: what it takes to differentiate that again."""
+    recorder, records = analysis.recorder, analysis.inputs.records
     outputs = analysis.carrying_gradients()
     with_history = [fake for fake in analysis.fakes if fake is not None]
     tangents = [make_tangent(recorder, analysis.specs[i]) for i in outputs]

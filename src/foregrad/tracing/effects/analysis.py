@@ -7,17 +7,20 @@ import dataclasses
 import torch
 
 from ..._torch.tensors import history_of
-from ...graph.effect_log import Effect, Handle, Recorded, Write, WriteWrapper
+from ...graph.effect_log import Effect, Handle, Recorded, ViewStep, Write, WriteWrapper
 from ...graph.effects import CheckInfo, Given, Result
 from ...graph.meta import TensorSpec
 from ...graph.signature import DecisionInfo, OutputInfo
 from ...graph.slots import Checked, Decision, Slot
+from ..heap.alias import Value
 from ..heap.records import InputRecord
+from ..inputs.inputs import Inputs
 from ..kernels.checks import Check
+from ..recorder.recorder import Recorder
 from ..tape.tape import Entry
 from ..values.decisions import Decided
 
-__all__ = ["Analysis", "Start"]
+__all__ = ["Analysis", "BaseOutput", "Start"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,10 +33,29 @@ class Start:
     until: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class BaseOutput:
+    """A value that outputs are views of, the graph output that gives it, and the steps from that to the value.
+
+    `leaf`: it is made to require grad by itself. `detached`: it is detached, and has its history until then.
+    """
+
+    value: Value
+    output: int
+    back: tuple[ViewStep, ...]
+    leaf: bool = False
+    detached: bool = False
+
+
 @dataclasses.dataclass(slots=True)
 class Analysis:
-    """What `analyze` finds. `fakes[i]` is the autograd tensor of graph output i, when it carries gradients."""
+    """What `analyze` finds. `fakes[i]` is the autograd tensor of graph output i, when it carries gradients. `bases`: by
+    the id of a storage that is no input's, what gives it.
+    """
 
+    recorder: Recorder
+    inputs: Inputs
+    bases: dict[int, BaseOutput] = dataclasses.field(default_factory=dict)
     slots: list[Slot] = dataclasses.field(default_factory=list)
     entries: list[Entry] = dataclasses.field(default_factory=list)
     specs: list[TensorSpec] = dataclasses.field(default_factory=list)

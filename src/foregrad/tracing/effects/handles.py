@@ -6,7 +6,6 @@ and by when the first of them was taken.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
@@ -19,13 +18,11 @@ from ..heap.metadata_changes import Event
 from ..heap.records import InputRecord, is_moved
 from ..heap.refusals import of_exchanged_memory
 from ..heap.views import View
-from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
 from .analysis import Analysis, Start
 from .input_effects import changes_look, toggles
 
 __all__ = [
-    "BaseOutput",
     "alias_of_input",
     "as_it_was",
     "marked_at",
@@ -39,28 +36,13 @@ __all__ = [
 aten = torch.ops.aten
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class BaseOutput:
-    """A value that outputs are views of, the graph output that gives it, and the steps from that to the value.
-
-    `leaf`: it is made to require grad by itself. `detached`: it is detached, and has its history until then.
-    """
-
-    value: Value
-    output: int
-    back: tuple[ViewStep, ...]
-    leaf: bool = False
-    detached: bool = False
-
-
-def observed_swaps(
-    recorder: Recorder, inputs: Inputs, replaced: list[int], leaves: list[object]
-) -> list[tuple[int, int]]:
+def observed_swaps(analysis: Analysis, leaves: list[object]) -> list[tuple[int, int]]:
     """(input, number of a swap) of those that somebody sees: the last of each input, and those that outputs, or the
     memory that comes by another one, are views since.
     """
-    log, records = recorder.changes.log, inputs.records
-    swaps = {index: log.of(records[index].stand_in, SetData) for index in replaced}
+    recorder, records = analysis.recorder, analysis.inputs.records
+    log = recorder.changes.log
+    swaps = {index: log.of(records[index].stand_in, SetData) for index in analysis.replaced}
     number = {id(event.after): (index, at) for index, events in swaps.items() for at, event in enumerate(events)}
     fakes = [leaf for leaf in leaves if is_stand_in(leaf) and id(leaf) in recorder.values]
     waiting = [recorder.value_of(fake) for fake in fakes]
@@ -79,11 +61,12 @@ def observed_swaps(
     return sorted(found)
 
 
-def _start_of(recorder: Recorder, inputs: Inputs, analysis: Analysis, value: Value) -> tuple[Value, Start] | None:
+def _start_of(analysis: Analysis, value: Value) -> tuple[Value, Start] | None:
     """The nearest tensor on the way from a value to its root that is an input's, or was; None where there is none."""
-    if len(analysis.starts_of) != len(inputs.records):
-        analysis.starts = _starts(recorder, inputs.records)
-        analysis.starts_of = tuple(map(id, inputs.records))
+    records = analysis.inputs.records
+    if len(analysis.starts_of) != len(records):
+        analysis.starts = _starts(analysis.recorder, records)
+        analysis.starts_of = tuple(map(id, records))
     at: Value | None = value
     while at is not None and id(at) not in analysis.starts:
         at = at.parent
@@ -105,14 +88,14 @@ def _starts(recorder: Recorder, records: list[InputRecord]) -> dict[int, Start]:
     return starts
 
 
-def alias_of_input(recorder: Recorder, inputs: Inputs, analysis: Analysis, value: Value, path: str) -> Handle | None:
+def alias_of_input(analysis: Analysis, value: Value, path: str) -> Handle | None:
     """A view of an input, from what the input is after the call."""
-    found = _start_of(recorder, inputs, analysis, value)
+    found = _start_of(analysis, value)
     if found is None:
         return None
     at, start = found
     steps = steps_between(value, at)
-    early = _early_views(recorder, inputs, value, found, Handle(path, start.input, None, steps))
+    early = _early_views(analysis, value, found, Handle(path, start.input, None, steps))
     analysis.early += early
     if start.epoch:
         analysis.of_swapped |= {(start.input, step.call) for step in steps[:1]}
@@ -122,20 +105,18 @@ def alias_of_input(recorder: Recorder, inputs: Inputs, analysis: Analysis, value
     return Handle(path, start.input, None, steps)
 
 
-def memory_of(
-    recorder: Recorder, inputs: Inputs, analysis: Analysis, bases: dict[int, BaseOutput], value: Value, path: str
-) -> Handle:
+def memory_of(analysis: Analysis, value: Value, path: str) -> Handle:
     """The memory that a tensor took over, which is `value` since."""
     if value.parent is not None:
-        found = _start_of(recorder, inputs, analysis, value.parent)
+        found = _start_of(analysis, value.parent)
         if found is not None:
             at, start = found
             source = Handle(path, start.input, None, steps_between(value, at))
-            analysis.early += _early_views(recorder, inputs, value, found, source)
+            analysis.early += _early_views(analysis, value, found, source)
             return source
     if value.storage.is_input:
         raise of_exchanged_memory(path)
-    base = bases[id(value.storage)]
+    base = analysis.bases[id(value.storage)]
     return Handle(path, None, base.output, (*base.back, *steps_between(value, base.value)))
 
 
@@ -184,13 +165,11 @@ def _step(value: Value) -> ViewStep:
     return ViewStep(view.op, view.args, tuple(view.kwargs.items()), view.index, id(view.call), view.grad_enabled)
 
 
-def _early_views(
-    recorder: Recorder, inputs: Inputs, value: Value, origin: tuple[Value, Start], handle: Handle
-) -> list[Recorded]:
+def _early_views(analysis: Analysis, value: Value, origin: tuple[Value, Start], handle: Handle) -> list[Recorded]:
     """Those of the views on the way from the tensor of an input, `origin`, to `value` that what happens later must not
     precede, and the marks of some of them. `handle`: what names `value`.
     """
-    base, start = origin
+    recorder, inputs, (base, start) = analysis.recorder, analysis.inputs, origin
     record = inputs.records[start.input]
     is_marked = record.stand_in.requires_grad and not record.real.requires_grad
     is_marked = is_marked or record.is_marked

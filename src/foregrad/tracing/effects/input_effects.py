@@ -103,8 +103,9 @@ def _is_reshaped(recorder: Recorder, record: InputRecord) -> bool:
     return bool(recorder.changes.log.of(record.stand_in, InplaceView))
 
 
-def add_counted(recorder: Recorder, analysis: Analysis, records: list[InputRecord]) -> None:
+def add_counted(analysis: Analysis) -> None:
     """Keep one input per shared version counter: moving its version moves that of its aliases."""
+    recorder, records = analysis.recorder, analysis.inputs.records
     counted = {update.input for update in analysis.updates if update.counted}
     written = {i for i in counted if records[i].spec.numel}
     reshaped = {i for i, record in enumerate(records) if _is_reshaped(recorder, record)}
@@ -127,15 +128,10 @@ def _counted_with(others: set[int], records: list[InputRecord], index: int) -> b
 
 
 def add_updates(
-    recorder: Recorder,
-    analysis: Analysis,
-    index: int,
-    record: InputRecord,
-    is_written_through_views: bool,
-    views: Sequence[torch.Tensor],
+    analysis: Analysis, index: int, record: InputRecord, is_written_through_views: bool, views: Sequence[torch.Tensor]
 ) -> None:
     """`views`: outputs that are views of the input."""
-    stand_in, initial = record.stand_in, record.initial
+    recorder, stand_in, initial = analysis.recorder, record.stand_in, record.initial
     current = recorder.values[id(stand_in)]
     written = _is_written(record) or is_written_through_views
     counted = is_moved(record)
@@ -191,10 +187,9 @@ def check_resized(recorder: Recorder, record: InputRecord) -> None:
 # Inputs that take another tensor's memory over: `set_`, and assignments to `.data`.
 
 
-def swapped(
-    recorder: Recorder, analysis: Analysis, index: int, at: int, records: list[InputRecord], memory: Handle
-) -> list[Recorded]:
+def swapped(analysis: Analysis, index: int, at: int, memory: Handle) -> list[Recorded]:
     """The entries for a swap of an input to `memory`, by its number, and for what is written to that with a history."""
+    recorder, records = analysis.recorder, analysis.inputs.records
     record = records[index]
     stand_in = record.stand_in
     events = recorder.changes.log.of(stand_in, SetData)
@@ -221,10 +216,11 @@ def swapped(
     return entries
 
 
-def check_marked(recorder: Recorder, analysis: Analysis, records: list[InputRecord]) -> None:
+def check_marked(analysis: Analysis) -> None:
     """Raise for resized views whose base was made to require grad; and for views that were made under no_grad of a
     tensor written with a history and given other memory: PyTorch regenerates their `grad_fn` from the new base.
     """
+    recorder, records = analysis.recorder, analysis.inputs.records
     resized = {event.tensor for event in recorder.changes.log.events if event.op in RESIZES}
     for at, leaf in analysis.aliases if resized or recorder.changes.replaced else ():
         info = analysis.outputs[at]
@@ -274,12 +270,11 @@ def _known_as_written(records: list[InputRecord]) -> list[InputRecord]:
 # the input when the node is created. So the node is created after some of the changes; others are refused.
 
 
-def check_sizes(
-    recorder: Recorder, analysis: Analysis, records: list[InputRecord], gradients: Sequence[Any]
-) -> frozenset[int]:
+def check_sizes(analysis: Analysis, gradients: Sequence[Any]) -> frozenset[int]:
     """Inputs whose gradient has the metadata that they get during the call. Their autograd node must be created after
     that change. Other changes of an input with a gradient are refused.
     """
+    recorder, records = analysis.recorder, analysis.inputs.records
     late: set[int] = set()
     log = recorder.changes.log
     reshaped = {index for index, r in enumerate(records) if log.of(r.stand_in, InplaceView)}
@@ -366,8 +361,9 @@ def _has_looked(recorder: Recorder, record: InputRecord, spec: TensorSpec) -> bo
     return any(_is_alike(spec, look) for look in _looks(recorder, record)[1:])
 
 
-def fitting(recorder: Recorder, records: Sequence[InputRecord], gradients: Sequence[Any]) -> dict[int, set[int]]:
+def fitting(analysis: Analysis, gradients: Sequence[Any]) -> dict[int, set[int]]:
     """For inputs that change, after how many of their changes the node may be made: see `attached`."""
+    recorder, records = analysis.recorder, analysis.inputs.records
     found: dict[int, set[int]] = {}
     for index, (record, gradient) in enumerate(zip(records, gradients, strict=True)):
         events = recorder.changes.log.changes_of(record.stand_in)
@@ -396,14 +392,13 @@ def _is_parted(outputs: Sequence[torch.Tensor], leaf: torch.Tensor | None) -> bo
 # The effect log of a call, from what happened while it was captured.
 
 
-def log_of(
-    recorder: Recorder, analysis: Analysis, records: Sequence[InputRecord], whole: Sequence[InputRecord]
-) -> tuple[Effect, ...]:
-    """`records`: the inputs; `whole`: those behind them, which are the memory that others share."""
+def log_of(analysis: Analysis, whole: Sequence[InputRecord]) -> tuple[Effect, ...]:
+    """`whole`: what is behind the inputs, which is the memory that others share."""
+    recorder, records = analysis.recorder, analysis.inputs.records
     views, histories = analysis.early, analysis.histories
     changes: list[Recorded] = []
     for index, record in enumerate(records):
-        changes += _changes(recorder, index, record, analysis)
+        changes += _changes(analysis, index, record)
     queries: list[Recorded] = []
     for number, leaf in analysis.aliases:  # their history is that of the input, which is about to lose it
         info = analysis.outputs[number]
@@ -416,7 +411,7 @@ def log_of(
     before: list[Recorded] = []
     after: list[Recorded] = []
     for write in analysis.updates:
-        at, is_after = _written_at(recorder, write, everything[write.input], analysis)
+        at, is_after = _written_at(analysis, write, everything[write.input])
         (after if is_after else before).append(Recorded(at, write))
     counted = []
     for index in analysis.counted:
@@ -447,9 +442,10 @@ def _bumps_after_views(recorded: Sequence[Recorded], records: Sequence[InputReco
     return found
 
 
-def _changes(recorder: Recorder, index: int, record: InputRecord, analysis: Analysis) -> list[Recorded]:
+def _changes(analysis: Analysis, index: int, record: InputRecord) -> list[Recorded]:
     """What happens to an input itself, but for writes."""
-    log, stand_in = recorder.changes.log, record.stand_in
+    recorder, stand_in = analysis.recorder, record.stand_in
+    log = recorder.changes.log
     _check_epochs(recorder, record)
     toggled = toggles(recorder, record)
     recorded = [Recorded(event.at, dataclasses.replace(event.effect, input=index)) for event in toggled]
@@ -472,14 +468,15 @@ def _changes(recorder: Recorder, index: int, record: InputRecord, analysis: Anal
     return recorded
 
 
-def _written_at(recorder: Recorder, write: Write, record: InputRecord, analysis: Analysis) -> tuple[int, bool]:
+def _written_at(analysis: Analysis, write: Write, record: InputRecord) -> tuple[int, bool]:
     """When the last write is made, and whether after what else happens then.
 
     It is of elements before the sizes change, of a history after that.
     """
     at = record.initial.storage.written_at
-    changes = [event.at for event in recorder.changes.log.of(record.stand_in, InplaceView)]
-    swaps = recorder.changes.log.of(record.stand_in, SetData)
+    log = analysis.recorder.changes.log
+    changes = [event.at for event in log.of(record.stand_in, InplaceView)]
+    swaps = log.of(record.stand_in, SetData)
     if swaps:  # what was its memory is written through it, as long as it has that
         return min(at, swaps[0].at, *changes[:1]), False
     if changes and write.differentiable and write.input not in analysis.first:

@@ -33,9 +33,8 @@ from ..recorder.recorder import Recorder
 from ..tape.opinfo import CUTS, take_data
 from ..tape.origin import user_line
 from ..tape.tape import Entry
-from .analysis import Analysis
+from .analysis import Analysis, BaseOutput
 from .handles import (
-    BaseOutput,
     alias_of_input,
     as_it_was,
     marked_at,
@@ -67,7 +66,7 @@ aten = torch.ops.aten
 
 def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[str]) -> Analysis:
     """Decide for every written input and every output leaf how the runtime rebuilds it."""
-    analysis = Analysis()
+    analysis = Analysis(recorder, inputs)
     inputs.wrappers.check()
     views = [(tensor, path) for tensor, path in zip(leaves, paths, strict=True) if is_stand_in(tensor)]
     recorder.detached.check_stale(views, inputs.by_stand_in)
@@ -78,30 +77,29 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
             analysis.replaced += [index] if is_replaced(recorder, record) else []
         else:
             of_it = [view for view, _ in views if is_view(view) and base_of(view) is record.stand_in]
-            add_updates(recorder, analysis, index, record, id(record) in through_bases.values(), of_it)
-    add_counted(recorder, analysis, inputs.records)
-    add_wrapper_histories(recorder, analysis, inputs)
+            add_updates(analysis, index, record, id(record) in through_bases.values(), of_it)
+    add_counted(analysis)
+    add_wrapper_histories(analysis)
     for whole, _ in inputs.memory:
         if whole.initial.storage.is_written_outside:
             out = analysis.add(Updated(whole.slot), whole.initial.read(recorder.emit), whole.spec, None)
             analysis.whole_updates.append((whole, out))
-    swaps = observed_swaps(recorder, inputs, analysis.replaced, leaves)
+    swaps = observed_swaps(analysis, leaves)
     tensors = tensor_outputs(recorder, inputs, leaves, paths, swaps)
-    bases = bases_of(recorder, inputs, analysis, tensors)
+    analysis.bases = bases = bases_of(analysis, tensors)
     for key, group in tensors.items():
         first = group[0].tensor
         analysis.inference[bases[key].output if key in bases else analysis.by_fake[id(first)]] = first.is_inference()
-    run = _Run(recorder, inputs, analysis, {id(r): i for i, r in enumerate(inputs.records)}, bases)
     for leaf, path in zip(leaves, paths, strict=True):
-        analysis.outputs.append(_counted(run, _output(run, leaf, path), leaf))
+        analysis.outputs.append(_counted(analysis, _output(analysis, leaf, path), leaf))
         if getattr(analysis.outputs[-1], "steps", ()):
             analysis.aliases.append((len(analysis.outputs) - 1, leaf))
     for index, at in swaps:
         record = inputs.records[index]
         after = recorder.changes.log.of(record.stand_in, SetData)[at].after
         assert after is not None
-        source = memory_of(recorder, inputs, analysis, bases, after, str(record.slot))
-        analysis.swaps += swapped(recorder, analysis, index, at, inputs.records, source)
+        source = memory_of(analysis, after, str(record.slot))
+        analysis.swaps += swapped(analysis, index, at, source)
     check_histories(recorder, inputs)
     known = [record for i, record in enumerate(inputs.records) if i not in analysis.detached]
     recorder.detached.check(known, [*views, *((r.stand_in, str(r.slot)) for r in inputs.records)])
@@ -111,25 +109,12 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
 # -------------------------------------------------------------------- outputs
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Run:
-    """What is known of the run that gave the outputs. `number`: by the id of its record, which input it is; `bases`: by
-    the id of a storage that is no input's, what gives it.
-    """
-
-    recorder: Recorder
-    inputs: Inputs
-    analysis: Analysis
-    number: dict[int, int]
-    bases: dict[int, BaseOutput]
-
-
-def _output(run: _Run, leaf: Any, path: str) -> OutputInfo:
-    inputs, number = run.inputs, run.number
+def _output(analysis: Analysis, leaf: Any, path: str) -> OutputInfo:
+    inputs = analysis.inputs
     if isinstance(leaf, torch.SymFloat):
-        value = run.recorder.decisions.numbers.entry_of(leaf)
+        value = analysis.recorder.decisions.numbers.entry_of(leaf)
         if isinstance(value, Entry):
-            return Handle(path, None, run.analysis.add(Output(path), value, None, None))  # type: ignore[arg-type]
+            return Handle(path, None, analysis.add(Output(path), value, None, None))  # type: ignore[arg-type]
         leaf = value
     if not isinstance(leaf, torch.Tensor):
         return ConstantOutput(path, leaf)
@@ -140,54 +125,53 @@ def _output(run: _Run, leaf: Any, path: str) -> OutputInfo:
     if record is None and not is_stand_in(leaf):
         inputs.adopt(leaf)
         record = inputs.by_real[id(leaf)]
-        number[id(record)] = len(inputs.records) - 1
     if record is not None:
-        return Handle(path, number[id(record)])
-    return _tensor_output(run, leaf, path)
+        return Handle(path, inputs.records.index(record))
+    return _tensor_output(analysis, leaf, path)
 
 
-def _counted(run: _Run, info: OutputInfo, leaf: Any) -> OutputInfo:
+def _counted(analysis: Analysis, info: OutputInfo, leaf: Any) -> OutputInfo:
     """The output; where it counts its writes with an input whose memory it does not share, taken of a view of that."""
-    recorder, inputs = run.recorder, run.inputs
+    recorder, inputs = analysis.recorder, analysis.inputs
     if not (recorder.changes.replaced and is_stand_in(leaf) and _counts_with_input(recorder, inputs, info, leaf)):
         return info
     value = recorder.value_of(leaf)
     chain = {id(link) for link in chain_of(value)}
     swaps = [e for e in recorder.changes.log.events if id(e.after) in chain and e.tensor not in inputs.by_stand_in]
     event = swaps[-1] if swaps else None
-    view = None if event is None else alias_of_input(recorder, inputs, run.analysis, event.value, info.path)
+    view = None if event is None else alias_of_input(analysis, event.value, info.path)
     if event is None or event.after is None or view is None or leaf.requires_grad:
         where = recorder.changes.changed_at.get(next(reversed(recorder.changes.replaced)))
         raise of_exchanged_memory(f"the output {info.path}", user_line(where))
     assert isinstance(info, Handle)
     if info.steps:
         after = steps_between(value, event.after)
-        source = memory_of(recorder, inputs, run.analysis, run.bases, event.after, info.path)
+        source = memory_of(analysis, event.after, info.path)
     else:
         op = aten.alias.default if is_view(leaf) else aten.detach.default
         after = (ViewStep(op, (), (), None, id(value), True),) * (value is not event.after)
         source = info
-    run.analysis.views += taken(view, event.value)
-    _take_over(run, event, view, source, event.after)
+    analysis.views += taken(view, event.value)
+    _take_over(analysis, event, view, source, event.after)
     handle = dataclasses.replace(view, steps=(*view.steps, *after))
-    run.analysis.views += taken(handle, value)
+    analysis.views += taken(handle, value)
     return handle
 
 
-def _take_over(run: _Run, event: Event, view: Handle, source: Handle, value: Value) -> None:
+def _take_over(analysis: Analysis, event: Event, view: Handle, source: Handle, value: Value) -> None:
     """A result that is `view` takes over the memory of `source`, which `value` is."""
-    run.analysis.views += taken(source, value)
+    analysis.views += taken(source, value)
     assert isinstance(event.effect, SetData)
-    run.analysis.happens(event.at, dataclasses.replace(event.effect, source=source, **place_of(view)))
+    analysis.happens(event.at, dataclasses.replace(event.effect, source=source, **place_of(view)))
 
 
-def _marked(run: _Run, leaf: torch.Tensor, value: Value, handle: Handle) -> None:
+def _marked(analysis: Analysis, leaf: torch.Tensor, value: Value, handle: Handle) -> None:
     """A result is a leaf that requires grad."""
-    run.analysis.happens(marked_at(run.recorder, leaf, value), MarkRequiresGrad(**place_of(handle)))
+    analysis.happens(marked_at(analysis.recorder, leaf, value), MarkRequiresGrad(**place_of(handle)))
 
 
-def _tensor_output(run: _Run, leaf: torch.Tensor, path: str) -> OutputInfo:
-    recorder, inputs = run.recorder, run.inputs
+def _tensor_output(analysis: Analysis, leaf: torch.Tensor, path: str) -> OutputInfo:
+    recorder, inputs = analysis.recorder, analysis.inputs
     old, _ = recorder.changes.replaced.get(id(leaf), (None, False))
     if old is None and recorder.changes.replaced and is_view(leaf) and leaf.requires_grad:
         _check_memory(recorder, inputs, leaf, path)
@@ -196,113 +180,112 @@ def _tensor_output(run: _Run, leaf: torch.Tensor, path: str) -> OutputInfo:
         is_stale = any(old.born < at for at in old.storage.changes if at not in set_at) or not allows_writes(leaf)
         if is_view(leaf) and leaf.requires_grad and is_stale:
             raise of_exchanged_memory(f"the output {path}", recorder.changes.where(leaf))
-        alias = _what_it_was(run, old, path)
+        alias = _what_it_was(analysis, old, path)
         if alias is None:
-            return _memory(run, leaf, path)
+            return _memory(analysis, leaf, path)
         is_cut = any(step.op in CUTS for step in alias.steps) and not is_marked(leaf)
         if leaf.requires_grad and is_cut:
             raise detached_and_written(f"the output {path}", recorder.changes.where(leaf))
-        run.analysis.views += taken(alias, old)
+        analysis.views += taken(alias, old)
         if is_marked(leaf):
-            _marked(run, leaf, old, alias)
+            _marked(analysis, leaf, old, alias)
         event = recorder.changes.log.of(leaf, SetData)[-1]
-        _take_over(run, event, alias, _memory_given(run, leaf, path), recorder.value_of(leaf))
+        _take_over(analysis, event, alias, _memory_given(analysis, leaf, path), recorder.value_of(leaf))
         return alias
-    return _memory(run, leaf, path)
+    return _memory(analysis, leaf, path)
 
 
-def _what_it_was(run: _Run, old: Value, path: str) -> Handle | None:
+def _what_it_was(analysis: Analysis, old: Value, path: str) -> Handle | None:
     """A tensor as it was before it took another one's memory over; None where it shared memory with nobody's."""
-    alias = alias_of_input(run.recorder, run.inputs, run.analysis, old, path)
+    alias = alias_of_input(analysis, old, path)
     if alias is not None or old.storage.is_input:
         return alias or _refuse_former(path)
-    base = run.bases.get(id(old.storage))
+    base = analysis.bases.get(id(old.storage))
     if base is None:
         return None
     return Handle(path, None, base.output, (*base.back, *steps_between(old, base.value)))
 
 
-def _memory_given(run: _Run, leaf: torch.Tensor, path: str) -> Handle:
+def _memory_given(analysis: Analysis, leaf: torch.Tensor, path: str) -> Handle:
     """The memory that an output took over."""
-    value, existing = run.recorder.value_of(leaf), run.analysis.by_fake.get(id(leaf))
-    if existing is not None and id(value.storage) not in run.bases:
+    value, existing = analysis.recorder.value_of(leaf), analysis.by_fake.get(id(leaf))
+    if existing is not None and id(value.storage) not in analysis.bases:
         return Handle(path, None, existing)
-    return memory_of(run.recorder, run.inputs, run.analysis, run.bases, value, path)
+    return memory_of(analysis, value, path)
 
 
-def _memory(run: _Run, leaf: torch.Tensor, path: str) -> OutputInfo:
+def _memory(analysis: Analysis, leaf: torch.Tensor, path: str) -> OutputInfo:
     """The output, whatever it was before it took another tensor's memory over."""
-    recorder, inputs, analysis = run.recorder, run.inputs, run.analysis
+    recorder = analysis.recorder
     value = recorder.value_of(leaf)
     if recorder.writes.listed and leaf.requires_grad and is_view(leaf) and is_usable(leaf):
         _check_view(recorder, leaf, path)
-    alias = alias_of_input(recorder, inputs, analysis, value, path)
+    alias = alias_of_input(analysis, value, path)
     if alias is not None:
-        return _with_own_history(run, alias, leaf, value)[0]
+        return _with_own_history(analysis, alias, leaf, value)[0]
     if value.storage.is_input:
         _refuse_former(path)
     existing = analysis.by_fake.get(id(leaf))
     if existing is not None:
         handle = Handle(path, None, existing)
         if is_marked(leaf):
-            _marked(run, leaf, value, handle)
+            _marked(analysis, leaf, value, handle)
         return handle
-    base = run.bases[id(value.storage)]
+    base = analysis.bases[id(value.storage)]
     alias = Handle(path, None, base.output, (*base.back, *steps_between(value, base.value)))
     if base.detached and leaf.requires_grad:
         analysis.views += taken(alias, value)
         return alias
     _check_copy(recorder, leaf, analysis.fakes[base.output], alias.steps, path)
-    alias, has_own = _with_own_history(run, alias, leaf, value)
+    alias, has_own = _with_own_history(analysis, alias, leaf, value)
     has_history = has_own or base.leaf or analysis.fakes[base.output] is not None
     if not has_history and leaf.requires_grad:
         raise of_exchanged_memory(f"the output {path}")
     return alias
 
 
-def _with_own_history(run: _Run, alias: Handle, leaf: torch.Tensor, value: Value) -> tuple[Handle, bool]:
+def _with_own_history(analysis: Analysis, alias: Handle, leaf: torch.Tensor, value: Value) -> tuple[Handle, bool]:
     """The handle of a view, and whether the view is a leaf, or has another history than its base, which it is given."""
-    analysis = run.analysis
     if leaf.requires_grad and not is_usable(leaf) and any(step.op in CUTS for step in alias.steps):
         raise detached_and_written(f"the output {alias.path}", user_line(value.taken_at))
     has_own = False
     if leaf.requires_grad and is_usable(leaf) and leaf.is_leaf:
         # Its base, taken again, does not require grad where it is cut.
-        has_own = any(step.op in CUTS for step in alias.steps) or run.inputs.is_own_leaf(leaf)
+        has_own = any(step.op in CUTS for step in alias.steps) or analysis.inputs.is_own_leaf(leaf)
         if has_own:
-            _marked(run, leaf, value, alias)
+            _marked(analysis, leaf, value, alias)
     elif leaf.requires_grad and is_usable(leaf):
         if is_from_custom_function(value, leaf):  # no view to autograd, however it was made
             cut = ViewStep(aten.detach.default, (), (), None, id(value), True)
             steps = (cut, *(dataclasses.replace(step, grad_enabled=True) for step in alias.steps))
             alias = dataclasses.replace(alias, steps=steps)
             own: tuple[int, int] | None = (
-                analysis.add(Output(alias.path), value.read(run.recorder.emit), value.spec, leaf),
+                analysis.add(Output(alias.path), value.read(analysis.recorder.emit), value.spec, leaf),
                 len(steps),
             )
         else:
-            own = _own_history(run, alias, leaf, value)
+            own = _own_history(analysis, alias, leaf, value)
         if own is not None:
             has_own = True
-            _give_history(run, alias, value, *own)
+            _give_history(analysis, alias, value, *own)
     analysis.views += taken(alias, value)
     return alias, has_own
 
 
-def _give_history(run: _Run, alias: Handle, value: Value, output: int, upto: int) -> None:
+def _give_history(analysis: Analysis, alias: Handle, value: Value, output: int, upto: int) -> None:
     """The view that the first `upto` steps lead to takes over the history of a graph output."""
     write = Write(output=output, differentiable=True, counted=alias.input is not None, **place_of(alias, upto))
     if alias.input is None:
-        run.analysis.happens(value.storage.written_at, write)
+        analysis.happens(value.storage.written_at, write)
     else:
-        run.analysis.histories.append(Recorded(value.storage.written_at, write))
+        analysis.histories.append(Recorded(value.storage.written_at, write))
 
 
-def _own_history(run: _Run, alias: Handle, leaf: torch.Tensor, value: Value) -> tuple[int, int] | None:
+def _own_history(analysis: Analysis, alias: Handle, leaf: torch.Tensor, value: Value) -> tuple[int, int] | None:
     """The graph output with the history of a view, or of what it is a view of, and how many steps lead to that; None
     where the way from the base is not cut.
     """
-    recorder, inputs, analysis = run.recorder, run.inputs, run.analysis
+    recorder, inputs = analysis.recorder, analysis.inputs
     cuts = [at for at, step in enumerate(alias.steps) if step.op in CUTS]
     if not cuts:
         return None
@@ -440,10 +423,9 @@ def has_been_another(tensor: torch.Tensor, old: Value) -> bool:
     return old.storage.is_input or tensor.requires_grad
 
 
-def bases_of(
-    recorder: Recorder, inputs: Inputs, analysis: Analysis, by_storage: dict[int, list[_Member]]
-) -> dict[int, BaseOutput]:
+def bases_of(analysis: Analysis, by_storage: dict[int, list[_Member]]) -> dict[int, BaseOutput]:
     """Graph outputs for every memory; {storage: its base} where outputs are views of one."""
+    recorder, inputs = analysis.recorder, analysis.inputs
     bases: dict[int, BaseOutput] = {}
     for key, group in by_storage.items():
         first, path, value = group[0].tensor, group[0].path, group[0].value

@@ -16,19 +16,19 @@ from ...graph.slots import Updated
 from ...subclasses.spec import is_wrapper
 from ..heap.refusals import changed_wrapper, returned_wrapper
 from ..inputs.inputs import Inputs
-from ..recorder.recorder import Recorder
 from ..tape.gradient_paths import passed_through
 from .analysis import Analysis
 
 __all__ = ["add_wrapper_histories", "passed_wrappers", "wrapper_results"]
 
 
-def add_wrapper_histories(recorder: Recorder, analysis: Analysis, inputs: Inputs) -> None:
+def add_wrapper_histories(analysis: Analysis) -> None:
     """Graph outputs with the histories that wrappers among the inputs have by now.
 
     Those of plain tensors that are written anyhow are these.
     """
     updates = {update.input: update.output for update in analysis.updates}
+    inputs = analysis.inputs
     number = {id(record.stand_in): i for i, record in enumerate(inputs.records)}
     for wrapper, known in inputs.wrappers.rewritten():
         _check_alone(inputs, known)
@@ -38,9 +38,9 @@ def add_wrapper_histories(recorder: Recorder, analysis: Analysis, inputs: Inputs
             own = number[id(known.parts[min(place, len(known.parts) - 1)])]
             output = updates.get(own) if place < len(spec.carries) else None
             if output is None:
-                value = recorder.value_of(parts[place])
+                value = analysis.recorder.value_of(parts[place])
                 slot = Updated(inputs.records[own].slot)
-                output = analysis.add(slot, value.read(recorder.emit), value.spec, parts[place])
+                output = analysis.add(slot, value.read(analysis.recorder.emit), value.spec, parts[place])
             else:
                 analysis.fakes[output] = parts[place]
             outputs.append(output)
@@ -60,14 +60,14 @@ def _check_alone(inputs: Inputs, known: Any) -> None:
             )
 
 
-def passed_wrappers(analysis: Analysis, differentiable: Sequence[int], inputs: Inputs) -> tuple[PassedWrapper, ...]:
+def passed_wrappers(analysis: Analysis, differentiable: Sequence[int]) -> tuple[PassedWrapper, ...]:
     """The wrappers that others were computed from, inside."""
-    targets = list(_targets(analysis, inputs))
+    targets = list(_targets(analysis))
     if not targets:
         return ()
     fakes: list[Any] = [analysis.fakes[i] for i in differentiable]
     _, passed = passed_through(fakes, [(at, tensor) for at, (_, tensor, _) in enumerate(targets)])
-    found, places = [], _places(analysis, inputs)
+    found, places = [], _places(analysis)
     for at, positions in passed:
         place, tensor, own = targets[at]
         after = tuple(position for position in positions if differentiable[position] not in own)
@@ -83,10 +83,10 @@ def passed_wrappers(analysis: Analysis, differentiable: Sequence[int], inputs: I
     return tuple(sorted(found, key=lambda one: -len(one.after)))
 
 
-def _targets(analysis: Analysis, inputs: Inputs) -> Iterator[tuple[WrapperPlace | None, Any, frozenset[int]]]:
+def _targets(analysis: Analysis) -> Iterator[tuple[WrapperPlace | None, Any, frozenset[int]]]:
     """The wrappers that the caller sees whose histories are the call's: where, and their own graph outputs."""
-    wrappers = inputs.wrappers
-    own = _own_outputs(analysis, inputs)
+    wrappers = analysis.inputs.wrappers
+    own = _own_outputs(analysis)
     seen = set()
     for at, leaf in enumerate(wrappers.leaves):
         if is_wrapper(leaf) and id(leaf) not in seen and id(leaf) not in wrappers.by_stand_in:
@@ -102,11 +102,11 @@ def _targets(analysis: Analysis, inputs: Inputs) -> Iterator[tuple[WrapperPlace 
         yield WrapperPlace("wrapper", history.input), stand_in, frozenset(history.outputs)
 
 
-def wrapper_results(analysis: Analysis, inputs: Inputs) -> tuple[tuple[WrapperPlace, frozenset[int]], ...]:
+def wrapper_results(analysis: Analysis) -> tuple[tuple[WrapperPlace, frozenset[int]], ...]:
     """Where wrappers are that are made of graph outputs which carry gradients, and of which."""
-    own = _own_outputs(analysis, inputs)
+    own = _own_outputs(analysis)
     found: dict[WrapperPlace, frozenset[int]] = {}
-    for at, leaf in enumerate(inputs.wrappers.leaves):
+    for at, leaf in enumerate(analysis.inputs.wrappers.leaves):
         if is_wrapper(leaf):
             outputs = own.get(id(base_of(leaf) if is_view(leaf) else leaf))
             if outputs and outputs not in found.values():
@@ -114,20 +114,20 @@ def wrapper_results(analysis: Analysis, inputs: Inputs) -> tuple[tuple[WrapperPl
     return tuple(found.items())
 
 
-def _own_outputs(analysis: Analysis, inputs: Inputs) -> dict[int, frozenset[int]]:
+def _own_outputs(analysis: Analysis) -> dict[int, frozenset[int]]:
     """By id of a wrapper that is made of them: graph outputs that carry gradients."""
     outputs = {id(fake): i for i, fake in enumerate(analysis.fakes) if fake is not None}
-    made = inputs.wrappers.made.items()
+    made = analysis.inputs.wrappers.made.items()
     return {key: frozenset(outputs[id(part)] for part in parts if id(part) in outputs) for key, (_, parts) in made}
 
 
-def _places(analysis: Analysis, inputs: Inputs) -> dict[int, WrapperPlace]:
+def _places(analysis: Analysis) -> dict[int, WrapperPlace]:
     """By graph output: where what is made of it is found after the call."""
     written = [update for update in analysis.updates if update.differentiable]
     places = {update.output: WrapperPlace("input", update.input) for update in written}
     outputs = {id(fake): i for i, fake in enumerate(analysis.fakes) if fake is not None}
-    own = _own_outputs(analysis, inputs)
-    for at, leaf in enumerate(inputs.wrappers.leaves):
+    own = _own_outputs(analysis)
+    for at, leaf in enumerate(analysis.inputs.wrappers.leaves):
         if not isinstance(leaf, torch.Tensor):
             continue
         for tensor in (leaf, base_of(leaf)) if is_view(leaf) else (leaf,):
