@@ -167,12 +167,8 @@ class Pipeline:
         partitioned: Partitioned,
         resumable: ResumableTrace | None = None,
         config: Config | None = None,
-        *,
-        may_retry: bool = True,
     ) -> Compiled:
-        """The halves compiled; the backward lazily, and its derivatives too if it is `resumable`. `may_retry`: with
-        symbolic sizes a failure is raised, for another capture with plain sizes.
-        """
+        """The halves compiled; the backward lazily, and its derivatives too if it is `resumable`."""
         joint = partitioned.joint
         inference = joint.signature.is_inference
         compiler = self.inference_compiler if inference else self.fw_compiler
@@ -182,9 +178,7 @@ class Pipeline:
         always = config is not None and config.check
         failures = self._failures_of(config)
         role = roles.inference() if inference else roles.forward()
-        forward = self.compiled_graph(
-            compiler, partitioned.forward, joint, role, failures, always=always, may_retry=may_retry
-        )
+        forward = self.compiled_graph(compiler, partitioned.forward, joint, role, failures, always=always)
         if forward.output_strides is not None:
             _lay_out_saved(partitioned, forward.output_strides)
 
@@ -282,10 +276,9 @@ class Pipeline:
         failures: Failures | None,
         *,
         always: bool,
-        may_retry: bool = False,
     ) -> CompiledGraph:
         def compile_as(role: GraphRole) -> CompiledGraph:
-            return call_compiler(compiler, module, joint, role, always=always, failures=failures, may_retry=may_retry)
+            return call_compiler(compiler, module, joint, role, always=always, failures=failures)
 
         role = dataclasses.replace(role, regions=self.regions)
         with phase(f"compile {role.phase}"):
@@ -312,7 +305,7 @@ class Pipeline:
             split: Partitioned = self.split(derivative.joint)
             if not derivative.joint.signature.is_inference:
                 split = also_saved(split, self._kept_by_derived(derivative))
-            compiled = self.compile(split, derivative.resumable, config, may_retry=False)
+            compiled = self.compile(split, derivative.resumable, config)
         return Derived(derivative, dataclasses.replace(compiled, disable_autocast=True))
 
     def _kept_by_derived(self, derivative: Derivative) -> set[str]:
