@@ -13,6 +13,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+import torch.utils._pytree as pytree
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
@@ -722,6 +723,35 @@ def test_a_tensor_that_holds_others():
             x = torch.randn(2, 3, requires_grad=True)
             results = [(y := f(x), *torch.autograd.grad(y.sum(), x)) for f in (function, called)]
         assert all(map(torch.equal, *results))
+
+
+class Bag:
+    """A registered container that is taken apart into lists of its own."""
+
+    def __init__(self, items, scale):
+        self.items, self.scale = items, scale
+
+
+pytree.register_pytree_node(
+    Bag, lambda bag: ([[*bag.items], bag.scale], None), lambda parts, _: Bag([*parts[0]], parts[1])
+)
+
+
+def test_a_container_whose_lists_are_made_anew_each_time():
+    """What a region does to these can't be seen; the function itself may be given one, and change none."""
+    marked = region(lambda bag: bag.items[0] * float(bag.items[0].sum()) + bag.scale)
+
+    def makes(x):
+        return marked(Bag([x.sin(), x], 2.0))
+
+    called = foregrad.compile(makes, backend="eager", on_unsupported="eager")
+    with pytest.warns(ForegradWarning, match="is given a Bag, whose containers are made anew each time"):
+        assert torch.equal(called(torch.ones(2)), makes(torch.ones(2)))
+    called = foregrad.compile(lambda bag: bag.items[0] * bag.scale, backend="eager", on_unsupported="raise")
+    for scale in (2.0, 2.0, 3.0):
+        assert called(Bag([torch.ones(2)], scale)).tolist() == [scale] * 2
+    with pytest.raises(UnsupportedSideEffectError, match=r"changed args\[0\]"):
+        foregrad.compile(lambda bag: bag.items.append(1), backend="eager", on_unsupported="raise")(Bag([1], 2.0))
 
 
 def test_what_is_no_function():

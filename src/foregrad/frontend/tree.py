@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import enum
 import functools
-import operator
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -308,11 +307,14 @@ def open_container(value: Any) -> tuple[str, Any, Any, list[Any]] | None:
 
 
 def is_as_opened(value: Any, opened: tuple[str, Any, Any, list[Any]] | None) -> bool:
-    """Whether a container is what `open_container` said that it was."""
+    """Whether a container is what `open_container` said that it was; a registered class may make items to say so."""
     now = open_container(value)
     if now is None or opened is None or now[2] != opened[2] or len(now[3]) != len(opened[3]):
         return False
-    return all(map(operator.is_, now[3], opened[3]))
+    return all(
+        item is before or (now[0] == "registered" and is_as_opened(item, open_container(before)))
+        for item, before in zip(now[3], opened[3], strict=True)
+    )
 
 
 def flatten(value: Any, unwrap: Unwrap | None = None) -> tuple[list[Any], Tree]:

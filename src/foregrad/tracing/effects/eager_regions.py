@@ -428,6 +428,11 @@ class Arguments:
         if self.is_old(value) and not any(is_stand_in(x) or isinstance(x, _SYMBOLIC) for x in flatten(value)[0]):
             return lambda *_: value
         kind, cls, context, items = opened
+        if kind == "registered" and any(map(operator.is_not, items, open_container(value)[3])):  # type: ignore[index]
+            raise UnsupportedSideEffectError(
+                f"an eager region is given a {type(value).__qualname__}, whose containers are made anew each time that "
+                "it is taken apart: what the region does to those in there can't be seen. Hand it the items."
+            )
         tree = Tree(kind, cls, context, (LEAF,) * len(items), len(items))
         parts = list(map(self._opened, items))
 
