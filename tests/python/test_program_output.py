@@ -10,6 +10,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 import foregrad
 from foregrad.errors import ForegradWarning, ProgramOutputError
@@ -162,6 +163,53 @@ def test_each_compiled_call_says_it(function, mode, said):
         compiled(torch.ones(n))
     assert "".join(said()) == "size 2\nsize 3\nsize 2\n"
     assert foregrad.explain_recompiles(compiled).eager_calls == 0
+
+
+class _Reads(logging.Handler):
+    """A handler of the program's own that looks at its state."""
+
+    def __init__(self, state):
+        super().__init__()
+        self.state, self.seen = state, []
+
+    def emit(self, record):
+        self.seen.append((record.getMessage(), self.state["count"]))
+
+
+@pytest.mark.parametrize("writes_before", [False, True])
+def test_a_handler_that_looks_at_the_state(writes_before):
+    state, logger = {"count": 0}, logging.getLogger("tests.python.program_output.reads")
+    logger.setLevel(logging.INFO)
+    handler = _Reads(state)
+
+    def f(x):
+        if writes_before:
+            state["count"] += 1
+        logger.info("now")
+        state["count"] += 1
+        return x.sin()
+
+    compiled = foregrad.compile(f, backend="eager", on_unsupported="eager")
+    logger.addHandler(handler)
+    try:
+        with pytest.warns(ForegradWarning, match="`f` logs at") if writes_before else contextlib.nullcontext():
+            for _ in range(3):
+                compiled(torch.ones(2))
+    finally:
+        logger.removeHandler(handler)
+    assert handler.seen == [("now", count) for count in ((1, 3, 5) if writes_before else (0, 1, 2))]
+
+
+def test_a_reentrant_checkpoint_warns_of_inputs_without_gradients():
+    weight = torch.ones(2, requires_grad=True)
+
+    def f(x):
+        return checkpoint(lambda y: y * weight, x, use_reentrant=True)
+
+    compiled = foregrad.compile(f, backend="eager", on_unsupported="raise")
+    for call in (f, compiled, compiled):
+        with pytest.warns(UserWarning, match="None of the inputs have requires_grad=True"):
+            assert not call(torch.ones(2)).requires_grad
 
 
 def test_what_no_call_could_say_again_is_refused_by_name(tmp_path):

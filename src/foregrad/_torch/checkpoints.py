@@ -59,6 +59,7 @@ class _TaggingFunction:
         regions = _regions()
         if regions is None:
             return _original_reentrant.apply(function, preserve_rng_state, *args)
+        _checkpoint.check_backward_validity(args)  # it warns
         # To autograd it is one Function of the arguments: gradients of closed-over tensors come from its backward.
         needs = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
         with regions.region(), contextlib.nullcontext() if needs else torch.no_grad():

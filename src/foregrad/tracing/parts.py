@@ -24,7 +24,7 @@ from .effects.eager_hooks import EagerHooks
 from .effects.eager_regions import EagerRegions
 from .effects.first_imports import FirstImports
 from .effects.observed import Observed
-from .effects.python_state import PythonState
+from .effects.python_state import PythonState, is_read_by_handlers
 from .effects.result_hooks import OwnHooks
 from .heap.recording import Host
 from .heap.records import InputRecord
@@ -181,6 +181,8 @@ class CaptureParts(Host):
         return True
 
     def _said(self, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Said | None:
+        if kind == "log" and is_read_by_handlers(self.state, args[1]):
+            return None
         if kind != "warn":
             return print_of(args, **kwargs) if kind == "print" else log_of(*args)
         said = None if kwargs["more"] else warn_of(*args, outermost=run_function.__code__)

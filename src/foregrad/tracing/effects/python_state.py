@@ -11,25 +11,17 @@ import torch
 
 from ..._torch.symbols import is_symbolic
 from ...errors import EscapedTensorError, UnsupportedSideEffectError
+from ...frontend import holders as kinds
 from ...frontend.call import FlatCall
 from ...frontend.expected import ABSENT
-from ...frontend.holders import (
-    CACHE,
-    CELL,
-    CLASS,
-    DICT,
-    NAMESPACE,
-    PASSAGE,
-    Holder,
-    kind_of,
-    left_in_cache,
-    own_globals,
-)
+from ...frontend.holders import Holder, kind_of, left_in_cache, own_globals
+from ...frontend.libraries import is_class_outside, loggers_of
 from ...frontend.lifted import StatePlace, lifted_places, stand_in_at
 from ...frontend.opaque import DATES, is_generator_of_numpy, results_of
 from ...frontend.program_state import ProgramState, forget_written
 from ...frontend.reads import Reads, table_of
 from ...frontend.tree import LEAF, Tree, Unwrap, flatten
+from ...graph.console import CONSOLE
 from ...graph.eager_regions import open_journal
 from ...graph.python_effects import PythonWrite, SetAttribute
 from ...subclasses.spec import is_of_capture
@@ -42,7 +34,7 @@ from .made_values import MadeValues
 from .python_writes import PythonWrites
 from .side_effects import used_up_error
 
-__all__ = ["PythonState"]
+__all__ = ["PythonState", "is_read_by_handlers"]
 
 _Named = tuple[list[Any], list[str]]  # values, and what people call them
 
@@ -90,14 +82,14 @@ class PythonState:
         """
         self.journals.install()
         for holder, key, value in self.before.drawing:
-            key = "cell_contents" if holder is not None and holder.kind is CELL else key
-            if holder is None or holder.kind is PASSAGE or dict(holder.items()).get(key) is not value:
+            key = "cell_contents" if holder is not None and holder.kind is kinds.CELL else key
+            if holder is None or holder.kind is kinds.PASSAGE or dict(holder.items()).get(key) is not value:
                 # Of the former it shows that they were drawn from, of a date each call is told.
                 if not is_generator_of_numpy(value) and not any(value is date for date in DATES):
                     self._refuse_drawing(value.__name__)
                 continue
             stand_in: Any = stand_in_for(value)
-            self._stand_in(holder, key, value, staticmethod(stand_in) if holder.kind is CLASS else stand_in)
+            self._stand_in(holder, key, value, staticmethod(stand_in) if holder.kind is kinds.CLASS else stand_in)
         for iterator, step in self.before.iterators:
             places = [] if self._is_argument(iterator) else self.before.references_to(iterator)
             if not places:
@@ -165,13 +157,14 @@ class PythonState:
         if not self.before.knows(module) and id(module) not in self.reads.made_here and id(module) not in self._strays:
             own = object.__getattribute__(module, "__dict__")
             tables, name = (own, own.get("_buffers", {})), type(module).__name__
-            self._strays[id(module)] = module, [Holder(DICT, t, None, name, "attr", DICT.read(t)) for t in tables]
+            holders = [Holder(kinds.DICT, t, None, name, "attr", kinds.DICT.read(t)) for t in tables]
+            self._strays[id(module)] = module, holders
 
     def _leave_strays(self) -> Iterator[str]:
         """Take the tensors of the capture out of these modules; what people call their places."""
         for module, holders in self._strays.values():
             for holder in holders:
-                for key, value in DICT.read(holder.target).items():
+                for key, value in kinds.DICT.read(holder.target).items():
                     if value is not holder.before.get(key) and _is_made((key, value)):
                         holder.put_back()
                         if self.made.newborns.has(module) is False:
@@ -262,7 +255,7 @@ class PythonState:
             holder.put_back()
         forget_written(self.reads, self.before)  # some hold again what they held: these were no changes
         for holder in written:
-            if holder.kind is CLASS:  # who reads its attributes by way of `type(self)` is not seen
+            if holder.kind is kinds.CLASS:  # who reads its attributes by way of `type(self)` is not seen
                 place = self.reads.place(holder.place, "dict", holder.target.__name__, "attr")
                 for write in self.writes:
                     if isinstance(write, SetAttribute) and write.target is holder.target:
@@ -343,8 +336,17 @@ class PythonState:
         """
         list(self._leave_strays())
         for holder in (*self.before.changed(), *self.before.caches):
-            if not is_interrupted or holder.kind is CACHE or any(map(_is_made, holder.kind.items(_now_in(holder)))):
+            kind = holder.kind
+            if not is_interrupted or kind is kinds.CACHE or any(map(_is_made, kind.items(_now_in(holder)))):
                 holder.put_back()
+
+
+def is_read_by_handlers(state: PythonState, logger: Any) -> bool:
+    """The function logs. Whether a handler of the program's own may look at what the run has changed by then."""
+    handlers = (handler for above in loggers_of(logger) for handler in above.handlers)
+    if all(is_class_outside(type(handler)) for handler in handlers):
+        return False
+    return bool(state.before.changed()) or any(target is not CONSOLE for target, *_ in state.journals.calls())
 
 
 def _check_caches(name: str, before: ProgramState, call: FlatCall, *, has_changed: bool) -> None:
@@ -372,7 +374,7 @@ def _check_caches(name: str, before: ProgramState, call: FlatCall, *, has_change
 
 def _holder_of(made: Any) -> Holder | None:
     kind = kind_of(made)
-    target, kind = (table_of(made), DICT) if kind is None else (made, kind)
+    target, kind = (table_of(made), kinds.DICT) if kind is None else (made, kind)
     name = f"a {type(made).__name__} that it gives back"
     return None if target is None else Holder(kind, target, None, name, "", kind.read(target))
 
@@ -387,7 +389,7 @@ def _is_made(item: tuple[Any, Any]) -> bool:
 
 def _now_in(holder: Holder) -> Any:
     now = holder.kind.read(holder.target)
-    return own_globals(now) if holder.kind is NAMESPACE else now
+    return own_globals(now) if holder.kind is kinds.NAMESPACE else now
 
 
 def _written(state: ProgramState, function: Any) -> list[Holder]:
