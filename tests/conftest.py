@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import os
 import pathlib
 import shutil
@@ -19,6 +20,9 @@ os.environ.setdefault("FOREGRAD_CHECK", "1")  # every stage's result is checked 
 os.environ["FOREGRAD_BUILD_NATIVE"] = "0"  # no compiler runs beside the tests
 os.environ["FOREGRAD_CACHE_DIR"] = tempfile.mkdtemp(prefix="foregrad-tests-")  # of this process's own
 atexit.register(shutil.rmtree, os.environ["FOREGRAD_CACHE_DIR"], ignore_errors=True)
+# Inductor's kernels are kept between runs: to compile C++ takes seconds.
+KERNELS = os.path.join(tempfile.gettempdir(), f"foregrad-tests-inductor-{torch.__version__}-{os.getuid()}")
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", KERNELS)
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 for folder in (str(ROOT), str(ROOT / "src")):
@@ -41,6 +45,9 @@ def pytest_configure(config):
     # A seed is queued for devices that are not initialized, with the stack as text: milliseconds, thousands of times.
     for device in (torch.cuda, torch.xpu, torch.mtia):
         device.traceback = types.SimpleNamespace(format_stack=list)
+    # pytest listens to each logger that does not propagate, and where somebody listens to this one PyTorch and we write
+    # a record of each stage of each graph. Who looks for listeners does not look at the parents'.
+    logging.getLogger("torch.__trace").propagate = True
     try:
         import foregrad.errors  # noqa: F401
     except ImportError:
@@ -91,6 +98,15 @@ def captures_may_wait(monkeypatch):
     monkeypatch.setattr(known_calls, "PURE_CLASSES", known_calls.PURE_CLASSES | {"_queue.SimpleQueue"})
     for module in ("_signal", "_thread", "time"):
         monkeypatch.setitem(known_calls.PURE_FUNCTIONS, module, known_calls.EVERYTHING)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def guards_of_dynamo_are_not_timed():
+    """To time the guards of a graph, once, Dynamo empties the processor's caches: more work than a small graph is."""
+    import torch._dynamo.guards
+
+    if hasattr(torch._dynamo.guards, "profile_guard_manager"):
+        torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
 
 
 @pytest.fixture(autouse=True, scope="module")

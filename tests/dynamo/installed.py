@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-
-import torch
-
 
 def make_known() -> None:
     """Register the backend `foregrad` with torch.compile, unless an installation has."""
@@ -16,9 +11,3 @@ def make_known() -> None:
 
     if "foregrad" not in registry.list_backends(exclude_tags=()):
         registry.register_backend(foregrad_backend, name="foregrad")
-
-
-def keep_kernels() -> None:
-    """Give Inductor a folder of its own for what it compiles, kept between runs: compiling C++ takes seconds."""
-    folder = os.path.join(tempfile.gettempdir(), f"foregrad-tests-inductor-{torch.__version__}-{os.getuid()}")
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", folder)

@@ -9,11 +9,8 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from tests.dynamo.installed import keep_kernels
 from tests.front_door.networks import LEFT_OUT, NETWORKS
 from tests.front_door.run import run
-
-keep_kernels()
 
 
 @pytest.mark.parametrize(
