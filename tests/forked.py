@@ -5,6 +5,7 @@ To import them takes a process longer than most of these programs run. Not for t
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import json
@@ -14,9 +15,12 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+from typing import Any
 
-__all__ = ["Forked", "start"]
+__all__ = ["Forked", "run", "start"]
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _IMPORTED = (
@@ -30,6 +34,7 @@ _IMPORTED = (
     "foregrad.tracing.capture",
 )
 _servers: dict[int, subprocess.Popen[str]] = {}  # by the process that started them
+_asking = threading.RLock()
 
 
 class Forked:
@@ -56,30 +61,61 @@ class Forked:
             self.wait(60)
 
 
-def start(module: str, arguments: list[str], output: str) -> Forked:
-    """Run `python -W ignore -m module arguments`, all output of which goes to the file `output`."""
+def run(program: str, *arguments: str, seconds: float = 300, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a module, or a file that ends in `.py`, to its end, with these variables besides this process's own.
+
+    Raises `TimeoutExpired` after that many seconds.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = (pathlib.Path(folder, name) for name in ("out", "err"))
+        process = start(program, [*arguments], str(out), errors=str(err), environment={**os.environ, **environment})
+        try:
+            code = process.wait(seconds)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess([program, *arguments], code, out.read_text(), err.read_text())
+
+
+def start(
+    program: str, arguments: list[str], output: str, *, errors: str = "", environment: dict[str, str] | None = None
+) -> Forked:
+    """Run `python -W ignore -m program arguments`, all output of which goes to the file `output`.
+
+    `errors` is a file for what it writes to stderr, `environment` all its variables; foregrad's settings are read anew.
+    """
     server = _servers.get(os.getpid())
     if server is None or server.poll() is not None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), *filter(None, sys.path)])}
-        environment["OMP_NUM_THREADS"] = "1"  # a child of a process with threads has none of them
+        own = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), *filter(None, sys.path)])}
+        own["OMP_NUM_THREADS"] = "1"  # a child of a process with threads has none of them
         command = [sys.executable, "-W", "ignore", "-m", "tests.forked"]
-        server = subprocess.Popen(
-            command, cwd=_ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        server = subprocess.Popen(command, cwd=_ROOT, env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         _servers[os.getpid()] = server
-    return Forked(server, _asked(server, {"module": module, "arguments": arguments, "output": output}))
+        atexit.register(_end, server)
+    request = {"program": program, "arguments": arguments, "outputs": [output, errors], "environment": environment}
+    pid = _asked(server, request)
+    assert pid is not None
+    return Forked(server, pid)
+
+
+def _end(server: subprocess.Popen[str]) -> None:
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.close()
+    server.wait()
+    server.stdout.close()
 
 
 def _asked(server: subprocess.Popen[str], request: dict[str, object]) -> int | None:
     assert server.stdin is not None
     assert server.stdout is not None
-    server.stdin.write(json.dumps(request) + "\n")
-    server.stdin.flush()
-    answer: int | None = json.loads(server.stdout.readline())
+    with _asking:
+        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.flush()
+        answer: int | None = json.loads(server.stdout.readline())
     return answer
 
 
-def _serve() -> dict[str, object] | None:
+def _serve() -> dict[str, Any] | None:
     """Answer requests until there are no more: None. In each child: what to run."""
     for name in _IMPORTED:
         importlib.import_module(name)
@@ -106,12 +142,31 @@ def _serve() -> dict[str, object] | None:
     return None
 
 
-def _run(request: dict[str, object]) -> None:
-    file = os.open(str(request["output"]), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    for stream in (1, 2):
+def _run(request: dict[str, Any]) -> None:
+    output, errors = request["outputs"]
+    for stream, path in ((1, output), (2, errors or output)):
+        mode = os.O_APPEND if stream == 2 and path == output else os.O_TRUNC
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | mode, 0o600)
         os.dup2(file, stream)
-    sys.argv[1:] = request["arguments"]  # type: ignore[misc]
-    runpy.run_module(str(request["module"]), run_name="__main__", alter_sys=True)
+    if request["environment"] is not None:
+        _take(request["environment"])
+    program, sys.argv[1:] = request["program"], request["arguments"]
+    if program.endswith(".py"):
+        sys.argv[0] = program
+        runpy.run_path(program, run_name="__main__")
+    else:
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+
+
+def _take(environment: dict[str, str]) -> None:
+    """Let this process have these variables, and the settings that they make."""
+    from foregrad import config as settings
+
+    os.environ.clear()
+    os.environ.update(environment)
+    made = importlib.import_module("foregrad.config")._from_environment()
+    for name in settings.names():
+        setattr(settings, name, getattr(made, name))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 
@@ -15,9 +14,10 @@ import torch
 
 import foregrad
 from foregrad.cache.store import Store
+from tests import forked
 from tests.cache import kept
 
-ROUNDS = 60
+ROUNDS = 40
 
 
 def program(constant):
@@ -66,8 +66,7 @@ def finished(context, folder):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="children are forked")
 def test_children_killed_while_they_compile(tmp_path):
     # In a process of its own: after some backwards of this one, its children may run none (PyTorch built for CUDA).
-    program = f"from tests.cache.test_killed import kill_children; kill_children({str(tmp_path / 'cache')!r})"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=600)
+    done = forked.run("tests.cache.test_killed", str(tmp_path / "cache"), seconds=600)
     assert done.returncode == 0, done.stderr
 
 
@@ -98,3 +97,7 @@ def kill_children(folder):
             assert finished(context, folder)[0] == plain
     assert looked_at > ROUNDS / 4
     assert finished(context, folder)[:2] == (plain, 0)
+
+
+if __name__ == "__main__":
+    kill_children(*sys.argv[1:])

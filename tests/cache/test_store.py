@@ -9,14 +9,16 @@ import os
 import random
 import signal
 import stat
-import subprocess
 import sys
 import time
 
 import pytest
 
+import foregrad
+from foregrad import cli
 from foregrad.cache import store as module
 from foregrad.cache.store import Store, default_folder
+from tests import forked
 
 KEYS = [f"{number:064x}" for number in range(40)]
 ABOUT = {"name": "f", "what": "halves"}
@@ -242,35 +244,15 @@ def test_eight_processes_read_write_and_clear_at_once(tmp_path):
     assert all(entry.fault is None for entry in Store(folder, 1 << 20).entries())
 
 
-KILLED = """
-import sys
-sys.path[:0] = {path!r}
-from foregrad.cache.store import Store
-store = Store({folder!r}, 1 << 30)
-print("ready", flush=True)
-number = 0
-while True:
-    key = f"{{number % 7:064x}}"
-    found = store.read(key)
-    assert found is None or found == [key, key * 3000], "torn"
-    store.write(key, {{"name": "f", "what": "halves"}}, [key, key * 3000])
-    number += 1
-"""
-
-
 def test_killed_at_any_moment_it_leaves_no_torn_entry(tmp_path):
-    """200 rounds: a writer is killed at a random moment, and what it left is read by the next one and here."""
+    """A hundred times a writer is killed at a random moment, and what it left is read by the next one and here."""
     folder = str(tmp_path / "cache")
-    store, chance = Store(folder, 1 << 30), random.Random(0)
-    script, rounds, read = KILLED.format(path=sys.path, folder=folder), 200, 0
-    context = multiprocessing.get_context("fork")
+    store, chance, rounds, read = Store(folder, 1 << 30), random.Random(0), 100, 0
     for _ in range(rounds):
-        process = context.Process(target=_forever, args=(script,))
-        process.start()
+        process = forked.start("tests.cache.writing", [folder], os.devnull)
         time.sleep(chance.uniform(0.001, 0.03))
         os.kill(process.pid, signal.SIGKILL)
-        process.join()
-        assert process.exitcode == -signal.SIGKILL
+        assert process.wait(60) == -signal.SIGKILL
         for entry in store.entries():
             assert entry.fault is None
             assert store.read(entry.key) == [entry.key, entry.key * 3000]
@@ -278,52 +260,46 @@ def test_killed_at_any_moment_it_leaves_no_torn_entry(tmp_path):
     assert read > rounds
 
 
-def _forever(script):
-    with open(os.devnull, "w") as sys.stdout:
-        exec(script, {})
-
-
 # ------------------------------------------------------------------------------------------------------ the command
 
 
-def _command(folder, *words):
-    environment = {**os.environ, "FOREGRAD_CACHE_DIR": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-m", "foregrad", "cache", *words],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
+@pytest.fixture
+def command(store, capsys):
+    """`foregrad cache WORDS` in this process: (exit status, what it printed, what it said on stderr)."""
+
+    def command(*words):
+        with foregrad.config.override(cache_dir=str(store.folder)):
+            return cli.main(["cache", *words]), *capsys.readouterr()
+
+    return command
 
 
-def test_the_command_lists_checks_and_clears(store):
-    assert _command(store.folder, "ls")[:2] == (0, f"0 entries, 0.0 MiB of 1024, in {store.folder}\n")
+def test_the_command_lists_checks_and_clears(store, command):
+    assert command("ls")[:2] == (0, f"0 entries, 0.0 MiB of 1024, in {store.folder}\n")
     for key in KEYS[:3]:
         store.write(key, {"name": "model", "what": "halves", "nodes": [3, 4], "foregrad": "1", "torch": "2"}, key)
-    assert _command(store.folder, "path")[1] == f"{store.folder}\n"
-    status, said, _ = _command(store.folder, "ls")
+    assert command("path")[1] == f"{store.folder}\n"
+    status, said, _ = command("ls")
     assert status == 0
     assert said.count("model: halves, 3+4 nodes, foregrad 1, PyTorch 2") == 3
-    assert _command(store.folder, "verify")[0] == 0
+    assert command("verify")[0] == 0
     with open(store.path(KEYS[1]), "r+b") as file:
         file.seek(100)
         file.write(b"\xff\xff")
-    status, said, _ = _command(store.folder, "verify")
+    status, said, _ = command("verify")
     assert status == 1
     assert "damaged" in said
     assert KEYS[1][:16] in said
     for action, status, count in (("ls", 0, 3), ("verify", 1, 1)):
-        code, said, _ = _command(store.folder, action, "--json")
+        code, said, _ = command(action, "--json")
         listed = json.loads(said)
         assert (code, len(listed["entries"]), listed["count"], listed["damaged"]) == (status, count, 3, 1)
     assert "damaged" in listed["entries"][0]["fault"]
-    assert json.loads(_command(store.folder, "path", "--json")[1]) == {"folder": store.folder}
-    assert _command(store.folder, "clear")[:2] == (0, f"3 entries removed from {store.folder}\n")
+    assert json.loads(command("path", "--json")[1]) == {"folder": store.folder}
+    assert command("clear")[:2] == (0, f"3 entries removed from {store.folder}\n")
     assert store.entries() == []
-    assert json.loads(_command(store.folder, "clear", "--json")[1])["removed"] == 0
+    assert json.loads(command("clear", "--json")[1])["removed"] == 0
     os.chmod(store.folder, 0o777)
-    status, _, said = _command(store.folder, "ls")
+    status, _, said = command("ls")
     assert status == 1
     assert "written by others" in said

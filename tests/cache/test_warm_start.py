@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -12,12 +13,14 @@ import pytest
 
 from foregrad._torch.inductor import cpp_compiler_found
 from foregrad.cache.store import Store
+from tests import forked
 from tests.cache.warm import OTHER_SIZES, PROGRAMS
 
 HERE = pathlib.Path(__file__).parent
 
 
-def start(name, backend, folder, *, seed="0", **more):
+def fresh(name, backend, folder, *, seed, **more):
+    """What a program tells, and what it says on stderr, in a new interpreter of which strings have other hashes."""
     environment = {
         **os.environ,
         "FOREGRAD_CACHE_DIR": str(folder),
@@ -27,24 +30,29 @@ def start(name, backend, folder, *, seed="0", **more):
         **more,
     }
     command = [sys.executable, "-m", "tests.cache.warm", name, backend]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return told_by(subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False))
 
 
-def told_by(process):
-    out, err = process.communicate(timeout=500)
-    assert process.returncode == 0, err
-    return json.loads(out.splitlines()[-1]), err
+def another(name, backend, folder, **more):
+    """The same in a process that has imported PyTorch and done nothing else."""
+    done = forked.run("tests.cache.warm", name, backend, seconds=500, FOREGRAD_CACHE_DIR=str(folder), **more)
+    return told_by(done)
+
+
+def told_by(done):
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
 def without_cache(name, backend):
-    return told_by(start(name, backend, "", FOREGRAD_CACHE="0"))[0]
+    return another(name, backend, "", FOREGRAD_CACHE="0")[0]
 
 
 def test_the_second_process_prepares_nothing(tmp_path):
     names = [name for name in PROGRAMS if name != "through_dynamo"]  # in one process: each takes seconds to start
     plain = without_cache(",".join(names), "kept")
-    first, _ = told_by(start(",".join(names), "kept", tmp_path / "cache", seed="1"))
-    second, said = told_by(start(",".join(names), "kept", tmp_path / "cache", seed="2"))
+    first, _ = fresh(",".join(names), "kept", tmp_path / "cache", seed="1")
+    second, said = fresh(",".join(names), "kept", tmp_path / "cache", seed="2")
     for name in names:
         assert plain[name]["prepared"] > 0, name
         assert first[name] == plain[name], name
@@ -55,41 +63,42 @@ def test_the_second_process_prepares_nothing(tmp_path):
 def test_the_second_process_begins_with_another_size(tmp_path):
     names, others = ",".join(OTHER_SIZES), ",".join(other.__name__ for other in OTHER_SIZES.values())
     plain = without_cache(others, "kept")
-    told_by(start(names, "kept", tmp_path / "cache"))
-    found, _ = told_by(start(others, "kept", tmp_path / "cache"))
+    another(names, "kept", tmp_path / "cache")
+    found, _ = another(others, "kept", tmp_path / "cache")
     assert found == {name: {**told, "prepared": 0} for name, told in plain.items()}
 
 
 def test_another_process_after_the_entries_are_damaged(tmp_path):
     plain = without_cache("twice", "kept")
-    told_by(start("twice", "kept", tmp_path / "cache"))
+    another("twice", "kept", tmp_path / "cache")
     entries = Store(str(tmp_path / "cache"), 1 << 30).entries()
     assert entries
     for entry in entries:
         with open(entry.path, "r+b") as file:
             file.seek(entry.nbytes // 2)
             file.write(b"??")
-    found, said = told_by(start("twice", "kept", tmp_path / "cache"))
+    found, said = another("twice", "kept", tmp_path / "cache")
     assert found == plain
     assert "damaged" in said
-    assert told_by(start("twice", "kept", tmp_path / "cache"))[0]["prepared"] == 0
+    assert another("twice", "kept", tmp_path / "cache")[0]["prepared"] == 0
 
 
 def test_four_processes_that_start_together(tmp_path):
     plain = without_cache("train", "kept")
-    running = [start("train", "kept", tmp_path / "cache", seed=str(n)) for n in range(4)]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(another, "train", "kept", tmp_path / "cache") for _ in range(4)]
     for process in running:
-        assert told_by(process)[0]["results"] == plain["results"]
+        assert process.result()[0]["results"] == plain["results"]
     entries = Store(str(tmp_path / "cache"), 1 << 30).entries()
     assert len(entries) == 1
     assert entries[0].fault is None
-    assert told_by(start("train", "kept", tmp_path / "cache"))[0] == {**plain, "prepared": 0}
+    assert another("train", "kept", tmp_path / "cache")[0] == {**plain, "prepared": 0}
 
 
 def test_where_nothing_can_be_written_it_says_so_once(tmp_path):
     (tmp_path / "file").write_text("")
     plain = without_cache("twice", "kept")
-    found, said = told_by(start("twice", "kept", tmp_path / "file" / "cache"))
+    found, said = another("twice", "kept", tmp_path / "file" / "cache")
     assert found == plain
     assert len([line for line in said.splitlines() if "the cache in" in line]) == 1
 
@@ -100,14 +109,18 @@ def test_with_inductor_the_second_process_compiles_nothing(tmp_path):
     # A process with Inductor takes long to start: these are programs whose graphs it makes something else of.
     names, others = (*OTHER_SIZES, "train", "through_dynamo"), [other.__name__ for other in OTHER_SIZES.values()]
     inductor = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+    headers = pathlib.Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], "precompiled_headers")
+    headers.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "inductor").mkdir()
+    (tmp_path / "inductor" / headers.name).symlink_to(headers)  # ten seconds, and no kernel is in them
 
     def written():
         return {path for path in (tmp_path / "inductor").rglob("*") if path.suffix in (".so", ".cpp", ".py")}
 
-    first, _ = told_by(start(",".join(names), "inductor", tmp_path / "cache", seed="1", **inductor))
+    first, _ = fresh(",".join(names), "inductor", tmp_path / "cache", seed="1", **inductor)
     files = written()
-    second, _ = told_by(start(",".join(names), "inductor", tmp_path / "cache", seed="2", **inductor))
-    third, _ = told_by(start(",".join(others), "inductor", tmp_path / "cache", **inductor))
+    second, _ = fresh(",".join(names), "inductor", tmp_path / "cache", seed="2", **inductor)
+    third, _ = another(",".join(others), "inductor", tmp_path / "cache", **inductor)
     plain = without_cache(",".join(others), "eager")
     for name in names:
         assert first[name]["miss"] > 0, name

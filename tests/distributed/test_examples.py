@@ -1,13 +1,14 @@
-"""The examples of several processes run under torchrun, and learn."""
+"""The examples of several processes run, each with what `torchrun` tells it, and learn."""
 
 import os
 import pathlib
 import re
-import subprocess
-import sys
+import socket
 
 import pytest
 import torch.distributed as dist
+
+from tests import forked
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -19,24 +20,36 @@ pytestmark = [
 
 @pytest.mark.parametrize(("name", "said"), [("train_fsdp", "4 graphs"), ("train_tensor_parallel", "1 graph")])
 def test_example(name, said, tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    everywhere = {
+        "FOREGRAD_CACHE_DIR": str(tmp_path / "cache"),
         "CUDA_VISIBLE_DEVICES": "",
-        "FOREGRAD_CACHE_DIR": str(tmp_path),
+        "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
     }
-    done = subprocess.run(
-        [*command, f"examples/{name}.py"],
-        cwd=_ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", done.stdout)]
+    outputs = [tmp_path / f"rank {rank}" for rank in "01"]
+    ranks = [
+        forked.start(
+            str(_ROOT / "examples" / f"{name}.py"),
+            [],
+            str(output),
+            environment={**os.environ, **everywhere, "RANK": rank, "LOCAL_RANK": rank},
+        )
+        for rank, output in zip("01", outputs, strict=True)
+    ]
+    try:
+        codes = [rank.wait(400) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    first, second = (output.read_text() for output in outputs)
+    assert codes == [0, 0], first + second
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", first)]
     assert losses[-1] < losses[0]
-    assert done.stdout.rstrip().endswith(said)
-    assert "ForegradWarning" not in done.stderr
+    assert first.rstrip().endswith(said)
+    assert "ForegradWarning" not in first + second

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -31,28 +32,35 @@ def run(arguments, path, folder):
     return done.stdout
 
 
-def reports(tmp_path, names):
-    run(["-m", "tests.export.save_models", tmp_path, *names], os.pathsep.join([SOURCE, str(HERE.parents[1])]), tmp_path)
-    said = run([HERE / "load_models.py", tmp_path], SOURCE, tmp_path)
+MODELS = ["zoo:gpt2", "zoo:bert", "zoo:llama"] if importlib.util.find_spec("transformers") else []
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    """By name, what the second process says of each."""
+    folder, names = tmp_path_factory.mktemp("saved"), [*ARCHITECTURES, *MODELS]
+    run(["-m", "tests.export.save_models", folder, *names], os.pathsep.join([SOURCE, str(HERE.parents[1])]), folder)
+    said = run([HERE / "load_models.py", folder], SOURCE, folder)
     found = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     assert sorted(report["name"] for report in found) == sorted(names)
-    return found
+    return {report["name"]: report for report in found}
 
 
 @pytest.mark.slow
-def test_architectures(tmp_path):
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_architectures(name, reports):
     """Losses, gradients, parameters and buffers of five steps; no class at hand; the size of the files."""
-    for report in reports(tmp_path, list(ARCHITECTURES)):
-        assert report["importable"] == [], report
-        assert report["differing"] == [], report
-        assert report["count"] > 10
-        assert report["bytes"] <= report["allowed"], report
+    report = reports[name]
+    assert report["importable"] == [], report
+    assert report["differing"] == [], report
+    assert report["count"] > 10
+    assert report["bytes"] <= report["allowed"], report
 
 
 @pytest.mark.slow
-def test_models_of_transformers(tmp_path):
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_transformers(name, reports):
     """Whose outputs are of classes that the second process does not know."""
-    pytest.importorskip("transformers")
-    for report in reports(tmp_path, ["zoo:gpt2", "zoo:bert", "zoo:llama"]):
-        assert (report["importable"], report["differing"]) == ([], []), report
-        assert report["bytes"] <= report["allowed"], report
+    report = reports[name]
+    assert (report["importable"], report["differing"]) == ([], []), report
+    assert report["bytes"] <= report["allowed"], report

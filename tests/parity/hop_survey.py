@@ -145,6 +145,16 @@ def _answer(connection: Any, case: Any, door: str, backend: str) -> None:
     connection.send(verdict(case, door, backend))
 
 
+def _import_what_captures_do(doors: Any, backend: str) -> None:
+    """Seconds that each child would take. No gradient is asked for, so that none of autograd's threads starts here."""
+    import torch
+    import torch._inductor.decomposition
+
+    for door in doors:
+        compiled(lambda x: x.sin() + 1, door, backend)(torch.ones(2))
+    torch._dynamo.reset()
+
+
 def in_a_process(case: Any, door: str, backend: str) -> str:
     """The verdict of a child, or how that ended. It has PyTorch from its parent, which runs no threads of it."""
     context = multiprocessing.get_context("fork")
@@ -177,6 +187,7 @@ def main(argv: list[str] | None = None) -> int:
     chosen = {name: case for name, case in cases().items() if re.search(opts.op, name)}
     width = max(map(len, chosen), default=0)
     bad, counts = 0, dict.fromkeys(FINE, 0)
+    _import_what_captures_do(doors, opts.backend)
     print(f"{'case':{width}} | {' | '.join(doors)}")
     for name, case in chosen.items():
         said = [in_a_process(case, door, opts.backend) for door in doors]

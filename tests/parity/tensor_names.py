@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import faulthandler
 import gc
 import io
 import json
@@ -425,6 +426,7 @@ def differences(kind: str, only: str | None = None) -> list[str]:
 
 def main() -> int:
     """Print what differs."""
+    faulthandler.enable()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     found = differences(sys.argv[1], *sys.argv[2:3])

@@ -7,7 +7,6 @@ import functools
 import gc
 import inspect
 import os
-import subprocess
 import sys
 import weakref
 
@@ -17,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from foregrad.backends.boxed import as_boxed, call_boxed, is_boxed, make_boxed_compiler, make_boxed_func, nop
 from foregrad.errors import BackendError
+from tests import forked
 
 before_3_11 = pytest.mark.skipif(
     sys.version_info < (3, 11), reason="before 3.11 the interpreter keeps the arguments of every call on its stack"
@@ -46,23 +46,15 @@ NEW = "FOREGRAD_TESTS_NEW_INTERPRETER"
 
 
 def needs_moved_arguments(test):
-    """Run a test in a new interpreter where this one keeps arguments alive, whoever calls."""
+    """Run a test in another interpreter where this one keeps arguments alive, whoever calls."""
 
     @functools.wraps(test)
     def run(request, **arguments):
         if arguments_are_moved() or NEW in os.environ:
             test(**arguments)
             return
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{__file__}::{request.node.name}"]
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            cwd=request.config.rootpath,
-            check=False,
-            env={**os.environ, NEW: "1"},
-            timeout=300,
-        )
+        test_here = f"{__file__}::{request.node.name}"
+        done = forked.run("pytest", "-q", "-p", "no:cacheprovider", test_here, **{NEW: "1"})
         assert done.returncode == 0, done.stdout + done.stderr
         assert "1 passed" in done.stdout
 

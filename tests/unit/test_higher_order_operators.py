@@ -88,6 +88,12 @@ def in_a_child(name, door):
     return os.waitpid(child, 0)[1], text
 
 
+# What every child would import. No gradient is asked for, so that none of autograd's threads starts.
+foregrad.compile(torch.sin, backend="eager")(torch.ones(2))
+torch.compile(lambda x: x.sin(), backend="foregrad", options={"backend": "eager"})(torch.ones(2))
+torch._dynamo.reset()
+import torch._inductor.decomposition
+
 print(json.dumps([in_a_child(*case) for case in json.loads(sys.argv[1])]))
 """
 

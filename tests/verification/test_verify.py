@@ -25,8 +25,15 @@ ROOT = Path(__file__).parents[2]
 aten = torch.ops.aten
 
 
-def run(path):
+def run_alone(path):
     return subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
+
+
+def run_here(path):
+    """The exit status of a reproducer that is run in this process."""
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(path, run_name="__main__")
+    return stopped.value.code
 
 
 def stages(found):
@@ -98,7 +105,7 @@ def test_a_wrong_decomposition_is_found(tmp_path):
     assert found.culprit.operands[0].startswith("x0: float32[2, 32, 256] from -")
     assert found.culprit.gap.ulps > 1000
     assert stages(found)["partition"] is Verdict.EQUAL
-    done = run(found.reproducer)
+    done = run_alone(found.reproducer)
     assert done.returncode == 1, done.stderr
     assert "off by up to 0.0" in done.stdout
     with pytest.raises(foregrad.VerificationError, match=r"aten\.gelu"):
@@ -110,7 +117,7 @@ def test_a_fault_as_small_as_an_epsilon_is_found(tmp_path):
     table = {aten.native_layer_norm.default: planted.layer_norm_of_another_epsilon}
     found = foregrad.verify(model, *args, backend="eager", decompositions=table, folder=str(tmp_path))
     assert found.culprit.operator == "aten.native_layer_norm.default"
-    assert run(found.reproducer).returncode == 1
+    assert run_here(found.reproducer) == 1
 
 
 def test_the_innermost_decomposition_is_named(tmp_path):
@@ -122,7 +129,7 @@ def test_the_innermost_decomposition_is_named(tmp_path):
     x = torch.linspace(-3, 3, 32)
     found = foregrad.verify(torch.nn.functional.silu, x, backend="eager", decompositions=table, folder=str(tmp_path))
     assert found.culprit.operator == "aten.sigmoid.default, which aten.silu.default is decomposed into"
-    assert run(found.reproducer).returncode == 1
+    assert run_here(found.reproducer) == 1
 
 
 @pytest.mark.parametrize(
@@ -136,8 +143,7 @@ def test_a_backend_that_miscompiles_is_found(compiler, most, tmp_path):
     assert found.stage == "forward of GPT"
     assert found.culprit.operator == "aten.gelu.default"
     assert found.culprit.piece.size <= most
-    done = run(found.reproducer)
-    assert done.returncode == 1, done.stderr
+    assert run_here(found.reproducer) == 1
 
 
 @pytest.mark.parametrize("seconds", [1.0, 0.0], ids=["quick", "slow"])
@@ -148,7 +154,7 @@ def test_a_pattern_is_found_with_all_that_belongs_to_it(seconds, tmp_path, monke
     found = foregrad.verify(planted.Chain(), *args, backend=planted.miscompiles_a_pattern, folder=str(tmp_path))
     assert found.culprit.operator == "aten.neg.default"
     assert found.culprit.piece.size == 2
-    assert run(found.reproducer).returncode == 1
+    assert run_here(found.reproducer) == 1
 
 
 def test_inputs_are_kept_where_random_ones_do_not_show_it(tmp_path):
@@ -162,7 +168,7 @@ def test_inputs_are_kept_where_random_ones_do_not_show_it(tmp_path):
     found = foregrad.verify(torch.neg, special, backend="eager", decompositions=table, folder=str(tmp_path))
     assert found.culprit.operator == "aten.neg.default"
     assert list(tmp_path.glob("*.safetensors"))
-    done = run(found.reproducer)
+    done = run_alone(found.reproducer)
     assert done.returncode == 1, done.stderr
 
 
@@ -175,8 +181,7 @@ def test_a_pass_of_a_backend_that_is_wrong_is_found(tmp_path):
     assert found.stage == "the backend's passes"
     assert found.culprit.operator == "aten.neg.default"
     assert found.culprit.piece.size == 2
-    done = run(found.reproducer)
-    assert done.returncode == 1, done.stderr
+    assert run_here(found.reproducer) == 1
 
 
 def test_a_partition_that_is_wrong_is_found(tmp_path):
@@ -186,8 +191,7 @@ def test_a_partition_that_is_wrong_is_found(tmp_path):
     assert found.stage == "partition"
     assert found.culprit.operator == "aten.gelu_backward.default"
     assert found.culprit.piece.size <= 20
-    done = run(found.reproducer)
-    assert done.returncode == 1, done.stderr
+    assert run_here(found.reproducer) == 1
 
 
 def test_a_partition_that_saves_another_value_is_found(tmp_path):
@@ -197,15 +201,7 @@ def test_a_partition_that_saves_another_value_is_found(tmp_path):
     assert found.stage == "partition"
     assert found.culprit.operator == "aten.tanh_backward.default"
     assert found.culprit.piece.size == 2  # with the tanh whose result it takes
-    done = run(found.reproducer)
-    assert done.returncode == 1, done.stderr
-
-
-def run_here(path):
-    """The exit status of a reproducer that is run in this process."""
-    with pytest.raises(SystemExit) as stopped:
-        runpy.run_path(path, run_name="__main__")
-    return stopped.value.code
+    assert run_here(found.reproducer) == 1
 
 
 def capture_that_changes(monkeypatch, change):
