@@ -7,6 +7,7 @@ hypothesis. A failure prints the program: put it into `regressions.py`.
 from __future__ import annotations
 
 import collections
+import logging
 import os
 import warnings
 
@@ -21,7 +22,7 @@ from tests.parity.programs import PROFILES, DrawnChooser, RandomChooser, grow, l
 from tests.parity.regressions import REFUSED, REGRESSIONS
 from tests.parity.stand_ins import BROKEN, identity
 
-EXAMPLES = int(os.environ.get("FOREGRAD_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("FOREGRAD_EXAMPLES", "20"))
 
 
 @st.composite
@@ -57,11 +58,21 @@ def test_random_programs_are_the_same_as_eager(profile):
 @pytest.mark.parametrize("profile", PROFILES)
 def test_no_program_differs(profile):
     """The same programs on every run; hardly any is refused."""
-    verdicts = collections.Counter(judge(grow(RandomChooser(seed), PROFILES[profile]))[0] for seed in range(60))
+    verdicts = collections.Counter(judge(grow(RandomChooser(seed), PROFILES[profile]))[0] for seed in range(40))
     assert {verdict: count for verdict, count in verdicts.items() if is_fault(verdict)} == {}
     assert sum(count for verdict, count in verdicts.items() if verdict.startswith("Refused")) <= 1
 
 
+@pytest.fixture
+def texts_are_made():
+    """Somebody listens to PyTorch's structured trace: the text of each stage is made, as with `TORCH_TRACE`."""
+    listener = logging.NullHandler()
+    logging.getLogger("torch.__trace").addHandler(listener)
+    yield
+    logging.getLogger("torch.__trace").removeHandler(listener)
+
+
+@pytest.mark.usefixtures("texts_are_made")
 @pytest.mark.parametrize("name", REGRESSIONS)
 def test_a_stored_program_is_the_same_as_eager(name):
     f, make_args = load(REGRESSIONS[name])
@@ -86,9 +97,9 @@ def test_a_program_that_can_not_be_compiled_is_refused_by_name(name):
 @pytest.mark.parametrize("profile", PROFILES)
 def test_grown_programs_are_mostly_valid_and_the_oracle_passes_eager(profile):
     """Eager equals eager, and few programs are rejected: the search is not spent on errors."""
-    grown = [grow(RandomChooser(seed), PROFILES[profile]) for seed in range(60)]
+    grown = [grow(RandomChooser(seed), PROFILES[profile]) for seed in range(30)]
     verdicts = collections.Counter(same_as_eager(program, identity) for program in grown)
-    assert verdicts["equal"] > 50
+    assert verdicts["equal"] > 25
 
 
 def test_every_op_of_the_table_is_used():

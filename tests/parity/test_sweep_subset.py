@@ -9,7 +9,7 @@ from tests.parity.cases import ERROR, PASSED, REFUSED, SKIPPED, WRONG, Case, mod
 from tests.parity.known import ALLOWED_REFUSALS, KNOWN
 from tests.parity.stand_ins import BROKEN, identity, wrapper
 
-SAMPLES = 3
+SAMPLES = 2
 BUDGET_S = 4.0
 
 # Ops that an ahead-of-time compiler gets wrong first: views, mutation, randomness, reductions, several outputs.
