@@ -6,6 +6,7 @@ from torch import nn
 
 import foregrad
 from foregrad._torch.memory import _peak
+from foregrad.backends import eager
 
 WIDTH, LAYERS = 256, 6
 SIZE = LAYERS * WIDTH * WIDTH * 4  # bytes of the weights
@@ -156,8 +157,10 @@ def test_old_values_that_are_kept_are_not_overwritten():
     assert all(map(torch.equal, *values))
 
 
-def test_an_error_in_the_middle_says_that_updates_were_made():
+@pytest.mark.parametrize("longest", [4000, 1], ids=["whole", "in parts"])
+def test_an_error_in_the_middle_says_that_updates_were_made(longest, monkeypatch):
     """As eager's, which stops with the first parameter updated."""
+    monkeypatch.setattr(eager, "_LONGEST", longest)
     first, second = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
     indices = torch.zeros(4, dtype=torch.long)
 

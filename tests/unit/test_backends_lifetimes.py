@@ -7,13 +7,20 @@ import linecache
 import operator
 import weakref
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from foregrad.backends import eager
 from foregrad.backends.eager import eager_compiler
 
 aten = torch.ops.aten
 MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True, params=[4000, 2], ids=["whole", "in parts"])
+def longest(request, monkeypatch):
+    monkeypatch.setattr(eager, "_LONGEST", request.param)
 
 
 def graph_of(build, root=None) -> torch.fx.GraphModule:

@@ -7,6 +7,9 @@ One line per node, values named as in the graph. Four things make it quick and s
 - several outputs are unpacked at once, so no tuple keeps the unused ones alive;
 - a function that takes one list, as regions do, gets the only references to values that are not used later.
 
+A graph of more than `_LONGEST` lines is cut in parts that run one after the other: CPython's compiler takes ten times
+the memory for a line of one very long function. Values that a later part uses wait in a dict between parts.
+
 Constants (tensors, dtypes, callables) are the unit's globals; numbers and shapes are literals. `source()` of the
 result is the text that runs.
 
@@ -19,7 +22,7 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from types import FunctionType
 from typing import Any, Protocol, cast
@@ -29,7 +32,7 @@ import torch
 from .._torch.codegen import OpOverload, return_kinds
 from ..graph.layout import as_captured
 from ..graph.role import LAID_OUT, role_of
-from ..graph.source import Names, compile_source
+from ..graph.source import Names, compile_source, unpacked
 from ..passes.regions import called_region, outlined
 from ..tracing.tape.opinfo import op_info
 from .calls import CallWriter, has_many_outputs, resolve
@@ -74,8 +77,7 @@ def render_graph(
     `GraphRole`.
     """
     writer = _Writer(gm, example_inputs, as_list, updates)
-    source, constants = writer.write()
-    function = cast("Any", compile_source(source, "forward", constants, label="eager graph"))
+    source, function = writer.compile()
     function.updated = writer.in_place.updated
     function._boxed_call = True
     function.returns_list = as_list
@@ -97,10 +99,9 @@ def render_late(gm: torch.fx.GraphModule, *, as_list: bool = True) -> BoxedFunct
     def write() -> Any:
         function: Any = reference()
         if pending:
-            source, constants = _Writer(pending[0], None, as_list).write()
+            source, real = _Writer(pending[0], None, as_list).compile()
             text.append(source)
             if function is not None:  # otherwise only its `source` is still referred to
-                real = cast("Any", compile_source(source, "forward", constants, label="eager graph"))
                 function.__globals__.update(real.__globals__)
                 function.__code__ = real.__code__
                 function.__globals__["__write__"] = reference  # for a thread inside the stub
@@ -123,13 +124,18 @@ def _stub(args: list[Any]) -> Any:
 
 
 _STUB = _stub.__code__
+_LONGEST = 4000  # lines of a function
 _COPY = torch.Tensor.copy_
 
 
 def _tell(writing: Sequence[int], error: BaseException) -> None:
     """Say with an error in a graph that some of its inputs have their new values already. `writing`: their lines."""
-    assert error.__traceback__ is not None
-    count = bisect_left(writing, error.__traceback__.tb_lineno)
+    at = error.__traceback__
+    assert at is not None
+    file = at.tb_frame.f_code.co_filename
+    while at.tb_next is not None and at.tb_next.tb_frame.f_code.co_filename == file:  # in a part
+        at = at.tb_next
+    count = bisect_left(writing, at.tb_lineno)
     if not count:
         return
     tell_of_writes(error, f"{count} of {len(writing)} writes to parameters or other tensors of the caller were made")
@@ -168,11 +174,18 @@ class _Writer:
         if example_inputs is not None and len(example_inputs) == len(self.placeholders):
             self.calls.learn(self.placeholders, example_inputs)
         self.writing: list[int] = []  # the lines that write to inputs
+        self.starts: dict[Node, int] = {}  # the first line of each node
         # Outputs of several-output operators get their names when they are unpacked.
         self.picked: set[Node] = set()
 
-    def write(self) -> tuple[str, dict[str, Any]]:
-        """The unit's text, and its globals."""
+    def compile(self) -> tuple[str, Any]:
+        """The unit's text, and its function."""
+        source, *parts = self.write()
+        function = compile_source(source, "forward", self.calls.globals, label="eager graph", parts=parts)
+        return "".join([source, *parts]), function
+
+    def write(self) -> list[str]:
+        """The text of the function, and those of the parts that it calls."""
         for node in self.nodes:
             if node.op == "get_attr":
                 path = str(node.target)
@@ -182,16 +195,51 @@ class _Writer:
         dying = self._find_last_uses()
         self._write_head()
         for node in self.nodes:
-            if node.op == "output":
-                self._write_output()
-            elif node.op not in ("placeholder", "get_attr") and node not in self.picked:
-                self._write_node(node, dying.get(node, ()))
-        body = "\n    ".join(self.lines)
-        if self.writing:  # the first line of `forward` is the second of the text inside `try`
-            told = self.calls.bind(functools.partial(_tell, [line + 3 for line in self.writing]), "tell")
+            if node.op not in ("placeholder", "get_attr") and node not in self.picked:
+                self.starts[node] = len(self.lines)
+                if node.op == "output":
+                    self._write_output()
+                else:
+                    self._write_node(node, dying.get(node, ()))
+        if len(self.lines) <= _LONGEST:
+            return [self._function(self.lines, [line + 3 for line in self.writing])]
+        return self._in_parts()
+
+    def _function(self, lines: Sequence[str], writing: list[int]) -> str:
+        """The text of `forward`. `writing`: the lines of the unit that write to inputs, counted from 1."""
+        body = "\n    ".join(lines)
+        if writing:
+            told = self.calls.bind(functools.partial(_tell, writing), "tell")
             body = body.replace("\n", "\n    ")
             body = f"try:\n        {body}\n    except BaseException as error:\n        {told}(error)\n        raise"
-        return f"def forward({self.args}):\n    {body}\n", self.calls.globals
+        return f"def forward({self.args}):\n    {body}\n"
+
+    def _in_parts(self) -> list[str]:
+        """`forward`, and its parts. Each takes the values that it uses out of the dict, and returns what it leaves."""
+        bounds, taken = [0], [{self.args: True}]
+        made = dict.fromkeys(self.placeholders, 0)  # the part that makes each value
+        for node, start in self.starts.items():
+            if start - bounds[-1] >= _LONGEST:
+                bounds.append(start)
+                taken.append({})
+            part = len(bounds) - 1
+            for used in (*self._used_by(node), *(whole for whole, _ in self._copied_after(node))):
+                if made.get(used, part) < part:
+                    taken[-1][self.names[used]] = True
+            for value in (node, *node.users) if node in self.calls.by_index else (node,):
+                made[value] = part
+        values, one, take = map(self.calls.allocate.fresh, ("values", "part", "take"))
+        run = f"{self.calls.bind(FunctionType, 'function')}({one}, globals())({values}.pop)"
+        lines = [f"{values} = {{{self.args!r}: {self.args}}}", f"for {one} in __parts__[:-1]:"]
+        lines += [f"    {values} |= {run}", f"{one} = __parts__[-1]", f"return {run}"]
+        # `forward` has ten lines with its `try`, each part two before its own and one after them.
+        writing = [line + 10 + 3 * bisect_right(bounds, line) for line in self.writing]
+        texts = [self._function(lines, writing)]
+        for start, end, names in zip(bounds, [*bounds[1:], len(self.lines)], taken, strict=True):
+            head = f"{unpacked([*names])}map({take}, ({''.join([f'{name!r}, ' for name in names])})); del {take}"
+            body = [head, *self.lines[start:end]] + (["return locals()"] if end < len(self.lines) else [])
+            texts.append(f"def part_{len(texts)}({take}):\n    " + "\n    ".join(body) + "\n")
+        return texts
 
     # -- lifetimes
 
@@ -214,15 +262,20 @@ class _Writer:
         dying: dict[Node, list[Node]] = {}
         for node in reversed(self.nodes):
             if node.op == "output":
-                results = node.all_input_nodes if not self.in_place.updated else self.results
-                seen.update(value for value in results if isinstance(value, Node))
+                seen.update(self._used_by(node))
             elif node not in self.picked:
-                for used in [*node.all_input_nodes, *(new for _, new in self._copied_after(node))]:
+                for used in self._used_by(node):
                     if used not in seen:
                         seen.add(used)
                         if used.op != "get_attr":
                             dying.setdefault(node, []).append(used)
         return dying
+
+    def _used_by(self, node: Node) -> list[Node]:
+        """The nodes whose values the lines of a node use, the inputs that it is copied into apart."""
+        if node.op != "output":
+            return [*node.all_input_nodes, *(new for _, new in self._copied_after(node))]
+        return node.all_input_nodes if not self.in_place.updated else [v for v in self.results if isinstance(v, Node)]
 
     # -- lines
 

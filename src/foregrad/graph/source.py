@@ -17,6 +17,7 @@ import operator
 import re
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
@@ -35,21 +36,32 @@ def compile_source(
     globals: dict[str, Any],
     *,
     label: str | None = None,
+    parts: Sequence[str] = (),
 ) -> Callable[..., Any]:
     """Compile `source` and return the function called `name` that it defines.
 
+    `parts`: texts of further functions. Each is compiled by itself, and the global `__parts__` lists their code.
     `globals` becomes the function's globals; it may be added to later, and holds anything else that `source` defines.
     The function itself is taken out of it, so that no reference cycle keeps its constants alive.
     The unit's text lives exactly as long as the function's code: frames in a traceback count.
     """
     filename = f"<foregrad {shown(label or name)} {next(_units)}>"
+    whole = "".join([source, *parts])
     try:
         code = compile(source, filename, "exec")
+        if parts:
+            line = source.count("\n") + 1
+            globals["__parts__"] = codes = []
+            for part in parts:
+                constants = compile(part, filename, "exec").co_consts
+                part_code = next(value for value in constants if isinstance(value, CodeType))
+                codes.append(part_code.replace(co_firstlineno=line))
+                line += part.count("\n")
     except (SyntaxError, ValueError) as error:
-        raise InternalError(f"generated source for `{label or name}` is not Python ({error}):\n{source}") from error
+        raise InternalError(f"generated source for `{label or name}` is not Python ({error}):\n{whole}") from error
     globals.setdefault("__name__", "foregrad.generated")
     # No modification time: linecache then trusts the entry and never looks for a file.
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    linecache.cache[filename] = (len(whole), None, whole.splitlines(keepends=True), filename)
     try:
         exec(code, globals)
         function: Callable[..., Any] = globals.pop(name)
