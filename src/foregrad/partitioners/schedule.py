@@ -58,30 +58,35 @@ class _Stretch:
     def __init__(self, index: Nodes, nodes: list[int]) -> None:
         self.index, self.nodes = index, nodes
         operands, kinds = index.operands, index.kinds
-        self.inside = set(nodes)
-        self.memory: dict[int, int] = {}  # the node whose memory a node's value is in
-        self.waits: dict[int, set[int]] = {}  # for each operator of the stretch: the operators that it waits for
-        self.reads: dict[int, set[int]] = {}
+        inside = set(nodes)
+        self.through: dict[int, set[int]] = {}  # for each view and item of the stretch: the operators that it waits for
+        self.missing: dict[int, int] = {}  # for each operator of the stretch: how many it waits for
+        self.reads: dict[int, tuple[int, ...]] = {}
         self.items: dict[int, list[int]] = {}
         self.dependents: dict[int, list[int]] = {}
-        self.readers: dict[int, set[int]] = {}
+        self.readers: dict[int, int] = {}  # for each memory: how many operators are still to read it
+        self.reader: dict[int, int] = {}  # the sum of their numbers: where it is one operator, which
+        through, readers, reader = self.through, self.readers, self.reader
         for i in nodes:
             if kinds[i] in _THROUGH and operands[i]:
                 source = operands[i][0]
                 if kinds[i] is Kind.ITEM:
                     self.items.setdefault(source, []).append(i)
-                self.waits[i] = self.waits.get(source, set()) if kinds[source] in _THROUGH else {source} & self.inside
+                through[i] = through.get(source, set()) if kinds[source] in _THROUGH else {source} & inside
                 continue
             waits: set[int] = set()
             for operand in operands[i]:
-                if operand in self.inside:
-                    waits |= self.waits[operand] if kinds[operand] in _THROUGH else {operand}
-            self.waits[i] = waits
-            self.reads[i] = {index.root[operand] for operand in operands[i]}
+                if operand in through:
+                    waits |= through[operand]
+                elif operand in inside:
+                    waits.add(operand)
+            self.missing[i] = len(waits)
             for one in waits:
                 self.dependents.setdefault(one, []).append(i)
+            self.reads[i] = tuple({index.root[operand] for operand in operands[i]})
             for r in self.reads[i]:
-                self.readers.setdefault(r, set()).add(i)
+                readers[r] = readers.get(r, 0) + 1
+                reader[r] = reader.get(r, 0) + i
         self.kept = {index.root[i] for i in (*index.gradient_numbers, *index.output_numbers)}
         self.sizes: dict[int, int] = {}
         self.order: list[int] = []
@@ -94,7 +99,7 @@ class _Stretch:
         return self.sizes[r]
 
     def ordered(self) -> list[int]:
-        missing = {i: len(self.waits[i]) for i in self.reads}
+        missing, readers, reader = self.missing, self.readers, self.reader
         ready = set()
         for i in self.nodes:
             if i in self.done:
@@ -108,10 +113,10 @@ class _Stretch:
                         ready.add(user)
                         freeing.add(user)
                 for r in self.reads.get(at, ()):
-                    readers = self.readers[r]
-                    readers.discard(at)
-                    if len(readers) == 1:
-                        freeing |= readers & ready
+                    readers[r] -= 1
+                    reader[r] -= at
+                    if readers[r] == 1 and reader[r] in ready:
+                        freeing.add(reader[r])
                 freeing = {
                     one for one in freeing if one not in self.done and self.made_bytes(one) < self.freed_bytes(one)
                 }
@@ -127,15 +132,15 @@ class _Stretch:
 
     def freed_bytes(self, i: int) -> int:
         """The bytes that are freed after operator i, if it runs now."""
-        return sum(self.size(r) for r in self.reads.get(i, ()) if len(self.readers[r]) == 1 and r not in self.kept)
+        return sum(self.size(r) for r in self.reads.get(i, ()) if self.readers[r] == 1 and r not in self.kept)
 
     def emit(self, i: int) -> None:
         if i in self.done:
             return
         self.done.add(i)
         for operand in self.index.operands[i]:
-            if operand in self.inside:
-                self.emit(operand)  # views, that nothing waits for
+            if operand in self.through:
+                self.emit(operand)  # nothing waits for views
         self.order.append(i)
         for item in self.items.get(i, ()):
             self.emit(item)
