@@ -11,10 +11,11 @@ from typing import Any
 
 from ...locks import InPlace
 
-__all__ = ["Newborns", "paused_collection"]
+__all__ = ["Newborns", "collect_many", "paused_collection"]
 
 
 _before: list[bool] = []
+_MANY = 100_000
 
 
 def _pause() -> None:
@@ -33,6 +34,12 @@ _paused = InPlace(_pause, _go_on)
 def paused_collection() -> InPlace:
     """Context: the collector is off, and as it was afterwards. For the whole process, but nothing else notices."""
     return _paused
+
+
+def collect_many() -> None:
+    """Collect before a pause ends, if very much was made in it: the collector would walk all that twice soon after."""
+    if _before[0] and gc.get_count()[0] > _MANY:
+        gc.collect(1)
 
 
 class Newborns:
