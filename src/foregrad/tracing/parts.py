@@ -19,11 +19,10 @@ from ..graph.console import CONSOLE, Said, action_for, is_recording_warnings, lo
 from ..interrupts import runs_user_code
 from .derivatives.backward import Backward, InnerGradients
 from .effects.attribute_guards import Facts
-from .effects.custom_functions import CustomFunctions
-from .effects.eager_hooks import EagerHooks
 from .effects.eager_regions import EagerRegions
 from .effects.first_imports import FirstImports
 from .effects.observed import Observed
+from .effects.python_in_backwards import CustomFunctions, EagerHooks
 from .effects.python_state import PythonState, is_read_by_handlers
 from .effects.result_hooks import OwnHooks
 from .heap.recording import Host

@@ -31,10 +31,10 @@ from .derivatives.derived_effects import check_outputs, written_by
 from .derivatives.resumable_trace import ResumableTrace
 from .derivatives.session import fresh_autocast_cache
 from .effects.analysis import Analysis
-from .effects.backward_reads import check_module_hooks
 from .effects.given import Given
 from .effects.input_effects import check_marked, check_sizes, views_of_written
 from .effects.outputs import analyze
+from .effects.python_in_backwards import check_module_hooks
 from .effects.python_state import PythonState
 from .effects.side_effects import (
     check_arrays,

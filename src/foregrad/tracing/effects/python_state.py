@@ -27,16 +27,19 @@ from ...graph.python_effects import PythonWrite, SetAttribute
 from ...subclasses.spec import is_of_capture
 from ..tape.collection import Newborns
 from ..values.draw_patches import stand_in_for
-from .custom_functions import BackwardChangesError
 from .given import Given
 from .journals import Identity, Journals, UntouchedIterator, grows, replaced
 from .made_values import MadeValues
 from .python_writes import PythonWrites
 from .side_effects import used_up_error
 
-__all__ = ["PythonState", "is_read_by_handlers"]
+__all__ = ["BackwardChangesError", "PythonState", "is_read_by_handlers"]
 
 _Named = tuple[list[Any], list[str]]  # values, and what people call them
+
+
+class BackwardChangesError(UnsupportedSideEffectError):
+    """The backward of a run changes Python's state."""
 
 
 class PythonState:
