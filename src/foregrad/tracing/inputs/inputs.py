@@ -40,8 +40,7 @@ from ..tape.again import CaptureAgain, SharedClosureFound
 from ..tape.origin import Origin, user_line
 from ..tape.symbols import SizeSymbols
 from ..tape.tape import Entry
-from .shared_memory import MemoryGroup
-from .stand_ins import StandIns
+from .stand_ins import MemoryGroup, StandIns
 from .tensor_sources import TensorSources
 from .views_by_place import Watched
 from .wrappers import Wrappers

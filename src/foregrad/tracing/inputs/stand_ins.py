@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ..._torch.stand_ins import new_stand_in, new_stand_in_over
+from ..._torch.tensors import (
+    allows_writes,
+    as_dtype,
+    base_of,
+    copy_creation_meta,
+    is_usable,
+    leads_to_base,
+    share_counters,
+    version_of,
+)
 from ...graph.meta import TensorSpec
+from ...graph.slots import Closure
 from ..heap.alias import Value
 from ..heap.records import InputRecord
+from ..heap.views import View, without_bits
 from ..recorder.recorder import Recorder
-
-__all__ = ["NonLeaf", "StandIns"]
+from ..tape.tape import Entry
+from .views_by_place import Watched, spreads_otherwise, view_like
 
 aten = torch.ops.aten
 
@@ -73,3 +86,140 @@ class StandIns:
         spec = record.spec
         with torch.inference_mode(mode=record.real.is_inference()):
             return new_stand_in_over(whole, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
+
+
+# -------------------------------------------------------------------- shared memory
+# Stand-ins of inputs that share memory: over one fake memory, and views of one another where autograd needs it.
+
+
+class MemoryGroup:
+    """Inputs in one memory, which is itself an input, `whole`, used once something in it is written.
+
+    `group`: those known of; `views`: ids of the real tensors to be seen as views of their bases. `members`: those that
+    have their stand-ins. Call `place_bases`, then `place` with each of `group`.
+    """
+
+    def __init__(self, stand_ins: StandIns, group: list[InputRecord], views: set[int]) -> None:
+        storage, specs = group[0].real.untyped_storage(), [record.spec for record in group]
+        dtype = specs[0].dtype if len({spec.dtype for spec in specs}) == 1 else torch.uint8
+        spec = TensorSpec((storage.nbytes() // dtype.itemsize,), (1,), dtype, specs[0].device)
+        self._memory = new_stand_in((storage.nbytes(),), (1,), torch.uint8, spec.device)
+        whole = new_stand_in_over(self._memory, spec.shape, (1,), dtype, spec.device, 0)
+        self.whole = InputRecord.of_memory(group, spec, whole)
+        self.members: list[InputRecord] = []
+        self._overlapping: list[tuple[InputRecord, InputRecord]] = []  # each with what it is a view of
+        self._stand_ins, self._group, self._views = stand_ins, group, views
+        self._bases: dict[int, InputRecord] = {}  # by the id of a tensor that members are differentiable views of
+
+    def place_bases(self, add: Callable[[InputRecord], Any], register: Callable[[InputRecord], None]) -> None:
+        """Stand-ins of what members are to be seen as views of. Those that are no input yet are handed to `add`, and to
+        `register` once they have theirs.
+        """
+        by_real = {id(record.real): record for record in self._group}
+        for record in self._group:
+            base = base_of(record.real)
+            is_view = base is not None and id(record.real) in self._views and not record.real.is_inference()
+            if base is None or not is_view or id(base) in self._bases:
+                continue
+            if base.requires_grad and not record.real.requires_grad:  # taken without gradients
+                continue
+            found = by_real.get(id(base))
+            if found is None:
+                found = InputRecord(base, Closure(f"{record.slot}._base"), None, record)
+                add(found)
+                self._stand_for(found)
+                self._enter(found)
+                register(found)
+            else:
+                self._stand_for(found)
+            self._bases[id(base)] = found
+
+    def place(self, record: InputRecord) -> None:
+        """Make the stand-in of a member, as a view of its base's where it is to be seen so."""
+        base = self._bases.get(id(base_of(record.real))) if id(record.real) in self._views else None
+        if base is not None and base is not record and not self._is_told_otherwise(record, base):
+            # A view made under no_grad is a leaf, which views of it lead to: its gradient is its own.
+            is_leaf = record.real.requires_grad and is_usable(record.real) and not leads_to_base(record.real)
+            with torch.inference_mode(mode=False), torch.set_grad_enabled(not is_leaf):  # in this order
+                record.stand_in = view_like(record.real, base.stand_in)
+                if is_leaf and not record.real.is_leaf:  # a view of such a view: its history ends there
+                    with torch.enable_grad():
+                        record.stand_in = record.stand_in.view_as(record.stand_in)
+                copy_creation_meta(record.stand_in, record.real)
+                if record.real.requires_grad is False and record.stand_in.requires_grad:
+                    record.stand_in = record.stand_in.detach()
+            record.leaf = record.stand_in if is_leaf or not record.real.requires_grad else None
+        elif not hasattr(record, "stand_in"):
+            self._stand_for(record)
+        if record.spec.overlaps_itself and record.real.requires_grad:
+            self._overlapping.append((record, record))
+        self._enter(record)
+
+    def watched(self) -> list[Watched]:
+        """The members that `OverlappingViews` is for."""
+        pairs = [(record, record.stand_in, base.stand_in) for record, base in self._overlapping]
+        return [Watched(view, base, version_of(base), record) for record, view, base in pairs]
+
+    def _is_told_otherwise(self, record: InputRecord, base: InputRecord) -> bool:
+        """Whether it is no view at first, see `OverlappingViews`."""
+        real = record.real
+        if not (base.real.requires_grad and real.requires_grad and is_usable(real) and allows_writes(real)):
+            return False
+        if not spreads_otherwise(real, base.real):
+            return False
+        self._overlapping.append((record, base))
+        return True
+
+    def _stand_for(self, record: InputRecord) -> None:
+        fake = self._with_counter_of_others(record)
+        counted = fake is not None
+        fake = self._stand_ins.over(self._memory, record) if fake is None else fake
+        self._stand_ins.stand_for(record, self._stand_ins.with_bits(fake, record.spec), counted=counted)
+
+    def _enter(self, record: InputRecord) -> None:
+        record.initial = member_of(self.whole.initial, record.spec, record.stand_in, record.entry)
+        self.members.append(record)
+
+    def _with_counter_of_others(self, record: InputRecord) -> torch.Tensor | None:
+        """A fake that shares the version counter of another member, where the real tensors share theirs."""
+        spec = record.spec
+        if record.real.is_inference():
+            return None
+        for other in [*self.members, *self._bases.values()]:
+            seen_as_it_is = not (other.spec.conj or other.spec.neg)
+            if seen_as_it_is and not other.real.is_inference() and share_counters(other.real, record.real):
+                with torch.inference_mode(mode=False), torch.no_grad():
+                    fake = as_dtype(other.stand_in, spec.dtype)
+                    return None if fake is None else fake.as_strided(spec.shape, spec.stride, spec.offset).detach()
+        return None
+
+
+# -------------------------------------------------------------------- members
+# Inputs that share memory: each is a view of one value, which is all of that memory.
+
+
+def member_of(whole: Value, spec: TensorSpec, fake: torch.Tensor, entry: Entry) -> Value:
+    """An input's tensor as a view of the whole memory that it shares; `entry` stands for it until a write."""
+    parent = whole
+    call = object()
+    if spec.dtype is not whole.spec.dtype:
+        size = whole.spec.shape[0] // spec.dtype.itemsize
+        cut = size * spec.dtype.itemsize
+        if cut != whole.spec.shape[0]:
+            cut_spec = TensorSpec((cut,), (1,), whole.spec.dtype, spec.device)
+            parent = Value(None, None, cut_spec, parent, View(aten.slice.Tensor, (0, 0, cut), {}, None, call, False))
+            parent.generation = -1
+        typed = TensorSpec((size,), (1,), spec.dtype, spec.device)
+        parent = Value(None, None, typed, parent, View(aten.view.dtype, (spec.dtype,), {}, None, call, False))
+        parent.generation = -1
+    layout = (list(spec.shape), list(spec.stride), spec.offset)
+    view = View(aten.as_strided.default, layout, {}, None, call, False, is_member=True)
+    value = Value(fake, entry, without_bits(spec), parent, view)
+    for bit, op in ((spec.conj, aten._conj.default), (spec.neg, aten._neg_view.default)):
+        if bit:
+            value.entry, value.generation = None, -1
+            so_far = TensorSpec(
+                spec.shape, spec.stride, spec.dtype, spec.device, spec.offset, spec.conj, op is aten._neg_view.default
+            )
+            value = Value(fake, entry, so_far, value, View(op, (), {}, None, call, False))
+    return value
