@@ -29,7 +29,7 @@ from .effects.wrapper_histories import passed_wrappers, wrapper_results
 from .heap.alias import memory_root
 from .heap.records import InputRecord
 from .heap.refusals import changed_with_gradients
-from .inputs.tensor_sources import GradientSource
+from .inputs.inputs import GradientSource
 from .parts import CaptureParts
 from .tape.gradient_paths import passed_through, saving_nodes
 from .tape.graph import build_module

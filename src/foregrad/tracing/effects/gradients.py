@@ -23,8 +23,7 @@ from ...graph.signature import OutputInfo, PartOf
 from ...graph.slots import Closure
 from ...subclasses.spec import is_wrapper
 from ..heap.records import InputRecord
-from ..inputs.inputs import Inputs
-from ..inputs.tensor_sources import GradientSource
+from ..inputs.inputs import GradientSource, Inputs
 from ..tape.gradient_paths import other_leaves
 
 __all__ = ["Gradients", "check_new_leaves", "check_watched_inside", "retained_by"]
