@@ -1,4 +1,4 @@
-"""Weights of convolutions are laid out in the forward alone, and the backward reads the copy."""
+"""What convolutions read is laid out once: in the forward for its backward, and in the graph of a training step."""
 
 from __future__ import annotations
 
@@ -120,3 +120,85 @@ def test_a_backward_on_eagers_kernels_takes_views_of_a_residual_that_inductor_la
     given = torch.randn(4, 2) if is_batched else torch.randn(2)
     found = [torch.autograd.grad(f(x), [x, first.weight], given, is_grads_batched=is_batched) for f in (function, call)]
     torch.testing.assert_close(*found, atol=1e-3, rtol=1e-3)
+
+
+def step_graph(monkeypatch, step_of, **settings):
+    """The graph that Inductor gets of a training step, and whether eager's results came of it."""
+    graphs = []
+    compile_graph = door.compile_graph
+    monkeypatch.setattr(door, "compile_graph", lambda gm, *a, **k: (graphs.append(gm), compile_graph(gm, *a, **k))[1])
+    ends = []
+    for backend in (None, InductorCompiler(settings)):
+        torch.manual_seed(1)
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        step = step_of(model, optimizer)
+        call = step if backend is None else foregrad.compile(step, backend=backend)
+        results = [call(image()) for _ in range(3)]
+        ends.append([*results, *model.state_dict().values(), *(p.grad for p in model.parameters())])
+    torch.testing.assert_close(ends[1], ends[0], atol=1e-4, rtol=1e-4, check_stride=True)
+    return graphs[-1].graph
+
+
+def operands(graph):
+    """The weight and the image of each convolution, forward and backward."""
+    aten = torch.ops.aten
+    forward = [(n.args[1], n.args[0]) for n in graph.nodes if n.target is aten.convolution.default]
+    backward = [(n.args[2], n.args[1]) for n in graph.nodes if n.target is aten.convolution_backward.default]
+    return forward, backward[::-1]
+
+
+def is_channels_last(node):
+    return spec_of(node).stride[1] == 1
+
+
+def trained(of):
+    def step_of(model, optimizer):
+        def step(x):
+            result = of(model, x)
+            result.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return result.detach()
+
+        return step
+
+    return step_of
+
+
+def test_a_training_step_lays_out_each_weight_and_image_once(monkeypatch):
+    """Also behind an operator that looks at an image as at rows (the gradient of pooling)."""
+    step_of = trained(lambda model, x: model[2:](nn.functional.max_pool2d(model[:2](x), 2)))
+    forward, backward = operands(step_graph(monkeypatch, step_of))
+    assert forward == backward
+    assert all(is_channels_last(node) for node in (forward[1][0], *(image for _, image in forward)))
+
+
+def test_gradients_and_results_that_a_step_leaves_have_eagers_strides(monkeypatch):
+    def step_of(model, optimizer):
+        def step(x):
+            optimizer.zero_grad()
+            hidden = model[:4](x)
+            model[4:](hidden).square().mean().backward()
+            optimizer.step()
+            return hidden.detach()
+
+        return step
+
+    forward, backward = operands(step_graph(monkeypatch, step_of))
+    assert forward == backward
+    assert is_channels_last(forward[1][0])
+
+
+def test_a_step_that_reads_an_image_by_strides_is_left_as_it_is(monkeypatch):
+    def of(model, x):
+        hidden = model[:2](x)
+        return hidden.as_strided((2, 8, 64), (512, 64, 1)).sin().mean() + model[2:](hidden)
+
+    forward, _ = operands(step_graph(monkeypatch, trained(of)))
+    assert not any(is_channels_last(weight) for weight, _ in forward[:2])
+
+
+def test_a_step_draws_eagers_numbers_where_they_are_asked_for(monkeypatch):
+    step_of = trained(lambda model, x: model[2:](nn.functional.dropout(model[:2](x))))
+    step_graph(monkeypatch, step_of, fallback_random=True)

@@ -1,25 +1,33 @@
-"""The weights of convolutions, laid out once for both halves.
+"""What convolutions read, laid out once for forward and backward.
 
 On a CPU Inductor runs convolutions channels last, and copies each weight into that layout: in the forward and, since
 the weight itself is saved, once more in the backward. For large weights and few images that is several percent of a
 step. Here the forward also returns each weight, as a value that Inductor may lay out as it likes, so it returns its
-copy, and the backward reads the copy.
+copy, and the backward reads the copy. The weight is still saved, for derivatives of the backward and to notice writes
+in between.
 
-The weight is still saved, for derivatives of the backward and to notice writes in between. Known weakness: the copies
-live until the backward.
+In one graph for forward and backward, as that of a training step, Inductor copies images too: it first gives what a
+backward convolution reads the strides that the graph says. There the copies are nodes, and all strides of the graph
+follow from them.
+
+Known weakness: the copies live until the backward.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import fx
 
+from .._torch.graphs import copied
 from .._torch.modules import make_graph_module
-from ..graph.meta import TensorSpec, spec_of
+from ..graph.meta import TensorSpec, contiguous_strides, respecify, spec_of
 from ..graph.partitioned import Partitioned
+from ..passes.aliasing import results_of
 from ..passes.keep import also_saved
 
-__all__ = ["with_weights_laid_out"]
+__all__ = ["lay_out_as_before", "with_weights_laid_out", "with_whole_laid_out"]
 
 aten = torch.ops.aten
 
@@ -43,7 +51,7 @@ def with_weights_laid_out(partitioned: Partitioned) -> Partitioned:
     changed = Partitioned(partitioned.joint, forward, partitioned.backward)
     result = also_saved(changed, aliases.values())
     inputs = {node.name: node for node in result.backward.graph.nodes if node.op == "placeholder"}
-    for node in _backward_convolutions(result):
+    for node in _backward_convolutions(result.backward):
         if _operand(node, 2).name in aliases:
             node.update_arg(2, inputs[aliases[_operand(node, 2).name]])
     result.backward.recompile()
@@ -56,7 +64,8 @@ def _weights(partitioned: Partitioned) -> set[str]:
     If a convolution's image is an input too, the layouts of both decide those of their gradients, so it is left alone.
     """
     saved = {node.name for node in partitioned.saved_nodes if node.op == "placeholder"}
-    read = {_operand(n, 2).name for n in _backward_convolutions(partitioned) if _operand(n, 1).name not in saved}
+    backward = _backward_convolutions(partitioned.backward)
+    read = {_operand(n, 2).name for n in backward if _operand(n, 1).name not in saved}
     forward_weights = set()
     for node in partitioned.forward.graph.nodes:
         if node.target is aten.convolution.default and _is_to_lay_out(spec_of(_operand(node, 1))):
@@ -64,8 +73,62 @@ def _weights(partitioned: Partitioned) -> set[str]:
     return forward_weights & saved & read
 
 
-def _backward_convolutions(partitioned: Partitioned) -> list[fx.Node]:
-    return [node for node in partitioned.backward.graph.nodes if node.target is aten.convolution_backward.default]
+def with_whole_laid_out(gm: fx.GraphModule) -> fx.GraphModule | None:
+    """A graph for forward and backward in which the weights of convolutions and the images that come to the first ones
+    are copied channels last. Its strides are still those of `gm`. None: it has nothing to copy, or it reads by strides.
+    """
+    read = {_operand(node, 2) for node in _backward_convolutions(gm)}
+    after: set[fx.Node] = set()  # convolutions that are copied for, and what is computed from their results
+    entering: dict[fx.Node, None] = {}
+    for node in gm.graph.nodes:
+        if node.target is aten.convolution.default and _operand(node, 1) in read:
+            image, weight = _operand(node, 0), _operand(node, 1)
+            if _is_to_lay_out(spec_of(weight)):
+                entering |= {weight: None} if image in after else {weight: None, image: None}
+                after.add(node)
+        elif not after.isdisjoint(node.all_input_nodes):
+            after.add(node)
+    if not entering or any("as_strided" in getattr(node.target, "_opname", "") for node in after):
+        return None
+    whole = make_graph_module(gm, copied(gm.graph), "GraphModule")
+    own = dict(zip(gm.graph.nodes, whole.graph.nodes, strict=True))
+    for node in after:
+        if node.target is aten.view.default:  # of memory that is laid out in another way: it may need a copy
+            own[node].target = aten.reshape.default
+    for operand in entering:
+        with whole.graph.inserting_after(own[operand]):
+            copy = _copy(own[operand], torch.channels_last)
+        for user in [*own[operand].users]:
+            if "convolution" in getattr(user.target, "_opname", ""):
+                user.replace_input_with(own[operand], copy)
+    return whole
+
+
+def lay_out_as_before(gm: fx.GraphModule, before: fx.GraphModule, positions: Collection[int]) -> bool:
+    """Give these outputs of a graph the strides that they had before. False: they were not contiguous."""
+    results = results_of(gm)
+    for position in positions:
+        result, spec = results[position], spec_of(results_of(before)[position])
+        now = spec_of(result) if isinstance(result, fx.Node) else None
+        if not isinstance(spec, TensorSpec) or not isinstance(now, TensorSpec) or now.stride == spec.stride:
+            continue
+        if spec.stride != contiguous_strides(spec.shape):
+            return False
+        with gm.graph.inserting_before(gm.graph.output_node()):
+            results[position] = _copy(result, torch.contiguous_format)
+    gm.graph.output_node().args = (tuple(results),)
+    respecify(gm.graph)
+    return True
+
+
+def _copy(node: fx.Node, memory_format: torch.memory_format) -> fx.Node:
+    copy = node.graph.call_function(aten.clone.default, (node,), {"memory_format": memory_format})
+    copy.meta.update(val=aten.clone.default(node.meta["val"], memory_format=memory_format))
+    return copy
+
+
+def _backward_convolutions(gm: fx.GraphModule) -> list[fx.Node]:
+    return [node for node in gm.graph.nodes if node.target is aten.convolution_backward.default]
 
 
 def _operand(node: fx.Node, position: int) -> fx.Node:

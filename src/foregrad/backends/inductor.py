@@ -45,9 +45,9 @@ from ..passes.aliasing import copy_shared_results, results_of, written_inputs
 from ..passes.decompose import decompose
 from ..passes.mutations import copied_early
 from ..passes.numbers import ONE_BY_ONE, known_first, numbers_in_a_tensor
-from ..passes.regions import called_region, outlined, sums_first
+from ..passes.regions import called_region, is_random, outlined, sums_first
 from ..passes.repeats import has_marked_calls, is_view, layout_key
-from .convolutions import with_weights_laid_out
+from .convolutions import lay_out_as_before, with_weights_laid_out, with_whole_laid_out
 from .eager import eager_compiler
 from .in_place import tell_of_writes
 from .results import promised
@@ -205,6 +205,8 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
                     return _compile_regions(whole, role)
             except OtherStridesError as error:
                 log.info("the %s graph is compiled without regions: `%s` has other strides", role.phase, error)
+    if role.phase == "inference" and not foreign and inductor.lays_out_convolutions():
+        copy = _with_convolutions_laid_out(copy, example_inputs)
     updated = _with_writes(copy, role, foreign)
     written = written_inputs(copy)
     donated = () if inductor.uses_cudagraphs() else role.donated  # CUDA graphs own their memory
@@ -256,6 +258,16 @@ def _laid_out(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
         return False
     respecify(gm.graph)
     return True
+
+
+def _with_convolutions_laid_out(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> fx.GraphModule:
+    draws = inductor.draws_as_eager() and any(map(is_random, gm.graph.nodes))  # eager draws in the order of memory
+    whole = None if draws or any(map(symbols_in, example_inputs)) else with_whole_laid_out(gm)
+    if whole is None or not _laid_out(whole, example_inputs):
+        return gm
+    updated = {place for _, place in role_of(gm).updates}
+    visible = [at for at in range(len(results_of(gm))) if at not in updated]
+    return whole if lay_out_as_before(whole, gm, visible) else gm
 
 
 def _convolutions(gm: fx.GraphModule) -> set[fx.Node]:
