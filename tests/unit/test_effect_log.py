@@ -49,6 +49,17 @@ def test_a_view_on_the_way_to_the_next_one_is_no_entry():
     assert ordered(entries) == (row(0), Write(0, 0, False), cell)
 
 
+def test_a_mark_that_two_results_lead_to_is_made_once():
+    marked = MarkRequiresGrad(0, steps=(ROW,))
+    entries = [Recorded(1, row(0)), Recorded(2, marked), Recorded(2, marked), Recorded(3, t_(0)), Recorded(4, t_(0))]
+    assert ordered(entries) == (row(0), marked, t_(0), t_(0))
+
+
+def test_a_version_that_moves_once_sizes_have_changed_moves_after_the_graph():
+    log = [t_(0), row(0), BumpVersion(0)]
+    assert with_graph(log, {0}, set(), counts_first=True) == [RunGraph(), *log]
+
+
 def test_the_graph_runs_first():
     log = [row(0), Write(0, 0, True), Detach(0), MarkRequiresGrad(1)]
     assert with_graph(log, {0}, {0}, counts_first=False) == [RunGraph(), *log]

@@ -69,7 +69,7 @@ class Analysis:
     swaps: list[Recorded] = dataclasses.field(default_factory=list)  # how they came to be that
     starts: dict[int, Start] = dataclasses.field(default_factory=dict)  # by the id of a value
     of_swapped: set[tuple[int, int]] = dataclasses.field(default_factory=set)  # see `is_of_swapped`
-    starts_of: tuple[int, ...] = ()  # ids of the records that `starts` is about
+    started: int = 0  # how many inputs `starts` is about
     counted: list[int] = dataclasses.field(default_factory=list)
     counted_along: list[int] = dataclasses.field(default_factory=list)
     outputs: list[OutputInfo] = dataclasses.field(default_factory=list)

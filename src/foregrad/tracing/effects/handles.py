@@ -64,9 +64,8 @@ def observed_swaps(analysis: Analysis, leaves: list[object]) -> list[tuple[int, 
 def _start_of(analysis: Analysis, value: Value) -> tuple[Value, Start] | None:
     """The nearest tensor on the way from a value to its root that is an input's, or was; None where there is none."""
     records = analysis.inputs.records
-    if len(analysis.starts_of) != len(records):
-        analysis.starts = _starts(analysis.recorder, records)
-        analysis.starts_of = tuple(map(id, records))
+    if analysis.started != len(records):
+        analysis.starts, analysis.started = _starts(analysis.recorder, records), len(records)
     at: Value | None = value
     while at is not None and id(at) not in analysis.starts:
         at = at.parent
@@ -150,13 +149,10 @@ def marked_at(recorder: Recorder, tensor: torch.Tensor, value: Value) -> int:
 
 
 def _values_between(value: Value, base: Value) -> list[Value]:
-    values = []
-    while value is not base:
-        if value.parent is None:
-            raise of_exchanged_memory("an output")
-        values.append(value)
-        value = value.parent
-    return values[::-1]
+    chain = chain_of(value)
+    if base not in chain:
+        raise of_exchanged_memory("an output")
+    return chain[: chain.index(base)][::-1]
 
 
 def _step(value: Value) -> ViewStep:
