@@ -94,9 +94,16 @@ def saved_names(f, partition, *args, **options):
     ]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("door", ["foregrad", "torch"])
+# Through Dynamo come names, regions and the names of nodes; what a policy of operators sees is the same graph.
+TOLD_THROUGH_DYNAMO = ("names", "offloaded", "own")
+RUN = [
+    *(("foregrad", program, policy) for program in PROGRAMS for policy in POLICIES),
+    *(("torch", program, policy) for program in PROGRAMS for policy in TOLD_THROUGH_DYNAMO),
+    *(("torch", with_region, policy) for policy in POLICIES if policy not in TOLD_THROUGH_DYNAMO),
+]
+
+
+@pytest.mark.parametrize(("door", "program", "policy"), RUN)
 def test_results_are_eagers_bit_for_bit(program, policy, door):
     if door == "foregrad":
         compiled = foregrad.compile(program, backend="eager", partition=POLICIES[policy])

@@ -23,22 +23,22 @@ def joint_of(name):
     return foregrad.capture(lambda x: module(x).square().mean(), x)
 
 
-@pytest.mark.parametrize("fraction", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_report_of_a_plan_is_what_was_planned(name, fraction):
+def test_a_report_of_a_plan_is_what_was_planned(name):
     joint = joint_of(name)
     index = JointIndex(joint.module, joint.signature.num_forward_outputs)
     merge_equal(index)
     index.replays = can_replay(index)
     plans = Frontier(index)
-    plan = plans.best(plans.bytes_of(fraction))
-    report = foregrad.partition(joint, memory_budget=fraction).report()
-    # Of batch norms that run again the halves show up to a number's bytes less than the plan foresaw.
-    assert 0 <= plan.peak - report.peak <= (16 if name == "convolutions" else 0)
-    assert report.saved_bytes == plan.liveness.saved_bytes
-    assert report.flops == sum(flops(index.nodes[i]) for i in plan.again)
-    assert report.cost == plan.costs
-    assert max(live for _, live in (*report.forward, *report.backward)) == report.peak
+    for fraction in (0.0, 0.3, 1.0):
+        plan = plans.best(plans.bytes_of(fraction))
+        report = foregrad.partition(joint, memory_budget=fraction).report()
+        # Of batch norms that run again the halves show up to a number's bytes less than the plan foresaw.
+        assert 0 <= plan.peak - report.peak <= (16 if name == "convolutions" else 0)
+        assert report.saved_bytes == plan.liveness.saved_bytes
+        assert report.flops == sum(flops(index.nodes[i]) for i in plan.again)
+        assert report.cost == plan.costs
+        assert max(live for _, live in (*report.forward, *report.backward)) == report.peak
 
 
 @pytest.mark.parametrize("partition", ["default", "min_cut", foregrad.nothing_saveable, foregrad.dots_saveable])

@@ -138,7 +138,7 @@ def test_a_hook_that_sets_a_gradient_runs_in_each_backward_outside():
 
 
 def _lbfgs(model, x):
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
 
     def closure():
         optimizer.zero_grad()
