@@ -16,8 +16,8 @@ from .symbols import is_symbolic
 
 __all__ = [
     "AS_ARRAY_REQUIRES_GRAD",
+    "CHOOSING",
     "GIVING_ZEROS",
-    "WITH_PAIRED_STATISTICS",
     "have_hooks",
     "keeps_tensors",
     "lead_to",
@@ -26,16 +26,15 @@ __all__ = [
     "was_freed",
 ]
 
-# Nodes of PyTorch's that, as custom Functions, give zeros where other nodes leave a gradient undefined. And nodes whose
-# second and third outputs, statistics, pass a gradient on if none arrives for the first output: to the first input
-# alone, and only both together.
+# Nodes of PyTorch's that, as custom Functions, give zeros where other nodes leave a gradient undefined. And nodes that
+# pass a gradient for their further outputs, statistics, on or not, by which of these have one.
 _NORM = frozenset({"NativeGroupNormBackward0"})
 GIVING_ZEROS = frozenset({"TriangularSolveBackward0"})
-WITH_PAIRED_STATISTICS: frozenset[str] = frozenset()
+CHOOSING: frozenset[str] = frozenset()
 if torch.__version__ >= (2, 14):  # type: ignore[operator]
     GIVING_ZEROS |= _NORM
 else:
-    WITH_PAIRED_STATISTICS = _NORM
+    CHOOSING = _NORM
 # What `torch.asarray` takes for `requires_grad` where it is given none; None keeps the history that a tensor has.
 AS_ARRAY_REQUIRES_GRAD = None if torch.__version__ >= (2, 12) else False  # type: ignore[operator]
 

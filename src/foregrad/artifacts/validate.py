@@ -145,9 +145,7 @@ def _check_signature(joint: JointGraph) -> None:
         _within([at], len(s.outputs), "result")
         _within(after, differentiable, "differentiable output")
     for reach in s.reached_from:
-        _within((*reach.outputs, *reach.custom, *reach.paired), differentiable, "differentiable output")
-        for pair in reach.pairs:
-            _within((*pair[0], *pair[1]), differentiable, "differentiable output")
+        _within((*reach.outputs, *reach.custom), differentiable, "differentiable output")
     _within(joint.failing, differentiable, "differentiable output")
     _within(joint.raising, outputs, "graph output")
     for result in s.outputs:

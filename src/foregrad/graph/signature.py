@@ -174,20 +174,17 @@ class GradientPaths:
     """The outputs (positions in `differentiable`) from which autograd has a path to an input.
 
     `custom`: those with a path through a custom Function, which gets zeros for what does not come in; PyTorch's own
-    formulas leave out what depends on nothing that came in. `pairs`: a gradient exists only if each set of the pair
-    receives a tangent; `paired`: the outputs that lead there in no other way.
+    formulas leave out what depends on nothing that came in. `is_unclear`: only autograd itself can tell whether some of
+    the outputs give a gradient.
     """
 
     outputs: frozenset[int]
     custom: frozenset[int]
-    pairs: tuple[tuple[frozenset[int], frozenset[int]], ...] = ()
-    paired: frozenset[int] = frozenset()
+    is_unclear: bool = False
 
     def leads(self, present: frozenset[int], *, alive: bool) -> bool:
         """Whether eager gives a gradient when what is `present` comes in; `alive`: it depends on some of that."""
-        if not present.isdisjoint(self.outputs - self.paired if alive else self.custom):
-            return True
-        return any(not (present.isdisjoint(a) or present.isdisjoint(b)) for a, b in self.pairs)
+        return not present.isdisjoint(self.outputs if alive else self.custom)
 
     def of_outputs(self, kept: list[int]) -> GradientPaths:
         """The gradient paths of the outputs at these positions alone."""
@@ -196,8 +193,7 @@ class GradientPaths:
         def of(positions: frozenset[int]) -> frozenset[int]:
             return frozenset(number[i] for i in positions if i in number)
 
-        pairs = tuple((of(a), of(b)) for a, b in self.pairs)
-        return GradientPaths(of(self.outputs), of(self.custom), pairs, of(self.paired))
+        return dataclasses.replace(self, outputs=of(self.outputs), custom=of(self.custom))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -355,7 +355,8 @@ class _NodeRenderer:
             self.globals[raiser] = _raiser(error)
             lines += [f"    if {tangents[position]} is not None:", f"        {raiser}()"]
         differentiable = differentiable_backward(self.compiled, self.taken, make_node, self.release)
-        partial = _unpacking(differentiable) if self.effects else _partial(self.compiled, self.taken, self.release)
+        is_derived = bool(self.effects) or any(paths.is_unclear for paths in self.signature.reached_from)
+        partial = _unpacking(differentiable) if is_derived else _partial(self.compiled, self.taken, self.release)
         self.globals |= {
             "is_grad_enabled": torch.is_grad_enabled,
             "keeps_graph": engine.keeps_graph,

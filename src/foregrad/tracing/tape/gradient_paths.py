@@ -7,15 +7,13 @@ When only some outputs are differentiated, eager gives None for an input that no
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from ..._torch.histories import GIVING_ZEROS, WITH_PAIRED_STATISTICS, keeps_tensors
+from ..._torch.histories import CHOOSING, GIVING_ZEROS, keeps_tensors
 from ..._torch.hooks import gradients_cut
 from ..._torch.tensors import history_of
 from ...graph.signature import GradientPaths
@@ -61,14 +59,14 @@ def reached_from(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor 
     of_leaf = {id(leaf): (0, 0) for leaf in leaves if leaf is not None}
     histories = [(leaf, history_of(leaf)) for leaf in leaves if leaf is not None]
     cuts = {(history, leaf.output_nr): leaf for leaf, history in histories if history is not None}
-    has_statistics = False
+    chooses = any(output.output_nr and root.name() in CHOOSING for output, root in zip(outputs, roots, strict=True))
     for node in order:
         mask, custom = masks[id(node)], through_custom[id(node)]
         name = node.name()
-        has_statistics |= name in WITH_PAIRED_STATISTICS
         if isinstance(node, torch.autograd.function.BackwardCFunction) or name in GIVING_ZEROS or _is_empty(node, name):
             custom = mask
         for following, number in node.next_functions:
+            chooses |= bool(number) and following.name() in CHOOSING
             cut = cuts.get((following, number))
             if cut is not None:
                 all_of_leaf, custom_of_leaf = of_leaf[id(cut)]
@@ -80,14 +78,8 @@ def reached_from(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor 
         if leaf is not None and id(leaf) in of_leaf:
             all_of_leaf, custom_of_leaf = of_leaf[id(leaf)]
             of_leaf[id(leaf)] = all_of_leaf | mask, custom_of_leaf | custom
-    nothing = GradientPaths(frozenset(), frozenset())
-    found = [
-        nothing
-        if leaf is None
-        else GradientPaths(_positions(of_leaf[id(leaf)][0], len(roots)), _positions(of_leaf[id(leaf)][1], len(roots)))
-        for leaf in leaves
-    ]
-    return _with_pairs(order, outputs, leaves, cuts, found) if has_statistics else found
+    both = [(0, 0) if leaf is None else of_leaf[id(leaf)] for leaf in leaves]
+    return [GradientPaths(_positions(a, len(roots)), _positions(b, len(roots)), chooses) for a, b in both]
 
 
 def _is_empty(node: Any, name: str) -> bool:
@@ -95,52 +87,6 @@ def _is_empty(node: Any, name: str) -> bool:
     if name != "AsStridedBackward0":
         return False
     return any(type(size) is int and size == 0 for size in node._input_metadata[0].shape)
-
-
-def _with_pairs(
-    order: list[Any],
-    outputs: Sequence[torch.Tensor],
-    leaves: Sequence[Any],
-    cuts: dict[Any, Any],
-    found: list[GradientPaths],
-) -> list[GradientPaths]:
-    """Add the paths to the leaves through pairs of statistics, by a second walk."""
-    by_output: dict[Any, int] = {}  # (node, its output) -> the outputs that lead there by no pair
-    pairs: dict[int, set[tuple[int, int]]] = {id(node): set() for node in order}
-    of_leaf: dict[int, tuple[int, set[tuple[int, int]]]] = {id(leaf): (0, set()) for leaf in leaves if leaf is not None}
-    for position, output in enumerate(outputs):
-        key = output.grad_fn, output.output_nr
-        by_output[key] = by_output.get(key, 0) | 1 << position
-    arriving: dict[int, list[int]] = {id(node): [] for node in order}
-    for node, number in by_output:
-        arriving[id(node)].append(number)
-    for node in order:
-        masks = {number: by_output[node, number] for number in arriving[id(node)]}
-        sure = functools.reduce(operator.or_, masks.values(), 0)
-        is_norm = node.name() in WITH_PAIRED_STATISTICS
-        edges = [*node.next_functions]
-        leaf = getattr(node, "variable", None)
-        for at, (following, number) in enumerate([*edges, (leaf, None)]):
-            going, through = (masks.get(0, 0), set()) if is_norm else (sure, pairs[id(node)])
-            if is_norm and at == 0:
-                through = pairs[id(node)] | ({(masks[1], masks[2])} if masks.get(1) and masks.get(2) else set())
-            target = following if number is None else cuts.get((following, number))
-            if target is not None and id(target) in of_leaf:
-                before, known = of_leaf[id(target)]
-                of_leaf[id(target)] = before | going, known | through
-            elif number is not None and following is not None:
-                if (following, number) not in by_output:
-                    arriving[id(following)].append(number)
-                by_output[following, number] = by_output.get((following, number), 0) | going
-                pairs[id(following)] |= through
-    result = []
-    for leaf, reach in zip(leaves, found, strict=True):
-        if leaf is not None:
-            sure, through = of_leaf[id(leaf)]
-            sets = tuple((_positions(a, len(outputs)), _positions(b, len(outputs))) for a, b in sorted(through))
-            reach = dataclasses.replace(reach, pairs=sets, paired=reach.outputs - _positions(sure, len(outputs)))
-        result.append(reach)
-    return result
 
 
 def saving_nodes(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor | None]) -> tuple[tuple[int, int], ...]:
