@@ -13,14 +13,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.fx.node import map_arg
 
 from .._torch.codegen import OpOverload, argument_names, written_arguments
 from .._torch.tensors import storage_key, version_of
 from ..errors import GraphError
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.printing import print_graph, user_line
-from .calls import resolve
 from .results import differences, is_other
 
 __all__ = ["interpreter_compiler"]
@@ -41,65 +39,45 @@ class CheckedInterpreter:
 
     def __init__(self, gm: torch.fx.GraphModule) -> None:
         self.gm = gm
-        self.nodes = list(gm.graph.nodes)
-        self.last_uses = _last_uses(self.nodes)
 
     def source(self) -> str:
         """The graph as a program, for reading: the interpreter runs the graph itself."""
         return print_graph(self.gm)
 
     def __call__(self, args: list[Any]) -> list[Any]:
-        inputs = [node for node in self.nodes if node.op == "placeholder"]
+        inputs = self.gm.graph.find_nodes(op="placeholder")
         if len(args) != len(inputs):
             raise GraphError(f"the graph takes {len(inputs)} inputs ({', '.join(map(str, inputs))}), got {len(args)}")
-        values: dict[Node, Any] = dict(zip(inputs, args, strict=True))
+        run = _Run(self.gm, args[::-1])
         args.clear()
-        for node in self.nodes:
-            if node.op == "output":
-                result = _fill(node.args[0], values)
-                return list(result) if isinstance(result, (list, tuple)) else [result]
-            value = values[node] if node.op == "placeholder" else self._run(node, values)
-            values[node] = value
-            _check(node, spec_of(node), value)
-            del value
-            for dead in self.last_uses.get(node, ()):
-                del values[dead]
-        raise GraphError("the graph has no output node")
+        result = run.run(enable_io_processing=False)
+        return list(result) if isinstance(result, (list, tuple)) else [result]
 
-    def _run(self, node: Node, values: dict[Node, Any]) -> Any:
-        if node.op == "get_attr":
-            return resolve(self.gm, str(node.target))
-        args, kwargs = _fill(node.args, values), _fill(node.kwargs, values)
-        before = list(_versions(node, args, kwargs))
+
+class _Run(torch.fx.Interpreter):
+    """One run of a graph. `arriving` has the inputs, the last first."""
+
+    def __init__(self, gm: torch.fx.GraphModule, arriving: list[Any]) -> None:
+        super().__init__(gm)
+        self.arriving, self.extra_traceback = arriving, False
+        for node in gm.graph.nodes:
+            if not node.users and node.op != "output":
+                self.user_to_last_uses.setdefault(node, []).append(node)
+
+    def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return self.arriving.pop()
+
+    def run_node(self, n: Node) -> Any:
+        before = list(_versions(n, *self.fetch_args_kwargs_from_env(n))) if n.op != "output" else []
         try:
-            if node.op == "call_method":
-                value = getattr(args[0], str(node.target))(*args[1:], **kwargs)
-            elif node.op == "call_module":
-                value = resolve(self.gm, str(node.target))(*args, **kwargs)
-            else:
-                value = node.target(*args, **kwargs)  # type: ignore[operator]
+            value = super().run_node(n)
         except Exception as error:
             if hasattr(error, "add_note"):
-                error.add_note(f"while running {_describe(node)}")
+                error.add_note(f"while running {_describe(n)}")
             raise
-        _check_untouched(node, before)
+        _check_untouched(n, before)
+        _check(n, spec_of(n), value)
         return value
-
-
-def _fill(argument: Any, values: dict[Node, Any]) -> Any:
-    return map_arg(argument, values.__getitem__)
-
-
-def _last_uses(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
-    seen: set[Node] = set()
-    dying: dict[Node, list[Node]] = {}
-    for node in reversed(nodes):
-        unused = [] if node.op == "output" or node.users else [node]
-        used = unused + [value for value in node.all_input_nodes if value not in seen]
-        seen.update(used)
-        if node.op != "output":
-            dying[node] = used
-    return dying
 
 
 # -- checks
