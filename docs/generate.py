@@ -1,8 +1,9 @@
 """Makes the parts of the documentation that code can say better: run as `make docs`.
 
-`errors.md` is written whole, from the docstrings of foregrad.errors and the remedies below. In the other pages, each
-block of Python is run, in order and in one namespace; where an `output` comment and another block follow, what it
-prints replaces that block's content. `--check` changes nothing and fails when a page is out of date.
+`errors.md` is written whole, from the docstrings of foregrad.errors and the remedies below, and so is
+`closed_world.md`, from the table of calls that are known to be pure. In the other pages, each block of Python is run,
+in order and in one namespace; where an `output` comment and another block follow, what it prints replaces that block's
+content. `--check` changes nothing and fails when a page is out of date.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from foregrad import config, errors
 from foregrad.backends import registry
+from foregrad.frontend import known_calls
 
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))  # a page may import from examples/
@@ -130,6 +133,88 @@ def errors_by_kind() -> list[str]:
     return [name for root in roots for name in (root.__name__, *below(root))]
 
 
+def closed_world_page() -> str:
+    """The whole of closed_world.md, from the table of calls."""
+    calls = known_calls
+
+    def listed(names: Iterable[str]) -> str:
+        return ", ".join(f"`{name}`" for name in sorted(names))
+
+    def rows(table: dict[str, str]) -> str:
+        return "\n".join(
+            f"| `{module}` | {'all' if names == calls.EVERYTHING else listed(names.split())} |"
+            for module, names in sorted(table.items())
+            if names
+        )
+
+    packages, classes = listed(calls.KNOWN_PACKAGES), listed(calls.PURE_CLASSES)
+    trusted, opaque = listed(calls.TRUSTED_MODULES), listed(calls.OPAQUE_MODULES)
+    of_logging = listed(f"logging.{function.__qualname__}" for function in calls._OF_LOGGING)
+
+    return f"""# The closed world
+
+While a function is captured, each thing that it does is
+
+1. an operator on tensors, which is recorded, or
+2. a read or a write of a *holder* that is tracked (a dict, list, set, deque, cell, attribute, buffer, ...): reads
+   become guards or inputs, writes become effects that each compiled call repeats, or
+3. a call of something that this page says to be pure.
+
+Anything else makes the call eager, with one warning that names it, your line and the remedy; `on_unsupported="raise"`,
+`capture` and `aot_function` raise `UnsupportedSideEffectError`. The call into C is refused before it is made, and what
+the capture wrote until then is put back: it leaves nothing behind. Of calls into C the interpreter tells (a profile
+function on the capturing thread, while the function runs). Code of packages and of the standard library is looked at
+like your own.
+
+What to do about a refusal: call it outside the compiled function, or put it into a function that
+`foregrad.eager_region` marks, which every call runs as it is.
+
+A method that writes to its object is fine where the capture made the object, and where the object is tracked. Of any
+other object a copy is kept from before the write; when the write is still there at the end, it is taken back and the
+call is eager. Context variables: a capture runs in a context of its own.
+
+What the function prints, logs and warns of is written by each call, once: numbers, and text that it makes. (A text of a
+tensor's values, and a `print` to another file than `sys.stdout` or `sys.stderr`, make the call eager.) `id` and `hash`
+are pure, but of a tensor, container or object among the arguments, which is another in each call. These, and
+`warnings.warn`, need the C++ part; without it they make the call eager.
+
+Not seen: what C calls by itself (a method handed to `map`), objects of C that are called (`ctypes`, functions of Cython
+and NumPy's ufuncs), what C does to its other arguments (`heapq.heappush`), and other processes.
+
+## Functions of C that are pure
+
+| module | functions |
+|---|---|
+{rows(calls.PURE_FUNCTIONS)}
+
+Functions of C of these packages are operators, or have a way of their own: {packages}; but for
+
+| module | functions |
+|---|---|
+{rows(calls.NOT_OF_PACKAGES)}
+
+## Methods that write to their object
+
+| class | methods |
+|---|---|
+{rows(calls.WRITING_METHODS)}
+
+All other methods of these classes are pure, and all methods of {classes}, of exceptions, of `itertools`
+and of hashes, but for `update` of the last and
+
+| class | methods |
+|---|---|
+{rows(calls.REFUSED_METHODS)}
+
+## Python of the standard library
+
+Modules whose Python is known to call nothing of C that matters: {trusted}.
+
+Modules that are not looked at, with all that they call: {opaque}. Of their functions these are refused:
+{of_logging}.
+"""
+
+
 def fill(page: str) -> str:
     """A page with each example run and each output put in anew.
 
@@ -173,7 +258,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 when a page is out of date")
     options = parser.parse_args()
     os.chdir(tempfile.mkdtemp())  # where a page's examples write
-    pages = {"errors.md": errors_page()}
+    pages = {"errors.md": errors_page(), "closed_world.md": closed_world_page()}
     pages |= {name: fill((DOCS / name).read_text(encoding="utf-8")) for name in PAGES}
     stale = [name for name, text in pages.items() if read(name) != text]
     for name in stale:

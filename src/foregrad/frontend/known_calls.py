@@ -2,8 +2,7 @@
 
 While a function is captured, each thing that it does is an operator on tensors, a read or write of a holder that is
 tracked, or a call of something in this table. Anything else makes the call eager, by name: see `tracing/effects/
-observed.py`, which reads the table. `python -m
-foregrad.frontend.known_calls` makes `docs/closed_world.md` from it.
+observed.py`, which reads the table. `docs/closed_world.md` is made from it.
 
 Not seen by the interpreter's events, before Python 3.12 or at all: what C calls by itself (a method handed to `map`),
 objects of C that are called (ufuncs, ctypes, functions of Cython), and operators (`a[i] = x`), which are found by
@@ -15,7 +14,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import sys
 import types
 import warnings
 from typing import Any, Final
@@ -284,84 +282,3 @@ def is_standard(file: str) -> bool:
 
 _OF_THE_COLLECTOR = {("weakref", "__call__"), ("weakref", "remove"), ("_weakrefset", "_remove")}
 _STANDARD_FILES = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
-
-
-def _page() -> str:
-    """The table as a page of the documentation."""
-
-    def rows(table: dict[str, str]) -> str:
-        return "\n".join(
-            f"| `{module}` | {'all' if names == EVERYTHING else ', '.join(f'`{n}`' for n in sorted(names.split()))} |"
-            for module, names in sorted(table.items())
-            if names
-        )
-
-    def listed(names: Any) -> str:
-        return ", ".join(f"`{name}`" for name in sorted(names))
-
-    return f"""# The closed world
-
-While a function is captured, each thing that it does is
-
-1. an operator on tensors, which is recorded, or
-2. a read or a write of a *holder* that is tracked (a dict, list, set, deque, cell, attribute, buffer, ...): reads
-   become guards or inputs, writes become effects that each compiled call repeats, or
-3. a call of something that this page says to be pure.
-
-Anything else makes the call eager, with one warning that names it, your line and the remedy; `on_unsupported="raise"`,
-`capture` and `aot_function` raise `UnsupportedSideEffectError`. The call into C is refused before it is made, and what
-the capture wrote until then is put back: it leaves nothing behind. Of calls into C the interpreter tells (a profile
-function on the capturing thread, while the function runs). Code of packages and of the standard library is looked at
-like your own.
-
-What to do about a refusal: call it outside the compiled function, or put it into a function that
-`foregrad.eager_region` marks, which every call runs as it is.
-
-A method that writes to its object is fine where the capture made the object, and where the object is tracked. Of any
-other object a copy is kept from before the write; when the write is still there at the end, it is taken back and the
-call is eager. Context variables: a capture runs in a context of its own.
-
-What the function prints, logs and warns of is written by each call, once: numbers, and text that it makes. (A text of a
-tensor's values, and a `print` to another file than `sys.stdout` or `sys.stderr`, make the call eager.) `id` and `hash`
-are pure, but of a tensor, container or object among the arguments, which is another in each call. These, and
-`warnings.warn`, need the C++ part; without it they make the call eager.
-
-Not seen: what C calls by itself (a method handed to `map`), objects of C that are called (`ctypes`, functions of Cython
-and NumPy's ufuncs), what C does to its other arguments (`heapq.heappush`), and other processes.
-
-## Functions of C that are pure
-
-| module | functions |
-|---|---|
-{rows(PURE_FUNCTIONS)}
-
-Functions of C of these packages are operators, or have a way of their own: {listed(KNOWN_PACKAGES)}; but for
-
-| module | functions |
-|---|---|
-{rows(NOT_OF_PACKAGES)}
-
-## Methods that write to their object
-
-| class | methods |
-|---|---|
-{rows(WRITING_METHODS)}
-
-All other methods of these classes are pure, and all methods of {listed(PURE_CLASSES)}, of exceptions, of `itertools`
-and of hashes, but for `update` of the last and
-
-| class | methods |
-|---|---|
-{rows(REFUSED_METHODS)}
-
-## Python of the standard library
-
-Modules whose Python is known to call nothing of C that matters: {listed(TRUSTED_MODULES)}.
-
-Modules that are not looked at, with all that they call: {listed(OPAQUE_MODULES)}. Of their functions these are refused:
-{listed(f"logging.{function.__qualname__}" for function in _OF_LOGGING)}.
-"""
-
-
-if __name__ == "__main__":
-    sys.stdout.write(_page())
