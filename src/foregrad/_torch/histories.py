@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .symbols import is_symbolic
+from .tensors import history_of
 
 __all__ = [
     "AS_ARRAY_REQUIRES_GRAD",
@@ -21,6 +22,7 @@ __all__ = [
     "have_hooks",
     "keeps_tensors",
     "lead_to",
+    "nodes_behind",
     "noting_arrival",
     "views_taken_at_once",
     "was_freed",
@@ -61,6 +63,18 @@ def lead_to(others: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> 
                 seen.add(following)
                 roots.append(following)
     return False
+
+
+def nodes_behind(outputs: Iterable[torch.Tensor]) -> Iterator[Any]:
+    """The autograd nodes behind outputs, one after the other, for a search that may soon end."""
+    waiting = [history_of(output) for output in outputs]
+    seen: set[Any] = {None}
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            waiting += [following for following, _ in node.next_functions]
 
 
 def have_hooks(tensors: Sequence[torch.Tensor]) -> bool:

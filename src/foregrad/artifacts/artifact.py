@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import sys
@@ -76,15 +77,7 @@ class Artifact:
         taken = {specialization.name for specialization in self.specializations}
         if specialization.name in taken:
             number = next(i for i in range(2, len(taken) + 3) if f"{specialization.name} ({i})" not in taken)
-            specialization = Specialization(
-                f"{specialization.name} ({number})",
-                specialization.program,
-                specialization.call,
-                specialization.context,
-                specialization.training,
-                specialization.facts,
-                specialization.sharing,
-            )
+            specialization = dataclasses.replace(specialization, name=f"{specialization.name} ({number})")
         self.specializations.append(specialization)
         self.entries = list(self._exporter.entries.values())
         return specialization

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import copy
+import functools
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 import foregrad
 from foregrad.cli.screen import add_json, choose_screen, print_json
 from foregrad.cli.target import Target, add_target, load_target
+from foregrad.explanation.measure import step_of
+from foregrad.explanation.subject import subject_of
 
 __all__ = ["add_bench"]
 
@@ -25,7 +25,7 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "bench",
         help="time a step of a function, eager and compiled, in turn",
         description="Times calls with their backward, eager and compiled by each backend, in turn; the backward starts "
-        "from the sum of all outputs. Exit status: 0, 2 no such target, 3 it can't be compiled.",
+        "from ones for all outputs. Exit status: 0, 2 no such target, 3 it can't be compiled.",
         epilog="example: foregrad bench model.py:net --backend eager,inductor --steps 50",
     )
     add_target(parser)
@@ -69,23 +69,7 @@ def run_bench(options: argparse.Namespace) -> int:
 
 
 def _step(target: Target, backend: str | None) -> Callable[[], None]:
-    """One call with its backward, on arguments and a module of its own."""
-    is_module = isinstance(target.function, torch.nn.Module)
-    function, args, kwargs = copy.deepcopy((target.function if is_module else None, target.args, target.kwargs))
-    function = function if is_module else target.function
-    call: Any = function if backend is None else foregrad.compile(function, backend=backend)
-
-    def step() -> None:
-        roots = [t for t in _tensors(call(*args, **kwargs)) if t.requires_grad]
-        if roots:
-            torch.stack([root.sum().real for root in roots]).sum().backward()
-
-    return step
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [t for item in value for t in _tensors(item)] if isinstance(value, (list, tuple)) else []
+    """One call with its backward, on copies of the function and its arguments."""
+    subject = subject_of(target.function, target.args, target.kwargs)
+    call = subject.function if backend is None else foregrad.compile(subject.function, backend=backend)
+    return step_of(functools.partial(call, *subject.args, **subject.kwargs), subject.forget_gradients)

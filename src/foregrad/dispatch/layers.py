@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -70,18 +70,14 @@ class Layered:
 def _at_vmap(layered: Layered, level: Level, values: Sequence[torch.Tensor]) -> Any:
     pairs = [transforms.of_batch(value, level.number) for value in values]
     child = layered.child("vmap", (tuple(dim for _, dim in pairs), *level.batch), _vmapped)
+    lower = [value for value, _ in pairs]
     with level.below():
-        out, dims = child(*(value for value, _ in pairs))
-    inputs_by_id = _by_identity([value for value, _ in pairs], values)
-    leaves, tree = flatten(out)
-    return tree.unflatten(
-        [
-            inputs_by_id.get(id(leaf), leaf if dim is None else transforms.add_batch(leaf, dim, level.number))
-            if isinstance(leaf, torch.Tensor)
-            else leaf
-            for leaf, dim in zip(leaves, dims, strict=True)
-        ]
-    )
+        out, dims = child(*lower)
+
+    def lift(leaf: torch.Tensor, dim: int | None) -> torch.Tensor:
+        return leaf if dim is None else transforms.add_batch(leaf, dim, level.number)
+
+    return _lifted(out, lower, values, lift, dims)
 
 
 def _vmapped(function: Function, dims: tuple[int | None, ...], size: int, randomness: str) -> Function:
@@ -93,16 +89,8 @@ def _vmapped(function: Function, dims: tuple[int | None, ...], size: int, random
                 value if dim is None else transforms.add_batch(value, dim, number)
                 for value, dim in zip(values, dims, strict=True)
             ]
-            inputs_by_id = _by_identity(batched, values)
-            leaves, tree = flatten(function(*batched))
-            pairs: list[tuple[Any, int | None]] = []
-            for leaf in leaves:
-                if id(leaf) in inputs_by_id:
-                    pairs.append((inputs_by_id[id(leaf)], dims[[id(b) for b in batched].index(id(leaf))]))
-                elif isinstance(leaf, torch.Tensor):
-                    pairs.append(transforms.of_batch(leaf, number))
-                else:
-                    pairs.append((leaf, None))
+            given = {id(item): pair for item, *pair in zip(batched, values, dims, strict=True)}
+            pairs, tree = _lowered(function(*batched), given, lambda leaf: transforms.of_batch(leaf, number))
         return tree.unflatten([leaf for leaf, _ in pairs]), tuple(dim for _, dim in pairs)
 
     return vmapped
@@ -132,20 +120,14 @@ def _forward_mode(layered: Layered, values: Sequence[torch.Tensor], level: Level
         with level.below():
             out, tangents = child(*flat)
         lift = functools.partial(transforms.wrapped, number=level.number)
-    inputs_by_id = _by_identity(flat[: len(values)], values)
-    leaves, tree = flatten(out)
-    results = []
-    for leaf, tangent in zip(leaves, tangents, strict=True):
-        if not isinstance(leaf, torch.Tensor):
-            results.append(leaf)
-        elif id(leaf) in inputs_by_id:
-            results.append(inputs_by_id[id(leaf)])
-        else:
-            result = lift(leaf)
-            if level is None and result.requires_grad:
-                result.register_hook(functools.partial(_warn_of_no_tangent, layered.name))
-            results.append(result if tangent is None else forward_ad.make_dual(result, lift(tangent)))
-    return (tree.unflatten(results),)
+
+    def lift_dual(leaf: torch.Tensor, tangent: torch.Tensor | None) -> torch.Tensor:
+        result = lift(leaf)
+        if level is None and result.requires_grad:
+            result.register_hook(functools.partial(_warn_of_no_tangent, layered.name))
+        return result if tangent is None else forward_ad.make_dual(result, lift(tangent))
+
+    return (_lifted(out, flat[: len(values)], values, lift_dual, tangents),)
 
 
 def _warn_of_no_tangent(name: str, gradient: torch.Tensor) -> None:
@@ -181,24 +163,20 @@ def _pushed(function: Function, mask: tuple[bool, ...], in_transform: bool) -> F
 
     def pushed(*flat: torch.Tensor) -> Any:
         primals, tangents = flat[: len(mask)], iter(flat[len(mask) :])
+
+        def split(leaf: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+            primal, tangent = _dual_parts(leaf)
+            if number is None:
+                return primal, tangent
+            primal = transforms.unwrapped(primal, number)
+            return primal, None if tangent is None else transforms.unwrapped(tangent, number)
+
         with transforms.jvp_level() if in_transform else contextlib.nullcontext() as number:
             duals = [
                 forward_ad.make_dual(p, next(tangents)) if has else p for p, has in zip(primals, mask, strict=True)
             ]
-            inputs_by_id = _by_identity(duals, primals)
-            leaves, tree = flatten(function(*duals))
-            pairs: list[tuple[Any, torch.Tensor | None]] = []
-            for leaf in leaves:
-                if id(leaf) in inputs_by_id:
-                    pairs.append((inputs_by_id[id(leaf)], None))
-                elif not isinstance(leaf, torch.Tensor):
-                    pairs.append((leaf, None))
-                else:
-                    primal, tangent = _dual_parts(leaf)
-                    if number is not None:
-                        primal = transforms.unwrapped(primal, number)
-                        tangent = None if tangent is None else transforms.unwrapped(tangent, number)
-                    pairs.append((primal, tangent))
+            given = {id(dual): (primal, None) for dual, primal in zip(duals, primals, strict=True)}
+            pairs, tree = _lowered(function(*duals), given, split)
         return tree.unflatten([leaf for leaf, _ in pairs]), tuple(tangent for _, tangent in pairs)
 
     return pushed
@@ -221,18 +199,8 @@ def _passed(layered: Layered, level: Level, values: Sequence[torch.Tensor]) -> A
     """The call one level down, for values that this level does not track."""
     lower = [transforms.unwrapped(value, level.number) for value in values]
     with level.below():
-        leaves, tree = flatten(layered(*lower))
-    inputs_by_id = _by_identity(lower, values)
-    return tree.unflatten(
-        [
-            inputs_by_id.get(id(leaf), None)
-            if id(leaf) in inputs_by_id
-            else transforms.wrapped(leaf, level.number)
-            if isinstance(leaf, torch.Tensor)
-            else leaf
-            for leaf in leaves
-        ]
-    )
+        out = layered(*lower)
+    return _lifted(out, lower, values, functools.partial(transforms.wrapped, number=level.number))
 
 
 class _Recorded:
@@ -313,6 +281,36 @@ def _pulled(function: Function, needs_input_grad: tuple[bool, ...], has_tangent:
 def _by_identity(keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
     """Inputs as the caller passed them, by the ids of the tensors that were handed on: for results that are inputs."""
     return {id(key): value for key, value in zip(keys, values, strict=True)}
+
+
+def _lifted(
+    out: Any, lower: Sequence[Any], values: Sequence[Any], lift: Callable[..., torch.Tensor], *beside: Sequence[Any]
+) -> Any:
+    """Results one level up: inputs as the caller passed them, other tensors by `lift(leaf, what is beside it)`."""
+    inputs_by_id = _by_identity(lower, values)
+    leaves, tree = flatten(out)
+    return tree.unflatten(
+        [
+            inputs_by_id[id(leaf)]
+            if id(leaf) in inputs_by_id
+            else lift(leaf, *more)
+            if isinstance(leaf, torch.Tensor)
+            else leaf
+            for leaf, *more in zip(leaves, *beside, strict=True)
+        ]
+    )
+
+
+def _lowered(out: Any, given: Mapping[int, Any], split: Callable[[torch.Tensor], Any]) -> tuple[list[Any], Tree]:
+    """(for each leaf of a result what it is one level down, and what the level adds; the structure). `given`: the pairs
+    of inputs, by id.
+    """
+    leaves, tree = flatten(out)
+    pairs = [
+        given[id(leaf)] if id(leaf) in given else split(leaf) if isinstance(leaf, torch.Tensor) else (leaf, None)
+        for leaf in leaves
+    ]
+    return pairs, tree
 
 
 _RULES: dict[str, Callable[[Layered, Level, Sequence[torch.Tensor]], Any]] = {

@@ -37,11 +37,12 @@ from ..partitioners import policies
 from ..partitioners.policies import Policy
 from ..partitioners.report import Report, SavedValue, make_report
 from ..phases import compiling, phase
+from ..verification.watched import Generators
 from .advice import advice_on, parts_of_function, parts_of_module, refusal, stumbling
 from .graphs import Rows, rows_of, sources_of, work_of
 from .measure import held_by, packed_by, peak_of, step_of, times_of
 from .program import program_of, writes_to_arguments, written_outside
-from .subject import Subject, random_state_kept, subject_of
+from .subject import Subject, subject_of
 from .text import Explanation
 from .tree import Again, EagerPart, Memory, Operator, Saved, Time
 
@@ -93,7 +94,8 @@ def explain(
     chosen = None
     if backend is not None or partition is not None or memory_budget is not None:
         chosen = _Choice("auto" if backend is None else backend, partition, memory_budget)
-    with warnings.catch_warnings(), random_state_kept():
+    with warnings.catch_warnings(), contextlib.ExitStack() as afterwards:
+        afterwards.callback(Generators.now().put_back)
         warnings.simplefilter("ignore", ForegradWarning)
         subject = subject_of(fn, args, kwargs)
         with compiling(subject.name, verb="explaining"):

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from .._torch.histories import nodes_behind
 from .._torch.memory import peak_bytes
 from ..frontend.tree import open_objects
 from ..subclasses.conversion import Samples
@@ -44,14 +45,7 @@ def _differentiable(result: Any) -> list[torch.Tensor]:
 
 def held_by(result: Any, present: Sequence[Any]) -> int:
     """Bytes that the autograd graph of a compiled call's results holds, but for those given and the results."""
-    nodes: dict[Any, None] = {}
-    waiting = [output.grad_fn for output in _differentiable(result)]
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in nodes:
-            nodes[node] = None
-            waiting.extend(following for following, _ in node.next_functions)
-    saved = [tensor for node in nodes for tensor in getattr(node, "saved_tensors", ())]
+    saved = [tensor for node in nodes_behind(_differentiable(result)) for tensor in getattr(node, "saved_tensors", ())]
     return _bytes(saved, [result, present])
 
 

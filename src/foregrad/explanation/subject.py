@@ -11,7 +11,6 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import random
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -24,7 +23,7 @@ from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.module import behind
 from ..frontend.tree import flatten
 
-__all__ = ["Subject", "random_state_kept", "subject_of"]
+__all__ = ["Subject", "subject_of"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,18 +146,3 @@ def _names(code: types.CodeType) -> Iterator[str]:
 def _is_of_library(function: types.FunctionType) -> bool:
     package = str(function.__module__).partition(".")[0]
     return package in {"torch", "foregrad"} or package in sys.stdlib_module_names - {"__main__"}
-
-
-@contextlib.contextmanager
-def random_state_kept() -> Iterator[None]:
-    """Context: the random numbers of PyTorch, Python and NumPy go on afterwards as if nothing had been drawn."""
-    numpy = sys.modules.get("numpy")
-    python, array = random.getstate(), None if numpy is None else numpy.random.get_state()
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() and torch.cuda.is_initialized() else ()
-    try:
-        with torch.random.fork_rng(devices=list(devices)):
-            yield
-    finally:
-        random.setstate(python)
-        if numpy is not None:
-            numpy.random.set_state(array)

@@ -6,10 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import torch
-
 from .._torch.dynamo_off import dynamo_off, is_disabled_by_torch
 from .._torch.patches import MARK, region_runner
+from .region import mark
 
 __all__ = ["eager_region", "is_eager_region"]
 
@@ -38,14 +37,8 @@ def eager_region(fn: F) -> F:
         mean 2.0
         tensor([3., 3.])
     """
-    if isinstance(fn, torch.nn.Module):
-        fn.__dict__[MARK] = True
+    if mark(fn, MARK, "eager_region"):
         return fn
-    if isinstance(fn, type) or not callable(fn):
-        raise TypeError(
-            f"foregrad.eager_region marks a function, a method or a module, not {fn!r}. Mark a class's `forward`, or "
-            "an object made of it."
-        )
 
     @functools.wraps(fn)
     def region(*args: Any, **kwargs: Any) -> Any:

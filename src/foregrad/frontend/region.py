@@ -10,7 +10,7 @@ import torch
 
 from .._torch.patches import REGION, call_marked
 
-__all__ = ["region"]
+__all__ = ["mark", "region"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -39,14 +39,8 @@ def region(fn: F) -> F:
         >>> f(torch.ones(1, 2), torch.eye(2), torch.eye(2))
         tensor([[1.8186, 1.8186]])
     """
-    if isinstance(fn, torch.nn.Module):
-        fn.__dict__[REGION] = True
+    if mark(fn, REGION, "region"):
         return fn
-    if isinstance(fn, type) or not callable(fn):
-        raise TypeError(
-            f"foregrad.region marks a function, a method or a module, not {fn!r}. Mark a class's `forward`, or an "
-            "object made of it."
-        )
 
     @functools.wraps(fn)
     def marked(*args: Any, **kwargs: Any) -> Any:
@@ -55,3 +49,16 @@ def region(fn: F) -> F:
         return call_marked(fn, args, kwargs)
 
     return marked  # type: ignore[return-value]
+
+
+def mark(fn: Any, attribute: str, door: str) -> bool:
+    """Mark a module by an attribute; False for a function. Raises `TypeError` for what `foregrad.<door>` can't mark."""
+    if isinstance(fn, torch.nn.Module):
+        fn.__dict__[attribute] = True
+        return True
+    if isinstance(fn, type) or not callable(fn):
+        raise TypeError(
+            f"foregrad.{door} marks a function, a method or a module, not {fn!r}. Mark a class's `forward`, or an "
+            "object made of it."
+        )
+    return False

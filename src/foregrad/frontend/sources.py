@@ -6,7 +6,6 @@ Rebinding anything on the way is noticed, because the chain of steps is walked a
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from ..graph.slots import Slot
 from ..graph.spelling import attribute, item
 from ..subclasses.spec import WrapperSpec
+from .expected import Strong, reference
 
 __all__ = ["FoundWrappers", "ReachedWrapper", "Source"]
 
@@ -31,16 +31,16 @@ class Source:
     def __init__(self, slot: Slot, root: Any, steps: tuple[tuple[str, Any], ...]) -> None:
         self.slot = slot
         self.steps = steps
-        self._root = root if isinstance(root, torch.Tensor) else _weakly(root)
+        self._root = Strong(root) if isinstance(root, torch.Tensor) else reference(root)
 
     @property
     def root(self) -> Any:
         """Where to start; None when that is no more."""
-        return self._root() if isinstance(self._root, weakref.ref) else self._root
+        return self._root()
 
     def bound(self, bind: Callable[[str, Any], str]) -> str:
         """Python source that reads the root; `bind` gives globals names."""
-        return bind("root", self._root) + ("()" if isinstance(self._root, weakref.ref) else "")
+        return bind("root", self._root) + "()"
 
     def __repr__(self) -> str:
         return f"Source({self.slot}, {self.steps})"
@@ -56,13 +56,6 @@ class Source:
         """Python source that reads it, given the name of a variable holding the root; `bind` gives globals names."""
         for kind, key in self.steps:
             root = attribute(root, key, bind) if kind == "attr" else item(root, key, bind)
-        return root
-
-
-def _weakly(root: Any) -> Any:
-    try:
-        return weakref.ref(root)
-    except TypeError:
         return root
 
 

@@ -29,6 +29,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from .._torch.dispatch import default_generator, no_saved_tensors_hooks
+from .._torch.histories import nodes_behind
 from .._torch.hooks import without_tensor_hooks
 from .._torch.settings import under_settings
 from .._torch.tensors import storage_key, version_of
@@ -401,17 +402,8 @@ def _leaves_behind(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tenso
 
 def _leaves_of(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     leaves: dict[int, torch.Tensor] = {id(o): o for o in outputs if o.requires_grad and o.is_leaf}
-    stack = [output.grad_fn for output in outputs if output.grad_fn is not None]
-    seen = set(stack)
-    while stack:
-        node = stack.pop()
-        variable = getattr(node, "variable", None)  # of the nodes that accumulate
-        if variable is not None:
-            leaves[id(variable)] = variable
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                stack.append(following)
+    variables = (getattr(node, "variable", None) for node in nodes_behind(outputs))  # of the nodes that accumulate
+    leaves |= {id(variable): variable for variable in variables if variable is not None}
     return list(leaves.values())
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..._torch.dispatch import disable_autocast, without_anomaly_mode
-from ..._torch.histories import have_hooks, lead_to, noting_arrival
+from ..._torch.histories import have_hooks, lead_to, nodes_behind, noting_arrival
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import is_usable, is_view
 from ...errors import ForegradError, UnsupportedError
@@ -23,7 +23,7 @@ from ..heap.records import InputRecord, is_no_grad_view
 from ..heap.refusals import in_some_backwards
 from ..recorder.backward_writes import Run
 from ..recorder.recorder import Recorder
-from ..tape.gradient_paths import nodes_behind, other_leaves, reached_from
+from ..tape.gradient_paths import other_leaves, reached_from
 from ..tape.origin import user_line
 from ..tape.tape import Entry
 from .session import make_tangent, run_engine

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
+from ..._torch.histories import nodes_behind
 from ..._torch.tensors import base_of, history_of, is_marked, is_view, leads_to_base, share_counters
 from ...errors import UnsupportedMutationError
 from ...graph.effect_log import (
@@ -33,7 +34,6 @@ from ..heap.records import InputRecord, is_moved, is_of_another_kind, is_written
 from ..heap.refusals import changed_with_gradients, of_exchanged_memory, written_by_lists
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
-from ..tape.gradient_paths import nodes_behind
 from .analysis import Analysis
 
 __all__ = [

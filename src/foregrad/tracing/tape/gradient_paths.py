@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 
-from ..._torch.histories import CHOOSING, GIVING_ZEROS, keeps_tensors
+from ..._torch.histories import CHOOSING, GIVING_ZEROS, keeps_tensors, nodes_behind
 from ..._torch.hooks import gradients_cut
 from ..._torch.tensors import history_of
 from ...graph.signature import GradientPaths
 
 __all__ = [
     "cut_at",
-    "nodes_behind",
     "other_leaves",
     "passed_through",
     "reached_from",
@@ -51,7 +50,7 @@ def _without(position: int, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
 def reached_from(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor | None]) -> list[GradientPaths]:
     """How outputs lead to each leaf. One walk over the autograd graph; a leaf may be a result where it is cut."""
     roots: list[Any] = [output.grad_fn for output in outputs]
-    order = _consumers_first(roots)
+    order = _consumers_first(outputs)
     masks: dict[int, int] = dict.fromkeys(map(id, order), 0)
     through_custom: dict[int, int] = dict.fromkeys(map(id, order), 0)
     for position, root in enumerate(roots):
@@ -96,10 +95,10 @@ def saving_nodes(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor 
     """
     sinks = {id(leaf): 1 << i for i, leaf in enumerate(leaves) if leaf is not None}
     if len(outputs) < 2 and len(sinks) < 2:
-        return ((1, -1),) if any(map(keeps_tensors, _behind(outputs))) else ()
+        return ((1, -1),) if any(map(keeps_tensors, nodes_behind(outputs))) else ()
     histories = [(leaf, history_of(leaf)) for leaf in leaves if leaf is not None]
     cuts = {(history, leaf.output_nr): sinks[id(leaf)] for leaf, history in histories if history is not None}
-    order = nodes_behind(outputs)
+    order = _consumers_first(outputs)
     edges = [node.next_functions for node in order]
     is_simple = len(outputs) == 1 and not cuts  # one output leads to all of them
     masks = dict.fromkeys(map(id, order), int(is_simple))
@@ -141,7 +140,7 @@ def passed_through(
     edges = [(history_of(tensor), tensor.output_nr) for tensor in targets]
     after = dict.fromkeys(edges, 0)  # the outputs whose gradients arrive there
     roots: list[Any] = [output.grad_fn for output in outputs]
-    order = _consumers_first(roots)
+    order = _consumers_first(outputs)
     masks: dict[int, int] = dict.fromkeys(map(id, order), 0)
     for position, root in enumerate(roots):
         masks[id(root)] |= 1 << position
@@ -161,39 +160,20 @@ def passed_through(
 
 def other_leaves(outputs: Sequence[torch.Tensor], known: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
     """The leaves that gradients of `outputs` reach, apart from those known."""
-    leaves = [getattr(node, "variable", None) for node in nodes_behind(outputs)]
+    leaves = [getattr(node, "variable", None) for node in _consumers_first(outputs)]
     ids = set(map(id, known))
     return [leaf for leaf in leaves if leaf is not None and id(leaf) not in ids]
-
-
-def _behind(outputs: Sequence[torch.Tensor]) -> Iterator[Any]:
-    """The autograd nodes behind outputs, one after the other, for a search that may soon end."""
-    waiting = [history_of(output) for output in outputs]
-    seen: set[Any] = set()
-    while waiting:
-        node = waiting.pop()
-        if node in seen or node is None:
-            continue
-        seen.add(node)
-        yield node
-        waiting += [following for following, _ in node.next_functions]
-
-
-def nodes_behind(outputs: Sequence[torch.Tensor]) -> list[Any]:
-    """The autograd nodes that gradients of `outputs` go through."""
-    histories = [history_of(output) for output in outputs]
-    return _consumers_first([history for history in histories if history is not None])
 
 
 def _positions(mask: int, count: int) -> frozenset[int]:
     return frozenset(i for i in range(count) if mask >> i & 1)
 
 
-def _consumers_first(roots: Sequence[Any]) -> list[Any]:
-    """Every node that can be reached, each before those that it passes gradients on to."""
+def _consumers_first(outputs: Sequence[torch.Tensor]) -> list[Any]:
+    """The autograd nodes behind outputs, each before those that it passes gradients on to."""
     order: list[Any] = []
-    seen: set[int] = set()
-    stack: list[tuple[Any, bool]] = [(root, False) for root in roots]
+    seen = {id(None)}
+    stack: list[tuple[Any, bool]] = [(history_of(output), False) for output in outputs]
     while stack:
         node, done = stack.pop()
         if done:
@@ -201,6 +181,6 @@ def _consumers_first(roots: Sequence[Any]) -> list[Any]:
         elif id(node) not in seen:
             seen.add(id(node))
             stack.append((node, True))
-            stack.extend((following, False) for following, _ in node.next_functions if following is not None)
+            stack.extend((following, False) for following, _ in node.next_functions)
     order.reverse()
     return order
