@@ -7,7 +7,7 @@ node. A graph copied out of another one needs neither, and `GraphCopier` takes a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ __all__ = [
     "copied",
     "is_higher_order",
     "is_operator",
+    "needed_by",
     "operator_facts",
     "size_hint",
     "strided_metadata",
@@ -151,6 +152,18 @@ def _is_nested(shape: Sequence[int], stride: Sequence[int], order: Sequence[int]
                 return False
             expected *= size
     return True
+
+
+def needed_by(results: Iterable[fx.Node]) -> set[fx.Node]:
+    """The nodes that results are computed from, and the results."""
+    needed: set[fx.Node] = set()
+    stack = [*results]
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            stack += node.all_input_nodes
+    return needed
 
 
 class GraphWriter:

@@ -18,6 +18,7 @@ from .._torch.dispatch import default_generator
 from ..errors import BackendError
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.printing import print_graph
+from ..passes.regions import is_random
 
 __all__ = ["Failures", "described", "random_states_of"]
 
@@ -94,8 +95,7 @@ def _input(spec: Any) -> str:
 
 def random_states_of(module: fx.GraphModule, values: Sequence[Any]) -> Callable[[], None]:
     """A function that restores the random generators that a graph may draw from."""
-    tag = torch.Tag.nondeterministic_seeded
-    draws = any(node.op == "call_function" and tag in getattr(node.target, "tags", ()) for node in module.graph.nodes)
+    draws = any(map(is_random, module.graph.nodes))
     devices = {value.device for value in values if isinstance(value, torch.Tensor)} | {torch.device("cpu")}
     generators = [default_generator(device) for device in devices if device.type != "meta"] if draws else []
     states = [(generator, generator.get_state()) for generator in generators]

@@ -22,6 +22,7 @@ import torch
 
 from .._torch.codegen import OpOverload
 from .._torch.symbols import is_symbolic, symbol_made
+from ..frontend.code import codes_in
 from ..frontend.sources import Source
 from ..graph.effect_log import ViewStep
 from ..graph.meta import TensorSpec
@@ -124,7 +125,7 @@ class _Describer:
             except ValueError:
                 cells[name] = ["empty"]
         named = {}
-        for name in sorted(_names_in(code)):
+        for name in sorted({name for inner in codes_in(code) for name in inner.co_names}):
             if name in function.__globals__:
                 named[name] = self.value(function.__globals__[name], depth)
         defaults = [self.value(function.__defaults__, depth), self.value(function.__kwdefaults__, depth)]
@@ -154,14 +155,6 @@ class _Describer:
         if self.lenient:
             return ["a", _name(type(value))]
         raise UndescribedError(f"a {_name(type(value))}")
-
-
-def _names_in(code: types.CodeType) -> set[str]:
-    names = set(code.co_names)
-    for item in code.co_consts:
-        if isinstance(item, types.CodeType):
-            names |= _names_in(item)
-    return names
 
 
 def _name(cls: type) -> str:

@@ -30,8 +30,8 @@ from ..graph.role import GraphRole
 from ..graph.slots import Grad, Updated
 from ..interrupts import is_interrupt, runs_compiler
 from ..passes.aliasing import results_of, tensors_in, written_inputs
-from ..passes.regions import outlined
-from ..passes.sparse import Cut, cut_at_sparse, is_random
+from ..passes.regions import is_random, outlined
+from ..passes.sparse import Cut, cut_at_sparse
 from ..passes.stages import stage_of
 from ..runtime.compiled import Boxed
 from .naming import get_aot_compilation_context, graph_being_compiled
@@ -92,7 +92,7 @@ def _called_in_parts(
     cut: Cut, compiler: Compiler, module: fx.GraphModule, joint: JointGraph, role: GraphRole, **how: Any
 ) -> CompiledGraph:
     """A graph with sparse tensors: `compiler` gets the part without them."""
-    if is_random(cut.tail):  # whose numbers come in the order of the graph
+    if any(map(is_random, cut.tail.graph.nodes)):  # whose numbers come in the order of the graph
         return call_compiler(eager_compiler, module, joint, role, **how)
     count = len(results_of(module))
     handed_over = range(count, len(results_of(cut.head)))

@@ -13,7 +13,7 @@ from torch import fx
 from .._torch import engine
 from .._torch.distributed import bucket_sizes
 from .._torch.fakes import new_fake
-from .._torch.modules import make_graph_module
+from .._torch.graphs import needed_by
 from .._torch.symbols import same_numbers
 from .._torch.transforms import is_legacy_batched
 from ..backends.eager import eager_compiler
@@ -35,6 +35,7 @@ from ..partitioners import default_partition
 from ..partitioners.report import Parts
 from ..passes.keep import also_saved, results_read
 from ..passes.mutations import donated_inputs, with_mutations_inside, writes_for_the_graph
+from ..passes.regions import is_random, piece
 from ..passes.sparse import around_sparse
 from ..passes.stages import cut_in_stages, with_stages
 from ..passes.zeros import only_gradients, without_tangents
@@ -350,17 +351,11 @@ _EMPTY.graph.output([])
 
 def _forward_only(joint: JointGraph) -> fx.GraphModule:
     """The joint graph without tangents and gradients."""
-    graph = fx.Graph()
-    count = joint.signature.num_forward_outputs
-    copies: dict[fx.Node, fx.Node] = {}
-    needed = reachable([n for n in joint.outputs()[:count] if n is not None], joint)
-    for node in joint.graph.nodes:
-        if node.op == "output":
-            graph.output([copies[n] for n in joint.outputs()[:count]])
-        elif node in needed or (node.op == "placeholder" and not node.name.startswith("tangents_")):
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-            copies[node].meta = node.meta
-    return make_graph_module(joint.module, graph, "Forward")
+    results = joint.outputs()[: joint.signature.num_forward_outputs]
+    needed = reachable([node for node in results if node is not None], joint)
+    inputs = [node for node in joint.placeholders() if not node.name.startswith("tangents_")]
+    nodes = [node for node in joint.graph.nodes if node in needed and node.op not in ("placeholder", "get_attr")]
+    return piece(joint.module, inputs, nodes, results, "Forward")
 
 
 def reachable(outputs: list[fx.Node], joint: JointGraph) -> set[fx.Node]:
@@ -369,17 +364,10 @@ def reachable(outputs: list[fx.Node], joint: JointGraph) -> set[fx.Node]:
     random = [
         n
         for n in joint.graph.nodes
-        if n.op == "call_function" and torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())
+        if n.op == "call_function" and is_random(n)
         if n.meta.get("partitioner_tag") != "is_backward" or "is_backward" in halves
     ]
-    needed: set[fx.Node] = set()
-    stack = [*outputs, *random]
-    while stack:
-        node = stack.pop()
-        if node not in needed:
-            needed.add(node)
-            stack.extend(node.all_input_nodes)
-    return needed
+    return needed_by([*outputs, *random])
 
 
 def is_of_capture(error: BaseException) -> bool:

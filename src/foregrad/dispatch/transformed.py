@@ -25,6 +25,7 @@ from ..graph.signature import InputInfo, Signature
 from ..graph.source import Names, compile_source
 from ..interrupts import held
 from ..locks import Turn
+from ..passes.regions import is_random
 from ..subclasses.spec import is_wrapper
 from .guard_list import MISS
 from .guards import CallGuards
@@ -136,7 +137,7 @@ class Transformed:
             return lambda args, kwargs, values: function(*args, **kwargs)
         layered = Layered(_OfValues(call, signature.inputs), self.compile_flat, self.name)
         self.layered.append(layered)
-        if not _is_random(captured):
+        if not any(map(is_random, captured.joint.graph.nodes)):
             return lambda args, kwargs, values: layered(*values)
 
         def run(args: Any, kwargs: Any, values: list[torch.Tensor]) -> Any:
@@ -195,8 +196,3 @@ _MOST_WRITES = 1  # captures in a row that may write without an error: a flag is
 
 def _can_be_read_again(info: InputInfo) -> bool:
     return info.argument is not None or (isinstance(info.source, Source) and bool(info.source.steps))
-
-
-def _is_random(captured: Captured) -> bool:
-    tag = torch.Tag.nondeterministic_seeded
-    return any(n.op == "call_function" and tag in getattr(n.target, "tags", ()) for n in captured.joint.graph.nodes)

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ import torch
 from .._torch.dynamo import compiled_by_dynamo
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.module import behind
+from ..frontend.code import codes_in
 from ..frontend.tree import flatten
 
 __all__ = ["Subject", "subject_of"]
@@ -126,21 +127,13 @@ def _copied_function(function: types.FunctionType, memo: dict[int, Any]) -> Any:
     for cell, old in zip(cells, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # of a variable that is not bound yet
             cell.cell_contents = _copied(old.cell_contents, memo)
-    for name in _names(function.__code__):
+    for name in {name for code in codes_in(function.__code__) for name in code.co_names}:
         value = variables.get(name)
         if isinstance(value, (torch.nn.Module, torch.Tensor, types.FunctionType, types.MethodType)):
             variables[name] = _copied(value, memo)
     copied.__kwdefaults__, copied.__dict__ = function.__kwdefaults__, dict(function.__dict__)
     copied.__module__, copied.__qualname__ = function.__module__, function.__qualname__
     return copied
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    """The names in a function and in those defined inside it."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
 
 
 def _is_of_library(function: types.FunctionType) -> bool:

@@ -12,7 +12,7 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-__all__ = ["CodeNames", "Instruction", "NamesMet", "imported_modules", "imports_of", "instructions_of", "names_of"]
+__all__ = ["CodeNames", "NamesMet", "codes_in", "imported_modules", "imports_of", "instructions_of", "names_of"]
 
 _LOADS = {"LOAD_GLOBAL", "LOAD_NAME"}
 _NAMED_LOADS = _LOADS | {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
@@ -69,6 +69,14 @@ class NamesMet:
     def since(self, before: NamesMet) -> NamesMet:
         """The names that are new since then."""
         return NamesMet(self.names - before.names, self.probed - before.probed)
+
+
+def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A code object, and those of all functions made in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from codes_in(constant)
 
 
 @functools.lru_cache(maxsize=8192)

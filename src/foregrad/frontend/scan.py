@@ -39,7 +39,7 @@ from .classes import (
     special_names,
     values_of,
 )
-from .code import CodeNames, NamesMet, imported_modules, names_of
+from .code import CodeNames, NamesMet, codes_in, imported_modules, names_of
 from .eager_region import is_eager_region
 from .expected import ABSENT, Expected, holds_classes, is_plain
 from .libraries import (
@@ -140,11 +140,7 @@ class Scan:
             self._names_in(code, namespace)
 
     def _names_in(self, code: types.CodeType, namespace: dict[str, Any]) -> CodeNames:
-        waiting = [code]
-        while waiting:
-            inner = waiting.pop()
-            self._opened.add(inner)
-            waiting += (constant for constant in inner.co_consts if isinstance(constant, types.CodeType))
+        self._opened.update(codes_in(code))
         named = names_of(code, self._apart)
         others = named.others
         self.names |= others

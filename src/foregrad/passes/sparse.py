@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import fx
 
 from .._torch.graphs import GraphCopier
@@ -18,7 +17,7 @@ from .._torch.modules import make_graph_module
 from ..graph.sparse import EMBEDDING_BACKWARD, gives_sparse
 from .aliasing import results_of
 
-__all__ = ["Cut", "around_sparse", "cut_at_sparse", "dense_results", "is_random", "only_in_gradients", "sparse_nodes"]
+__all__ = ["Cut", "around_sparse", "cut_at_sparse", "dense_results", "only_in_gradients", "sparse_nodes"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -117,9 +116,3 @@ def only_in_gradients(backward: fx.GraphModule) -> frozenset[int]:
         for i, node in enumerate(tangents)
         if node.users and all(user.target is EMBEDDING_BACKWARD for user in node.users)
     )
-
-
-def is_random(module: fx.GraphModule) -> bool:
-    """Whether a graph draws random numbers."""
-    targets = (node.target for node in module.graph.nodes if node.op == "call_function")
-    return any(torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) for target in targets)

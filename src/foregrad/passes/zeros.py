@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from .._torch.codegen import OpOverload
-from .._torch.graphs import GraphCopier, symbol_of, symbols_in
+from .._torch.graphs import needed_by, symbol_of, symbols_in
 from .._torch.modules import make_graph_module
 from .._torch.replay import replayed
 from .._torch.symbols import map_symbolic, write_expression
@@ -23,6 +23,7 @@ from ..errors import UnsupportedError
 from ..graph.meta import TensorSpec, contiguous_strides, spec_of
 from ..graph.signature import GradientPaths
 from ..graph.sparse import MAKE
+from .regions import piece
 from .sparse import sparse_nodes
 
 __all__ = ["only_gradients", "without_tangents"]
@@ -247,21 +248,11 @@ def only_gradients(backward: fx.GraphModule, positions: Collection[int]) -> fx.G
     """`backward` cut down to the gradients at `positions`; all other gradients become None."""
     output = next(iter(reversed(backward.graph.nodes)))
     kept = [gradient if i in positions else None for i, gradient in enumerate(output.args[0])]
-    needed = set()
-    stack = [gradient for gradient in kept if gradient is not None]
-    while stack:
-        node = stack.pop()
-        if node not in needed:
-            needed.add(node)
-            stack.extend(node.all_input_nodes)
-    for node in backward.graph.nodes:
+    needed = needed_by(gradient for gradient in kept if gradient is not None)
+    nodes = [node for node in backward.graph.nodes if node.op not in ("output", "get_attr")]
+    for node in nodes:
         if replayed(node) in needed:
             needed.update((node, *node.all_input_nodes))
-    copier = GraphCopier()
-    for node in backward.graph.nodes:
-        if node.op == "placeholder":
-            copier.placeholder(node)
-        elif node in needed:
-            copier.copy(node)
-    copier.output(kept)
-    return make_graph_module(backward, copier.graph, "PartialBackward")
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    computed = [node for node in nodes if node in needed and node.op != "placeholder"]
+    return piece(backward, inputs, computed, kept, "PartialBackward")
