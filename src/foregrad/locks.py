@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 from .interrupts import deliver
 
-__all__ = ["Bind", "InPlace", "Replacements", "Turn", "cached_property", "make_lock", "taken", "without_user_code"]
+__all__ = [
+    "Bind",
+    "InPlace",
+    "Replacements",
+    "Turn",
+    "bound",
+    "cached_property",
+    "make_lock",
+    "taken",
+    "without_user_code",
+]
 
 PATIENCE_S = 2.0  # wait for another thread that captures the same function, while the user's code runs there
 _LOOK_AGAIN_S = 0.05
@@ -127,7 +137,7 @@ Bind = Callable[[Any, str, Any], None]
 
 
 class Replacements:
-    """Names in modules and classes that are bound to something else for a time."""
+    """Names in modules, classes and objects that are bound to something else for a time."""
 
     def __init__(self) -> None:
         self._before: list[tuple[Any, str, Any]] = []
@@ -147,6 +157,17 @@ class Replacements:
                 setattr(owner, name, value)
 
 
+@contextlib.contextmanager
+def bound(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Context: a name of an object or of a thread's is bound to something else."""
+    replaced = Replacements()
+    replaced.bind(owner, name, value)
+    try:
+        yield
+    finally:
+        replaced.restore()
+
+
 class Turn:
     """One thread at a time captures and compiles a function.
 
@@ -164,13 +185,10 @@ class Turn:
         if not self._wait():
             yield False
             return
-        before, _thread.turn = getattr(_thread, "turn", None), self
-        user_code, self._runs_user_code = self._runs_user_code, True
         try:
-            yield True
+            with bound(_thread, "turn", self), bound(self, "_runs_user_code", True):
+                yield True
         finally:
-            self._runs_user_code = user_code
-            _thread.turn = before
             self._lock.release()
 
     def _wait(self) -> bool:
@@ -190,15 +208,7 @@ class Turn:
 _thread = threading.local()
 
 
-@contextlib.contextmanager
-def without_user_code() -> Iterator[None]:
+def without_user_code() -> contextlib.AbstractContextManager[None]:
     """Context: no code of the user's runs here, so other threads may wait for its end."""
     turn: Turn | None = getattr(_thread, "turn", None)
-    if turn is None:
-        yield
-        return
-    before, turn._runs_user_code = turn._runs_user_code, False
-    try:
-        yield
-    finally:
-        turn._runs_user_code = before
+    return contextlib.nullcontext() if turn is None else bound(turn, "_runs_user_code", False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import _python_dispatch
 
-from ..locks import InPlace
+from ..locks import InPlace, bound
 from .jagged import new_ragged_size
 from .symbols import has_symbolic
 
@@ -254,18 +253,9 @@ def fake_device(tensor: torch.Tensor) -> torch.device:
     return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
 
 
-@contextlib.contextmanager
-def real_constants(mode: FakeTensorMode | None) -> Iterator[None]:
+def real_constants(mode: FakeTensorMode | None) -> contextlib.AbstractContextManager[None]:
     """Context: operators take a graph's constants, which are real tensors, beside fakes."""
-    if mode is None:
-        yield
-        return
-    before = mode.allow_non_fake_inputs
-    mode.allow_non_fake_inputs = True
-    try:
-        yield
-    finally:
-        mode.allow_non_fake_inputs = before
+    return contextlib.nullcontext() if mode is None else bound(mode, "allow_non_fake_inputs", True)
 
 
 # -------------------------------------------------------------------- flags of modes

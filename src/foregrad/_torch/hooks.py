@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from ..locks import bound
+
 __all__ = [
     "UNHOOKED",
     "asked_by",
@@ -71,15 +73,9 @@ def unless_cut(hook: Any) -> Any:
     return hook if counts else _UnlessCut(hook)
 
 
-@contextlib.contextmanager
-def gradients_cut() -> Iterator[None]:
+def gradients_cut() -> contextlib.AbstractContextManager[None]:
     """Context: gradients are cut off on their way. In eager they go on, or their hooks are not called."""
-    before = getattr(_thread, "is_cut", False)
-    _thread.is_cut = True
-    try:
-        yield
-    finally:
-        _thread.is_cut = before
+    return bound(_thread, "is_cut", True)
 
 
 def spare_leaves(node: Any, gradients: Sequence[Any]) -> None:

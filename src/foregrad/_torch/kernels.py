@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ..interrupts import runs_compiler
-from ..locks import InPlace
+from ..locks import InPlace, Replacements, bound
 
 __all__ = ["kernels_together"]
 
@@ -44,31 +44,22 @@ def kernels_together() -> Iterator[None]:
     if getattr(_active, "waiting", None) is not None:
         yield
         return
-    with _patches:
-        waiting = _active.waiting = []
-        try:
-            yield
-            _compile_waiting(waiting)
-        finally:
-            _active.waiting = None
+    waiting: list[Any] = []
+    with _patches, bound(_active, "waiting", waiting):
+        yield
+        _compile_waiting(waiting)
 
 
 def _install() -> None:
     from torch._inductor.async_compile import AsyncCompile
 
     _originals[:] = [AsyncCompile.cpp_pybinding, AsyncCompile.wait]
-    AsyncCompile.cpp_pybinding, AsyncCompile.wait = _cpp_pybinding, _wait  # type: ignore[method-assign]
+    _replaced.bind(AsyncCompile, "cpp_pybinding", _cpp_pybinding)
+    _replaced.bind(AsyncCompile, "wait", _wait)
 
 
-def _remove() -> None:
-    from torch._inductor.async_compile import AsyncCompile
-
-    AsyncCompile.cpp_pybinding, AsyncCompile.wait = _originals  # type: ignore[method-assign]
-
-
-_patches = InPlace(_install, _remove)
-
-
+_replaced = Replacements()
+_patches = InPlace(_install, _replaced.restore)
 _originals: list[Any] = []
 
 

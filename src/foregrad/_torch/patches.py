@@ -33,7 +33,7 @@ import torch
 
 from ..errors import UnsupportedSideEffectError
 from ..interrupts import deliver, held, runs_user_code
-from ..locks import InPlace, Replacements
+from ..locks import InPlace, Replacements, bound
 from . import (
     asked,
     checkpoints,
@@ -386,15 +386,9 @@ def _register_on_node(table: Any, hook: Any) -> Any:
     return register(hook) if by in ("torch", "foregrad") else hooks.node_hook(hook, register)
 
 
-@contextlib.contextmanager
-def hooks_off() -> Iterator[None]:
+def hooks_off() -> contextlib.AbstractContextManager[None]:
     """Context: the patches have no effect on this thread."""
-    before = getattr(_active, "hooks", None)
-    _active.hooks = None
-    try:
-        yield
-    finally:
-        _active.hooks = before
+    return bound(_active, "hooks", None)
 
 
 def region_runner() -> RunRegion | None:
@@ -492,10 +486,5 @@ _patches = InPlace(_install, _remove)
 @contextlib.contextmanager
 def patched(hooks: Hooks) -> Iterator[None]:
     """Context: the patches are in effect for this thread, and for no other."""
-    before = getattr(_active, "hooks", None)
-    with _patches, dynamo_off.dynamo_off():
-        _active.hooks = hooks
-        try:
-            yield
-        finally:
-            _active.hooks = before
+    with _patches, dynamo_off.dynamo_off(), bound(_active, "hooks", hooks):
+        yield

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import fx
 
-from ..locks import InPlace, Replacements
+from ..locks import InPlace, Replacements, bound
 
 __all__ = ["possible_patterns"]
 
@@ -29,12 +29,8 @@ _replaced = Replacements()
 @contextlib.contextmanager
 def possible_patterns() -> Iterator[None]:
     """Context: on this thread, Inductor tries only those patterns of a pass whose operators are all in the graph."""
-    with _patches:
-        _active.on = True
-        try:
-            yield
-        finally:
-            _active.on = False
+    with _patches, bound(_active, "on", True):
+        yield
 
 
 def _install() -> None:

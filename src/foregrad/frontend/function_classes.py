@@ -16,6 +16,7 @@ import torch
 from .._torch.function_classes import FunctionClasses, as_class, is_function_class, plain_alias
 from .._torch.patches import classes_of_capture
 from ..errors import UnsupportedSideEffectError, UnsupportedTensorError
+from ..locks import bound
 from .tree import LEAF, Tree, open_container
 
 __all__ = ["FunctionClassError", "OfClasses", "Taken", "check_classes", "has_classes"]
@@ -166,12 +167,9 @@ class OfClasses(functools.partial):  # type: ignore[type-arg]
 
         copies = _Copies(take)
         args, kwargs = tuple(map(copies.of, args)), {key: copies.of(value) for key, value in kwargs.items()}
-        back, before = copies.back(give), getattr(_calls, "originals", None)
-        _calls.originals = originals, back._known
-        try:
+        back = copies.back(give)
+        with bound(_calls, "originals", (originals, back._known)):
             result = inner(*args, **kwargs)
-        finally:
-            _calls.originals = before
         return back.of(result)
 
 

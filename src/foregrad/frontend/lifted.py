@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ..graph.python_effects import PythonWrite, SetAttribute, SetCell, SetItem
+from ..locks import bound
 from .classes import dict_of_class
 from .holders import NUMPY_RANDOM, RANDOM
 from .opaque import used_up
@@ -283,15 +284,9 @@ def drawing_form(function: Any) -> Lifted | None:
 _running = threading.local()
 
 
-@contextlib.contextmanager
-def capturing() -> Iterator[None]:
+def capturing() -> contextlib.AbstractContextManager[None]:
     """Context: this thread captures a function, whose draws are given to it."""
-    before = is_capturing()
-    _running.capture = True
-    try:
-        yield
-    finally:
-        _running.capture = before
+    return bound(_running, "capture", True)
 
 
 def is_capturing() -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ import torch
 from ..._torch.dispatch import current_autograd_node, sequence_nr_of
 from ..._torch.stand_ins import is_stand_in
 from ...errors import UnsupportedDataDependentError
+from ...locks import bound
 from ..heap.alias import Value
 from ..heap.recording import Recording
 
@@ -42,15 +43,9 @@ VALUES_ONLY = {
 _active = threading.local()
 
 
-@contextlib.contextmanager
-def eigenvalues_only() -> Iterator[None]:
+def eigenvalues_only() -> contextlib.AbstractContextManager[None]:
     """Context: the function that runs is one of `VALUES_ONLY`."""
-    before = getattr(_active, "values_only", False)
-    _active.values_only = True
-    try:
-        yield
-    finally:
-        _active.values_only = before
+    return bound(_active, "values_only", True)
 
 
 def _decomposition(default: Any) -> Formula:

@@ -21,6 +21,7 @@ from ..._torch.stand_ins import FakeRuns, is_stand_in, like_source
 from ..._torch.symbols import map_symbolic
 from ..._torch.tensors import base_of, is_symbolic_zero, is_view
 from ...errors import UnsupportedDataDependentError, UnsupportedOpError
+from ...locks import bound
 from ...subclasses.spec import holds_tensors, is_wrapper
 from ..heap.alias import Value
 from ..heap.metadata_changes import Detached, MetadataChanges
@@ -135,12 +136,8 @@ class Recorder(Trace, ThreadDispatchMode):
             if result is not NotImplemented:
                 return result
         if plan.decomposition is not None:
-            outer, self.original = self.original, self.original or func
-            try:
-                with self:
-                    result = plan.decomposition(*args, **kwargs)
-            finally:
-                self.original = outer
+            with bound(self, "original", self.original or func), self:
+                result = plan.decomposition(*args, **kwargs)
             if result is not NotImplemented:
                 return result
         info = plan.info

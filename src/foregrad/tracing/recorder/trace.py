@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import contextlib
 import operator
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from ..._torch.stand_ins import new_stand_in
 from ..._torch.symbols import map_symbolic
 from ...errors import UnsupportedLayoutError, UnsupportedSideEffectError
 from ...graph.meta import TensorSpec
+from ...locks import bound
 from ..heap.alias import Value
 from ..kernels.plans import PLAIN, draws_nothing
 from ..kernels.sparse import SparseGradients
@@ -48,23 +48,13 @@ class Trace(abc.ABC):
         self.decisions: Decisions
         self.sparse: SparseGradients
 
-    @contextlib.contextmanager
-    def backward_runs(self) -> Iterator[None]:
+    def backward_runs(self) -> contextlib.AbstractContextManager[None]:
         """Context: what is recorded is part of the backward."""
-        self.in_backward = True
-        try:
-            yield
-        finally:
-            self.in_backward = False
+        return bound(self, "in_backward", True)
 
-    @contextlib.contextmanager
-    def in_region(self, tag: Any) -> Iterator[None]:
+    def in_region(self, tag: Any) -> contextlib.AbstractContextManager[None]:
         """Context: what is recorded is in the checkpointed region with this tag; in none, with None."""
-        before, self.recompute = self.recompute, tag
-        try:
-            yield
-        finally:
-            self.recompute = before
+        return bound(self, "recompute", tag)
 
     @abc.abstractmethod
     def run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -22,7 +22,7 @@ from ..._torch.asked import tell_type
 from ...frontend.libraries import is_outside
 from ...frontend.lifted import Draw
 from ...frontend.opaque import DATES, DRAWN, NAMES_OF, is_generator_of_numpy
-from ...locks import InPlace, Replacements
+from ...locks import InPlace, Replacements, bound
 from .drawn_arrays import from_numpy
 from .draws import Draws
 
@@ -39,24 +39,13 @@ _active = threading.local()
 @contextlib.contextmanager
 def drawing(draws: Draws) -> Iterator[None]:
     """Context: the user's code on this thread draws through `draws`."""
-    before = getattr(_active, "draws", None)
-    _active.draws = draws
-    try:
-        with _patches:
-            yield
-    finally:
-        _active.draws = before
-
-
-@contextlib.contextmanager
-def not_drawing() -> Iterator[None]:
-    """Context: what this thread draws is nobody's concern."""
-    before = getattr(_active, "draws", None)
-    _active.draws = None
-    try:
+    with bound(_active, "draws", draws), _patches:
         yield
-    finally:
-        _active.draws = before
+
+
+def not_drawing() -> contextlib.AbstractContextManager[None]:
+    """Context: what this thread draws is nobody's concern."""
+    return bound(_active, "draws", None)
 
 
 def _is_users() -> bool:
@@ -75,11 +64,8 @@ def wrapper_of(original: Callable[..., Any], path: str) -> Callable[..., Any]:
         draws = getattr(_active, "draws", None)
         if draws is None or not _is_users():
             return original(*args, **kwargs)
-        _active.draws = None  # what it is made of is no draw of its own
-        try:
+        with not_drawing():  # what it is made of is no draw of its own
             return draws.draw(Draw(original, args, tuple(kwargs.items()), path), original, args, kwargs)
-        finally:
-            _active.draws = draws
 
     return draw
 
@@ -93,13 +79,10 @@ def _method(name: str, kind: type = random.Random) -> Callable[..., Any]:
         draws = getattr(_active, "draws", None)
         if draws is None or not _is_users() or id(self) in draws.seeded:
             return original(self, *args, **kwargs)
-        _active.draws = None
-        try:
+        with not_drawing():
             of = _SYSTEM if isinstance(self, random.SystemRandom) else self  # which are all alike
-            bound = original.__get__(of)
-            return draws.draw(Draw(bound, args, tuple(kwargs.items()), f"random.{name}"), bound, args, kwargs)
-        finally:
-            _active.draws = draws
+            draw = original.__get__(of)
+            return draws.draw(Draw(draw, args, tuple(kwargs.items()), f"random.{name}"), draw, args, kwargs)
 
     return method
 
