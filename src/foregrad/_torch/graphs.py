@@ -20,6 +20,7 @@ __all__ = [
     "GraphWriter",
     "OperatorFacts",
     "copied",
+    "depending_on",
     "is_higher_order",
     "is_operator",
     "needed_by",
@@ -154,16 +155,25 @@ def _is_nested(shape: Sequence[int], stride: Sequence[int], order: Sequence[int]
     return True
 
 
-def needed_by(results: Iterable[fx.Node]) -> set[fx.Node]:
-    """The nodes that results are computed from, and the results."""
+def needed_by(results: Iterable[fx.Node], among: Callable[[fx.Node], bool] = lambda _: True) -> set[fx.Node]:
+    """The results, and the nodes that they are computed from; `among`: without other nodes in between."""
     needed: set[fx.Node] = set()
     stack = [*results]
     while stack:
         node = stack.pop()
-        if node not in needed:
+        if node not in needed and among(node):
             needed.add(node)
             stack += node.all_input_nodes
     return needed
+
+
+def depending_on(graph: fx.Graph, nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """The nodes, and what a graph computes from them."""
+    found = set(nodes)
+    for node in graph.nodes:
+        if node.op != "output" and not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 class GraphWriter:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import fx
 
+from .._torch.graphs import depending_on
 from .._torch.modules import make_graph_module
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec, spec_of
@@ -20,10 +21,7 @@ def results_read(joint: JointGraph) -> set[str]:
     signature = joint.signature
     outputs = joint.outputs()
     placeholders = joint.placeholders()
-    after = set(placeholders[len(signature.inputs) :])
-    for node in joint.graph.nodes:
-        if node.op == "call_function" and not after.isdisjoint(node.all_input_nodes):
-            after.add(node)
+    after = depending_on(joint.graph, placeholders[len(signature.inputs) :])
     read = set()
     for i in signature.differentiable:
         stack, seen = [outputs[i]], set()

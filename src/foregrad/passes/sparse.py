@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import fx
 
-from .._torch.graphs import GraphCopier
+from .._torch.graphs import GraphCopier, depending_on
 from .._torch.modules import make_graph_module
 from ..graph.sparse import EMBEDDING_BACKWARD, gives_sparse
 from .aliasing import results_of
@@ -44,13 +44,10 @@ def sparse_nodes(graph: fx.Graph) -> set[fx.Node]:
 
 def cut_at_sparse(module: fx.GraphModule) -> Cut | None:
     """The two parts of a graph; None if the whole graph is dense."""
-    below = sparse_nodes(module.graph)
+    below = depending_on(module.graph, sparse_nodes(module.graph))
     if not below:
         return None
     nodes = [node for node in module.graph.nodes if node.op != "output"]
-    for node in nodes:
-        if not below.isdisjoint(node.all_input_nodes):
-            below.add(node)
     results = results_of(module)
     moved = tuple(i for i, result in enumerate(results) if result in below)
     read = (node for user in nodes if user in below for node in user.all_input_nodes)

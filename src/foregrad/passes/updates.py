@@ -14,6 +14,7 @@ from typing import Any
 from torch import fx
 
 from .._torch.codegen import OpOverload
+from .._torch.graphs import needed_by
 from .._torch.ops import is_pointwise
 from ..tracing.tape.opinfo import op_info
 from .aliasing import Memory, memory_of
@@ -30,7 +31,7 @@ def scheduled(nodes: Sequence[Node], updates: Updates) -> tuple[list[Node], set[
     position = {node: number for number, node in enumerate(nodes)}
     placeholders = [node for node in nodes if node.op == "placeholder"]
     roots = [(placeholders[number], results[output]) for number, output in updates]
-    tail = _tail([root for _, root in roots if isinstance(root, Node)], position)
+    tail = needed_by([root for _, root in roots if isinstance(root, Node)], _may_move)
     after: dict[Node, int] = {}  # the last node that is computed otherwise and that a node of the tail needs
     for node in nodes:
         if node in tail:
@@ -56,19 +57,8 @@ def _place(node: Node, place: tuple[int, int], places: dict[Node, tuple[int, int
         places[node] = min(place, places.get(node, place))
 
 
-def _tail(roots: list[Node], position: dict[Node, int]) -> set[Node]:
-    """The nodes on elements, and on numbers, from which `roots` are computed without other nodes in between."""
-    tail: set[Node] = set()
-    stack = [*roots]
-    while stack:
-        node = stack.pop()
-        if node not in tail and _may_move(node):
-            tail.add(node)
-            stack += node.all_input_nodes
-    return tail
-
-
 def _may_move(node: Node) -> bool:
+    """Whether a node works on elements, or on numbers."""
     if node.op != "call_function":
         return False
     op = node.target

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from .._torch.codegen import OpOverload
-from .._torch.graphs import needed_by, symbol_of, symbols_in
+from .._torch.graphs import depending_on, needed_by, symbol_of, symbols_in
 from .._torch.modules import make_graph_module
 from .._torch.replay import replayed
 from .._torch.symbols import map_symbolic, write_expression
@@ -82,8 +82,8 @@ def without_tangents(
     present_tangents = [t for t, present in zip(tangents, mask, strict=True) if present]
     sparse = sparse_nodes(old)
     # The gradient of an embedding without indices is empty, and depends on no tangent.
-    empty = sparse - _depending(old, tangents)
-    depends = _depending(old, [*tangents, *empty])
+    empty = sparse - depending_on(old, tangents)
+    depends = depending_on(old, [*tangents, *empty])
     zeros = _zeros(old, depends, [t for t in tangents if t not in present_tangents])
     graph = fx.Graph()
     copies: dict[fx.Node, Any] = {}
@@ -103,7 +103,7 @@ def without_tangents(
             continue
         if node.op == "output":
             present = frozenset(i for i, is_given in enumerate(mask) if is_given)
-            alive = _depending(old, [*present_tangents, *empty])
+            alive = depending_on(old, [*present_tangents, *empty])
             gradients = []
             everything = GradientPaths(frozenset(range(len(mask))), frozenset(range(len(mask))))
             for gradient, reach in zip(node.args[0], reached_from or [everything] * len(node.args[0]), strict=True):
@@ -149,15 +149,6 @@ def _is_linear(node: fx.Node) -> bool:
         return True
     name = op._schema.name if isinstance(op, OpOverload) else ""
     return name.startswith("aten::") and name.endswith(("_backward", "_backward_data"))
-
-
-def _depending(graph: fx.Graph, tangents: list[fx.Node]) -> set[fx.Node]:
-    """The nodes that depend on `tangents`, with the tangents themselves."""
-    alive = set(tangents)
-    for node in graph.nodes:
-        if node.op == "call_function" and not alive.isdisjoint(node.all_input_nodes):
-            alive.add(node)
-    return alive
 
 
 def _other_summand(node: fx.Node, zeros: set[fx.Node], sparse: set[fx.Node]) -> fx.Node | None:

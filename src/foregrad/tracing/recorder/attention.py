@@ -17,7 +17,7 @@ from torch import fx
 
 from ..._torch.dispatch import ThreadDispatchMode, single_threaded_backward, without_modes
 from ..._torch.flex import ATTENTION, BACKWARD, indexed_by_tensors, strides_like
-from ..._torch.graphs import GraphWriter
+from ..._torch.graphs import GraphWriter, needed_by
 from ..._torch.jagged import attends_by_math, is_jagged, jagged_of, parts_of_jagged
 from ..._torch.modules import make_graph_module
 from ..._torch.patches import hooks_off
@@ -311,7 +311,7 @@ class _Writer(ThreadDispatchMode):
         graph = fx.Graph()
         made: dict[fx.Node, fx.Node] = {}
         found = self._as_nodes(results)
-        needed = _needed([node for node in (found if isinstance(found, list) else [found]) if node is not None])
+        needed = needed_by([node for node in (found if isinstance(found, list) else [found]) if node is not None])
         for node in (*self.inputs, *(n for n in self.writer.graph.nodes if n.op != "placeholder" and n in needed)):
             made[node] = graph.node_copy(node, made.__getitem__)
         graph.output(fx.map_arg(found, made.__getitem__))
@@ -322,17 +322,6 @@ def _number(value: Any) -> Any:
     """A symbolic number as what it is in this call, which is guarded."""
     kind = {torch.SymInt: int, torch.SymFloat: float}.get(type(value), bool)
     return kind(value)
-
-
-def _needed(results: Sequence[fx.Node]) -> set[fx.Node]:
-    needed: set[fx.Node] = set()
-    stack = list(results)
-    while stack:
-        node = stack.pop()
-        if node not in needed:
-            needed.add(node)
-            stack += node.all_input_nodes
-    return needed
 
 
 class ScalarGraphs:
