@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..errors import UnsupportedOpError, UnsupportedSideEffectError
 from ..locks import Bind
 from .dispatch import plain_execution
+from .tensors import tensors_in
 
 __all__ = ["attributes_of", "decomposition_table", "install", "scripted"]
 
@@ -170,16 +171,10 @@ def _planless(function: Any, read: Read) -> tuple[Any, tuple[torch.Tensor, ...],
         return graph.addInput("constant")
 
     for node in list(_nodes(graph)):
-        if node.kind() == "prim::Constant" and _has_tensors(value := node.output().toIValue()):
+        if node.kind() == "prim::Constant" and tensors_in(value := node.output().toIValue()):
             node.output().replaceAllUsesWith(_in_place_of(node, graph, value, constant))
     copy = torch._C._create_function_from_graph("without_plan", graph)
     return copy, tuple(tensor for tensor, _ in tensors.values()), tuple(constants)
-
-
-def _has_tensors(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(map(_has_tensors, value))
-    return isinstance(value, torch.Tensor)
 
 
 def _number_as_tensor(node: Any, graph: Any) -> Any:

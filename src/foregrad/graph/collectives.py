@@ -14,9 +14,10 @@ import torch
 
 from .._torch.dispatch import ThreadDispatchMode
 from .._torch.distributed import finished_work, run_collective
+from .._torch.tensors import tensors_in
 from .python_calls import PythonCall, status
 
-__all__ = ["Collective", "GivenAgain", "arguments_of", "returned", "tensors_in", "written_to"]
+__all__ = ["Collective", "GivenAgain", "arguments_of", "returned", "written_to"]
 
 # Arguments that an operator writes to; it also reads the first, and only overwrites the others.
 _WRITTEN = ("tensors", "output", "outputs", "output_tensor", "output_tensors", "output_lists")
@@ -44,13 +45,6 @@ def returned(op: Any, arguments: dict[str, Any], work: Any) -> Any:
     if count > 1:
         return [next(arguments[name] for name in _WRITTEN if name in arguments), work]
     return work if count else None
-
-
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """The tensors in an argument, or in several."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [tensor for item in value for tensor in tensors_in(item)] if isinstance(value, (list, tuple)) else []
 
 
 class Collective(PythonCall):

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from .._torch.graphs import size_hint
+from .._torch.tensors import leaves
 from ..errors import PartitionError
 from ..graph.meta import TensorSpec, value_of
 from ..locks import cached_property
@@ -51,7 +52,7 @@ class JointIndex:
         if output.op != "output":
             raise PartitionError("the joint graph has no output node at its end")
         self.output = output
-        outputs = _flat(output.args[0])
+        outputs = [*leaves(output.args[0])]
         if num_fwd_outputs > len(outputs):
             raise PartitionError(f"{num_fwd_outputs} forward outputs asked of a graph with {len(outputs)} outputs")
         self.forward_outputs = outputs[:num_fwd_outputs]
@@ -166,8 +167,8 @@ class JointIndex:
                 node = self.nodes[i]
                 for position, name in op_class.written:
                     argument = node.args[position] if position < len(node.args) else node.kwargs.get(name)
-                    written |= {self.root[self.number[a]] for a in _flat(argument) if isinstance(a, fx.Node)}
-        descriptions = _flat(dict.get(self.output.meta, "desc"))[: len(self.forward_outputs)]
+                    written |= {self.root[self.number[a]] for a in leaves(argument) if isinstance(a, fx.Node)}
+        descriptions = [*leaves(dict.get(self.output.meta, "desc"))][: len(self.forward_outputs)]
         updated = [getattr(d, "mutated_input", None) for d in descriptions]
         if any(slot is not None for slot in updated):
             for i in self.inputs:
@@ -277,10 +278,3 @@ def _hinted_numel(shape: Iterable[Any]) -> int:
     for size in shape:
         count *= size if type(size) is int else size_hint(size)
     return count
-
-
-def _flat(value: Any) -> list[Any]:
-    """The leaves of nested lists and tuples, in order."""
-    if isinstance(value, (list, tuple)):
-        return [leaf for item in value for leaf in _flat(item)]
-    return [value]

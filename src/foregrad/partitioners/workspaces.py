@@ -20,6 +20,7 @@ from torch import fx
 from .._torch.graphs import size_hint
 from .._torch.memory import peak_bytes
 from .._torch.ops import mkldnn_rnn_layer_for_training
+from .._torch.tensors import leaves
 from ..graph.meta import TensorSpec, value_of
 from ..locks import make_lock
 
@@ -108,7 +109,7 @@ def _measure(target: Any, args: Any, kwargs: Any) -> tuple[int, tuple[int, ...]]
     sizes: tuple[int, ...] = ()
 
     def make_call() -> Callable[[], Any]:
-        zeros_by_spec = {id(spec): _zeros(spec) for spec in _specs((args, kwargs))}
+        zeros_by_spec = {id(spec): _zeros(spec) for spec in leaves((args, kwargs)) if isinstance(spec, TensorSpec)}
         operands = _with(args, zeros_by_spec)
         if target is _RECURRENT[1]:
             operands = _after_the_forward(operands)
@@ -161,14 +162,6 @@ def _zeros(spec: TensorSpec) -> torch.Tensor:
     # Some kernels copy what does not begin where its memory does.
     flat = torch.zeros(spec.offset + nbytes(spec) // spec.dtype.itemsize, dtype=spec.dtype)
     return flat.as_strided(spec.shape, spec.stride, spec.offset)
-
-
-def _specs(value: Any) -> list[TensorSpec]:
-    if isinstance(value, TensorSpec):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [spec for item in value for spec in _specs(item)] if isinstance(value, (tuple, list)) else []
 
 
 def _with(value: Any, tensor_by_spec: dict[int, torch.Tensor]) -> Any:

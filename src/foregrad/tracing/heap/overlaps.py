@@ -6,14 +6,13 @@ like the fakes: the answer depends on sizes and strides alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from ..._torch.generators import drawing_from
 from ..._torch.symbols import has_symbolic
-from ..._torch.tensors import storage_key
+from ..._torch.tensors import storage_key, tensors_in
 from ..tape.origin import Origins, user_line
 from .refusals import written_by_lists
 
@@ -24,7 +23,6 @@ __all__ = [
     "check_view",
     "check_write",
     "is_symbolic_tensor",
-    "tensors_in",
 ]
 
 _LIMIT_BYTES = 1 << 26
@@ -110,15 +108,6 @@ def _is_suspicious(func: Any, targets: list[torch.Tensor], args: Any) -> bool:
         if torch.Tag.pointwise not in func.tags and sum(other is target for other in tensors_in(args)) > 1:
             return True
     return False
-
-
-def tensors_in(values: Any) -> Iterator[torch.Tensor]:
-    """The tensors among arguments, and in lists among them."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from tensors_in(value)
 
 
 def is_symbolic_tensor(value: Any) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..._torch.dispatch import plain_execution
+from ..._torch.tensors import tensors_in
 from ...graph.meta import TensorSpec
 from ..tape.opinfo import CallOnCopies, OpInfo
 from ..tape.origin import user_line
@@ -31,7 +32,6 @@ __all__ = [
     "as_tuple",
     "bind",
     "split",
-    "tensors",
 ]
 
 aten = torch.ops.aten
@@ -53,7 +53,7 @@ class Writes:
         """An operator that writes to the elements of some arguments, in place or through `out=`."""
         rec, func = self.recorder, info.op
         given = by_position(info, args, kwargs)
-        targets = [t for i in info.writes for t in tensors(given.get(i))]
+        targets = [t for i in info.writes for t in tensors_in(given.get(i))]
         before = rec.to_entries([given.get(i) for i in range(len(info.argument_names))])
         check_write(func, args, kwargs, targets)
         out = rec.run_fake(func, args, kwargs)
@@ -134,7 +134,7 @@ class Writes:
         returned = as_tuple(out)
         entry.spec = (*(rec.specs_of(o) for o in returned), *(_at_start(rec.specs_of(t)) for t in targets))
         parts = [rec.emit(operator.getitem, entry, i, spec=entry.spec[i]) for i in range(len(entry.spec))]
-        written = {id(t) for value in targets for t in tensors(value)}
+        written = {id(t) for t in tensors_in(targets)}
         for tensor, part in zip(returned, parts, strict=False):
             if isinstance(tensor, torch.Tensor) and id(tensor) not in written:
                 bind(rec, tensor, part)
@@ -314,14 +314,6 @@ def by_position(info: OpInfo, args: Any, kwargs: Any) -> dict[int, Any]:
         if name in kwargs:
             given[i] = kwargs[name]
     return given
-
-
-def tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [t for item in value for t in tensors(item)]
-    return []
 
 
 def as_tuple(out: Any) -> tuple[Any, ...]:

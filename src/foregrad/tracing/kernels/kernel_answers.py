@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from ..._torch.tensors import tensors_in
 from ...graph.meta import TensorSpec, contiguous_strides
-from ..heap.overlaps import ask_kernel, is_symbolic_tensor, tensors_in
+from ..heap.overlaps import ask_kernel, is_symbolic_tensor
 
 __all__ = ["as_kernels_have_it", "as_kernels_say", "takes_opaque"]
 
@@ -68,7 +69,7 @@ _PLAIN = {RuntimeError, IndexError, ValueError, TypeError, OverflowError, Assert
 
 def as_kernels_say(op: Any, args: Any, kwargs: Any, error: Exception) -> Exception:
     """The error of the kernel where it has one, else `error`, which FakeTensor raised."""
-    tensors = [*tensors_in(args), *tensors_in(kwargs.values())]
+    tensors = tensors_in((args, kwargs))
     foreign = any(is_symbolic_tensor(t) or t.device.type != "cpu" or t.layout is not torch.strided for t in tensors)
     if type(error) not in _PLAIN or foreign or takes_opaque(op):
         return error

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.tensors import is_view, set_version, version_unseen
+from ..._torch.tensors import is_view, set_version, tensors_in, version_unseen
 from ...graph.slots import Slot
 from ..heap.alias import Value
 from ..heap.recording import Recording
@@ -160,7 +160,7 @@ class BackwardWrites:
             return
         given = {**dict(zip(info.argument_names, args, strict=False)), **kwargs}
         targets = [given.get(info.argument_names[i]) for i in (*info.writes, *info.hidden_writes)]
-        self.note_targets(_tensors_in(targets), (args, kwargs), is_metadata=info.is_metadata_write)
+        self.note_targets(tensors_in(targets), (args, kwargs), is_metadata=info.is_metadata_write)
 
     def note_targets(self, targets: Sequence[torch.Tensor], arguments: Any, *, is_metadata: bool = False) -> None:
         """A write to these tensors, by an operator with these arguments."""
@@ -174,7 +174,7 @@ class BackwardWrites:
             if is_metadata:
                 raise written_by_backward("a tensor of the forward's", where, "and changes its sizes or memory")
             keeps_history = not root.storage.is_input or is_view(tensor) or rec.values[id(tensor)] is root
-            differentiable = any(t.requires_grad for t in [tensor, *_tensors_in(arguments)])
+            differentiable = any(t.requires_grad for t in [tensor, *tensors_in(arguments)])
             differentiable |= not root.storage.is_input  # what is saved of it would be what it is by then
             if keeps_history and differentiable and torch.is_grad_enabled():
                 why = "with gradients on, which outlives it: its history can't be given back"
@@ -206,11 +206,3 @@ def _hold(root: Value, entry: Entry) -> None:
     storage.generation += 1
     root.entry, root.generation = entry, storage.generation
     storage.last_scatter = None
-
-
-def _tensors_in(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in _tensors_in(item)]
-    return _tensors_in(list(value.values())) if isinstance(value, dict) else []

@@ -19,13 +19,13 @@ from ..._torch.ops import OpOverload
 from ..._torch.settings import arithmetic
 from ..._torch.stand_ins import FakeRuns, is_stand_in, like_source
 from ..._torch.symbols import map_symbolic
-from ..._torch.tensors import base_of, is_symbolic_zero, is_view
+from ..._torch.tensors import base_of, is_symbolic_zero, is_view, tensors_in
 from ...errors import UnsupportedDataDependentError, UnsupportedOpError
 from ...locks import bound
 from ...subclasses.spec import holds_tensors, is_wrapper
 from ..heap.alias import Value
 from ..heap.metadata_changes import Detached, MetadataChanges
-from ..heap.overlaps import check_view, tensors_in
+from ..heap.overlaps import check_view
 from ..heap.recording import Host
 from ..heap.views import View
 from ..heap.writes import Writes
