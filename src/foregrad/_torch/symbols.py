@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from .nested import mapped
+
 __all__ = [
     "ClosedSizesError",
     "SymbolTable",
@@ -63,14 +65,7 @@ def has_symbolic(value: Any) -> bool:
 
 def map_symbolic(value: Any, fn: Callable[[Any], Any]) -> Any:
     """`value` with `fn` applied to every symbolic number in it, through lists, tuples and dicts."""
-    if isinstance(value, _SYMBOLIC):
-        return fn(value)
-    if isinstance(value, (list, tuple)):
-        mapped = [map_symbolic(item, fn) for item in value]
-        return mapped if isinstance(value, list) else tuple(mapped)
-    if isinstance(value, dict):
-        return {key: map_symbolic(item, fn) for key, item in value.items()}
-    return value
+    return mapped(value, _SYMBOLIC, fn)
 
 
 def concrete(value: Any) -> Any:

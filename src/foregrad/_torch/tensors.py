@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -34,14 +34,12 @@ __all__ = [
     "kind_of",
     "leads_to",
     "leads_to_base",
-    "leaves",
     "numbers_of_view",
     "of_other_mode",
     "set_version",
     "share_counters",
     "share_memory",
     "storage_key",
-    "tensors_in",
     "version_of",
     "version_unseen",
     "view_again",
@@ -53,20 +51,6 @@ __all__ = [
 _C: Any = torch._C
 share_memory = _C._is_alias_of
 """Whether two tensors have one storage; no Python frame, a tenth of a microsecond."""
-
-
-def leaves(value: Any) -> Iterator[Any]:
-    """What is in a value's lists, tuples and dicts, in order; of any other value it alone."""
-    if isinstance(value, (list, tuple, dict)):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from leaves(item)
-    else:
-        yield value
-
-
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """The tensors among the `leaves` of a value."""
-    return [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def storage_key(tensor: torch.Tensor) -> int:

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..errors import UnsupportedOpError, UnsupportedSideEffectError
 from ..locks import Bind
 from .dispatch import plain_execution
-from .tensors import tensors_in
+from .nested import tensors_in
 
 __all__ = ["attributes_of", "decomposition_table", "install", "scripted"]
 

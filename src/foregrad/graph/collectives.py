@@ -7,14 +7,14 @@ weakness: collectives that graphs call are never freed; equal ones have one key.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from .._torch.dispatch import ThreadDispatchMode
 from .._torch.distributed import finished_work, run_collective
-from .._torch.tensors import tensors_in
+from .._torch.nested import mapped, tensors_in
 from .python_calls import PythonCall, status
 
 __all__ = ["Collective", "GivenAgain", "arguments_of", "returned", "written_to"]
@@ -56,9 +56,9 @@ class Collective(PythonCall):
     def __init__(self, op: Any, args: Sequence[Any], group: str, reduction: str, written: Sequence[int]) -> None:
         self.op, self.args, self.group, self.written = op, list(args), group, tuple(written)
         without_objects = [value for value in self.args if not isinstance(value, torch.ScriptObject)]
-        shape = _filled(without_objects, lambda _: "tensor")
+        shape = mapped(without_objects, torch.Tensor, lambda _: "tensor")
         self.identity = op, group, reduction, self.written, str(shape)
-        self.args = _filled(self.args, lambda tensor: _Place(tensor.device))
+        self.args = mapped(self.args, torch.Tensor, lambda tensor: _Place(tensor.device))
         self.__name__ = str(op._schema.name).partition("::")[2]
 
     def __eq__(self, other: object) -> bool:
@@ -71,7 +71,7 @@ class Collective(PythonCall):
         own = [tensor.clone() for tensor in tensors]
         rest = iter(own)
         # A barrier's tensor only tells its device.
-        args = _filled(self.args, lambda place: next(rest) if own else torch.zeros(1, device=place.device))
+        args = mapped(self.args, _Place, lambda place: next(rest) if own else torch.zeros(1, device=place.device))
         run_collective(self.op, args, self.group)
         return [own[i] for i in self.written]
 
@@ -94,13 +94,6 @@ class _Place:
 
 
 _interned: dict[Collective, Collective] = {}
-
-
-def _filled(value: Any, tensor: Callable[[Any], Any]) -> Any:
-    """Arguments with other tensors, in their order."""
-    if isinstance(value, (list, tuple)):
-        return [_filled(item, tensor) for item in value]
-    return tensor(value) if isinstance(value, (_Place, torch.Tensor)) else value
 
 
 class GivenAgain(ThreadDispatchMode):

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from .._torch.codegen import OpOverload
+from .._torch.nested import mapped
 from .slots import Slot
 
 __all__ = ["BackwardEffects", "CheckFailed", "CheckInfo", "Given", "LateUpdate", "Result", "WrappedGradient"]
@@ -46,16 +47,8 @@ class CheckInfo:
 
     def behind(self, count: int) -> CheckInfo:
         """The check with its outputs moved behind `count` others."""
-
-        def moved(value: Any) -> Any:
-            if isinstance(value, Result):
-                return Result(value.output + count)
-            if isinstance(value, (list, tuple)):
-                return type(value)(map(moved, value))
-            return value
-
-        kwargs = tuple((key, moved(value)) for key, value in self.kwargs)
-        return dataclasses.replace(self, args=tuple(map(moved, self.args)), kwargs=kwargs)
+        args, kwargs = mapped((self.args, self.kwargs), Result, lambda result: Result(result.output + count))
+        return dataclasses.replace(self, args=args, kwargs=kwargs)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

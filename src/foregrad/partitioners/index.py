@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from .._torch.graphs import size_hint
-from .._torch.tensors import leaves
+from .._torch.nested import leaves
 from ..errors import PartitionError
 from ..graph.meta import TensorSpec, value_of
 from ..locks import cached_property

@@ -19,8 +19,8 @@ from torch import fx
 
 from .._torch.graphs import size_hint
 from .._torch.memory import peak_bytes
+from .._torch.nested import leaves, mapped
 from .._torch.ops import mkldnn_rnn_layer_for_training
-from .._torch.tensors import leaves
 from ..graph.meta import TensorSpec, value_of
 from ..locks import make_lock
 
@@ -110,13 +110,13 @@ def _measure(target: Any, args: Any, kwargs: Any) -> tuple[int, tuple[int, ...]]
 
     def make_call() -> Callable[[], Any]:
         zeros_by_spec = {id(spec): _zeros(spec) for spec in leaves((args, kwargs)) if isinstance(spec, TensorSpec)}
-        operands = _with(args, zeros_by_spec)
+        operands, keywords = mapped((args, kwargs), TensorSpec, lambda spec: zeros_by_spec[id(spec)])
         if target is _RECURRENT[1]:
             operands = _after_the_forward(operands)
 
         def call() -> Any:
             nonlocal sizes
-            results = target(*operands, **_with(kwargs, zeros_by_spec))
+            results = target(*operands, **keywords)
             sizes = tuple([_storage(one) for one in (results if isinstance(results, (tuple, list)) else (results,))])
             return results
 
@@ -162,14 +162,6 @@ def _zeros(spec: TensorSpec) -> torch.Tensor:
     # Some kernels copy what does not begin where its memory does.
     flat = torch.zeros(spec.offset + nbytes(spec) // spec.dtype.itemsize, dtype=spec.dtype)
     return flat.as_strided(spec.shape, spec.stride, spec.offset)
-
-
-def _with(value: Any, tensor_by_spec: dict[int, torch.Tensor]) -> Any:
-    if isinstance(value, TensorSpec):
-        return tensor_by_spec[id(value)]
-    if isinstance(value, (tuple, list)):
-        return type(value)([_with(item, tensor_by_spec) for item in value])
-    return {name: _with(item, tensor_by_spec) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 def nbytes(value: Any) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import operator
 import os
 import sys
@@ -27,7 +28,7 @@ from torch import fx
 from .._torch.codegen import OpOverload
 from .._torch.dispatch import ThreadDispatchMode
 from .._torch.modules import make_graph_module
-from .._torch.pytree import leaves_of
+from .._torch.nested import mapped, tensors_in
 from .._torch.tensors import storage_key
 from ..graph.printing import user_line
 from ..tracing.tape.opinfo import op_info
@@ -141,11 +142,7 @@ def _piece(calls: Sequence[_Call]) -> Piece | None:
     def note(tensor: torch.Tensor, node: fx.Node) -> None:
         nodes[id(tensor)] = nodes[_place(tensor)] = node
 
-    def operand(value: Any, call: _Call) -> Any:
-        if isinstance(value, (list, tuple)):
-            return type(value)(operand(item, call) for item in value)
-        if not isinstance(value, torch.Tensor):
-            return value
+    def operand(call: _Call, value: torch.Tensor) -> fx.Node:
         if id(value) not in nodes and _place(value) not in nodes:
             with graph.inserting_before(None):  # ahead of all others
                 note(value, graph.placeholder(f"x{len(inputs)}"))
@@ -153,8 +150,8 @@ def _piece(calls: Sequence[_Call]) -> Piece | None:
         return nodes.get(id(value)) or nodes[_place(value)]
 
     for call in calls:
-        args = operand(call.args, call)
-        node = graph.call_function(call.op, args, {key: operand(value, call) for key, value in call.kwargs.items()})
+        args, kwargs = mapped((call.args, call.kwargs), torch.Tensor, functools.partial(operand, call))
+        node = graph.call_function(call.op, args, kwargs)
         if isinstance(call.result, torch.Tensor):
             note(call.result, node)
         elif isinstance(call.result, (list, tuple)):
@@ -176,7 +173,7 @@ def _place(tensor: torch.Tensor) -> Any:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    return (leaf for leaf in leaves_of(value) if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided)
+    return (tensor for tensor in tensors_in(value) if tensor.layout is torch.strided)
 
 
 @torch.no_grad()

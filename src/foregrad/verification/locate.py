@@ -16,6 +16,7 @@ from torch import fx
 
 from .._torch.dispatch import ThreadDispatchMode
 from .._torch.modules import make_graph_module
+from .._torch.nested import mapped
 from ..graph.printing import user_line
 from ..passes.regions import is_random
 from .compare import EQUAL, Gap, Verdict, compare
@@ -153,18 +154,14 @@ def _one_call(op: Any, args: Any, kwargs: Any, generators: Generators | None) ->
     graph = fx.Graph()
     values: list[Any] = []
 
-    def given(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            node = graph.placeholder(f"x{len(values)}")
-            node.meta["val"] = value
-            values.append(value)
-            return node
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(given, value)) if type(value) in (list, tuple) else [given(item) for item in value]
-        return value
+    def given(value: torch.Tensor) -> fx.Node:
+        node = graph.placeholder(f"x{len(values)}")
+        node.meta["val"] = value
+        values.append(value)
+        return node
 
-    inputs = given(tuple(args)), {key: given(value) for key, value in kwargs.items()}
-    node = graph.call_function(op, *inputs)
+    args, kwargs = mapped((tuple(args), kwargs), torch.Tensor, given)
+    node = graph.call_function(op, args, kwargs)
     count = len(op._schema.returns)
     graph.output([node] if count == 1 else [graph.call_function(operator.getitem, (node, i)) for i in range(count)])
     return Piece(make_graph_module(torch.nn.Module(), graph, "Piece"), values, generators)

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from ..._torch.generators import drawing_from
+from ..._torch.nested import tensors_in
 from ..._torch.symbols import has_symbolic
-from ..._torch.tensors import storage_key, tensors_in
+from ..._torch.tensors import storage_key
 from ..tape.origin import Origins, user_line
 from .refusals import written_by_lists
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..._torch.dispatch import plain_execution
-from ..._torch.tensors import tensors_in
+from ..._torch.nested import tensors_in
 from ...graph.meta import TensorSpec
 from ..tape.opinfo import CallOnCopies, OpInfo
 from ..tape.origin import user_line

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.tensors import tensors_in
+from ..._torch.nested import tensors_in
 from ...graph.meta import TensorSpec, contiguous_strides
 from ..heap.overlaps import ask_kernel, is_symbolic_tensor
 

@@ -20,6 +20,7 @@ from ..._torch.flex import ATTENTION, BACKWARD, indexed_by_tensors, strides_like
 from ..._torch.graphs import GraphWriter, needed_by
 from ..._torch.jagged import attends_by_math, is_jagged, jagged_of, parts_of_jagged
 from ..._torch.modules import make_graph_module
+from ..._torch.nested import mapped
 from ..._torch.patches import hooks_off
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import map_symbolic
@@ -282,29 +283,19 @@ class _Writer(ThreadDispatchMode):
 
     def _adopted(self, value: Any) -> Any:
         """Arguments in which each tensor is one that the graph has."""
-        if isinstance(value, torch.Tensor):
-            if id(value) in self.nodes:
-                return value
-            recorder = self.recorder
-            value = value if is_stand_in(value) else recorder.adopt(value)
-            if id(value) not in self.nodes:
-                self.others.append(value)
-                self.add_input("buffer", value)
-            return value
-        if isinstance(value, (list, tuple)):
-            return type(value)(self._adopted(item) for item in value)
-        if isinstance(value, dict):
-            return {key: self._adopted(item) for key, item in value.items()}
-        return value
+        return mapped(value, torch.Tensor, self._of_graph)
+
+    def _of_graph(self, tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) in self.nodes:
+            return tensor
+        tensor = tensor if is_stand_in(tensor) else self.recorder.adopt(tensor)
+        if id(tensor) not in self.nodes:
+            self.others.append(tensor)
+            self.add_input("buffer", tensor)
+        return tensor
 
     def _as_nodes(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return self.nodes[id(value)]
-        if isinstance(value, (list, tuple)):
-            return type(value)(self._as_nodes(item) for item in value)
-        if isinstance(value, dict):
-            return {key: self._as_nodes(item) for key, item in value.items()}
-        return value
+        return mapped(value, torch.Tensor, lambda tensor: self.nodes[id(tensor)])
 
     def module(self, results: Any, name: str) -> fx.GraphModule:
         """The graph up to now, with these results, and nothing that they do not need."""

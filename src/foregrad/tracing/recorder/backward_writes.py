@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from ..._torch.tensors import is_view, set_version, tensors_in, version_unseen
+from ..._torch.nested import tensors_in
+from ..._torch.tensors import is_view, set_version, version_unseen
 from ...graph.slots import Slot
 from ..heap.alias import Value
 from ..heap.recording import Recording

@@ -19,8 +19,8 @@ import torch
 
 from ..._torch.dispatch import dispatching_again, without_modes, without_torch_functions
 from ..._torch.distributed import finished_work, functional_collective, group_of, reduction_of, work_of
+from ..._torch.nested import tensors_in
 from ..._torch.patches import region_runner
-from ..._torch.tensors import tensors_in
 from ...errors import UnsupportedOpError
 from ...graph.collectives import Collective, arguments_of, returned, written_to
 from ...graph.python_calls import CALL

@@ -15,11 +15,12 @@ import torch
 
 from ..._torch.dispatch import ThreadDispatchMode, count_function_modes, without_torch_functions
 from ..._torch.fakes import CORRECTED, DATA_DEPENDENT_ERRORS, FakeTensorMode, symbolic_fake
+from ..._torch.nested import tensors_in
 from ..._torch.ops import OpOverload
 from ..._torch.settings import arithmetic
 from ..._torch.stand_ins import FakeRuns, is_stand_in, like_source
 from ..._torch.symbols import map_symbolic
-from ..._torch.tensors import base_of, is_symbolic_zero, is_view, tensors_in
+from ..._torch.tensors import base_of, is_symbolic_zero, is_view
 from ...errors import UnsupportedDataDependentError, UnsupportedOpError
 from ...locks import bound
 from ...subclasses.spec import holds_tensors, is_wrapper

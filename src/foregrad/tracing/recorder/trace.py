@@ -11,6 +11,7 @@ import torch
 
 from ..._torch.dispatch import current_autograd_node, next_sequence_nr, plain_execution, sequence_nr_of
 from ..._torch.fakes import FakeTensorMode
+from ..._torch.nested import mapped
 from ..._torch.stand_ins import new_stand_in
 from ..._torch.symbols import map_symbolic
 from ...errors import UnsupportedLayoutError, UnsupportedSideEffectError
@@ -82,7 +83,7 @@ class Trace(abc.ABC):
                 assert isinstance(args[0].spec, tuple)
                 spec = args[0].spec[args[1]]
             else:
-                out = self.run_fake(target, self._fakes_of(args), self._fakes_of(kwargs or {}))
+                out = self.run_fake(target, *mapped((args, kwargs or {}), Entry, self._fakes_of))
                 spec = self.specs_of(out)
         entry.spec = spec
         return entry
@@ -230,16 +231,10 @@ class Trace(abc.ABC):
     def fake_of(self, spec: TensorSpec) -> torch.Tensor:
         return new_stand_in(spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
 
-    def _fakes_of(self, value: Any) -> Any:
-        if isinstance(value, Entry):
-            if isinstance(value.spec, tuple):
-                return tuple(self.fake_of(s) if s is not None else None for s in value.spec)
-            return self.fake_of(value.spec)  # type: ignore[arg-type]
-        if isinstance(value, (list, tuple)):
-            return type(value)(self._fakes_of(item) for item in value)
-        if isinstance(value, dict):
-            return {key: self._fakes_of(item) for key, item in value.items()}
-        return value
+    def _fakes_of(self, entry: Entry) -> Any:
+        if isinstance(entry.spec, tuple):
+            return tuple(self.fake_of(s) if s is not None else None for s in entry.spec)
+        return self.fake_of(entry.spec)  # type: ignore[arg-type]
 
     def fakes_like(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

@@ -13,6 +13,7 @@ from torch import fx
 from ..._torch.fakes import FakeTensorMode, new_fake
 from ..._torch.graphs import GraphWriter, is_higher_order
 from ..._torch.modules import make_graph_module
+from ..._torch.nested import mapped
 from ..._torch.symbols import map_symbolic
 from ...graph.meta import NodeMeta, TensorSpec
 from .origin import Origin
@@ -86,7 +87,7 @@ class _Builder:
             if _takes_generator(entry.target):
                 args, kwargs = self._with_generators(args), self._with_generators(kwargs)
             if is_higher_order(entry.target):
-                args = self._with_graphs(args)
+                args = mapped(args, fx.GraphModule, self._read)
             name = self.writer.name(_name(entry.target))
             node = self.writer.add(name, "call_function", entry.target, args, kwargs, self._meta(entry))
         entry.name = node.name
@@ -115,12 +116,8 @@ class _Builder:
             node.meta = NodeMeta({"val": value})
         return node
 
-    def _with_graphs(self, value: Any) -> Any:
-        """Arguments with graphs read from the module, which is where compilers look for them."""
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(self._with_graphs, value))
-        if not isinstance(value, fx.GraphModule):
-            return value
+    def _read(self, value: fx.GraphModule) -> fx.Node:
+        """A graph read from the module, which is where compilers look for it."""
         node = self.graphs.get(id(value))
         if node is None:
             attribute = f"{value.__class__.__name__}_{len(self.graphs)}"

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..._torch.nested import mapped
 from ..._torch.ops import (
     OpOverload,
     has_composite_implicit_kernel,
@@ -98,7 +99,7 @@ class CallOnCopies:
     def __call__(self, *args: Any) -> tuple[Any, ...]:
         names = [a.name for a in self.op._schema.arguments]
         kwonly = [a.kwarg_only for a in self.op._schema.arguments]
-        call = [_copy(a) if i in self.writes else a for i, a in enumerate(args)]
+        call = [mapped(a, torch.Tensor, _copy) if i in self.writes else a for i, a in enumerate(args)]
         positional = [a for a, kw in zip(call, kwonly[: len(call)], strict=True) if not kw]
         keywords = {n: a for n, a, kw in zip(names[: len(call)], call, kwonly[: len(call)], strict=True) if kw}
         result = self.op(*positional, **keywords)
@@ -109,16 +110,12 @@ class CallOnCopies:
         return f"call_on_copies({self.op}, {self.writes})"
 
 
-def _copy(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        if value.storage_offset() == 0 or value.numel() == 0 or value.is_conj() or value.is_neg():
-            return aten.copy.default(value, value)  # unlike clone, keeps the strides of any layout
-        # It keeps the offset, too: views are taken of a copy by strides, from its beginning.
-        span = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-        return value.as_strided((span,), (1,)).clone().as_strided(value.shape, value.stride())
-    if isinstance(value, (list, tuple)):
-        return [_copy(item) for item in value]
-    return value
+def _copy(value: torch.Tensor) -> Any:
+    if value.storage_offset() == 0 or value.numel() == 0 or value.is_conj() or value.is_neg():
+        return aten.copy.default(value, value)  # unlike clone, keeps the strides of any layout
+    # It keeps the offset, too: views are taken of a copy by strides, from its beginning.
+    span = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    return value.as_strided((span,), (1,)).clone().as_strided(value.shape, value.stride())
 
 
 @functools.cache
