@@ -30,15 +30,6 @@ from .subclasses.conversion import unwrapping
 from .subclasses.spec import WrapperSpec
 from .tracing.run import Captured
 
-__all__ = [
-    "aot_function",
-    "aot_module",
-    "aot_module_simplified",
-    "compiled_function",
-    "compiled_module",
-    "named_sources",
-]
-
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
 

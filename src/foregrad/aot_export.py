@@ -28,8 +28,6 @@ from .graph.meta import NodeMeta
 from .graph.signature import ConstantOutput, Handle, Signature
 from .graph.slots import Buffer, Param
 
-__all__ = ["BackwardSignature", "GraphSignature", "aot_export_joint_simple", "aot_export_module"]
-
 aten = torch.ops.aten
 Decompositions = Mapping[Any, Callable[..., Any]] | None
 

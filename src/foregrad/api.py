@@ -40,8 +40,6 @@ from .subclasses.spec import GradientKindError
 if TYPE_CHECKING:
     from .cache.keeper import Keeper
 
-__all__ = ["capture", "compile", "explain_recompiles", "pareto", "partition"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 PartitionFn = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 

@@ -6,8 +6,6 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["check_arguments"]
-
 _KEYWORDS = "backend partition memory_budget dynamic decompositions on_unsupported regions".split()
 _OF_INDUCTOR = (
     'write torch.compile(model, backend="foregrad", {}=...), or hand Inductor\'s settings over: '

@@ -15,8 +15,6 @@ from ._torch.engine import forward_ad, transforms_active
 from .api import compile as compile_
 from .frontend.tree import flatten
 
-__all__ = ["hessian_vector_product", "value_and_grad"]
-
 Pack = Callable[[Sequence[torch.Tensor]], Any]
 
 

@@ -17,8 +17,6 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["Config", "config"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Config:

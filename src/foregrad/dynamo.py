@@ -47,16 +47,6 @@ from .graph.slots import Buffer, Param, Slot
 from .subclasses.spec import is_wrapper
 from .tracing.tape.origin import stands_for
 
-__all__ = [
-    "AotAutograd",
-    "aot_autograd",
-    "compile_graph_module",
-    "device_from_inputs",
-    "dtype_from_inputs",
-    "fake_tensor_unsupported",
-    "foregrad_backend",
-]
-
 log = logging.getLogger("foregrad")
 
 # ---------------------------------------------------------------------------------------------- backend="foregrad"

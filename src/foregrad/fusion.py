@@ -19,8 +19,6 @@ from .aot import aot_function, compile_aot_module
 from .backends.boxed import make_boxed_compiler
 from .partitioners import min_cut_rematerialization_partition
 
-__all__ = ["default_decompositions", "mem_efficient_fusion_kwargs", "memory_efficient_fusion", "ts_compile"]
-
 aten = torch.ops.aten
 
 

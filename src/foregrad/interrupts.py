@@ -18,8 +18,6 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
-__all__ = ["deliver", "held", "is_interrupt", "is_of_foregrad", "note_escaping", "runs_compiler", "runs_user_code"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGBREAK")

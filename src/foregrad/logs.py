@@ -9,8 +9,6 @@ from __future__ import annotations
 import difflib
 import logging
 
-__all__ = ["LOGS", "set_logs"]
-
 LOGS = {
     "graphs": "each joint graph, as it was captured",
     "partition": "what is saved for the backward; with + the two halves",

@@ -19,8 +19,6 @@ from typing import Any, TextIO
 from .config import config
 from .locks import make_lock
 
-__all__ = ["CompileTimes", "PhaseTime", "compile_times", "compiling", "counted", "is_counted", "phase"]
-
 _AFTER_S = 2.0
 _EVERY_S = 0.5
 

@@ -25,17 +25,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = [
-    "BuildError",
-    "attempt",
-    "build",
-    "build_in_background",
-    "fault_of",
-    "find_library",
-    "find_torch",
-    "library_name",
-]
-
 HERE = Path(__file__).resolve().parent
 _UNITS = (
     "held.cpp",

@@ -21,8 +21,6 @@ import torch
 from ..locks import Bind, make_lock
 from . import generators
 
-__all__ = ["ReboundNames", "ViewReplay", "install", "is_capturing", "own_names", "tell", "tell_type"]
-
 _C: Any = torch._C
 _capturing: Callable[[], bool] = bool
 

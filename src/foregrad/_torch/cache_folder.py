@@ -15,8 +15,6 @@ import re
 import shutil
 import tempfile
 
-__all__ = ["why_no_folder"]
-
 log = logging.getLogger("foregrad")
 
 _VARIABLE = "TORCHINDUCTOR_CACHE_DIR"

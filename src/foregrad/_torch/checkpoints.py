@@ -15,8 +15,6 @@ import torch.utils.checkpoint as checkpoint_module
 
 from ..locks import Bind
 
-__all__ = ["RegionsOfCapture", "install", "note_name"]
-
 
 class RegionsOfCapture(Protocol):
     """The capture's record of regions. `depth`: the number of nested regions that are open. `chosen(depth, run)` calls

@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["fake_mode_of", "is_opaque", "is_opaque_value", "new_symbolic_integer", "shape_env", "symbolic_context_of"]
-
 
 def shape_env() -> Any:
     """A new `ShapeEnv`."""

@@ -27,12 +27,6 @@ from ..errors import UnsupportedOpError
 from ..locks import Bind
 from .flex import ATTENTION, BACKWARD
 
-__all__ = [
-    "Attention",
-    "connected",
-    "install",
-]
-
 _original_asked = torch.compiler.is_dynamo_compiling
 # The functions that users call: each has Dynamo compile it, unless Dynamo does so already.
 _FRONTS = {

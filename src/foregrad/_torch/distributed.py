@@ -15,19 +15,6 @@ import torch
 from ..locks import Bind
 from .dynamo import without_modes
 
-__all__ = [
-    "GROUPS",
-    "bucket_sizes",
-    "data_parallel",
-    "finished_work",
-    "functional_collective",
-    "group_of",
-    "install",
-    "reduction_of",
-    "run_collective",
-    "work_of",
-]
-
 _named = [getattr(torch.distributed, name, None) for name in ("DeviceMesh", "ProcessGroup")]
 GROUPS: tuple[type, ...] = tuple(cls for cls in _named if isinstance(cls, type))
 """Classes of objects that say which processes there are: nothing but themselves to a function."""

@@ -22,32 +22,6 @@ from torch import fx
 from .fakes import FakeTensor, FakeTensorMode, real_constants
 from .graphs import size_hint
 
-__all__ = [
-    "GraphBreak",
-    "GraphInput",
-    "branches_on_values",
-    "compiled_by_dynamo",
-    "compiler_context",
-    "compiler_counters",
-    "graph_breaks",
-    "graph_inputs",
-    "has_checkpoints",
-    "is_dynamo_graph",
-    "known_backends",
-    "known_inputs",
-    "lookup_backend",
-    "own_tracing_context",
-    "real_inputs",
-    "restarts",
-    "restore_data_assignments",
-    "shielded",
-    "skip_foregrad",
-    "source_lines",
-    "takes_floats",
-    "unused_inputs",
-    "without_modes",
-]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GraphInput:

@@ -19,8 +19,6 @@ import torch
 
 from ..locks import Bind
 
-__all__ = ["dynamo_off", "forget_replacements", "install", "is_disabled_by_torch", "note_tables", "redirect"]
-
 _EVAL_FRAME = "torch._dynamo.eval_frame"
 _COMPILED_AUTOGRAD = "torch._dynamo.compiled_autograd"  # if that is not loaded, it is not on
 _set_eval_frame: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame

@@ -13,8 +13,6 @@ from typing import Any
 
 from .symbols import SymbolTable
 
-__all__ = ["expression_from", "expression_to", "raw_expression", "restored_number", "restored_table", "table_to"]
-
 _DEEPEST = 64
 _LARGEST = 2**63
 _MOST_ARGUMENTS = 256

@@ -14,8 +14,6 @@ from torch import fx
 
 from .fakes import FakeTensorMode, NewFakeMode
 
-__all__ = ["ATTENTION", "BACKWARD", "IN_GRAPHS", "has_kernel", "indexed_by_tensors", "strides_like"]
-
 ATTENTION: Any = torch.ops.higher_order.flex_attention
 BACKWARD: Any = torch.ops.higher_order.flex_attention_backward
 

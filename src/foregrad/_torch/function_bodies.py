@@ -24,8 +24,6 @@ from torch.autograd.function import once_differentiable
 
 from .fakes import FakeTensor
 
-__all__ = ["has_lost_marks", "restore_grad_mode"]
-
 _ONCE = f'File "{torch.autograd.function.__file__}"'
 _FRAME = re.compile(r'File "([^"]*)", line (\d+)')
 _OFF = ("no_grad", "inference_mode")

@@ -17,8 +17,6 @@ from torch.nn.parameter import UninitializedBuffer
 from ..errors import UnsupportedTensorError
 from .stand_ins import become_parameter
 
-__all__ = ["FunctionClasses", "as_class", "is_function_class", "is_parameter_class", "plain_alias"]
-
 _C: Any = torch._C
 _TENSOR: Any = torch.Tensor
 _as_subclass, _make_subclass = _TENSOR.as_subclass, _TENSOR._make_subclass

@@ -22,8 +22,6 @@ from ..errors import UnsupportedSideEffectError
 from ..locks import Bind
 from .dispatch import default_generator
 
-__all__ = ["MadeGenerators", "asked_class", "drawing_from", "install", "restore_methods"]
-
 _SEEDS = (
     "manual_seed",
     "seed",

@@ -15,23 +15,6 @@ from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx.node import map_arg
 
-__all__ = [
-    "GraphCopier",
-    "GraphWriter",
-    "OperatorFacts",
-    "copied",
-    "depending_on",
-    "is_higher_order",
-    "is_operator",
-    "needed_by",
-    "operator_facts",
-    "size_hint",
-    "strided_metadata",
-    "symbol_of",
-    "symbols_in",
-    "tensor_metadata",
-]
-
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 

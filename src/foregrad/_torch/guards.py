@@ -8,25 +8,6 @@ from typing import Any
 import torch
 from torch.nn.modules import module as nn_module
 
-__all__ = [
-    "ATTENTION_FLAGS",
-    "FAST_PATH",
-    "GLOBAL_HOOKS",
-    "READ_FAST_PATH",
-    "GlobalStateGuard",
-    "TensorGuards",
-    "Tree",
-    "count_function_modes",
-    "current_device",
-    "dict_version",
-    "fills_uninitialized",
-    "global_state",
-    "is_inference",
-    "matmul_precision",
-    "uses_nnpack",
-    "versions_tell",
-]
-
 TensorGuards: Any = torch._C._dynamo.guards.TensorGuards
 GlobalStateGuard: Any = torch._C._dynamo.guards.GlobalStateGuard
 

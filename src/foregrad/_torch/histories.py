@@ -15,19 +15,6 @@ import torch
 from .symbols import is_symbolic
 from .tensors import history_of
 
-__all__ = [
-    "AS_ARRAY_REQUIRES_GRAD",
-    "CHOOSING",
-    "GIVING_ZEROS",
-    "have_hooks",
-    "keeps_tensors",
-    "lead_to",
-    "nodes_behind",
-    "noting_arrival",
-    "views_taken_at_once",
-    "was_freed",
-]
-
 # Nodes of PyTorch's that, as custom Functions, give zeros where other nodes leave a gradient undefined. And nodes that
 # pass a gradient for their further outputs, statistics, on or not, by which of these have one.
 _NORM = frozenset({"NativeGroupNormBackward0"})

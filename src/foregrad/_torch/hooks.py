@@ -19,23 +19,6 @@ import torch
 
 from ..locks import bound
 
-__all__ = [
-    "UNHOOKED",
-    "asked_by",
-    "defined_hooks_only",
-    "gradient_hooks",
-    "gradients_cut",
-    "hooked_as",
-    "leads_to",
-    "only_defined",
-    "own_gradient",
-    "refuse_hooks",
-    "set_gradient",
-    "spare_leaves",
-    "unless_cut",
-    "without_tensor_hooks",
-]
-
 
 class _OnlyDefined(collections.OrderedDict[Any, Any]):
     """The hooks of a tensor, none of which is called with None."""

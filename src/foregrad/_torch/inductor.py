@@ -27,22 +27,6 @@ from .patterns import possible_patterns
 from .symbols import is_symbolic
 from .tensors import storage_key
 
-__all__ = [
-    "compile_graph",
-    "cpp_compiler_found",
-    "decompositions",
-    "draws_as_eager",
-    "environment_key",
-    "joint_passes",
-    "lays_out_convolutions",
-    "patched_config",
-    "propagate",
-    "runs_as_eager",
-    "setting_names",
-    "triton_found",
-    "uses_cudagraphs",
-]
-
 _alone = make_lock()
 Strides = list[tuple[Any, ...] | None]
 

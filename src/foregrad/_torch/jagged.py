@@ -16,21 +16,6 @@ import torch
 from torch.nested._internal import nested_tensor
 from torch.nested._internal.nested_int import NestedIntNode
 
-__all__ = [
-    "CARRYING",
-    "attends_by_math",
-    "coefficient",
-    "dispatch_argument_of_capture",
-    "is_dispatch_argument",
-    "is_jagged",
-    "is_ragged",
-    "jagged_of",
-    "new_ragged_size",
-    "parts_of_jagged",
-    "ragged_size",
-    "ragged_source",
-]
-
 CARRYING = "_values"  # the inner tensor that has gradients
 _ids = itertools.count(1 << 40)  # far from PyTorch's own
 

@@ -25,8 +25,6 @@ import torch
 from ..interrupts import runs_compiler
 from ..locks import InPlace, Replacements, bound
 
-__all__ = ["kernels_together"]
-
 log = logging.getLogger("foregrad")
 
 _FEWEST = 4  # kernels in a file: they take as long as the start of a compiler does

@@ -15,8 +15,6 @@ import torch
 
 from .native import native
 
-__all__ = ["has_storage", "owned", "owned_in_python", "peak_bytes"]
-
 Owned = Callable[[list[Any], tuple[int, ...]], bool]
 
 

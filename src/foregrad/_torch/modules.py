@@ -16,8 +16,6 @@ from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 
 from ..locks import Bind
 
-__all__ = ["install", "make_graph_module", "with_nested_arguments"]
-
 
 class _Late:
     """A class attribute of graph modules whose code is not made yet: makes the code, and gives the real attribute."""

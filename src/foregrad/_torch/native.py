@@ -22,8 +22,6 @@ from .._native.build import build_in_background, fault_of, find_library
 from ..errors import ForegradWarning
 from .hooks import only_defined
 
-__all__ = ["divert", "make_observer", "make_tensor_check", "make_version_check", "native"]
-
 _NAME = "foregrad_native"
 _log = logging.getLogger("foregrad.native")
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["leaves", "mapped", "tensors_in"]
-
 
 def leaves(value: Any) -> Iterator[Any]:
     """What is in a value's lists, tuples and dicts, in order; of any other value it alone."""

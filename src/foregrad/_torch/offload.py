@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["OFFLOAD", "RELOAD"]
-
 _library = torch.library.Library("foregrad", "DEF")
 _library.define("offload(Tensor x) -> Tensor")
 _library.define("reload(Tensor host, Device device) -> Tensor")

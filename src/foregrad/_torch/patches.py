@@ -49,19 +49,6 @@ from . import (
 from .function_classes import FunctionClasses, is_function_class
 from .stand_ins import is_stand_in
 
-__all__ = [
-    "MARK",
-    "REGION",
-    "Hooks",
-    "applied_function",
-    "call_marked",
-    "hooks_off",
-    "patched",
-    "region_runner",
-    "swapping",
-]
-
-
 RunRegion = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 

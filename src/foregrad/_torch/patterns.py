@@ -20,8 +20,6 @@ from torch import fx
 
 from ..locks import InPlace, Replacements, bound
 
-__all__ = ["possible_patterns"]
-
 _active = threading.local()
 _replaced = Replacements()
 

@@ -11,8 +11,6 @@ from typing import Any
 from ..interrupts import runs_user_code
 from ..locks import Bind
 
-__all__ = ["install"]
-
 _NOT_THE_PROGRAMS = ("foregrad", "torch.")
 _OF_FAKES = "torch._subclasses."  # logs errors of its kernels, with a traceback
 _original_print = builtins.print

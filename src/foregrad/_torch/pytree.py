@@ -7,8 +7,6 @@ from typing import Any
 
 import torch.utils._pytree as pytree
 
-__all__ = ["leaves_of", "named_leaves", "refuse_flattening", "registered_functions", "spec_of_structure"]
-
 
 def registered_functions(cls: type) -> tuple[Callable[[Any], tuple[Any, Any]], Callable[[Any, Any], Any]] | None:
     """(flatten, unflatten) of a registered container type, or None."""

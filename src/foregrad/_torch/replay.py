@@ -12,8 +12,6 @@ import torch
 
 from .dispatch import default_generator
 
-__all__ = ["NOTE", "RESUME", "REWIND", "replayed", "rewinding", "state_bytes"]
-
 _library = torch.library.Library("foregrad", "FRAGMENT")
 _library.define("random_state(Device device) -> Tensor")
 _library.define("rewind_random(Tensor state, Device device) -> Tensor")

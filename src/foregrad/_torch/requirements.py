@@ -24,8 +24,6 @@ import torch
 
 from ..errors import ForegradWarning
 
-__all__ = ["FALLS_BACK", "NEWEST", "OLDEST", "Requirement", "missing", "requirements", "untested", "warn_if_untested"]
-
 OLDEST, NEWEST = (2, 11), (2, 15)
 """The minor versions of PyTorch that the tests run on, the first and the last."""
 

@@ -16,21 +16,6 @@ import torch
 
 from . import guards
 
-__all__ = [
-    "ARITHMETIC",
-    "REPLAYED",
-    "activation_budget",
-    "apply_settings",
-    "arithmetic",
-    "changes_between_operators",
-    "matters_to",
-    "partitioner_settings",
-    "set_by",
-    "settings",
-    "under_settings",
-    "unfinished",
-]
-
 _Setting = tuple[Callable[[], Any], Callable[[Any], Any]]
 _C: Any = torch._C
 

@@ -17,9 +17,6 @@ from torch import SymInt
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["Env"]
-
-
 _PROXY: Any = torch._C._TorchDispatchModeKey.PROXY
 _dispatch_mode: Any = torch._C._get_dispatch_mode
 _before_dispatch: Any = torch._ops.mode_stack_state_for_pre_dispatch

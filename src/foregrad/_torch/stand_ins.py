@@ -22,19 +22,6 @@ from .fakes import FakeTensor, FakeTensorMode, meta_storage, new_fake_over
 from .symbols import symbol_made
 from .tensors import share_memory
 
-__all__ = [
-    "FakeRuns",
-    "become_parameter",
-    "is_stand_in",
-    "like",
-    "like_source",
-    "new_stand_in",
-    "new_stand_in_over",
-    "on_meta",
-    "set_layout",
-    "twin",
-]
-
 _C: Any = torch._C
 _META = torch.device("meta")
 _NoDispatch: Any = _C._DisableTorchDispatch

@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from torch._logging._internal import trace_log, trace_structured
 
-__all__ = ["trace_artifact"]
-
 
 def trace_artifact(name: str, text: Callable[[], str]) -> None:
     """Put a text under a name into the trace, if it is on."""

@@ -19,25 +19,6 @@ from torch import fx
 
 from .nested import mapped
 
-__all__ = [
-    "ClosedSizesError",
-    "SymbolTable",
-    "TracedInt",
-    "TracedSymbol",
-    "concrete",
-    "expression_in",
-    "expression_text",
-    "has_symbolic",
-    "is_product_of_sizes",
-    "is_symbolic",
-    "map_symbolic",
-    "may_vary",
-    "numbers_told",
-    "same_numbers",
-    "symbol_made",
-    "write_expression",
-]
-
 _silent = logging.getLogger("foregrad.closed_sizes")
 _silent.setLevel(logging.CRITICAL)
 

@@ -19,8 +19,6 @@ from ..locks import Bind
 from .dispatch import plain_execution
 from .nested import tensors_in
 
-__all__ = ["attributes_of", "decomposition_table", "install", "scripted"]
-
 
 def decomposition_table() -> dict[Any, Callable[..., Any]]:
     """All decompositions of PyTorch's that do not depend on a backend."""

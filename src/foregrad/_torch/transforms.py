@@ -17,28 +17,6 @@ from torch.autograd import forward_ad
 
 from ..locks import Bind
 
-__all__ = [
-    "Batch",
-    "Level",
-    "add_batch",
-    "batch_of",
-    "bottom_of",
-    "install",
-    "is_legacy_batched",
-    "jvp_level",
-    "kinds",
-    "legacy_vmap_active",
-    "levels_off",
-    "levels_put_back",
-    "of_batch",
-    "single_level_functions",
-    "top",
-    "unwrapped",
-    "unwrapped_if_dead",
-    "vmap_level",
-    "wrapped",
-]
-
 _C: Any = torch._C._functorch
 
 is_legacy_batched = _C.is_legacy_batchedtensor

@@ -21,8 +21,6 @@ from .program import Specialization, specialization_from, specialization_to
 from .records import Named, Stored
 from .state import StateEntry, dump_tensors, read_tensors
 
-__all__ = ["Artifact", "export", "load"]
-
 
 class Artifact:
     """A function or module as graphs: forward, backward and derivatives, for one or more kinds of calls.

@@ -17,8 +17,6 @@ from ..errors import AttributeAssignedError
 from ..frontend.holders import CLASS, SET, Holder
 from ..frontend.program_state import ProgramState
 
-__all__ = ["assigned_attributes", "check_attribute_assignment"]
-
 # Attributes that `torch.nn.Module` keeps for itself: tables of registered state, hooks, the mode.
 _STANDARD = frozenset(vars(torch.nn.Module())) | {"_initialize_hook", "_load_hook"}
 

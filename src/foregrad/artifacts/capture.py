@@ -39,8 +39,6 @@ from .program import QUESTIONS, CallSpec, DerivedProgram, Leaf, Program, Special
 from .records import Named, Stored
 from .state import StateEntry
 
-__all__ = ["Exporter"]
-
 Limits = tuple["int | None", "int | None"]
 _MOST_SHOWN = 8  # paths in an error
 _MOST_DERIVATIVES = 64  # graphs of derivatives of one specialization

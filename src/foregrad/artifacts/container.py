@@ -25,8 +25,6 @@ from typing import IO, Any
 
 from ..errors import ArtifactError, ForegradError
 
-__all__ = ["FORMAT", "TENSORS", "VERSION", "Contents", "opened", "pack", "reading", "refusing", "write_file"]
-
 FORMAT, VERSION = "foregrad artifact", 1
 MANIFEST, TENSORS = "manifest.json", "tensors.safetensors"
 _SEAL = b"foregrad "

@@ -18,8 +18,6 @@ from ..frontend.tree import LEAF, Tree
 from ..graph.spelling import is_name
 from ..serialize.values import Reader, Writer, checked, described
 
-__all__ = ["AttributeDict", "Record", "tree_from", "tree_to"]
-
 _DEEPEST = 32
 
 

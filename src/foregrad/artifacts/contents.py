@@ -16,8 +16,6 @@ from .container import TENSORS, Contents, opened
 from .program import Specialization, specialization_from
 from .records import Stored
 
-__all__ = ["ArtifactContents", "SpecializationContents", "TensorContents", "describe"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TensorContents:

@@ -22,8 +22,6 @@ from .program import Specialization
 from .records import Stored
 from .state import StateEntry
 
-__all__ = ["exported_program"]
-
 
 def exported_program(artifact: Any, specialization: Specialization, entries: list[StateEntry]) -> Any:
     """The forward of one specialization. Raises `ArtifactError` if an exported program can't express it."""

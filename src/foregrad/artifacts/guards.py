@@ -25,11 +25,6 @@ from .containers import fields_of
 from .program import QUESTIONS, Specialization
 from .records import Named, Stored
 
-__all__ = [
-    "StoredGuards",
-    "context_now",
-]
-
 
 class StoredGuards(GuardMaker):
     """The guards for calls of `module`; `find` has, for the name of each tensor of the module, its table and key.

@@ -36,8 +36,6 @@ from .state import StateEntry
 if TYPE_CHECKING:
     from .artifact import Artifact
 
-__all__ = ["LoadedModule"]
-
 
 class LoadedModule(torch.nn.Module):
     """An artifact that can be called, trained, saved by `state_dict` and differentiated.

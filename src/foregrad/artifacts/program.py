@@ -25,17 +25,6 @@ from .containers import tree_from, tree_to
 from .records import record_from, record_to
 from .validate import check_derivative, check_partitioned
 
-__all__ = [
-    "QUESTIONS",
-    "CallSpec",
-    "DerivedProgram",
-    "Leaf",
-    "Program",
-    "Specialization",
-    "specialization_from",
-    "specialization_to",
-]
-
 _DEEPEST = 8  # orders of derivatives
 _OPTIONAL = {"backward_error", "failing", "raising", "derived"}  # of a program, left out if empty
 _ERRORS: dict[str, type[Exception]] = {

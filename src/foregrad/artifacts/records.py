@@ -21,8 +21,6 @@ from ..serialize.values import Reader, Writer, checked
 from ..tracing.derivatives.resumable_trace import ValueRef
 from .containers import tree_from, tree_to
 
-__all__ = ["Named", "Stored", "record_from", "record_to"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stored:

@@ -18,8 +18,6 @@ from ..errors import ArtifactError
 from ..graph.meta import TensorSpec
 from ..serialize.values import Reader, Writer, checked
 
-__all__ = ["StateEntry", "dump_tensors", "read_tensors"]
-
 KINDS = ("parameter", "buffer", "temporary buffer", "tensor", "constant")
 _LONGEST_NAME = 1000
 

@@ -37,8 +37,6 @@ from ..graph.signature import BaseOf, Handle, MemoryOf, Signature
 from ..serialize.operators import is_check, is_view
 from ..tracing.derivatives.resumable_trace import ValueRef
 
-__all__ = ["check_derivative", "check_partitioned"]
-
 
 def _within(numbers: Iterable[Any], count: int, what: str) -> None:
     for number in numbers:

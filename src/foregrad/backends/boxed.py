@@ -24,18 +24,6 @@ from ..errors import BackendError
 from ..graph.source import compile_source
 from .eager import render_late
 
-__all__ = [
-    "Run",
-    "after_first_call",
-    "as_boxed",
-    "beginning",
-    "call_boxed",
-    "is_boxed",
-    "make_boxed_compiler",
-    "make_boxed_func",
-    "nop",
-]
-
 Boxed = Callable[[list[Any]], Any]
 
 

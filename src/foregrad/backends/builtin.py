@@ -22,8 +22,6 @@ from .eager import BoxedFunction, eager_compiler
 from .interpreter import interpreter_compiler
 from .registry import Backend, get_backend, register_backend, register_family
 
-__all__ = ["auto", "count_compiler", "crash_on", "inductor_backend", "op_counts", "print_compiler", "torch_backend"]
-
 log = logging.getLogger("foregrad.backends")
 
 

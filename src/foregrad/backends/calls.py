@@ -22,8 +22,6 @@ from ..graph.meta import TensorSpec
 from ..graph.source import Names, Renderer, infix
 from ..graph.spelling import attribute
 
-__all__ = ["CallWriter", "has_many_outputs", "resolve"]
-
 Node = torch.fx.Node
 
 

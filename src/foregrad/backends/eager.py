@@ -38,8 +38,6 @@ from ..tracing.tape.opinfo import op_info
 from .calls import CallWriter, has_many_outputs, resolve
 from .in_place import tell_of_writes, written_in_place
 
-__all__ = ["BoxedFunction", "eager_compiler", "render_graph", "render_late"]
-
 Node = torch.fx.Node
 
 

@@ -20,8 +20,6 @@ from ..graph.meta import TensorSpec, spec_of
 from ..graph.printing import print_graph
 from ..passes.regions import is_random
 
-__all__ = ["Failures", "described", "random_states_of"]
-
 log = logging.getLogger("foregrad.backends")
 
 

@@ -28,8 +28,6 @@ from ..passes.updates import Updates, by_memory, may_be_scheduled, scheduled
 from ..tracing.tape.opinfo import op_info
 from .calls import has_many_outputs
 
-__all__ = ["InPlace", "tell_of_writes", "written_in_place"]
-
 Node = torch.fx.Node
 
 aten = torch.ops.aten

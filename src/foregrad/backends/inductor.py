@@ -53,8 +53,6 @@ from .in_place import tell_of_writes
 from .results import promised
 from .segments import OtherStridesError, checked_once, compile_around, overwritable
 
-__all__ = ["BUDGET_SETTINGS", "InductorCompiler", "why_not"]
-
 log = logging.getLogger("foregrad.backends")
 aten = torch.ops.aten
 

@@ -21,8 +21,6 @@ from ..graph.meta import TensorSpec, spec_of
 from ..graph.printing import print_graph, user_line
 from .results import differences, is_other
 
-__all__ = ["interpreter_compiler"]
-
 Node = torch.fx.Node
 
 

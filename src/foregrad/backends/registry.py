@@ -19,16 +19,6 @@ from ..errors import BackendError
 from ..graph.partitioned import Partitioned
 from ..locks import make_lock
 
-__all__ = [
-    "Backend",
-    "Compiler",
-    "backend_help",
-    "get_backend",
-    "list_backends",
-    "register_backend",
-    "register_family",
-]
-
 Compiler = Callable[..., Any]
 Decompositions = Mapping[Any, Callable[..., Any]] | Callable[[], Mapping[Any, Callable[..., Any]]]
 GROUP = "foregrad.backends"

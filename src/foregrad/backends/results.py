@@ -29,8 +29,6 @@ from ..graph.meta import TensorSpec, spec_of
 from ..interrupts import is_interrupt
 from ..passes.aliasing import Memory, makes_memory, memory_of, results_of
 
-__all__ = ["Contract", "Instead", "Result", "differences", "is_other", "promised"]
-
 log = logging.getLogger("foregrad.backends")
 
 Run = Callable[[list[Any]], list[Any]]

@@ -27,8 +27,6 @@ from .boxed import as_boxed
 from .eager import eager_compiler
 from .results import Contract, Result, promised
 
-__all__ = ["OtherStridesError", "checked_once", "compile_around", "overwritable"]
-
 Boxed = Callable[[list[Any]], Any]
 
 

@@ -27,8 +27,6 @@ from ..frontend.sources import Source
 from ..graph.effect_log import ViewStep
 from ..graph.meta import TensorSpec
 
-__all__ = ["UndescribedError", "describe", "digest"]
-
 _DEEPEST = 60
 _BY_NAME = (torch.dtype, torch.layout, torch.memory_format, torch.device)
 _PACKAGES = {"torch", "foregrad", "builtins", "functorch", *sys.stdlib_module_names}  # whose versions the key has

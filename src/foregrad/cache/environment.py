@@ -14,8 +14,6 @@ import torch
 
 from .._torch.settings import settings
 
-__all__ = ["devices", "process", "settings_that_matter"]
-
 _OF_NO_MATTER = ("PrinterOptions.", "warnAlways", "recursion limit", "numpy.seterr")
 
 

@@ -13,8 +13,6 @@ from ..frontend.reads import Reads
 from ..graph.joint import JointGraph
 from .describe import UndescribedError, describe
 
-__all__ = ["described_guards", "described_sizes"]
-
 
 def described_guards(call: FlatCall, reads: Reads, facts: Any) -> dict[str, Any]:
     """The guards of a captured call that mean something in another process.

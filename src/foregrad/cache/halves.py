@@ -24,8 +24,6 @@ from ..serialize.graphs import first_sequence_nr, graph_from, graph_to
 from ..serialize.values import Reader, Writer, checked
 from .describe import UndescribedError
 
-__all__ = ["constants_of", "data_of", "flags_of", "halves_from", "halves_to", "symbols_of"]
-
 _BUDGET = "memory_budget"  # of a forward's `meta`, see `partitioners.budget`
 _KNOWN = {_BUDGET, PREPARED}
 _MORE = {

@@ -40,8 +40,6 @@ from .guards import described_sizes
 from .halves import constants_of, data_of, flags_of, halves_from, halves_to, symbols_of
 from .store import Store, default_folder
 
-__all__ = ["Keeper", "store_of"]
-
 log = logging.getLogger("foregrad")
 
 T = TypeVar("T")

@@ -28,8 +28,6 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["Entry", "Store", "default_folder"]
-
 log = logging.getLogger("foregrad")
 
 _MAGIC = b"foregrad cache 1 "

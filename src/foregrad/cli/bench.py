@@ -16,8 +16,6 @@ from foregrad.cli.target import Target, add_target, load_target
 from foregrad.explanation.measure import step_of
 from foregrad.explanation.subject import subject_of
 
-__all__ = ["add_bench"]
-
 
 def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Describe the command and its options."""

@@ -14,8 +14,6 @@ from foregrad.cli.screen import add_json, print_json
 from foregrad.config import config
 from foregrad.graph.spelling import shown
 
-__all__ = ["add_cache", "run_cache"]
-
 
 def add_cache(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Describe the command and its options."""

@@ -10,8 +10,6 @@ from types import ModuleType
 
 import foregrad
 
-__all__ = ["add_demo", "demo_package"]
-
 
 def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Describe the command; the demo reads its own options."""

@@ -17,8 +17,6 @@ from foregrad.cache.keeper import store_of
 from foregrad.cli.screen import add_json, print_json
 from foregrad.config import config
 
-__all__ = ["add_doctor"]
-
 
 def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Describe the command and its options."""

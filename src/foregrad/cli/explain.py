@@ -9,8 +9,6 @@ import foregrad
 from foregrad.cli.screen import add_json
 from foregrad.cli.target import add_target, load_target
 
-__all__ = ["add_explain"]
-
 
 def add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Describe the command and its options."""

@@ -13,8 +13,6 @@ from foregrad.cli.screen import add_json, print_json
 from foregrad.errors import ArtifactError
 from foregrad.graph.spelling import shown
 
-__all__ = ["add_inspect", "run_inspect"]
-
 _MOST_TENSORS = 40
 
 

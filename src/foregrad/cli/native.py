@@ -11,8 +11,6 @@ import torch
 
 from foregrad._native.build import BuildError, build, fault_of, find_library
 
-__all__ = ["add_build_native", "run_build_native"]
-
 
 def add_build_native(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Describe the command and its options."""

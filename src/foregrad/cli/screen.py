@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-__all__ = ["PlainScreen", "Screen", "add_json", "choose_screen", "print_json"]
-
 Advance = Callable[[int, str], None]
 BAR_WIDTH = 24
 

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Target", "TargetError", "add_target", "load_target"]
-
 _INPUTS = "example_inputs"
 
 

@@ -8,8 +8,6 @@ import foregrad
 from foregrad.cli.screen import add_json, print_json
 from foregrad.cli.target import add_target, load_target
 
-__all__ = ["add_verify"]
-
 
 def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Describe the command and its options."""

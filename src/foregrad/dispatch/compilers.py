@@ -36,8 +36,6 @@ from ..passes.stages import stage_of
 from ..runtime.compiled import Boxed
 from .naming import get_aot_compilation_context, graph_being_compiled
 
-__all__ = ["CompiledGraph", "call_compiler", "called_bare"]
-
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
 

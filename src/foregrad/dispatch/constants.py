@@ -18,8 +18,6 @@ from ..frontend.opaque import is_number_of_numpy
 from ..frontend.tree import KEPT_WHOLE
 from ..graph.spelling import literal
 
-__all__ = ["answers", "has_context", "has_keys", "is_constant", "order_of_keywords_matters", "same_keys"]
-
 Bind = Callable[[str, Any], str]
 _BY_VALUE = (torch.device, torch.Size, bytes)
 _BY_PARTS = (slice, range, complex)  # equal ones may differ in what makes them, or not be equal to themselves

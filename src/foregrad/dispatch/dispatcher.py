@@ -34,8 +34,6 @@ from .specializer import Specializer
 from .stateful import only_written_by, render_stateful, state_that_varies
 from .transformed import Transformed
 
-__all__ = ["Dispatcher"]
-
 _log = logging.getLogger("foregrad.recompiles")
 
 

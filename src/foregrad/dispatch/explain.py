@@ -10,8 +10,6 @@ from typing import Any
 
 from ..graph.signature import DecisionInfo
 
-__all__ = ["Difference", "EagerCalls", "Recompile", "Recompiles", "decided", "is_float_text", "split_reason"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Difference:

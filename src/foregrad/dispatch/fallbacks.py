@@ -23,8 +23,6 @@ from .graphs import Graphs, Specialization
 from .pipeline import is_of_capture
 from .refusals import Refusals, reason_of
 
-__all__ = ["MOST_IN_A_ROW", "Fallbacks"]
-
 
 class Fallbacks:
     """The eager calls of one function. `refusals` remembers their kinds, `graphs` are the function's graphs."""

@@ -17,9 +17,6 @@ from .explain import Difference
 from .guard_list import MISS
 from .refusals import Once
 
-__all__ = ["Form", "Outer", "sizes_of"]
-
-
 D = TypeVar("D")
 
 

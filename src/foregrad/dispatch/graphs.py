@@ -25,8 +25,6 @@ from .pipeline import Product
 from .refusals import Once, warn_user
 from .watch import Watch
 
-__all__ = ["Graphs", "Paths", "Specialization"]
-
 Call = Callable[..., Any]
 
 

@@ -38,23 +38,6 @@ from ..runtime.decisions import range_text
 from .constants import has_keys
 from .explain import Difference
 
-__all__ = [
-    "MISS",
-    "STATE",
-    "Facts",
-    "Guard",
-    "GuardList",
-    "GuardMaker",
-    "Lines",
-    "Sharing",
-    "Words",
-    "sharing_of",
-    "size_reads",
-    "state_difference",
-    "tensor_facts",
-]
-
-
 Facts = tuple[tuple[str, Mapping[str, Any]], ...]
 
 

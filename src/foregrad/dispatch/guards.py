@@ -48,10 +48,6 @@ from .watch import Watch
 if TYPE_CHECKING:
     from ..tracing.capture import Captured
 
-__all__ = [
-    "CallGuards",
-]
-
 _TABLES = ("_parameters", "_buffers", "_modules")
 _FEW_PAIRS = 12  # inputs, one of them written to: up to this number, a test for each pair takes less than sorting them
 

@@ -25,8 +25,6 @@ from .._torch.transforms import Level
 from ..errors import ForegradWarning
 from ..frontend.tree import Tree, flatten
 
-__all__ = ["Layered"]
-
 Function = Callable[..., Any]
 
 

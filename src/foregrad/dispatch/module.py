@@ -19,8 +19,6 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from .dispatcher import Dispatcher
 
-__all__ = ["Recipe", "behind", "forward_of", "make_compiled_module", "make_wrapper"]
-
 Recipe = Callable[[torch.nn.Module], torch.nn.Module]
 _NONE = object()
 _STATE = "_foregrad_state"

@@ -12,17 +12,6 @@ from .._torch.structured import trace_artifact
 from ..graph.joint import JointGraph
 from ..partitioners.report import Parts
 
-__all__ = [
-    "get_aot_compilation_context",
-    "get_aot_graph_name",
-    "get_graph_being_compiled",
-    "graph_being_compiled",
-    "log_graph",
-    "log_guards",
-    "log_partition",
-    "set_model_name",
-]
-
 _model_name = "model"
 _nth_graph = 0
 _functions = itertools.count()

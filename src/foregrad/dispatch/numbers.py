@@ -23,8 +23,6 @@ from ..graph.signature import ConstantOutput, Handle
 if TYPE_CHECKING:
     from ..tracing.capture import Captured
 
-__all__ = ["ConstantNumbers", "check_numbers", "fixed_numbers"]
-
 
 class ConstantNumbers(Exception):  # noqa: N818 - not an error: asks for another try
     """Raised when these leaves of a call must be parts of the program."""

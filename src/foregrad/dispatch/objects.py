@@ -16,8 +16,6 @@ from ..graph.python_effects import OfArgument, PythonWrite
 from ..graph.source import Names, unpacked
 from .constants import has_context, same_keys
 
-__all__ = ["apart_guards", "arrays_apart_guards", "object_lines"]
-
 Bind = Callable[[str, Any], str]
 
 

@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from ..tracing.capture import Captured
     from ..tracing.derivatives.resumable_trace import Derivative, ResumableTrace
 
-__all__ = ["Pipeline", "Product", "is_of_capture", "reachable"]
-
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
 

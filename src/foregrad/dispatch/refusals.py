@@ -25,8 +25,6 @@ import torch
 from ..errors import ForegradError, ForegradWarning
 from .explain import EagerCalls
 
-__all__ = ["Once", "Refusals", "reason_of", "warn_user"]
-
 _log = logging.getLogger("foregrad.eager")
 
 _MOST_KINDS = 8

@@ -14,14 +14,6 @@ from ..frontend.call import FlatCall
 from ..graph.joint import JointGraph
 from .graphs import Specialization
 
-__all__ = [
-    "SizesSeen",
-    "check_marked",
-    "mark_dynamic",
-    "marked_dims",
-    "numbers_read",
-]
-
 Limits = tuple["int | None", "int | None"]
 _MARK = "_foregrad_dynamic"
 

@@ -22,8 +22,6 @@ from .pipeline import Pipeline, Product, is_of_capture
 from .shapes import SizesSeen, check_marked
 from .stateful import check_draws
 
-__all__ = ["Specializer"]
-
 
 class Specializer:
     """Makes the specializations of one function. `sizes` are the sizes of its calls so far."""

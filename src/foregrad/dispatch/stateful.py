@@ -34,8 +34,6 @@ from ..tracing.values.draws import DrawsDiffer
 from .graphs import Specialization
 from .guard_list import MISS
 
-__all__ = ["check_draws", "only_written_by", "render_stateful", "state_that_varies"]
-
 
 def state_that_varies(
     function: Any, name: str, specializations: Sequence[Specialization], fixed: Collection[tuple[int, Any]] = ()

@@ -35,8 +35,6 @@ from .refusals import Refusals
 if TYPE_CHECKING:
     from ..tracing.capture import Captured
 
-__all__ = ["Transformed"]
-
 
 class Transformed:
     """`call(args, kwargs)` of `function` under transforms."""

@@ -36,8 +36,6 @@ from ..frontend.reads import Reads, ReadSite, same_keys, table_of
 from ..graph.source import compile_source
 from .explain import Difference
 
-__all__ = ["Watch"]
-
 Check = Callable[[tuple[Any, ...]], bool]
 _FEW = 6  # places; up to this number their versions are compared in Python
 _PATIENCE = 2  # writes without a difference until a place is checked by its items

@@ -23,14 +23,6 @@ from ..partitioners.report import Report
 from ..partitioners.tables import in_bytes
 from .tree import Advice, EagerPart, Findings, Saved
 
-__all__ = [
-    "advice_on",
-    "groups",
-    "parts_of_function",
-    "parts_of_module",
-    "refusal",
-]
-
 Split = Callable[[str], Report]
 _WORTH = 0.05  # of what is saved or of the peak: less is not worth a word
 _LARGE = 0.25  # of what is saved: a group that is told of

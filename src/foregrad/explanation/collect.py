@@ -46,8 +46,6 @@ from .subject import Subject, subject_of
 from .text import Explanation
 from .tree import Again, EagerPart, Memory, Operator, Saved, Time
 
-__all__ = ["explain", "memory_of"]
-
 
 def explain(
     fn: Any,

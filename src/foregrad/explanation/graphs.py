@@ -18,8 +18,6 @@ from ..partitioners.index import value_bytes
 from ..partitioners.report import Report
 from .tree import Operator, Source, Work
 
-__all__ = ["Rows", "rows_of", "sources_of", "type_of", "work_of"]
-
 _NOTHING = (Kind.INPUT, Kind.CONSTANT, Kind.NUMBER, Kind.ITEM, Kind.VIEW)
 
 

@@ -16,12 +16,6 @@ from .advice import groups
 from .text import seconds
 from .tree import Findings, Memory, Operator, Saved
 
-__all__ = [
-    "chart",
-    "family",
-    "page",
-]
-
 _FOLDER = pathlib.Path(__file__).parent / "page"
 _ROLES = ("operator", "saved", "again", "view", "input", "tangent")
 

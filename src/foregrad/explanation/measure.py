@@ -19,8 +19,6 @@ from .._torch.memory import peak_bytes
 from ..frontend.tree import open_objects
 from ..subclasses.conversion import Samples
 
-__all__ = ["held_by", "packed_by", "peak_of", "step_of", "times_of"]
-
 Call = Callable[[], Any]
 _SECONDS = 0.6  # for all rounds of both
 _MOST_ROUNDS = 25

@@ -18,8 +18,6 @@ from ..partitioners.index import value_bytes
 from .subject import Subject
 from .tree import Fact, Guard, Place, Program
 
-__all__ = ["program_of", "writes_to_arguments", "written_outside"]
-
 _MOST_GUARDS = 3_000
 _ADDRESS = re.compile(r" \(at 0x[0-9a-f]+\)")
 

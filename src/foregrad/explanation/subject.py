@@ -24,8 +24,6 @@ from ..dispatch.module import behind
 from ..frontend.code import codes_in
 from ..frontend.tree import flatten
 
-__all__ = ["Subject", "subject_of"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Subject:

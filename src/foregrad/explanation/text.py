@@ -18,8 +18,6 @@ from ..partitioners.tables import Table, amount, in_bytes
 from .advice import groups
 from .tree import Findings
 
-__all__ = ["Explanation", "figures", "notebook", "print_report", "rich", "seconds", "sections", "text"]
-
 _MOST_ROWS = 12
 
 

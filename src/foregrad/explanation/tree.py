@@ -7,22 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 
-__all__ = [
-    "Advice",
-    "EagerPart",
-    "Fact",
-    "Findings",
-    "Guard",
-    "Memory",
-    "Operator",
-    "Place",
-    "Program",
-    "Saved",
-    "Source",
-    "Time",
-    "Work",
-]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:

@@ -11,8 +11,6 @@ import torch
 
 from .tree import Tree
 
-__all__ = ["are_apart", "arrays_in", "is_array", "overlaps", "tensor_over"]
-
 _KEYED = ("tuple", "list", "namedtuple")
 _from_numpy: Callable[[Any], torch.Tensor] = torch.from_numpy  # as it is outside of captures
 

@@ -21,8 +21,6 @@ from .function_classes import FunctionClassError
 from .lifted import GivenArray, forms_of, times_lifted
 from .tree import STEPPERS, Tree, Wrap, check_leaves, flatten, open_arguments
 
-__all__ = ["FlatCall", "check_tensor", "flatten_call", "memory_groups"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FlatCall:

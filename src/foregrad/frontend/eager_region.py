@@ -10,8 +10,6 @@ from .._torch.dynamo_off import dynamo_off, is_disabled_by_torch
 from .._torch.patches import MARK, region_runner
 from .region import mark
 
-__all__ = ["eager_region", "is_eager_region"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -17,8 +17,6 @@ import torch
 from ..graph.spelling import key_text
 from .opaque import is_number_of_numpy
 
-__all__ = ["ABSENT", "PLAIN", "Expected", "describe", "holds_classes", "is_plain", "reference", "same_value", "stored"]
-
 
 class _Absent:
     def __repr__(self) -> str:

@@ -17,8 +17,6 @@ from .._torch.fakes import FakeTensor, FakeTensorMode, NewFakeMode
 from .._torch.tensors import is_wrapper_subclass
 from ..errors import UnsupportedError, UnsupportedTensorError
 
-__all__ = ["AOTConfig", "FakifiedFlatArgs", "construct_fake_mode", "process_inputs"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AOTConfig:

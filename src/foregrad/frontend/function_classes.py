@@ -19,8 +19,6 @@ from ..errors import UnsupportedSideEffectError, UnsupportedTensorError
 from ..locks import bound
 from .tree import LEAF, Tree, open_container
 
-__all__ = ["FunctionClassError", "OfClasses", "Taken", "check_classes", "has_classes"]
-
 
 class FunctionClassError(UnsupportedTensorError):
     """A tensor of such a class is an argument, or a result (`is_result`), of a function that gets none as `Taken`."""

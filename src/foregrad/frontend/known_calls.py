@@ -20,20 +20,6 @@ from typing import Any, Final
 
 import torch
 
-__all__ = [
-    "DIVERTED",
-    "LOOKED_AT",
-    "OPAQUE",
-    "PURE",
-    "REFUSED",
-    "REFUSED_CODE",
-    "TRUSTED",
-    "WRITES",
-    "is_standard",
-    "kind_of_call",
-    "trust_in",
-]
-
 PURE: Final = 0
 WRITES: Final = 1
 """It writes to the object that it is a method of: fine for what the call makes, and for what is tracked."""

@@ -26,26 +26,6 @@ import torch
 
 from .._torch.guards import fills_uninitialized, uses_nnpack
 
-__all__ = [
-    "ABSTRACT",
-    "BAGS",
-    "OF_CTYPES",
-    "Registered",
-    "asked_of_library",
-    "asked_of_module",
-    "is_class_outside",
-    "is_constant",
-    "is_installed",
-    "is_library",
-    "is_of_library",
-    "is_of_operators",
-    "is_outside",
-    "keeps_options",
-    "keeps_state",
-    "loggers_of",
-    "referent",
-]
-
 OF_CTYPES = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union)
 BAGS = (  # classes of libraries whose objects are nothing but their attributes
     types.SimpleNamespace,

@@ -20,30 +20,6 @@ from .classes import dict_of_class
 from .holders import NUMPY_RANDOM, RANDOM
 from .opaque import used_up
 
-__all__ = [
-    "ConstantArray",
-    "Converted",
-    "Draw",
-    "DrawnValue",
-    "GivenArray",
-    "Items",
-    "Lifted",
-    "StatePlace",
-    "Step",
-    "capturing",
-    "drawing_form",
-    "drawn_in",
-    "forms_of",
-    "is_of_given",
-    "lifted_arrays",
-    "lifted_places",
-    "may_lift_more",
-    "numbered",
-    "place_of",
-    "stand_in_at",
-    "times_lifted",
-]
-
 _MOST_NESTED = 3
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["HOOKS", "TABLES", "ScriptedAttribute", "hooks_of", "scripted_place"]
-
 TABLES = ("_parameters", "_buffers", "_modules")
 HOOKS = {
     "_forward_hooks",

@@ -20,8 +20,6 @@ from ..graph.spelling import key_text, key_texts
 from .expected import is_plain
 from .libraries import is_class_outside, keeps_state
 
-__all__ = ["Layout", "fill", "is_plain_class", "is_plain_object", "look_into", "make_empty", "slot_members"]
-
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made at run time, as all classes written in Python are
 _POINTER = tuple.__itemsize__
 _EXACT = (collections.defaultdict, collections.deque, set, collections.Counter)

@@ -73,8 +73,6 @@ from .opaque import DRAWN, is_cached_function, is_of_dates, is_random_generator,
 from .reads import VIEWS, Reads, keys_in, table_of
 from .sources import Source
 
-__all__ = ["ProgramState", "forget_written"]
-
 _MOST_VISITS = 200_000
 _LARGE = 10_000  # items, from which on those of a container are not looked into
 _MOST_BYTES = 1 << 20  # of a buffer that is copied

@@ -26,8 +26,6 @@ from .expected import ABSENT, Expected, describe, holds_classes, is_plain, refer
 from .module_tables import HOOKS, TABLES, ScriptedAttribute, scripted_place
 from .opaque import asked_of
 
-__all__ = ["VIEWS", "ReadSite", "Reads", "items_in", "keys_in", "same_keys"]
-
 _MOST_ITEMS = 10_000
 _CONTAINERS = (dict, list, set, collections.deque)
 VIEWS: tuple[Any, ...] = (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))

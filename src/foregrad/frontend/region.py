@@ -10,8 +10,6 @@ import torch
 
 from .._torch.patches import REGION, call_marked
 
-__all__ = ["mark", "region"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

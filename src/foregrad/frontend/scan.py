@@ -58,8 +58,6 @@ from .libraries import (
 )
 from .reads import VIEWS, Reads, ReadSite, items_in, table_of
 
-__all__ = ["Scan"]
-
 _DEEPEST = 100  # objects, each reached through the one before: a list linked by hand, a tree
 _DEEPEST_IN_LIBRARY = 3
 _MOST_ITEMS = 10_000

@@ -16,8 +16,6 @@ from ..graph.spelling import attribute, item
 from ..subclasses.spec import WrapperSpec
 from .expected import Strong, reference
 
-__all__ = ["FoundWrappers", "ReachedWrapper", "Source"]
-
 
 class Source:
     """How to reach an object: from `root`, by `steps` of ("attr", name) or ("item", key).

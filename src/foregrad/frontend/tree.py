@@ -30,25 +30,6 @@ from ..subclasses.spec import WrapperSpec, is_wrapper
 from .objects import fill, is_plain_class, look_into, make_empty
 from .opaque import is_number_of_numpy
 
-__all__ = [
-    "KEPT_WHOLE",
-    "LEAF",
-    "STEPPERS",
-    "Opened",
-    "SharedWrapper",
-    "Tree",
-    "Unwrap",
-    "Wrap",
-    "check_leaves",
-    "flatten",
-    "is_as_opened",
-    "is_leaf",
-    "list_of",
-    "open_arguments",
-    "open_container",
-    "open_objects",
-]
-
 Unwrap = Callable[[Any], "tuple[WrapperSpec, Sequence[torch.Tensor]] | SharedWrapper | None"]
 Wrap = Callable[[Any, "list[torch.Tensor]"], Any]
 _SCALARS = (int, float, str, bool, complex, bytes, type(None))

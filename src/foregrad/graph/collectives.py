@@ -17,8 +17,6 @@ from .._torch.distributed import finished_work, run_collective
 from .._torch.nested import mapped, tensors_in
 from .python_calls import PythonCall, status
 
-__all__ = ["Collective", "GivenAgain", "arguments_of", "returned", "written_to"]
-
 # Arguments that an operator writes to; it also reads the first, and only overwrites the others.
 _WRITTEN = ("tensors", "output", "outputs", "output_tensor", "output_tensors", "output_lists")
 _READ_ONLY = ("c10d::barrier", "c10d::monitored_barrier_", "c10d::send")

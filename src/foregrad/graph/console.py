@@ -16,8 +16,6 @@ import torch
 from .._torch.symbols import TracedSymbol
 from ..interrupts import is_of_foregrad
 
-__all__ = ["CONSOLE", "Said", "action_for", "is_recording_warnings", "log_of", "print_of", "warn_of", "would_raise"]
-
 Said = tuple[str, tuple[Any, ...]]
 """A method of the console, and its arguments."""
 

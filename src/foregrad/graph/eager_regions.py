@@ -37,25 +37,6 @@ from ..errors import ForegradError, UnsupportedLayoutError, UnsupportedMutationE
 from .collectives import Collective, GivenAgain
 from .python_calls import PythonCall, status
 
-__all__ = [
-    "Ran",
-    "Region",
-    "RegionChangedError",
-    "RegionRaisedError",
-    "begin",
-    "differentiated_twice",
-    "finish",
-    "give_up",
-    "in_one_call",
-    "layout_of",
-    "open_journal",
-    "reached_from",
-    "rewind",
-    "run_region",
-    "strides_of",
-]
-
-
 Layout = tuple[torch.dtype, torch.device, tuple[int, ...]]
 """Of a tensor: what it is made of, where, and its dimensions in the order of memory, outermost first."""
 

@@ -12,31 +12,6 @@ import operator
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-__all__ = [
-    "AttachNode",
-    "BumpVersion",
-    "Detach",
-    "Effect",
-    "Handle",
-    "InplaceView",
-    "MarkRequiresGrad",
-    "MarkWrapper",
-    "OutputInfo",
-    "QueryGradFn",
-    "Recorded",
-    "RunGraph",
-    "SetData",
-    "SetGradient",
-    "SetStorage",
-    "TakeView",
-    "ViewStep",
-    "Write",
-    "WriteWrapper",
-    "attached",
-    "ordered",
-    "with_graph",
-]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ViewStep:

@@ -9,8 +9,6 @@ from .._torch.codegen import OpOverload
 from .._torch.nested import mapped
 from .slots import Slot
 
-__all__ = ["BackwardEffects", "CheckFailed", "CheckInfo", "Given", "LateUpdate", "Result", "WrappedGradient"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Given:

@@ -14,8 +14,6 @@ from .meta import TensorSpec, spec_of
 from .signature import Signature
 from .slots import Checked
 
-__all__ = ["JointGraph", "queued_to_arrive"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class JointGraph:

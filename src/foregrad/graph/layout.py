@@ -7,8 +7,6 @@ import torch
 from .._torch.symbols import concrete, is_symbolic
 from .meta import TensorSpec
 
-__all__ = ["as_captured", "in_order", "laid_out", "memory_order"]
-
 
 def laid_out(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     """A dense copy with these strides; sparse tensors get here too, since their strides are all zero."""

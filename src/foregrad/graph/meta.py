@@ -16,9 +16,6 @@ import torch
 
 from .._torch.graphs import size_hint, strided_metadata, tensor_metadata
 
-__all__ = ["NodeMeta", "TensorSpec", "contiguous_strides", "nbytes_of", "respecify", "spec_of", "value_of"]
-
-
 _UNKNOWN = object()
 _TOKENS: dict[Any, object] = {}
 

@@ -13,8 +13,6 @@ from .meta import TensorSpec, nbytes_of, spec_of
 from .printing import print_graph, shortened
 from .slots import Saved
 
-__all__ = ["Partitioned"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Partitioned:

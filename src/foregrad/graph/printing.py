@@ -44,8 +44,6 @@ from .meta import TensorSpec, spec_of
 from .source import Names, Renderer, infix
 from .spelling import attribute, is_name, shown
 
-__all__ = ["print_graph", "shorten_with", "shortened", "user_line"]
-
 Node = torch.fx.Node
 Shorten = Callable[[torch.fx.GraphModule], torch.fx.GraphModule]
 

@@ -18,8 +18,6 @@ import torch
 
 from ..locks import cached_property
 
-__all__ = ["CALL", "GradientHook", "PythonCall", "call_of", "status"]
-
 Tensors = Sequence[torch.Tensor]
 
 

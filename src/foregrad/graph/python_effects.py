@@ -10,21 +10,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-__all__ = [
-    "AddToSet",
-    "CallMethod",
-    "DeleteAttribute",
-    "DeleteItem",
-    "Kept",
-    "OfArgument",
-    "PythonWrite",
-    "RemoveFromSet",
-    "SetAttribute",
-    "SetCell",
-    "SetItem",
-    "SetItems",
-]
-
 
 class Kept:
     """A leaf of a written value that is one object in all calls."""

@@ -10,8 +10,6 @@ import dataclasses
 
 from torch import fx
 
-__all__ = ["LAID_OUT", "PREPARED", "GraphRole", "role_of"]
-
 _KEY = "foregrad"
 PREPARED = "foregrad prepared"  # in the `meta` of a graph from a backend's `prepare_joint`, or derived from one
 

@@ -8,25 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 
-__all__ = [
-    "Base",
-    "Buffer",
-    "Checked",
-    "Closure",
-    "Decision",
-    "Grad",
-    "Input",
-    "Live",
-    "Output",
-    "Param",
-    "Part",
-    "Saved",
-    "SharedMemory",
-    "Slot",
-    "Tangent",
-    "Updated",
-]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Slot:

@@ -25,8 +25,6 @@ import torch
 from ..errors import InternalError
 from .spelling import call_keywords, is_name, literal, shown
 
-__all__ = ["Names", "Renderer", "compile_source", "infix", "source_of", "unpacked"]
-
 _units = itertools.count(1)
 
 

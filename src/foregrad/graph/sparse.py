@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["BAG_BACKWARD", "EMBEDDING_BACKWARD", "MAKE", "SPARSE", "can_take", "gives_sparse"]
-
 aten = torch.ops.aten
 
 SPARSE: tuple[Any, ...] = ()

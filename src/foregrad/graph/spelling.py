@@ -19,8 +19,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["attribute", "call_keywords", "in_order", "is_name", "item", "key_text", "key_texts", "literal", "shown"]
-
 Bind = Callable[[str, Any], str]
 
 _LONGEST_TEXT = 200  # of a literal; longer texts are bound

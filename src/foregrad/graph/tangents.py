@@ -7,8 +7,6 @@ from typing import Any
 
 from .meta import TensorSpec
 
-__all__ = ["ABSENT", "CONSTANT", "STOP", "VARIABLE", "BackwardCase", "TangentKind", "place_of_size"]
-
 ABSENT, CONSTANT, VARIABLE = 0, 1, 2  # missing; present without requiring grad; requires grad
 STOP = 3  # missing: the gradient that other outputs send to this interior output is asked for, and stops there
 

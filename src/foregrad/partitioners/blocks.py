@@ -15,8 +15,6 @@ from .cut import required_by_backward
 from .index import JointIndex
 from .liveness import Storages
 
-__all__ = ["SHARED", "Blocks", "find_blocks"]
-
 SHARED = -1
 _MOST_BLOCKS = 128
 _NEAR = 48  # a waist is compared with the places this many operators before and after it

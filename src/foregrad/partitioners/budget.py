@@ -35,8 +35,6 @@ from .split import split
 from .tables import in_bytes
 from .uniform import Measured, Proof, Segment, Space, measure
 
-__all__ = ["Budget", "Frontier", "Outcome", "budget_partition", "read_budget"]
-
 _BUDGETS = 64  # closer together towards the least, where a byte costs most
 
 

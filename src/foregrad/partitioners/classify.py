@@ -21,8 +21,6 @@ from torch import fx
 from .._torch.graphs import OperatorFacts, is_higher_order, is_operator, operator_facts
 from .._torch.ops import mkldnn_rnn_layer_for_training
 
-__all__ = ["Kind", "OpClass", "classify"]
-
 
 class Kind(enum.IntEnum):
     """The class of a node, from free to recompute to never run twice."""

@@ -21,8 +21,6 @@ from ..graph.meta import value_of
 from .classify import Kind
 from .index import JointIndex, value_bytes
 
-__all__ = ["FLOPS_A_BYTE", "CostModel", "analytic_cost", "costs", "flops", "is_counted"]
-
 CostModel = Callable[[fx.Node], float]
 
 # What a byte takes where compilers fuse: most of what operators bound by memory read and write is never moved. With one

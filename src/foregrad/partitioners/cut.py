@@ -19,8 +19,6 @@ from .classify import Kind
 from .index import JointIndex
 from .maxflow import min_cut
 
-__all__ = ["NEVER", "Dependencies", "cheapest_residuals", "required_by_backward"]
-
 NEVER = 1 << 120  # the price of what may not be done: more than all true prices together
 
 

@@ -18,8 +18,6 @@ from .split import split
 from .tags import Wish, to_offload, wishes
 from .views import prefer_views
 
-__all__ = ["choose_default", "default_partition", "policy_partition"]
-
 
 def default_partition(
     joint_module: fx.GraphModule,

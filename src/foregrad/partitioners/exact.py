@@ -20,8 +20,6 @@ from .classify import Kind
 from .cut import NEVER
 from .uniform import Measured, Proof, Space, measure
 
-__all__ = ["has_solver", "improved"]
-
 _MOST = 12_000  # values times times: larger graphs are not tried
 _GAP = 0.002  # at which the solver stops
 _ROUNDS = 4  # with a little less budget each, where the program's plan turned out to need more than it counts

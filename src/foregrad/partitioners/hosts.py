@@ -15,8 +15,6 @@ from ..graph.meta import NodeMeta, TensorSpec, value_of
 from .classify import Kind
 from .index import JointIndex
 
-__all__ = ["Hosts", "can_offload"]
-
 _CPU = torch.device("cpu")
 _NOT_MOVED = (Kind.INPUT, Kind.CONSTANT, Kind.NUMBER, Kind.VIEW)
 

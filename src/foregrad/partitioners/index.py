@@ -20,8 +20,6 @@ from ..locks import cached_property
 from .classify import Kind, OpClass, classify
 from .schedule import backward_sequence
 
-__all__ = ["JointIndex", "is_number", "is_tuple", "value_bytes"]
-
 _ONCE = (Kind.RANDOM, Kind.EFFECT)
 _BACKWARD_TAGS = ("is_backward", "must_be_in_backward")
 # Placeholders of the backward besides the tangents: the seeds of its random operators.

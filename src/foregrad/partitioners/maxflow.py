@@ -17,8 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["max_flow", "min_cut"]
-
 Arc = tuple[int, int, int]
 
 

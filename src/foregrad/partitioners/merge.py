@@ -15,8 +15,6 @@ from torch import fx
 from .classify import Kind
 from .index import JointIndex
 
-__all__ = ["merge_equal"]
-
 _KEPT_APART = (Kind.INPUT, Kind.RANDOM, Kind.EFFECT)
 
 

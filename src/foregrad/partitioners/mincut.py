@@ -26,8 +26,6 @@ from .split import split
 from .tags import Wish, to_offload, wishes
 from .views import prefer_views
 
-__all__ = ["choose_min_cut", "fused_partition", "min_cut_rematerialization_partition"]
-
 _IN_MEMORY, _IN_A_KERNEL = 4, 5  # prices of a byte, to `fused_partition`
 
 

@@ -8,8 +8,6 @@ import torch
 
 from .._torch.checkpoints import note_name
 
-__all__ = ["checkpoint_name"]
-
 T = TypeVar("T", bound=torch.Tensor)
 
 

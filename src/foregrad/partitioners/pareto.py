@@ -9,8 +9,6 @@ from .budget import Frontier
 from .costs import flops
 from .tables import Table, amount, in_bytes
 
-__all__ = ["Pareto", "ParetoPoint", "pareto_of"]
-
 _MOST_ROWS = 24  # of the printed table
 
 

@@ -20,18 +20,6 @@ from ..graph.meta import TensorSpec, value_of
 from ..graph.printing import user_line
 from .index import JointIndex, value_bytes
 
-__all__ = [
-    "Candidate",
-    "Policy",
-    "answers",
-    "dots_saveable",
-    "dots_with_no_batch_dims_saveable",
-    "everything_saveable",
-    "nothing_saveable",
-    "offload_names",
-    "save_only_these_names",
-]
-
 SAVE, RECOMPUTE, OFFLOAD = "save", "recompute", "offload"
 
 _MEANING: dict[Any, str | None] = {

@@ -16,8 +16,6 @@ from .classify import Kind
 from .index import JointIndex
 from .tags import Wish
 
-__all__ = ["may_recompute", "reading_written"]
-
 # A reduction whose result is this many times smaller than what it reads is kept.
 _REDUCTION = 4
 # The longest row of fusible operators, counted in the forward's nodes, that runs again as one.

@@ -17,8 +17,6 @@ from .classify import Kind
 from .cut import NEVER
 from .uniform import Measured, Space, measure
 
-__all__ = ["refined", "undominated"]
-
 _ALL_OF = 11  # up to so many values every choice is simulated: the optimum, proved
 _MOST = 48  # beyond so many values nothing is tried
 _TRIES = 700  # simulated nodes, in hundreds, that a refinement may take

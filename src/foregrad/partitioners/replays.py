@@ -21,8 +21,6 @@ from ..graph.meta import NodeMeta, TensorSpec, value_of
 from .classify import Kind
 from .index import JointIndex
 
-__all__ = ["Replays", "can_replay", "device_of", "state_size"]
-
 _DEVICES = ("cpu", "cuda")
 _WORTH = 4  # times the bytes of a state, which a result has to be larger than
 

@@ -21,8 +21,6 @@ from .index import JointIndex
 from .liveness import Storages, Timeline, nbytes
 from .tables import Table, amount, in_bytes
 
-__all__ = ["Parts", "Recomputed", "Report", "SavedValue", "make_report"]
-
 _MOST_ROWS = 40  # of a printed table
 _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 60  # of a printed timeline

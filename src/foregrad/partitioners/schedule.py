@@ -13,8 +13,6 @@ from typing import Protocol
 
 from .classify import Kind
 
-__all__ = ["backward_sequence"]
-
 _THROUGH = (Kind.VIEW, Kind.ITEM)  # share memory with, or come with, what they read
 _BARRIERS = (Kind.EFFECT, Kind.RANDOM)
 

@@ -15,8 +15,6 @@ import torch
 
 from .uniform import Segment, Space
 
-__all__ = ["Search"]
-
 _STEPS = 1024  # into which the bytes of the largest budget of one magnitude are divided
 _ALIKE = 2  # times the bytes of the smallest
 

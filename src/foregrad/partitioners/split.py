@@ -26,8 +26,6 @@ from .hosts import Hosts, can_offload
 from .index import JointIndex, is_number
 from .replays import Replays
 
-__all__ = ["Excerpt", "Split", "backward_needs", "backward_order", "check_split", "forward_order", "split"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Split:

@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["Table", "amount", "in_bytes"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Table:

@@ -19,8 +19,6 @@ from .hosts import can_offload
 from .index import JointIndex, is_tuple
 from .policies import OFFLOAD, RECOMPUTE, answers
 
-__all__ = ["Wish", "to_offload", "wishes"]
-
 
 class Wish(enum.IntEnum):
     """The choice that a partitioner has for a value that the backward needs."""

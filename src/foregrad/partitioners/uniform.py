@@ -27,15 +27,6 @@ from .recompute import reading_written
 from .split import Excerpt, backward_needs
 from .tags import Wish, to_offload, wishes
 
-__all__ = [
-    "Measured",
-    "Proof",
-    "Segment",
-    "Space",
-    "find_repeats",
-    "measure",
-]
-
 # Operations that a saved byte is worth, from a price that saves all but the cheapest to one that saves nothing.
 _PRICES = tuple(4 << k for k in range(16))
 # The same (negated) for plans that compute nothing heavy again.

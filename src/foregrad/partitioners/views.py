@@ -15,8 +15,6 @@ from .classify import Kind
 from .index import JointIndex, is_tuple
 from .split import backward_needs
 
-__all__ = ["prefer_views"]
-
 
 def prefer_views(index: JointIndex, residuals: list[fx.Node], away: Collection[int] = ()) -> list[fx.Node]:
     """The residuals, where a value that is read through a single view of the forward is replaced by that view. Values

@@ -24,8 +24,6 @@ from .._torch.ops import mkldnn_rnn_layer_for_training
 from ..graph.meta import TensorSpec, value_of
 from ..locks import make_lock
 
-__all__ = ["bytes_of_results", "nbytes", "workspace"]
-
 _NUMBER = 16  # a number as a tensor, and once more in the result's dtype
 
 _MEASURED = frozenset(

@@ -18,8 +18,6 @@ from .._torch.fakes import FakeTensor
 from ..graph.meta import TensorSpec, spec_of
 from ..tracing.tape.opinfo import op_info
 
-__all__ = ["Memory", "copy_shared_results", "makes_memory", "memory_of", "results_of", "tensors_in", "written_inputs"]
-
 aten = torch.ops.aten
 
 Memory = tuple[fx.Node, int | None]

@@ -17,8 +17,6 @@ from .._torch.fakes import FakeTensorMode
 from .._torch.graphs import symbols_in
 from .repeats import layout_of, structure_of
 
-__all__ = ["decompose"]
-
 
 def decompose(
     gm: fx.GraphModule,

@@ -13,8 +13,6 @@ from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.partitioned import Partitioned
 
-__all__ = ["also_saved", "is_alias", "results_read"]
-
 
 def results_read(joint: JointGraph) -> set[str]:
     """The differentiable outputs that the backward reads: its dependence on them goes through their own history."""

@@ -21,8 +21,6 @@ from .aliasing import memory_of, results_of
 from .sparse import dense_results
 from .updates import by_memory, may_be_scheduled, scheduled
 
-__all__ = ["copied_early", "copied_inside", "donated_inputs", "with_mutations_inside", "writes_for_the_graph"]
-
 aten = torch.ops.aten
 
 

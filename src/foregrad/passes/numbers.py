@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["ONE_BY_ONE", "as_vector", "known_first", "numbers_in_a_tensor"]
-
 aten = torch.ops.aten
 Node = fx.Node
 _WITH_FACTOR: dict[Any, Any] = {aten.addcdiv.default: aten.div.Tensor, aten.addcmul.default: aten.mul.Tensor}

@@ -26,8 +26,6 @@ from ..graph.meta import NodeMeta, TensorSpec, spec_of
 from ..graph.printing import shorten_with
 from .repeats import Repeat, find_repeats, is_view
 
-__all__ = ["called_region", "is_random", "is_random_region", "outlined", "piece", "sizes_are_given", "sums_first"]
-
 _KEY = "foregrad region"
 _MANY, _SEVERAL = 7, 16  # copies, and operators in each, at which outlining begins to pay
 

@@ -32,8 +32,6 @@ from ..graph.meta import TensorSpec, nbytes_of, value_of
 from ..locks import cached_property
 from ..tracing.tape.opinfo import op_info
 
-__all__ = ["Repeat", "find_repeats", "has_marked_calls", "is_view", "layout_key", "layout_of", "structure_of"]
-
 _FEWEST = 2  # operators in a copy
 _CANDIDATES = 24  # distances that are tried
 _TRIES = 12  # rows of copies that are tried in a stretch

@@ -17,8 +17,6 @@ from .._torch.modules import make_graph_module
 from ..graph.sparse import EMBEDDING_BACKWARD, gives_sparse
 from .aliasing import results_of
 
-__all__ = ["Cut", "around_sparse", "cut_at_sparse", "dense_results", "only_in_gradients", "sparse_nodes"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cut:

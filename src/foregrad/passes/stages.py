@@ -14,9 +14,6 @@ from ..graph.slots import Param
 from .regions import piece
 from .sparse import cut_at_sparse
 
-__all__ = ["Stage", "cut_in_stages", "stage_of", "with_stages"]
-
-
 _KEY = "foregrad stage"
 
 

@@ -19,8 +19,6 @@ from .._torch.ops import is_pointwise
 from ..tracing.tape.opinfo import op_info
 from .aliasing import Memory, memory_of
 
-__all__ = ["Updates", "by_memory", "may_be_scheduled", "scheduled"]
-
 Node = fx.Node
 Updates = Iterable[tuple[int, int]]  # an input, and the position among the results of its new value
 

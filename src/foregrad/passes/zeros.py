@@ -26,8 +26,6 @@ from ..graph.sparse import MAKE
 from .regions import piece
 from .sparse import sparse_nodes
 
-__all__ = ["only_gradients", "without_tangents"]
-
 aten = torch.ops.aten
 
 # Operators that give zeros for zeros in any operand: sums, products, rearrangements. Operators that are derivatives by

@@ -23,8 +23,6 @@ from ..graph.meta import TensorSpec, spec_of
 from .compiled import Compiled
 from .release import saved_in_part
 
-__all__ = ["watched"]
-
 
 def watched(backward: Callable[..., Any], compiled: Compiled) -> Callable[..., Any]:
     """`backward(ctx, *tangents)` with a check of its gradients; called by `backward` while `is_anomaly_enabled`."""

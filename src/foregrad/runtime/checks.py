@@ -10,8 +10,6 @@ from ..graph.signature import Signature
 from ..graph.spelling import call_keywords, shown
 from .lines import LineWriter, op_name
 
-__all__ = ["check_arguments", "check_lines", "one_call", "passes"]
-
 
 def passes(check: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
     """Whether a check does not raise."""

@@ -13,8 +13,6 @@ from ..graph.tangents import BackwardCase
 if TYPE_CHECKING:
     from ..tracing.derivatives.resumable_trace import Derivative
 
-__all__ = ["overwriting", "owned_among"]
-
 Boxed = Callable[[list[Any]], list[Any]]
 NeedsInputGrad = frozenset[int] | None
 AtHand = Callable[[], tuple[Sequence[Any], Sequence[Any]]]  # saved values and tangents of a backward

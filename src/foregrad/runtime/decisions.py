@@ -18,8 +18,6 @@ from ..graph.signature import DecisionInfo, Signature
 from ..graph.spelling import literal, shown
 from .lines import LineWriter
 
-__all__ = ["Stop", "decision_lines", "generator_lines", "open_sizes", "range_text"]
-
 Bind = Callable[[str, Any], str]
 
 

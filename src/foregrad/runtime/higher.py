@@ -38,8 +38,6 @@ from .writes import with_history
 if TYPE_CHECKING:
     from ..tracing.derivatives.resumable_trace import ValueRef
 
-__all__ = ["differentiable_backward", "needs_input_grad_of", "needs_trail", "stopping_backward", "trails_of"]
-
 Node = Callable[[Compiled, list[int]], Any]
 
 _MOST_PATHS = 16  # of one derivative, for different outcomes of its decisions

@@ -18,8 +18,6 @@ from .decisions import generator_lines
 from .lines import LineWriter, op_name
 from .writes import write_overlapping
 
-__all__ = ["EffectLines", "graph_arguments", "update_line"]
-
 
 class EffectLines(LineWriter):
     """The lines of one node's backward, and the globals that they use."""

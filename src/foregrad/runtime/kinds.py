@@ -18,8 +18,6 @@ from ..subclasses.spec import bare_spec, is_wrapper, parts_of
 from .compiled import Compiled
 from .passed import check_marked
 
-__all__ = ["of_other_kinds"]
-
 _MOST_KINDS = 16
 
 

@@ -13,8 +13,6 @@ from ..graph.effect_log import ViewStep
 from ..graph.source import Names
 from ..graph.spelling import call_keywords, literal, shown
 
-__all__ = ["LineWriter", "op_name"]
-
 
 class LineWriter:
     """Lines of a function body and the globals that they use. `symbols`: the variable of each symbolic size;

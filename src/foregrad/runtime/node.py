@@ -38,8 +38,6 @@ from .kinds import of_other_kinds
 from .passed import Interior, check_marked, finishing, marked
 from .release import Release, parts_run, saved_in_part
 
-__all__ = ["NodeSource", "make_node"]
-
 _MOST_PARTIAL = 16  # backwards for some of the gradients only; beyond that all gradients are computed
 _AS_IT_IS, _COPIED, _DETACHED, _SIZE = -1, -2, -3, -4  # as `_native/program.h` numbers them
 _KEPT = {_COPIED: "{}.clone()", _DETACHED: "{}.detach()"}

@@ -27,19 +27,6 @@ from ..graph.signature import Signature
 from .release import Release, saved_in_part
 from .writes import with_history
 
-__all__ = [
-    "Interior",
-    "check_marked",
-    "finishing",
-    "join",
-    "join_error",
-    "marked",
-    "marking",
-    "refuse_watched_results",
-    "said_of_hooked",
-    "unwatched",
-]
-
 Mark = Callable[[torch.Tensor, Any], None]
 
 

@@ -22,8 +22,6 @@ from ..graph.python_effects import (
 from ..graph.spelling import literal
 from .lines import LineWriter
 
-__all__ = ["write_lines"]
-
 
 def write_lines(writer: LineWriter, writes: Sequence[PythonWrite], values: list[str]) -> list[str]:
     """Lines for `writes`, given the expressions of the written values."""

@@ -22,8 +22,6 @@ from ..graph.partitioned import Partitioned
 from ..locks import cached_property
 from .compiled import NeedsInputGrad
 
-__all__ = ["TRAILS", "Release", "as_output", "held", "let_go", "parts_run", "saved_in_part", "saved_inputs", "trail_of"]
-
 TRAILS = "foregrad: histories of inputs"  # in a node's metadata: by position among its inputs
 
 _TWICE = (

@@ -57,8 +57,6 @@ from .stages import later_lines
 from .wrapper_lines import WrapperLines
 from .writes import with_history, write_overlapping_with_history, write_with_history
 
-__all__ = ["build_expression", "has_objects", "pack_expression", "render_run", "result_lines"]
-
 
 @dataclasses.dataclass(slots=True)
 class RunLines:

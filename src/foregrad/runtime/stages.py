@@ -22,8 +22,6 @@ from ..graph.source import unpacked
 from ..passes.stages import Stage
 from .lines import LineWriter
 
-__all__ = ["in_stages", "later_lines"]
-
 _NOTHING = "_foregrad_nothing"  # an attribute of tensors that stand for gradients to come
 _entered = threading.local()
 Boxed = Callable[[list[Any]], list[Any]]

@@ -19,8 +19,6 @@ from .lines import LineWriter
 from .node import NodeSource
 from .passed import join, marking
 
-__all__ = ["WrapperLines", "linking"]
-
 
 class WrapperLines:
     """Lines for wrappers. `variables`: the variables of the wrappers that inputs are parts of."""

@@ -10,8 +10,6 @@ from .._torch import engine
 from .._torch.tensors import is_view
 from ..graph.meta import TensorSpec
 
-__all__ = ["with_history", "write_overlapping", "write_overlapping_with_history", "write_with_history"]
-
 
 def write_with_history(target: torch.Tensor, value: torch.Tensor) -> None:
     """`target` takes the elements and the autograd history of `value`.

@@ -24,8 +24,6 @@ from ..graph.spelling import is_name
 from ..tracing.tape.graph import fake_of
 from .values import Reader, Writer, checked
 
-__all__ = ["first_sequence_nr", "graph_from", "graph_to"]
-
 _OPS = ("placeholder", "get_attr", "call_function", "output")
 # Metadata that passes and printing read of a node, besides its layout and line.
 _FLAGS = {"partitioner_tag": str, "autograd_backward": bool, "seq_nr": int, "is_gradient_acc": bool, "ac_graph_id": int}

@@ -21,8 +21,6 @@ from ..tracing.kernels.formulas import independent_of_phase
 from ..tracing.tape.opinfo import item_or_empty, take_data
 from ..tracing.values.numbers import NUMBER_FUNCTIONS
 
-__all__ = ["is_check", "is_view", "name_of_operator", "operator_named"]
-
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,79}::[A-Za-z_][A-Za-z0-9_]{0,119}(\.[A-Za-z_][A-Za-z0-9_]{0,79})?")
 # Operators that read files or print, whatever their arguments, and the one that calls functions of this process.
 _FORBIDDEN = {"aten::from_file", "aten::from_file.out", "aten::_print", "foregrad::call"}

@@ -25,8 +25,6 @@ from ..tracing.heap.aliased_kernels import RunOnStorageCopies, StorageExtent
 from ..tracing.tape.opinfo import CallOnCopies
 from .operators import name_of_operator, operator_named
 
-__all__ = ["Reader", "Writer", "checked", "described", "index"]
-
 _DEEPEST = 48
 _MOST_DIMENSIONS = 64
 _MOST_ITEMS = 1 << 20

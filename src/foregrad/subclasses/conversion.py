@@ -24,26 +24,6 @@ from .._torch.tensors import is_view
 from ..errors import UnsupportedTensorError
 from .spec import Carrier, WrapperSpec, is_wrapper, parts_of, rebuilt, spec_of
 
-__all__ = [
-    "TAKES_HANDED",
-    "Samples",
-    "converted",
-    "give_history",
-    "giving_history",
-    "hand_to",
-    "has_plain_gradient",
-    "layouts_of",
-    "learn_carriers",
-    "learn_gradient",
-    "predicted_spec",
-    "take_handed",
-    "taken_apart",
-    "unexpected",
-    "unwrap",
-    "unwrapping",
-    "wrap",
-]
-
 Parts = Sequence["torch.Tensor | None"]
 Take = Callable[[Any], "Parts | None"]  # the gradient of a wrapper, as a gradient for each plain tensor
 Layout = tuple[torch.Size, torch.dtype] | None

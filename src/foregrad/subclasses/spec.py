@@ -20,21 +20,6 @@ from .._torch.tensors import is_traceable_wrapper_subclass
 from ..errors import UnsupportedTensorError
 from ..graph.source import compile_source
 
-__all__ = [
-    "Carrier",
-    "GradientKindError",
-    "WrapperSpec",
-    "bare_spec",
-    "holds_tensors",
-    "is_of_capture",
-    "is_parameter",
-    "is_wrapper",
-    "outer_sizes",
-    "parts_of",
-    "rebuilt",
-    "spec_of",
-]
-
 
 class GradientKindError(UnsupportedTensorError):
     """The kind of a wrapper's gradient is not the predicted one. It is recorded, so another capture succeeds."""

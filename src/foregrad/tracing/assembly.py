@@ -36,8 +36,6 @@ from .tape.graph import build_module
 from .tape.tape import Entry
 from .values.prefix import generators_drawn_from
 
-__all__ = ["Assembly"]
-
 aten = torch.ops.aten
 _NOWHERE = GradientPaths(frozenset(), frozenset())
 _NUMBER = TensorSpec((), (), torch.int64, torch.device("cpu"))

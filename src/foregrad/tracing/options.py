@@ -11,8 +11,6 @@ from typing import Any
 from ..frontend.classes import called_by_autograd
 from ..subclasses.conversion import Samples
 
-__all__ = ["Learned", "Options"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:

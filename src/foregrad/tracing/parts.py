@@ -46,8 +46,6 @@ from .values.numbers import Numbers
 from .values.prefix import generators_drawn_from
 from .values.sizes import OpenSizes
 
-__all__ = ["CaptureParts", "run_function"]
-
 
 class CaptureParts(Host):
     """The parts of one run of the function, each with what it needs of the others."""

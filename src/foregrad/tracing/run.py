@@ -52,8 +52,6 @@ from .values.draw_patches import drawing
 from .values.draws import Draws, DrawsFound
 from .values.numbers import trace_math
 
-__all__ = ["CaptureRun", "Captured"]
-
 _OF_FOREGRAD = (ForegradError, CaptureAgain, CheckFailed, DrawsFound)
 
 

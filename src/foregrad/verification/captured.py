@@ -38,8 +38,6 @@ from .lockstep import gives_nothing, steps
 from .search import Maker, made_gap, needed_of
 from .watched import Generators, copy_of_tensor
 
-__all__ = ["EagerValues", "first_not_eager", "with_program"]
-
 _TORCH, _OURS = (os.path.dirname(module.__file__ or "") for module in (torch, sys.modules["foregrad"]))
 _DETACH = torch.ops.aten.detach.default
 Content = tuple[Any, ...]

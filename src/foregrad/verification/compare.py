@@ -18,8 +18,6 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["EQUAL", "Exact", "Gap", "Verdict", "compare", "same_bits", "ulps_between"]
-
 _SLACK = 8.0
 _PLAIN = (int, float, complex, str, bytes, torch.dtype, torch.device)  # others are compared by their type alone
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

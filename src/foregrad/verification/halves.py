@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["run_in_halves", "run_with_gradients"]
-
 
 def run_in_halves(partition: Any, module: Any) -> Any:
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]

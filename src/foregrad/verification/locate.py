@@ -23,8 +23,6 @@ from .compare import EQUAL, Gap, Verdict, compare
 from .lockstep import exact_call, gives_nothing, steps
 from .watched import Generators
 
-__all__ = ["Culprit", "Piece", "first_in_decompositions", "gap_of", "ranges_of"]
-
 Table = Mapping[Any, Callable[..., Any]]
 
 

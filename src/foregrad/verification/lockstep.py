@@ -24,8 +24,6 @@ from ..passes.regions import is_random
 from ..tracing.tape.opinfo import op_info
 from .compare import Exact
 
-__all__ = ["Step", "evaluate", "exact_call", "gives_nothing", "steps", "widened"]
-
 _WIDE: dict[torch.dtype, torch.dtype] = {
     torch.float16: torch.float64,
     torch.bfloat16: torch.float64,

@@ -8,8 +8,6 @@ from typing import Any
 from .compare import Verdict
 from .locate import Culprit
 
-__all__ = ["StageResult", "Verification", "VerificationError"]
-
 
 class VerificationError(AssertionError):
     """Raised by `Verification.raise_if_wrong`: the message is the report.

@@ -27,8 +27,6 @@ from .locate import Culprit, Piece, gap_of
 from .lockstep import evaluate, exact_call
 from .search import Maker, made_gap
 
-__all__ = ["write_reproducer"]
-
 
 def write_reproducer(culprit: Culprit, backend: str, folder: str | None) -> str | None:
     """Write the program for a culprit that has a piece; its path. None where it can't be written."""

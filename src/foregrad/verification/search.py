@@ -34,8 +34,6 @@ from .locate import Culprit, Piece, gap_of, ranges_of
 from .lockstep import evaluate, exact_call, gives_nothing, steps
 from .watched import Generators, copy_of_tensor
 
-__all__ = ["Maker", "made_gap", "needed_of", "smallest_wrong"]
-
 _PIECE = 32  # operators in a piece that a backend is given
 _QUICK = 1.0  # seconds: a compilation that takes less can be made of a graph that returns all of its values
 _SMALL = 20  # operators in a reproducer that need not be made fewer where a compilation is slow

@@ -18,8 +18,6 @@ from .._torch.pytree import leaves_of, named_leaves
 from .._torch.tensors import storage_key, version_of
 from .watched import copy_of_tensor
 
-__all__ = ["Outcome", "Side", "make_side", "put_back"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:

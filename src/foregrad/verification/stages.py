@@ -17,8 +17,6 @@ from .report import StageResult
 from .search import Maker, smallest_wrong
 from .watched import Execution, Log
 
-__all__ = ["Stages", "Values"]
-
 # Whose operators run Python, or talk to other processes.
 _NAMESPACES = ("foregrad", "c10d", "_c10d_functional")
 

@@ -33,8 +33,6 @@ from .sides import Outcome, Side, make_side, put_back
 from .stages import Stages, Values
 from .watched import Generators, Log, WatchedPipeline
 
-__all__ = ["verify"]
-
 
 def verify(
     fn_or_module: Callable[..., Any],

@@ -20,8 +20,6 @@ from ..graph.joint import JointGraph
 from ..graph.role import GraphRole
 from .lockstep import evaluate
 
-__all__ = ["Execution", "Generators", "Log", "WatchedPipeline", "copy_of_tensor"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Generators:

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from ..recorder.recorder import Recorder
     from ..tape.tape import Entry
 
-__all__ = ["Differentiated", "differentiate"]
-
 
 def takes_gradient(record: InputRecord) -> bool:
     """Whether gradients arrive at an input by itself, not through the tensor that it is a view of."""

@@ -20,8 +20,6 @@ from ..tape.tape import Entry
 from ..values.prefix import generators_drawn_from
 from .resumable_trace import ValueRef
 
-__all__ = ["DerivedEffects", "check_outputs", "effects_of", "written_by"]
-
 aten = torch.ops.aten
 
 

@@ -26,8 +26,6 @@ from ..values.prefix import generators_drawn_from
 from .derived_effects import DerivedEffects
 from .resumable_trace import Derivative, GradientRef, ResumableTrace, ValueRef, read_again
 
-__all__ = ["Cut", "DerivedOutput", "RecordedBackward", "derivative_of"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class DerivedOutput:

@@ -38,10 +38,6 @@ from .derived_graph import DerivedOutput, RecordedBackward, derivative_of
 from .resumable_trace import Derivative, GradientRef, ResumableTrace, ValueRef, WrappedRef
 from .session import run_engine
 
-__all__ = [
-    "Differentiation",
-]
-
 
 class Differentiation:
     """The work of making the backward of `origin` for one `case`: `run` gives it.

@@ -15,8 +15,6 @@ from ..tape.tape import Entry, Tape
 from ..values.residual_decisions import Known
 from .session import Session
 
-__all__ = ["Derivative", "GradientRef", "ResumableTrace", "ValueRef", "WrappedRef", "read_again"]
-
 aten = torch.ops.aten
 
 # Operators whose first argument is read by their derivative only when that is to be differentiated: it then starts

@@ -33,8 +33,6 @@ from ..tape.numbering import Numbering
 from ..tape.tape import Entry
 from ..values.residual_decisions import KnownDecisions
 
-__all__ = ["Session", "fresh_autocast_cache", "make_tangent", "run_engine"]
-
 
 class Session(Host):
     """The recorder of a finished capture, with its tape, and the modes to run under. Holds no real tensor.

@@ -20,8 +20,6 @@ from ..recorder.recorder import Recorder
 from ..tape.tape import Entry
 from ..values.decisions import Decided
 
-__all__ = ["Analysis", "BaseOutput", "Start"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Start:

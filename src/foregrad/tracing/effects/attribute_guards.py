@@ -29,8 +29,6 @@ from ..inputs.inputs import Inputs
 from ..inputs.wrapper_inputs import WrapperInput
 from .gradients import Gradients
 
-__all__ = ["ATTRIBUTES", "Facts"]
-
 _TENSOR: Any = torch.Tensor
 _SET_GRAD = _TENSOR.grad.__set__
 _PARAMETER = torch.nn.Parameter

@@ -56,8 +56,6 @@ from ..values.decisions import Decided
 from ..values.draw_patches import not_drawing
 from .python_state import PythonState
 
-__all__ = ["Arguments", "EagerRegions", "Once", "rebuilt", "take_apart"]
-
 _SETTINGS = ("grad mode", "autocast", "the autocast cache")  # that a region runs under as it did when captured
 _HEAD = 2  # results of the operator before the values: key, status
 

@@ -16,8 +16,6 @@ from typing import Any
 from ...frontend.libraries import is_outside
 from ..tape.again import CaptureAgain
 
-__all__ = ["FirstImports"]
-
 
 class FirstImports:
     """A finder of modules that finds none: where the capturing thread is about to import one, the capture starts over.

@@ -17,8 +17,6 @@ from ...frontend.tree import is_as_opened, open_container
 from ...graph.python_effects import OfArgument, PythonWrite
 from .side_effects import refuse_change
 
-__all__ = ["Given"]
-
 
 class Given:
     """`args` and `kwargs` with `leaves` in them. `of_argument`: by their ids, the containers among these and the tables

@@ -26,8 +26,6 @@ from ..heap.records import InputRecord
 from ..inputs.inputs import GradientSource, Inputs
 from ..tape.gradient_paths import other_leaves
 
-__all__ = ["Gradients", "check_new_leaves", "check_watched_inside", "retained_by"]
-
 
 @dataclasses.dataclass(slots=True)
 class _Held:

@@ -22,17 +22,6 @@ from ..recorder.recorder import Recorder
 from .analysis import Analysis, Start
 from .input_effects import changes_look, toggles
 
-__all__ = [
-    "alias_of_input",
-    "as_it_was",
-    "marked_at",
-    "memory_of",
-    "observed_swaps",
-    "place_of",
-    "steps_between",
-    "taken",
-]
-
 aten = torch.ops.aten
 
 

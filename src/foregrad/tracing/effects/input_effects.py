@@ -36,24 +36,6 @@ from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
 from .analysis import Analysis
 
-__all__ = [
-    "add_counted",
-    "add_updates",
-    "changes_look",
-    "check_histories",
-    "check_marked",
-    "check_resized",
-    "check_sizes",
-    "fitting",
-    "is_replaced",
-    "log_of",
-    "log_of_results",
-    "swapped",
-    "toggles",
-    "views_of_written",
-    "written_through_bases",
-]
-
 aten = torch.ops.aten
 RESIZES = {aten.resize_.default, aten.resize_as_.default}
 

@@ -30,8 +30,6 @@ from ...frontend.objects import is_plain_object
 from ...frontend.program_state import ProgramState
 from ...frontend.reads import Reads
 
-__all__ = ["Identity", "Journals", "UntouchedIterator", "grows", "replaced"]
-
 Identity = tuple[int, Any]
 Place = tuple[Holder, Any]
 

@@ -25,8 +25,6 @@ from ...frontend.tree import Opened, Tree, Unwrap, check_leaves, flatten, is_lea
 from ...graph.python_effects import Kept, OfArgument, PythonWrite
 from ..tape.collection import Newborns
 
-__all__ = ["MadeValues", "remedy_at"]
-
 _REMEDIES = {  # for classes of PyTorch's, by a part of the place's name: their code is not the user's
     "._per_optimizer_states": "Call `scaler.update()` in the step, too.",
     "['old_dirs']": "Compile the closure (`model.zero_grad()` and `loss.backward()` in it), and call "

@@ -41,8 +41,6 @@ from ...frontend.program_state import ProgramState
 from ...interrupts import is_of_foregrad, runs_user_code
 from ..tape.collection import Newborns
 
-__all__ = ["Observed", "Observer"]
-
 _FEW = 64  # objects, from which on those that nobody else holds any more are let go of
 _OWN_REFERENCES = 3  # of an object that only this refers to: its holder, a variable, an argument
 

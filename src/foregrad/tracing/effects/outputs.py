@@ -55,12 +55,6 @@ from .input_effects import (
 )
 from .wrapper_histories import add_wrapper_histories
 
-__all__ = [
-    "analyze",
-    "attributes_set",
-    "parameters_made",
-]
-
 aten = torch.ops.aten
 
 

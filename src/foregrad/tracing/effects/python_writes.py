@@ -47,8 +47,6 @@ from ...graph.python_effects import (
 from .made_values import MadeValues, remedy_at
 from .side_effects import attribute_set_error
 
-__all__ = ["PythonWrites"]
-
 
 class GrowingError(UnsupportedSideEffectError):
     """A run changed how many items a `container` has that it reads. A window does so until it is full."""

@@ -33,8 +33,6 @@ from ..inputs.wrapper_inputs import WrapperInput
 from ..tape.gradient_paths import passed_through
 from .analysis import Analysis
 
-__all__ = ["OwnHooks", "needs_nothing", "outside_of"]
-
 _PLAIN = (int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, torch.layout, types.ModuleType)
 _DEEPEST = 6
 

@@ -20,17 +20,6 @@ from ...subclasses.spec import is_of_capture
 from ..heap.records import InputRecord
 from .attribute_guards import Facts
 
-__all__ = [
-    "attribute_set_error",
-    "check_arrays",
-    "check_gradients",
-    "check_results",
-    "check_run",
-    "check_tensors",
-    "refuse_change",
-    "used_up_error",
-]
-
 
 def check_run(
     name: str,

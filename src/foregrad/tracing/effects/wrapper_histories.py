@@ -19,8 +19,6 @@ from ..inputs.inputs import Inputs
 from ..tape.gradient_paths import passed_through
 from .analysis import Analysis
 
-__all__ = ["add_wrapper_histories", "passed_wrappers", "wrapper_results"]
-
 
 def add_wrapper_histories(analysis: Analysis) -> None:
     """Graph outputs with the histories that wrappers among the inputs have by now.

@@ -27,8 +27,6 @@ from .aliased_kernels import RunOnStorageCopies, StorageExtent, extent_of
 from .refusals import past_the_edges
 from .views import Emit, View, is_bijection, moved, replayed, with_bits, without_bits, write_back, write_memory
 
-__all__ = ["Storage", "Value", "chain_of", "is_from_custom_function", "memory_root", "not_own", "now"]
-
 aten = torch.ops.aten
 now = itertools.count(1).__next__
 """The one clock of a capture: the next sequence number, of a view that is taken or of what happens in place."""

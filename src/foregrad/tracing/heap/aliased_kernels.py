@@ -15,8 +15,6 @@ import torch
 
 from ...graph.meta import TensorSpec
 
-__all__ = ["At", "RunOnStorageCopies", "StorageExtent", "extent_of"]
-
 aten = torch.ops.aten
 
 At = tuple[int, int | None]  # an argument by position, and for a list of tensors by index

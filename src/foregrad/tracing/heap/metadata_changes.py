@@ -24,16 +24,6 @@ from .views import View
 if TYPE_CHECKING:
     from .records import InputRecord
 
-__all__ = [
-    "SOMETHING",
-    "Detached",
-    "Event",
-    "EventLog",
-    "MetadataChanges",
-    "keeps_history",
-    "views_with_history",
-]
-
 aten = torch.ops.aten
 
 

@@ -17,15 +17,6 @@ from ..._torch.tensors import storage_key
 from ..tape.origin import Origins, user_line
 from .refusals import written_by_lists
 
-__all__ = [
-    "ask_kernel",
-    "check_cast",
-    "check_lists",
-    "check_view",
-    "check_write",
-    "is_symbolic_tensor",
-]
-
 _LIMIT_BYTES = 1 << 26
 
 

@@ -18,8 +18,6 @@ from ..tape.origin import Made, Origins
 from ..tape.tape import Entry, Tape
 from .alias import Value
 
-__all__ = ["Host", "Recording"]
-
 
 class Host(Hooks):
     """What a recorder, the mode of stand-ins and the patches ask of the capture, or the derivative, that they work for.

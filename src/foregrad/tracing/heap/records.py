@@ -13,15 +13,6 @@ from ...graph.slots import SharedMemory, Slot
 from ..tape.tape import Entry
 from .alias import Value
 
-__all__ = [
-    "InputRecord",
-    "NumberRecord",
-    "is_moved",
-    "is_no_grad_view",
-    "is_of_another_kind",
-    "is_written_with_history",
-]
-
 
 class InputRecord:
     """One tensor input: the real tensor, its stand-in, the leaf its gradient is taken at, and what is on the tape."""

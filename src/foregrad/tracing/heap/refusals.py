@@ -7,20 +7,6 @@ from __future__ import annotations
 
 from ...errors import UnsupportedAliasError, UnsupportedMutationError
 
-__all__ = [
-    "changed_with_gradients",
-    "changed_wrapper",
-    "detached_and_written",
-    "in_some_backwards",
-    "of_exchanged_memory",
-    "past_the_edges",
-    "resized_view",
-    "returned_wrapper",
-    "set_with_gradients",
-    "written_by_backward",
-    "written_by_lists",
-]
-
 
 def of_exchanged_memory(what: str, where: str = "") -> UnsupportedAliasError:
     """A result that PyTorch takes for a view of what its memory, or that of its base, was before."""

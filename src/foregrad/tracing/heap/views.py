@@ -20,19 +20,6 @@ from ..tape.origin import Made
 from ..tape.tape import Entry
 from .refusals import past_the_edges
 
-__all__ = [
-    "Emit",
-    "View",
-    "is_bijection",
-    "moved",
-    "replayed",
-    "undone",
-    "with_bits",
-    "without_bits",
-    "write_back",
-    "write_memory",
-]
-
 aten = torch.ops.aten
 
 

@@ -27,13 +27,6 @@ from .recording import Recording
 from .refusals import past_the_edges
 from .views import moved, without_bits
 
-__all__ = [
-    "Writes",
-    "as_tuple",
-    "bind",
-    "split",
-]
-
 aten = torch.ops.aten
 
 

@@ -17,8 +17,6 @@ from ..recorder.recorder import Recorder
 from ..tape.origin import user_line
 from .inputs import Inputs
 
-__all__ = ["HistoryChanges"]
-
 
 class HistoryChanges:
     """Stand-ins are views only where gradients need it: each of these starts capture over where one must be."""

@@ -36,8 +36,6 @@ from ..recorder.functions import READERS
 from ..recorder.recorder import Recorder
 from .views_by_place import RESHAPERS, OverlappingViews, ViewTracking
 
-__all__ = ["Lifting", "Storages"]
-
 _TENSOR: Any = torch.Tensor
 _KEEP_REAL = {_TENSOR.__hash__}
 _GRAD = _TENSOR.grad.__get__

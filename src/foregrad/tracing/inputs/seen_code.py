@@ -22,8 +22,6 @@ from ...frontend.scan import Scan
 from ...graph.spelling import in_order
 from ..tape.origin import Origins, user_line
 
-__all__ = ["SeenCode"]
-
 
 class SeenCode:
     """`modules`: those whose code ran, by id. `rebound`: the names that its code has replacements under."""

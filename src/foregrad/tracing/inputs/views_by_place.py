@@ -41,17 +41,6 @@ from ..heap.refusals import past_the_edges, resized_view
 from ..recorder.recorder import Recorder
 from ..tape.origin import user_line
 
-__all__ = [
-    "RESHAPERS",
-    "OverlappingViews",
-    "ViewTracking",
-    "Watched",
-    "check_reshaped",
-    "reshape_view",
-    "spreads_otherwise",
-    "view_like",
-]
-
 aten = torch.ops.aten
 _TENSOR: Any = torch.Tensor
 RESHAPERS = {_TENSOR.t_, _TENSOR.transpose_, _TENSOR.swapaxes_, _TENSOR.swapdims_, _TENSOR.unsqueeze_, _TENSOR.squeeze_}

@@ -32,8 +32,6 @@ from ..heap.refusals import changed_wrapper
 from ..tape.symbols import following_strides
 from .stand_ins import NonLeaf
 
-__all__ = ["WrapperInput", "with_sizes_of"]
-
 
 class WrapperInput:
     """A wrapper among the inputs, `real`: its stand-in over the stand-ins of its plain tensors.

@@ -33,8 +33,6 @@ from ..heap.refusals import returned_wrapper
 from ..recorder.recorder import Recorder
 from .wrapper_inputs import WrapperInput
 
-__all__ = ["Wrappers"]
-
 
 class Wrappers:
     """The wrappers of one capture. `samples` are the plain tensors of those that the function reaches by itself, which

@@ -22,8 +22,6 @@ from ..tape.opinfo import OpInfo
 from ..tape.origin import user_line
 from ..tape.tape import Entry, Tape, entries_in, map_entries
 
-__all__ = ["VALUE_CHECKS", "Check", "Checks", "check_formula", "dead_checks"]
-
 aten = torch.ops.aten
 
 

@@ -21,8 +21,6 @@ from ...locks import bound
 from ..heap.alias import Value
 from ..heap.recording import Recording
 
-__all__ = ["DETERMINANTS", "FORMULAS", "VALUES_ONLY", "eigenvalues_only", "watch_determinant"]
-
 aten = torch.ops.aten
 
 Formula = Callable[[Recording, Any, Any, Any], Any]

@@ -16,8 +16,6 @@ from ..._torch.nested import tensors_in
 from ...graph.meta import TensorSpec, contiguous_strides
 from ..heap.overlaps import ask_kernel, is_symbolic_tensor
 
-__all__ = ["as_kernels_have_it", "as_kernels_say", "takes_opaque"]
-
 _LIMIT_BYTES = 1 << 16
 _OPAQUE = {"workspace", "reserve", "reserve_space", "reserveSpace", "packed_weights"}
 

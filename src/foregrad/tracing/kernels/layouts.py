@@ -16,8 +16,6 @@ import torch
 from ..._torch.symbols import is_product_of_sizes, is_symbolic, map_symbolic
 from ...graph.meta import TensorSpec, contiguous_strides
 
-__all__ = ["RULES", "layout_of", "result_layout", "view_layout"]
-
 aten = torch.ops.aten
 
 Specs = Sequence[TensorSpec]

@@ -34,8 +34,6 @@ from ..kernels.kernel_answers import as_kernels_have_it
 from ..tape.opinfo import OpInfo
 from .layouts import RULES, layout_of, result_layout, view_layout
 
-__all__ = ["Metadata", "forget_all", "is_cacheable"]
-
 aten = torch.ops.aten
 
 # Results by key. Recipes are small; a process that makes this many is sweeping over shapes, and starts over.

@@ -13,8 +13,6 @@ from .formulas import FORMULAS
 from .metadata import is_cacheable
 from .sparse import FORMULAS as SPARSE_FORMULAS
 
-__all__ = ["NO_KEYWORDS", "PLAIN", "PLAINER", "PLAINER_BY_NAME", "QUERIES", "Plan", "draws_nothing", "has_real"]
-
 aten = torch.ops.aten
 prim = torch.ops.prim
 

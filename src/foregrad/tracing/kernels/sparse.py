@@ -18,8 +18,6 @@ from ..heap.alias import Value
 from ..heap.recording import Recording
 from ..tape.tape import Entry
 
-__all__ = ["FORMULAS", "SparseGradients"]
-
 aten = torch.ops.aten
 
 _IN_PLACE = {aten.add_.Tensor: aten.add.Tensor}

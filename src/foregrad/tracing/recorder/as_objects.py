@@ -18,8 +18,6 @@ from ..._torch.stand_ins import is_stand_in
 from ...errors import TensorTextError, UnsupportedAliasError
 from ...graph.meta import TensorSpec
 
-__all__ = ["OBJECTS", "ValuesAsked"]
-
 _TENSOR: Any = torch.Tensor
 
 

@@ -34,12 +34,6 @@ from ..tape.opinfo import op_info
 from ..tape.tape import Entry
 from .recorder import Recorder
 
-__all__ = [
-    "Attention",
-    "attention",
-    "is_by_math",
-]
-
 _QUERY_INDICES = 7  # of what a block mask holds
 
 

@@ -24,8 +24,6 @@ from ..kernels.checks import Check
 from ..tape.opinfo import OpInfo
 from ..tape.tape import Entry
 
-__all__ = ["BackwardWrites", "LiveInput", "Run"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class LiveInput:

@@ -22,8 +22,6 @@ from ..tape.opinfo import op_info
 from ..tape.origin import user_line
 from ..tape.tape import Entry, entries_in
 
-__all__ = ["NoRegions", "Regions"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Region:

@@ -28,8 +28,6 @@ from ..heap.recording import Recording
 from ..tape.again import CaptureAgain
 from ..tape.tape import Entry
 
-__all__ = ["Collectives"]
-
 aten = torch.ops.aten
 
 _BETWEEN_TWO = ("send", "recv_", "recv_any_source_")

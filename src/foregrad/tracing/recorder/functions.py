@@ -20,11 +20,6 @@ from ..heap.recording import Recording
 from ..values.drawn_arrays import DrawnArray
 from ..values.numbers import TRACED
 
-__all__ = [
-    "MAKERS",
-    "READERS",
-]
-
 
 def _tensor_split(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     name = "tensor_indices_or_sections"

@@ -45,12 +45,6 @@ from .settings import ArithmeticSettings
 from .trace import Trace
 from .written_arrays import Borrowed
 
-__all__ = [
-    "Recorder",
-    "Unrecorded",
-    "decided",
-]
-
 _UNSAFE = {"inductor.resize_storage_bytes_.default"}  # known by name only once Inductor is imported
 
 aten = torch.ops.aten

@@ -18,8 +18,6 @@ from ...errors import ForegradError, UnsupportedSideEffectError
 from ..tape.again import CaptureAgain
 from ..tape.tape import Entry
 
-__all__ = ["ArithmeticSettings", "SettingsLeft"]
-
 
 class ArithmeticSettings:
     """What operators run under; `now` is None while nobody looks."""

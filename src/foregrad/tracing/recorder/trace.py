@@ -26,8 +26,6 @@ from ..tape.tape import Entry, Tape
 from ..values.constants import evaluate_entry, is_constant
 from ..values.decisions import Decisions
 
-__all__ = ["Trace"]
-
 aten = torch.ops.aten
 
 

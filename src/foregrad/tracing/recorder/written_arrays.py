@@ -16,8 +16,6 @@ from ...frontend.lifted import StatePlace
 from ...frontend.reads import Reads
 from ..heap.alias import Value
 
-__all__ = ["ArraysWritten", "Borrowed"]
-
 
 class ArraysWritten(UnsupportedSideEffectError):  # noqa: N818 - asks for another capture, with these as arguments
     """The function writes to arrays, of which the first is called `array`. `places`: where they are, if they can be

@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["CaptureAgain", "NumberVaries", "SharedClosureFound"]
-
 
 class CaptureAgain(BaseException):
     """Raised to start capture over, knowing more. No error, and nothing for the user's code to catch."""

@@ -11,9 +11,6 @@ from typing import Any
 
 from ...locks import InPlace
 
-__all__ = ["Newborns", "collect_many", "paused_collection"]
-
-
 _before: list[bool] = []
 _MANY = 100_000
 

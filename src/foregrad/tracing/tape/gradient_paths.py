@@ -18,14 +18,6 @@ from ..._torch.hooks import gradients_cut
 from ..._torch.tensors import history_of
 from ...graph.signature import GradientPaths
 
-__all__ = [
-    "cut_at",
-    "other_leaves",
-    "passed_through",
-    "reached_from",
-    "saving_nodes",
-]
-
 
 @contextlib.contextmanager
 def cut_at(tensors: Sequence[torch.Tensor]) -> Iterator[None]:

@@ -20,8 +20,6 @@ from .origin import Origin
 from .symbols import SizeNodes
 from .tape import Entry, Tape, map_entries
 
-__all__ = ["build_module", "fake_of"]
-
 
 def build_module(
     tape: Tape,

@@ -17,8 +17,6 @@ from ..._torch.symbols import is_symbolic, symbol_made
 from ...graph.meta import TensorSpec
 from .tape import Entry, Tape
 
-__all__ = ["Numbering"]
-
 
 class Numbering:
     """Numbers of the entries of `tape`; call `extend` after entries were added."""

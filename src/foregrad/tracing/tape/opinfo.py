@@ -23,8 +23,6 @@ from ..._torch.ops import (
     tag_random,
 )
 
-__all__ = ["IDENTITIES", "MAYBE_UNDEFINED", "CallOnCopies", "OpInfo", "item_or_empty", "op_info", "returns_tensors"]
-
 aten = torch.ops.aten
 
 # Operators that write to arguments without saying so in their schema -> positions of those arguments, used when

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Made", "Origin", "Origins", "stands_for", "user_line"]
-
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 # All of foregrad's own code that runs around or inside the user's, but for what is a program of its own.
 _PARTS = ("tracing", "frontend", "subclasses", "_torch", "aot.py", "api.py", "dynamo.py", "dispatch", "graph")

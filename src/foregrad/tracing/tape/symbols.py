@@ -20,8 +20,6 @@ from ...graph.signature import SizeSymbol
 from ...subclasses.spec import WrapperSpec
 from .tape import Entry
 
-__all__ = ["SizeNodes", "SizeSymbols", "following_strides", "symbols_of_inputs"]
-
 aten = torch.ops.aten
 
 Limits = tuple["int | None", "int | None"]

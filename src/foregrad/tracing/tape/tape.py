@@ -13,8 +13,6 @@ from ...graph.collectives import Collective
 from ...graph.meta import TensorSpec
 from ...graph.python_calls import call_of
 
-__all__ = ["Entry", "Tape", "entries_in", "map_entries"]
-
 
 class Entry:
     """One value on the tape: an operator and its arguments, or an input (`target` is None) or a constant.

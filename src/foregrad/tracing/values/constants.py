@@ -14,8 +14,6 @@ from ..._torch.symbols import has_symbolic
 from ..heap.recording import Recording
 from ..tape.tape import Entry, entries_in, map_entries
 
-__all__ = ["evaluate", "evaluate_entry", "is_constant"]
-
 _LIMIT_BYTES = 1 << 28
 
 

@@ -32,13 +32,6 @@ if TYPE_CHECKING:
     from .numbers import Numbers
     from .sizes import OpenSizes
 
-__all__ = [
-    "Decided",
-    "Decisions",
-    "picks_by_masks",
-    "sized_by_values",
-]
-
 aten = torch.ops.aten
 
 

@@ -26,8 +26,6 @@ from ...locks import InPlace, Replacements, bound
 from .drawn_arrays import from_numpy
 from .draws import Draws
 
-__all__ = ["drawing", "not_drawing", "stand_in_for"]
-
 _OF_NUMPY = (
     "permutation choice dirichlet multivariate_normal standard_gamma chisquare geometric "
     "rand randn randint random random_sample uniform normal standard_normal beta gamma exponential poisson binomial "

@@ -19,8 +19,6 @@ from ..._torch.asked import tell_type
 from ...frontend.expected import is_plain
 from ...frontend.lifted import ConstantArray, DrawnValue, GivenArray, Items, Step, is_of_given
 
-__all__ = ["DrawnArray", "dtype_of", "from_numpy", "is_array"]
-
 # Functions and methods that give a new array, or a view, whose shape follows from shapes.
 _METHODS = set(
     "all any argmax argmin argsort astype clip copy cumprod cumsum flatten max mean min prod ravel reshape round "

@@ -22,8 +22,6 @@ from ...frontend.lifted import Converted, Draw, DrawnValue, GivenArray, Step, dr
 from ...frontend.opaque import CLOCKS
 from .drawn_arrays import DrawnArray, dtype_of, is_array
 
-__all__ = ["Draws", "DrawsDiffer", "DrawsFound"]
-
 
 class DrawsFound(UnsupportedSideEffectError):  # noqa: N818 - asks for another capture, with these as arguments
     """The function draws numbers, or computes with arrays: they are to be its arguments."""

@@ -22,8 +22,6 @@ from ..._torch.symbols import SymbolTable, TracedInt, TracedSymbol, concrete, ma
 from ..heap.recording import Recording
 from ..tape.tape import Entry
 
-__all__ = ["NUMBER_FUNCTIONS", "TRACED", "Numbers", "TracedFloat", "numbers_of", "trace_math"]
-
 
 class Numbers:
     """The numbers of one capture that the graph computes."""

@@ -25,8 +25,6 @@ from ..tape.tape import Entry, Tape, entries_in, map_entries
 if TYPE_CHECKING:
     from ..kernels.checks import Check, Checks
 
-__all__ = ["Prefix", "UnknownValue", "generators_drawn_from"]
-
 
 class UnknownValue(Exception):  # noqa: N818
     """Says what is missing; never leaves `Decisions`."""

@@ -22,8 +22,6 @@ from .decisions import Decided, Decisions, picks_by_masks, sized_by_values
 from .prefix import Prefix, UnknownValue
 from .sizes import OpenCall, SizedCall
 
-__all__ = ["AtHand", "Known", "KnownDecisions"]
-
 AtHand = Callable[[], Mapping[int, Any]]  # real values by value number
 
 

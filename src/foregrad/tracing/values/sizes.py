@@ -23,8 +23,6 @@ from ..tape.tape import Entry, entries_in
 if TYPE_CHECKING:
     from .numbers import Numbers
 
-__all__ = ["OpenCall", "OpenSizes", "SizeDivergedError", "SizedCall", "shapes_of"]
-
 aten = torch.ops.aten
 
 Shape = tuple[Any, ...]  # with None for the size that depends on values
