@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from foregrad._native import build as building
+from tests import forked
 
 BODY = bytes(range(256)) * 40
 
@@ -111,5 +109,6 @@ if found is not None:
     assert ["a part of it is missing" in str(w.message) for w in told] == [True], told
     assert y.grad_fn.name() == "CompiledFunctionBackward"
 """
-    source = str(Path(building.__file__).resolve().parents[2])
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=300, env={**os.environ, "PYTHONPATH": source})
+    (tmp_path / "script.py").write_text(script)
+    done = forked.run(str(tmp_path / "script.py"))
+    assert done.returncode == 0, done.stderr

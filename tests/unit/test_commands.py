@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import runpy
 import sys
 
 import pytest
@@ -83,7 +83,9 @@ def test_verify_of_what_is_wrong(run, tmp_path):
     found = json.loads(said.out)
     assert code == 1
     assert found["culprit"]["operator"] == "aten.sin.default"
-    assert subprocess.run([sys.executable, found["reproducer"]], capture_output=True, check=False).returncode == 1
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(found["reproducer"], run_name="__main__")
+    assert stopped.value.code == 1
 
 
 @pytest.mark.parametrize(

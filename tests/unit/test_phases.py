@@ -124,29 +124,24 @@ def test_what_is_logged(logs, there, not_there, capsys):
     assert said.out == ""
 
 
-def test_the_environment_says_what_is_logged():
-    done = run("+recompiles,graphs")
+def test_the_environment_says_what_is_logged_and_where_the_structured_trace_is(tmp_path):
+    """`tlparse` shows what `TORCH_TRACE` holds."""
+    done = run("+recompiles,graphs", TORCH_TRACE=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "net: not graph 1: " in done.stderr
     assert "[foregrad.graphs] # joint graph of net" in done.stderr
     assert "foregrad.guards" not in done.stderr
     assert done.stdout == ""
+    text = "".join(file.read_text() for file in tmp_path.iterdir())
+    for name in ("foregrad_joint_graph", "foregrad_partition", "foregrad_guards"):
+        assert f'"name": "{name}"' in text
+    assert "def joint(" in text
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_known():
     done = run("graphs,guard")
     assert done.returncode == 1
     assert "ValueError: foregrad logs no `guard`. Did you mean `guards`? Known: all, backends, " in done.stderr
-
-
-def test_artifacts_are_in_the_structured_trace(tmp_path):
-    """`tlparse` shows what `TORCH_TRACE` holds."""
-    done = run("", TORCH_TRACE=str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    text = "".join(file.read_text() for file in tmp_path.iterdir())
-    for name in ("foregrad_joint_graph", "foregrad_partition", "foregrad_guards"):
-        assert f'"name": "{name}"' in text
-    assert "def joint(" in text
 
 
 @pytest.mark.parametrize(("call", "verb"), [(foregrad.verify, "verifying"), (foregrad.explain, "explaining")])
