@@ -38,19 +38,27 @@ extern "C" void kernel(float* out, const int64_t n)
     out[0] = static_cast<float>(n);
 }}
 """
+NUMBERS = [f"n{i}" for i in range(1000)]  # as many arguments as an optimizer's update of a deep network has
+SUM = f"""
+{HEADER}
+extern "C" void kernel(float* out, {", ".join(f"const int64_t {n}" for n in NUMBERS)})
+{{
+    out[0] = {" + ".join(NUMBERS)};
+}}
+"""
 
 
 @pytest.fixture(scope="module")
 def made():
     # A helper of the same name in two kernels, and two kernels called `kernel`.
     scale = CHECK.replace("limit() { return 3", "limit() { return 30").replace("(n)", "(n * 2)")
-    sources = [HALVE, CHECK, scale]
+    sources = [HALVE, CHECK, scale, SUM]
     found = kernels._compiled(sources, 1, None)
     return [found[source] for source in sources]
 
 
 def test_kernels_of_one_file_are_called_with_tensors_and_numbers(made):
-    halve, check, scale = made
+    halve, check, scale, total = made
     x, out = torch.arange(4.0), torch.empty(4)
     assert halve(x, out, 3) is None
     assert torch.equal(out[:3], x[:3] / 2)
@@ -58,10 +66,12 @@ def test_kernels_of_one_file_are_called_with_tensors_and_numbers(made):
     assert out[0] == 2
     scale(out, 5)
     assert out[0] == 10
+    total(out, *range(1000))
+    assert out[0] == sum(range(1000))
 
 
 def test_what_goes_wrong_in_a_kernel_is_a_python_error(made):
-    halve, check, _ = made
+    halve, check, *_ = made
     out = torch.empty(1)
     with pytest.raises(RuntimeError, match="too many"):
         check(out, 4)

@@ -178,7 +178,6 @@ _BINDING = r"""
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <exception>
-#include <tuple>
 #include <utility>
 
 namespace {
@@ -211,8 +210,7 @@ template <> struct Argument<float> {
 
 template <typename... T, size_t... I>
 void call(void (*kernel)(T...), PyObject* const* given, std::index_sequence<I...>) {
-    std::tuple<T...> values{Argument<T>::of(given[I])...};
-    kernel(std::get<I>(values)...);
+    kernel(Argument<T>::of(given[I])...);  // no tuple of them: templates nest too deep for a thousand
 }
 
 template <typename... T>

@@ -73,9 +73,10 @@ def _weights(partitioned: Partitioned) -> set[str]:
     return forward_weights & saved & read
 
 
-def with_whole_laid_out(gm: fx.GraphModule) -> fx.GraphModule | None:
+def with_whole_laid_out(gm: fx.GraphModule, foreign: Collection[fx.Node]) -> fx.GraphModule | None:
     """A graph for forward and backward in which the weights of convolutions and the images that come to the first ones
-    are copied channels last. Its strides are still those of `gm`. None: it has nothing to copy, or it reads by strides.
+    are copied channels last. Its strides are still those of `gm`. None: it has nothing to copy, or an operator behind
+    that reads by strides or is `foreign` to the compiler.
     """
     read = {_operand(node, 2) for node in _backward_convolutions(gm)}
     after: set[fx.Node] = set()  # convolutions that are copied for, and what is computed from their results
@@ -88,7 +89,8 @@ def with_whole_laid_out(gm: fx.GraphModule) -> fx.GraphModule | None:
                 after.add(node)
         elif not after.isdisjoint(node.all_input_nodes):
             after.add(node)
-    if not entering or any("as_strided" in getattr(node.target, "_opname", "") for node in after):
+    depends = any(node in foreign or "as_strided" in getattr(node.target, "_opname", "") for node in after)
+    if not entering or depends:
         return None
     whole = make_graph_module(gm, copied(gm.graph), "GraphModule")
     own = dict(zip(gm.graph.nodes, whole.graph.nodes, strict=True))

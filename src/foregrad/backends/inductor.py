@@ -203,8 +203,8 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
                     return _compile_regions(whole, role)
             except OtherStridesError as error:
                 log.info("the %s graph is compiled without regions: `%s` has other strides", role.phase, error)
-    if role.phase == "inference" and not foreign and inductor.lays_out_convolutions():
-        copy = _with_convolutions_laid_out(copy, example_inputs)
+    if role.phase == "inference" and inductor.lays_out_convolutions():
+        copy, foreign = _with_convolutions_laid_out(copy, example_inputs, foreign)
     updated = _with_writes(copy, role, foreign)
     written = written_inputs(copy)
     donated = () if inductor.uses_cudagraphs() else role.donated  # CUDA graphs own their memory
@@ -258,14 +258,17 @@ def _laid_out(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
     return True
 
 
-def _with_convolutions_laid_out(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> fx.GraphModule:
+def _with_convolutions_laid_out(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], foreign: set[fx.Node]
+) -> tuple[fx.GraphModule, set[fx.Node]]:
+    """The graph, with `foreign` nodes of its own, after `with_whole_laid_out`, or as it is."""
     draws = inductor.draws_as_eager() and any(map(is_random, gm.graph.nodes))  # eager draws in the order of memory
-    whole = None if draws or any(map(symbols_in, example_inputs)) else with_whole_laid_out(gm)
+    whole = None if draws or any(map(symbols_in, example_inputs)) else with_whole_laid_out(gm, foreign)
     if whole is None or not _laid_out(whole, example_inputs):
-        return gm
+        return gm, foreign
     updated = {place for _, place in role_of(gm).updates}
     visible = [at for at in range(len(results_of(gm))) if at not in updated]
-    return whole if lay_out_as_before(whole, gm, visible) else gm
+    return (whole, _foreign(whole)) if lay_out_as_before(whole, gm, visible) else (gm, foreign)
 
 
 def _convolutions(gm: fx.GraphModule) -> set[fx.Node]:
