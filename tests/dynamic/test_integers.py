@@ -126,3 +126,10 @@ def test_text_of_the_graph_leaves_it_open():
         specialization.source()
     compiled(torch.randn(3, 9), 6)
     assert len(compiled.foregrad.specializations) == 2
+
+
+def test_a_branch_that_needs_the_value_leaves_the_others_open():
+    def f(x, n):
+        return x * len(str(n)) if n % 3 == 0 else x * n
+
+    expect(f, (4, 6, 7, 8, 10, 11), 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -68,10 +69,12 @@ class SizesSeen:
         self._closed = False
         self._seen: dict[tuple[str, int], list[set[int]]] = {}
         self._numbers_seen: dict[tuple[str, type], set[str]] = {}
-        self.constants: set[str] = set()
+        self.constants: Counter[str] = Counter()  # by path, the captures that needed the value
 
     def make_constant(self, paths: Iterable[str]) -> None:
-        """Treat these numbers as parts of the program: from now on every value gets a graph of its own."""
+        """Note that a capture needed the values of these numbers. After a second one, every value gets a graph of its
+        own; after the first, the other branches of a program that prints the number now and then may still be one.
+        """
         self.constants.update(paths)
 
     def close(self) -> None:
@@ -118,7 +121,7 @@ class SizesSeen:
         """The leaves that are integers or floats whose values have varied; the integers 0 and 1 are never symbolic."""
         leaves, inside = set(), tuple(f"{path}[" for path in self.open)  # a list of numbers may be replaced as a whole
         for index, (path, leaf) in enumerate(zip(call.paths, call.leaves, strict=True)):
-            if type(leaf) not in (int, float) or path in self.constants:
+            if type(leaf) not in (int, float) or self.constants[path] > 1:
                 continue
             is_open = path in self.open or path.startswith(inside)
             if self.dynamic is False and not is_open:
