@@ -35,11 +35,8 @@ __all__ = [
 ]
 
 count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
-
-
-def without_torch_functions() -> Any:
-    """Context: torch functions reach no mode and no subclass."""
-    return torch._C.DisableTorchFunction()
+# Context: torch functions reach no mode and no subclass. Not looked up in a capture, where users find another there.
+without_torch_functions: Callable[[], Any] = torch._C.DisableTorchFunction
 
 
 def is_function_mode_on(mode: TorchFunctionMode | None) -> bool:

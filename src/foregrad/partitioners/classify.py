@@ -96,7 +96,7 @@ _NUMBER = OpClass(Kind.NUMBER)
 _ITEM = OpClass(Kind.ITEM, fuses=True)
 _CHEAP_CLASS = OpClass(Kind.CHEAP, fuses=True)
 
-_cache: dict[Any, tuple[OpClass, OperatorFacts | None]] = {}
+_cache: dict[int, tuple[OpClass, OperatorFacts | None, Any]] = {}  # by the operator's id; with the operator
 
 
 def classify(node: fx.Node) -> OpClass:
@@ -106,14 +106,15 @@ def classify(node: fx.Node) -> OpClass:
             return _INPUT
         return _CONSTANT if node.op == "get_attr" else _EFFECT
     target = node.target
-    if "runs_once" in node.meta:  # a collective that the user called
+    if dict.__contains__(node.meta, "runs_once"):  # a collective that the user called
         return _EFFECT
-    entry = _cache.get(target)
+    entry = _cache.get(id(target))
     if entry is None:
         if is_higher_order(target):
             return _classify_higher_order(node)
-        entry = _cache[target] = _classify_operator(node) if is_operator(target) else (_classify_function(node), None)
-    op_class, facts = entry
+        found = _classify_operator(node) if is_operator(target) else (_classify_function(node), None)
+        entry = _cache[id(target)] = *found, target
+    op_class, facts, _ = entry
     if facts is not None:
         # Attention takes a dropout probability, mostly 0: then it draws nothing.
         return _HEAVY if _dropout_is_off(node, facts) else op_class

@@ -88,6 +88,8 @@ def to_offload(index: JointIndex) -> set[int]:
     roots = set()
     for i, node in enumerate(index.nodes):
         policy = dict.get(node.meta, "recompute")
+        if policy is None and not asked:
+            continue
         answer = None if policy in _MUST else asked.get(i)
         elsewhere = policy in _OFFLOADED and getattr(value_of(node), "device", _CPU) != _CPU
         if answer == OFFLOAD or (elsewhere and (answer is None or policy is _OFFLOADED[0])):

@@ -93,7 +93,7 @@ class Assembly(CaptureParts):
         settings: tuple[dict[str, Any], dict[str, Any]],
     ) -> tuple[list[InputRecord], JointGraph]:
         inputs, reached = self.inputs, described.reached
-        self.recorder.collectives.check(self.recorder.tape.needed([*analysis.entries, *described.gradients]))
+        self.recorder.collectives.check([*analysis.entries, *described.gradients])
         differentiable, gradients = described.outputs, described.gradients
         outputs: list[Entry | None] = [*analysis.entries, *gradients]
         records = list(inputs.records)

@@ -105,6 +105,6 @@ def read_again(tape: Tape) -> frozenset[str]:
     """The nodes made from a tape whose values only a second derivative reads."""
     return frozenset(
         entry.args[0].name
-        for entry in tape.entries
-        if entry.target in _READ_AGAIN and isinstance(entry.args[0], Entry) and entry.args[0].name is not None
+        for entry in tape.with_operator(_READ_AGAIN.__contains__)
+        if isinstance(entry.args[0], Entry) and entry.args[0].name is not None
     )

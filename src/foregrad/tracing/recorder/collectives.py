@@ -12,7 +12,7 @@ are those whose result is not used.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -88,12 +88,16 @@ class Collectives:
             entry.has_effect = False
         del self.made[begin:]
 
-    def check(self, needed: set[int]) -> None:
+    def check(self, outputs: Sequence[Entry | None]) -> None:
         """Capture again where a graph may not have these collectives; functional ones of the program's own stay, though
-        it does not use them. `needed`: the ids of entries whose value is.
+        it does not use them. `outputs`: of the graph.
         """
-        for entry in self.recorder.tape.forward():
-            if getattr(entry.target, "namespace", "") == "_c10d_functional" and id(entry) not in needed:
+        functional = self.recorder.tape.with_operator(lambda op: getattr(op, "namespace", "") == "_c10d_functional")
+        if not functional and not self.made:
+            return
+        needed = self.recorder.tape.needed(outputs)
+        for entry in functional:
+            if not entry.is_backward and id(entry) not in needed:
                 entry.has_effect = True
         made = [entry for entry in self.made if not entry.is_backward]
         if made and (self.recorder.decisions.made or not needed.issuperset(map(id, made))):

@@ -52,6 +52,7 @@ class _Builder:
         self.constants = 0
         self.generators: dict[torch.Generator, fx.Node] = {}
         self.graphs: dict[int, fx.Node] = {}
+        self.operators: dict[int, tuple[str, bool, bool]] = {}  # see `_about`
 
     def build(
         self, primals: Sequence[Entry], tangents: Sequence[Entry], outputs: Sequence[Entry | None], name: str
@@ -82,17 +83,23 @@ class _Builder:
             kwargs = map_entries(entry.kwargs, self._node) if entry.kwargs else {}
             if self.sizes is not None:
                 args, kwargs = map_symbolic(args, self.sizes.node), map_symbolic(kwargs, self.sizes.node)
-            if _takes_generator(entry.target):
+            base, takes_generator, takes_graphs = self.operators.get(id(entry.target)) or self._about(entry.target)
+            if takes_generator:
                 args, kwargs = self._with_generators(args), self._with_generators(kwargs)
-            if is_higher_order(entry.target):
+            if takes_graphs:
                 args = mapped(args, fx.GraphModule, self._read)
-            name = self.writer.name(_name(entry.target))
+            name = self.writer.name(base)
             node = self.writer.add(name, "call_function", entry.target, args, kwargs, self._meta(entry))
         entry.name = node.name
         self.nodes[id(entry)] = node
         number = self.numbers.get(id(entry))
         if self.sizes is not None and isinstance(number, torch.SymInt):
             self.sizes.define(number, node)
+
+    def _about(self, target: Any) -> tuple[str, bool, bool]:
+        """What an operator's nodes are called, and whether it takes a random generator, or graphs."""
+        about = self.operators[id(target)] = _name(target), _takes_generator(target), is_higher_order(target)
+        return about
 
     def _with_generators(self, arguments: Any) -> Any:
         """Arguments with random generators read from the module: as objects they have no spelling in its code."""
@@ -240,13 +247,7 @@ def fake_of(mode: FakeTensorMode, spec: Any) -> Any:
     return None
 
 
-_NAMES: dict[Any, str] = {operator.getitem: "getitem"}
-
-
 def _name(target: Any) -> str:
-    name = _NAMES.get(target)
-    if name is None:
-        packet = getattr(target, "overloadpacket", None)
-        raw = packet.__name__ if packet is not None else getattr(target, "__name__", "op")
-        name = _NAMES[target] = str(raw).strip("_") or "op"
-    return name
+    packet = getattr(target, "overloadpacket", None)
+    raw = packet.__name__ if packet is not None else getattr(target, "__name__", "op")
+    return str(raw).strip("_") or "op"

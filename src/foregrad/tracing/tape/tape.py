@@ -112,6 +112,11 @@ class Tape:
         """The entries that no backward recorded."""
         return [entry for entry in self.entries if not entry.is_backward]
 
+    def with_operator(self, holds: Callable[[Any], bool]) -> list[Entry]:
+        """The entries whose operator `holds` is true of; it is asked once for each operator."""
+        found = {key for key, target in {id(e.target): e.target for e in self.entries}.items() if holds(target)}
+        return [entry for entry in self.entries if id(entry.target) in found] if found else []
+
     def live(self, outputs: Iterable[Any]) -> list[Entry]:
         """The entries that `outputs` or an effect (a random number drawn, a collective) need, in order."""
         needed = self.needed([*outputs, *(entry for entry in self.entries if entry.has_effect)])

@@ -237,11 +237,9 @@ def picks_by_masks(entry: Entry) -> bool:
     return entry.target is aten.masked_select.default
 
 
-def sized_by_values(entry: Entry) -> bool:
-    """Whether the size of an entry's result depends on values, as far as its operator is known to be such a one."""
-    if isinstance(entry.target, (SizedCall, OpenCall)) or picks_by_masks(entry):
-        return True
-    return isinstance(entry.target, OpOverload) and depends_on_values(entry.target)
+def sized_by_values(target: Any) -> bool:
+    """Whether the size of an operator's result depends on values, as far as it is known to be such a one."""
+    return isinstance(target, (SizedCall, OpenCall)) or (isinstance(target, OpOverload) and depends_on_values(target))
 
 
 def _specs_of(result: Any) -> Any:

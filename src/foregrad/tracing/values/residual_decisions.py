@@ -39,8 +39,8 @@ class KnownDecisions(Decisions):
     def __init__(self, before: Decisions, numbering: Numbering) -> None:
         super().__init__(numbering.tape, lambda _entry: None, before.numbers, before.sizes)
         self.numbering = numbering
-        sized = tuple(entry for entry in numbering.tape.entries if sized_by_values(entry))
-        self.of_capture = self._known = Known(tuple(before.made), sized)
+        sized = numbering.tape.with_operator(sized_by_values)
+        self.of_capture = self._known = Known(tuple(before.made), tuple(sized))
         self._sized: list[Entry] = []
 
     @contextlib.contextmanager
@@ -98,7 +98,7 @@ class KnownDecisions(Decisions):
     def _key(self, entry: Entry) -> Any:
         """Equal for entries that have results of the same sizes; None where there is nothing to tell."""
         target = entry.target.op if isinstance(entry.target, (SizedCall, OpenCall)) else entry.target
-        if not sized_by_values(entry):
+        if not sized_by_values(entry.target):
             return None
         if picks_by_masks(entry):
             spec = entry.args[0].spec
