@@ -169,9 +169,13 @@ def trained(of):
 def test_a_training_step_lays_out_each_weight_and_image_once(monkeypatch):
     """Also behind an operator that looks at an image as at rows (the gradient of pooling)."""
     step_of = trained(lambda model, x: model[2:](nn.functional.max_pool2d(model[:2](x), 2)))
-    forward, backward = operands(step_graph(monkeypatch, step_of))
+    graph = step_graph(monkeypatch, step_of)
+    forward, backward = operands(graph)
     assert forward == backward
     assert all(is_channels_last(node) for node in (forward[1][0], *(image for _, image in forward)))
+    writes = [node.args for node in graph.nodes if node.target is torch.ops.aten.copy_.default]
+    assert len(writes) > 6  # what is written over the weights and their momenta is laid out as these are
+    assert all(spec_of(old).stride == spec_of(new).stride for old, new in writes)
 
 
 def test_gradients_and_results_that_a_step_leaves_have_eagers_strides(monkeypatch):

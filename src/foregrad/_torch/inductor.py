@@ -27,6 +27,8 @@ from .patterns import possible_patterns
 from .symbols import is_symbolic
 from .tensors import storage_key
 
+REALIZED = "inductor_realize_to_strides"  # in the `meta` of a node whose value gets memory of its own, as laid out
+
 _alone = make_lock()
 Strides = list[tuple[Any, ...] | None]
 

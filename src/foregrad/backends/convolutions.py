@@ -21,6 +21,7 @@ import torch
 from torch import fx
 
 from .._torch.graphs import copied
+from .._torch.inductor import REALIZED
 from .._torch.modules import make_graph_module
 from ..graph.meta import TensorSpec, contiguous_strides, respecify, spec_of
 from ..graph.partitioned import Partitioned
@@ -103,6 +104,12 @@ def with_whole_laid_out(gm: fx.GraphModule, foreign: Collection[fx.Node]) -> fx.
         for user in [*own[operand].users]:
             if "convolution" in getattr(user.target, "_opname", ""):
                 user.replace_input_with(own[operand], copy)
+    for gradient in [_gradient(node) for node in _backward_convolutions(gm) if _operand(node, 2) in entering]:
+        if gradient is not None and spec_of(gradient).stride == contiguous_strides(spec_of(gradient).shape):
+            with whole.graph.inserting_after(own[gradient]):
+                copy = _copy(own[gradient], torch.contiguous_format)  # as its readers, such as an update, are laid out
+            copy.meta[REALIZED] = True
+            own[gradient].replace_all_uses_with(copy, lambda user, copy=copy: user is not copy)
     return whole
 
 
@@ -137,6 +144,11 @@ def _operand(node: fx.Node, position: int) -> fx.Node:
     operand = node.args[position]
     assert isinstance(operand, fx.Node)
     return operand
+
+
+def _gradient(node: fx.Node) -> fx.Node | None:
+    """That of the weight."""
+    return next((user for user in node.users if user.args[1:] == (1,)), None)
 
 
 def _is_to_lay_out(spec: object) -> bool:
