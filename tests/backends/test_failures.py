@@ -101,34 +101,6 @@ def test_is_the_callers_behind_aot_function():
         steps(foregrad.aot_function(drops, failing("forward", "compiling")), grad=True)
 
 
-def fails_on_symbols(gm, example_inputs):
-    if any(isinstance(value, (torch.SymInt, torch.SymFloat)) for value in example_inputs):
-        raise ValueError("no kernels for any number")
-    return gm
-
-
-def test_a_failure_with_symbols_is_told_and_makes_no_number_a_constant():
-    compiled = foregrad.compile(lambda x, n: x * n, backend=fails_on_symbols, on_unsupported="eager")
-    with pytest.warns(
-        ForegradWarning, match="failed on the inference graph .*: ValueError: no kernels for any"
-    ) as said:
-        for number in (2, 3, 4, 5):
-            assert compiled(torch.ones(2), number).tolist() == [float(number)] * 2
-    assert len(said) == 1
-    assert len(compiled.foregrad.specializations) == 2
-    compiled = foregrad.compile(lambda x, n: x * n, backend=fails_on_symbols, on_unsupported="raise")
-    compiled(torch.ones(2), 2)
-    with pytest.raises(BackendError, match="no kernels for any number"):
-        compiled(torch.ones(2), 3)
-
-
-def test_a_failure_with_symbols_is_dynamos_too():
-    call = torch.compile(lambda x: x * 2, backend=foregrad.aot_autograd(fw_compiler=fails_on_symbols))
-    call(torch.ones(2))
-    with pytest.raises(ValueError, match="no kernels for any number"):
-        call(torch.ones(3))
-
-
 def test_a_backend_that_writes_to_its_inputs_is_an_error():
     """The call can't be made again."""
     compiled = foregrad.compile(drops, backend=failing("forward", "writing"), on_unsupported="eager")

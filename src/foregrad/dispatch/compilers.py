@@ -56,15 +56,19 @@ def call_compiler(
     *,
     always: bool = False,
     failures: Failures | None = None,
+    may_retry: bool = False,
 ) -> CompiledGraph:
     """Compile one half of `joint`. Raises `BackendError` for a result that can't be called.
 
     Results of the compiled graph are checked in its first call, or `always`. With `failures`, a failure becomes an
-    error of foregrad's, or the graph runs on eager's kernels.
+    error of foregrad's, or the graph runs on eager's kernels. With `may_retry` a failure of a graph with symbolic sizes
+    is raised as it is, for another try with plain sizes.
     """
     cut = None if compiler is eager_compiler else cut_at_sparse(module)
     if cut is not None:
-        return _called_in_parts(cut, compiler, module, joint, role, always=always, failures=failures)
+        return _called_in_parts(
+            cut, compiler, module, joint, role, always=always, failures=failures, may_retry=may_retry
+        )
     if failures is None or compiler is eager_compiler:
         return _called(compiler, module, joint, role, always=always)
 
@@ -79,7 +83,7 @@ def call_compiler(
         return _called(compiler, module, joint, role, always=always, instead=None if failures.tell is None else instead)
     except Exception as error:
         is_said = failures.tell is None and isinstance(error, ForegradError)
-        if is_said or is_interrupt(error):
+        if is_said or is_interrupt(error) or (may_retry and joint.symbols is not None):
             raise
         run, note = after(error)
         note()

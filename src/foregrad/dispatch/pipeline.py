@@ -168,8 +168,12 @@ class Pipeline:
         partitioned: Partitioned,
         resumable: ResumableTrace | None = None,
         config: Config | None = None,
+        *,
+        may_retry: bool = True,
     ) -> Compiled:
-        """The halves compiled; the backward lazily, and its derivatives too if it is `resumable`."""
+        """The halves compiled; the backward lazily, and its derivatives too if it is `resumable`. `may_retry`: with
+        symbolic sizes a failure is raised, for another capture with plain sizes.
+        """
         joint = partitioned.joint
         inference = joint.signature.is_inference
         compiler = self.inference_compiler if inference else self.fw_compiler
@@ -179,7 +183,9 @@ class Pipeline:
         always = config is not None and config.check
         failures = self._failures_of(config)
         role = roles.inference() if inference else roles.forward()
-        forward = self.compiled_graph(compiler, partitioned.forward, joint, role, failures, always=always)
+        forward = self.compiled_graph(
+            compiler, partitioned.forward, joint, role, failures, always=always, may_retry=may_retry
+        )
         if forward.output_strides is not None:
             _lay_out_saved(partitioned, forward.output_strides)
 
@@ -277,9 +283,10 @@ class Pipeline:
         failures: Failures | None,
         *,
         always: bool,
+        may_retry: bool = False,
     ) -> CompiledGraph:
         def compile_as(role: GraphRole) -> CompiledGraph:
-            return call_compiler(compiler, module, joint, role, always=always, failures=failures)
+            return call_compiler(compiler, module, joint, role, always=always, failures=failures, may_retry=may_retry)
 
         role = dataclasses.replace(role, regions=self.regions)
         with phase(f"compile {role.phase}"):
@@ -306,7 +313,7 @@ class Pipeline:
             split: Partitioned = self.split(derivative.joint)
             if not derivative.joint.signature.is_inference:
                 split = also_saved(split, self._kept_by_derived(derivative))
-            compiled = self.compile(split, derivative.resumable, config)
+            compiled = self.compile(split, derivative.resumable, config, may_retry=False)
         return Derived(derivative, dataclasses.replace(compiled, disable_autocast=True))
 
     def _kept_by_derived(self, derivative: Derivative) -> set[str]:

