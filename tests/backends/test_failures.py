@@ -101,6 +101,38 @@ def test_is_the_callers_behind_aot_function():
         steps(foregrad.aot_function(drops, failing("forward", "compiling")), grad=True)
 
 
+def fails_on_symbols(gm, example_inputs):
+    for value in example_inputs:
+        numbers = value.shape if isinstance(value, torch.Tensor) else [value]
+        if any(isinstance(number, (torch.SymInt, torch.SymFloat)) for number in numbers):
+            raise ValueError("no kernels for any number")
+    return gm
+
+
+@pytest.mark.parametrize("on_unsupported", ["eager", "raise"])
+@pytest.mark.parametrize("of", [lambda n: (torch.ones(2), n), lambda n: (torch.ones(n), 2)], ids=["numbers", "sizes"])
+def test_a_failure_with_symbols_is_told_once_and_each_value_gets_a_graph(of, on_unsupported):
+    compiled = foregrad.compile(lambda x, n: x * n, backend=fails_on_symbols, on_unsupported=on_unsupported)
+    with pytest.warns(
+        ForegradWarning, match="symbolic sizes or numbers: ValueError: no kernels for any number"
+    ) as said:
+        for number in (2, 3, 4, 5):
+            x, factor = of(number)
+            assert torch.equal(compiled(x, factor), x * factor)
+    assert len(said) == 1
+    assert len(compiled.foregrad.specializations) == 4
+
+
+def test_a_failure_with_symbols_is_told_behind_dynamo_too():
+    call = torch.compile(lambda x: x * 2, backend=foregrad.aot_autograd(fw_compiler=fails_on_symbols))
+    with pytest.warns(
+        ForegradWarning, match="symbolic sizes or numbers: ValueError: no kernels for any number"
+    ) as said:
+        for size in (1, 3, 4, 5):
+            assert torch.equal(call(torch.ones(size)), torch.ones(size) * 2)
+    assert len(said) == 1
+
+
 def test_a_backend_that_writes_to_its_inputs_is_an_error():
     """The call can't be made again."""
     compiled = foregrad.compile(drops, backend=failing("forward", "writing"), on_unsupported="eager")

@@ -18,7 +18,8 @@ from .graphs import Specialization
 from .guards import CallGuards
 from .naming import log_guards
 from .numbers import ConstantNumbers, fixed_numbers
-from .pipeline import Pipeline, Product
+from .pipeline import Pipeline, Product, is_of_capture
+from .refusals import warn_user
 from .shapes import SizesSeen, check_marked
 from .stateful import check_draws
 
@@ -31,6 +32,8 @@ class Specializer:
     ) -> None:
         self.function, self.pipeline, self.config, self.name, self.sizes = function, pipeline, config, name, sizes
         self._errors: set[tuple[type, str]] = set()  # that backwards raise without symbols too
+        self._of_compiler: Exception | None = None  # raised where sizes or numbers were symbolic
+        self._is_told = False
 
     def specialize(self, call: FlatCall, specializations: Sequence[Specialization]) -> Specialization:
         """Capture, partition, compile and render for this call. `specializations`: the graphs so far."""
@@ -39,6 +42,7 @@ class Specializer:
             while True:
                 try:
                     call, product = self._build(call)
+                    self._tell()
                     break
                 except NumberVaries as found:
                     self.sizes.varied |= {found.where}
@@ -85,7 +89,8 @@ class Specializer:
                 constants = error.leaves
             except (DrawsDiffer, EscapedTensorError):
                 raise
-            except Exception:  # whatever is wrong apart from symbols, the next try raises
+            except Exception as error:  # whatever is wrong apart from symbols, the next try raises
+                self._note(error)
                 constants = call.numbers
             self.sizes.make_constant(call.paths[i] for i in constants)
             call = dataclasses.replace(call, numbers=call.numbers - constants)
@@ -115,9 +120,26 @@ class Specializer:
         """The pipeline's product for a call with symbolic sizes, or None if that does not work."""
         try:
             product = self.pipeline.build(call, self.name, self.config)
-        except Exception:  # whatever is wrong apart from symbols, the next try raises
+        except Exception as error:  # whatever is wrong apart from symbols, the next try raises
+            self._note(error)
             return None
         return None if self._is_of_symbols(product, call) else product
+
+    def _note(self, error: Exception) -> None:
+        if not is_of_capture(error):
+            self._of_compiler = error
+
+    def _tell(self) -> None:
+        """Say once that a compiler failed with symbolic sizes, which works without."""
+        error, self._of_compiler = self._of_compiler, None
+        if error is not None and not self._is_told:
+            self._is_told = True
+            said = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+            warn_user(
+                f"a compiler failed on a graph of `{self.name}` with symbolic sizes or numbers: {said}. "
+                "Each size or number gets a graph of its own instead, up to the limit of graphs. "
+                "(foregrad.compile(..., dynamic=False) asks for that from the start.)"
+            )
 
     def _is_of_symbols(self, product: Product, call: FlatCall) -> bool:
         """Whether a backward raises because of symbolic sizes and numbers, not because eager's does."""
