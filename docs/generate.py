@@ -149,7 +149,7 @@ def closed_world_page() -> str:
 
     packages, classes = listed(calls.KNOWN_PACKAGES), listed(calls.PURE_CLASSES)
     trusted, opaque = listed(calls.TRUSTED_MODULES), listed(calls.OPAQUE_MODULES)
-    of_logging = listed(f"logging.{function.__qualname__}" for function in calls._OF_LOGGING)
+    refused = listed(f"{function.__module__}.{function.__qualname__}" for function in calls._REFUSED_FUNCTIONS)
 
     return f"""# The closed world
 
@@ -210,8 +210,9 @@ and of hashes, but for `update` of the last and
 
 Modules whose Python is known to call nothing of C that matters: {trusted}.
 
-Modules that are not looked at, with all that they call: {opaque}. Of their functions these are refused:
-{of_logging}.
+Modules that are not looked at, with all that they call: {opaque}.
+
+Functions of Python that are refused: {refused}.
 """
 
 

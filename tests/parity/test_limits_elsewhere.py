@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextvars
 import ctypes
 import functools
 import math
@@ -11,6 +12,7 @@ import sys
 import types
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -262,15 +264,57 @@ def _(wrap):
     return any(event.key == "inside" for event in profile.key_averages())
 
 
-@silent("the function reads `sys.modules`")
+@silent("the function goes through `sys.modules`")
 def _(wrap):
-    call = wrap(lambda x: x + ("not_there" in sys.modules))
+    call = wrap(lambda x: x + (len(sys.modules)))
     call(torch.ones(1))
     try:
         sys.modules["not_there"] = types.ModuleType("not_there")
         return call(torch.ones(1))
     finally:
         del sys.modules["not_there"]
+
+
+@silent("it reads the `__name__` of a class or function")
+def _(wrap):
+    class Box:
+        pass
+
+    call = wrap(lambda x: x * len(Box.__name__))
+    call(torch.ones(1))
+    Box.__name__ = "Container"
+    return call(torch.ones(1))
+
+
+@silent("it goes through the attributes of a class")
+def _(wrap):
+    class Box:
+        one = 1
+
+    call = wrap(lambda x: x * sum(name[:1] != "_" for name in vars(Box)))
+    call(torch.ones(1))
+    Box.two = 2
+    return call(torch.ones(1))
+
+
+@silent("it makes text of a NumPy array")
+def _(wrap):
+    array = np.array([1 / 3])
+    call = wrap(lambda x: x * len(str(array)))
+    call(torch.ones(1))
+    with np.printoptions(precision=2):
+        return call(torch.ones(1))
+
+
+@silent("it reads a variable in a copied context")
+def _(wrap):
+    rate = contextvars.ContextVar("rate")
+    context = contextvars.copy_context()
+    context.run(rate.set, 2.0)
+    call = wrap(lambda x: x * context[rate])
+    call(torch.ones(1))
+    context.run(rate.set, 3.0)
+    return call(torch.ones(1))
 
 
 @silent("it reads a private table of PyTorch's")
@@ -291,7 +335,7 @@ def _(wrap):
     return wrap(lambda x: x + (1.0 if x in known else 0.0))(x)
 
 
-@silent("it sets an attribute of a library's module")
+@silent("it sets `args` of an exception")
 def _(wrap):
     error = ValueError(0)
 
@@ -336,23 +380,6 @@ def _(wrap):
     call(torch.ones(1))
     factor = 2.0
     part.__code__ = (lambda x: x * factor * 2.0).__code__
-    return call(torch.ones(1))
-
-
-@silent("a class gets a special method that it lacked")
-def _(wrap):
-    class Box:
-        pass
-
-    def function(x):
-        try:
-            return x * float(box)
-        except TypeError:
-            return x
-
-    box, call = Box(), wrap(function)
-    call(torch.ones(1))
-    Box.__float__ = lambda self: 7.0
     return call(torch.ones(1))
 
 

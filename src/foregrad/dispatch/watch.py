@@ -38,6 +38,7 @@ from .explain import Difference
 
 Check = Callable[[tuple[Any, ...]], bool]
 _FEW = 6  # places; up to this number their versions are compared in Python
+_MOST_ABSENT = 32  # names that are asked for one by one: a class lacks a hundred special methods
 _PATIENCE = 2  # writes without a difference until a place is checked by its items
 _alive: weakref.WeakSet[Watch] = weakref.WeakSet()
 
@@ -431,9 +432,10 @@ def _render_place(tree: Tree, index: int, place: ReadSite) -> bool:
     if any(isinstance(key, torch.Tensor) for key in place.items):  # a tree in C++ compares keys, from 3.12 on
         return False
     node = tree.of(index)
-    if place.keys is not None:
+    by_length = place.keys is not None or len(place.absent) > _MOST_ABSENT
+    if by_length:
         tree.counts(node, holder)
-    for key in () if place.keys is not None else place.absent:
+    for key in () if by_length else place.absent:
         tree.lacks(node, key)
     for key, expected in place.items.items():
         now = place.look(key)

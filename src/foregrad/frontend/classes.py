@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
+import os
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
+from ..graph.spelling import in_order
+
 __all__ = [
     "CODE_OF_CLASSES",
     "MAKERS",
+    "SPECIAL",
     "attributes_of",
     "called_by_autograd",
     "dict_of_class",
+    "kept_by_c",
     "makers_of",
     "slots_in",
     "special_names",
@@ -33,6 +39,17 @@ CODE_OF_CLASSES = (
     functools.singledispatchmethod,
     types.FunctionType,
 )
+
+
+_LIKE: Any = (int, complex, list, set, type, types.FunctionType, type(iter(())), os.PathLike, contextlib.nullcontext)
+# Special methods, without which the interpreter does something else.
+SPECIAL = frozenset(
+    name
+    for kind in _LIKE
+    for base in kind.__mro__
+    for name, item in vars(base).items()
+    if name[:2] == "__" and callable(item)
+) | {"__getattr__", "__matmul__", "__rmatmul__", "__match_args__"}
 
 
 def special_names(cls: type) -> list[str]:
@@ -78,3 +95,10 @@ def called_by_autograd(functions: Iterable[Any]) -> Iterator[types.FunctionType]
 def dict_of_class(cls: type) -> Any:
     """The dict of which `vars(cls)` is a view, and whose writes CPython counts."""
     return gc.get_referents(type.__dict__["__dict__"].__get__(cls))[0]
+
+
+def kept_by_c(cls: type) -> list[str]:
+    """The attributes of a class of exceptions that C keeps, the traceback apart."""
+    kinds = types.MemberDescriptorType, types.GetSetDescriptorType
+    found = {name for base in cls.__mro__ for name, item in vars(base).items() if isinstance(item, kinds)}
+    return in_order(frozenset(found - {"__dict__", "__weakref__", "__traceback__"}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import dis
 import functools
 import itertools
@@ -12,7 +11,19 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-__all__ = ["CodeNames", "NamesMet", "codes_in", "imported_modules", "imports_of", "instructions_of", "names_of"]
+__all__ = [
+    "OF_CODE",
+    "CodeNames",
+    "NamesMet",
+    "Seen",
+    "codes_in",
+    "imported_modules",
+    "imports_of",
+    "instructions_of",
+    "look_at",
+    "names_of",
+    "stored_in",
+]
 
 _LOADS = {"LOAD_GLOBAL", "LOAD_NAME"}
 _NAMED_LOADS = _LOADS | {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
@@ -24,19 +35,25 @@ _NAMESPACE = {"globals", "eval", "exec"}
 _FORMATS = {"format", "format_map", "Formatter", "vformat"}  # whose fields name attributes: "{0.name}"
 _LOADERS = {"import_module", "__import__"}
 _NOT_ARGUMENTS = {"PUSH_NULL", "PRECALL", "KW_NAMES", "NOP"}
+# What code with these names asks of functions and classes.
+OF_CODE = {
+    name: {name}
+    for name in ("__annotations__", "__code__", "__defaults__", "__doc__", "__kwdefaults__", "__subclasses__")
+}
+OF_CODE["signature"] = OF_CODE["getfullargspec"] = {"__defaults__", "__kwdefaults__", "__annotations__"}
+OF_CODE["get_type_hints"] = OF_CODE["get_annotations"] = {"__annotations__"}
 _WORD = re.compile(r"[^\W\d]\w*")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CodeNames:
+class CodeNames(NamedTuple):
     """The names in a code object and in all functions made in it.
 
     `loaded` are globals; `others` attribute names and strings that might be such; `probed` those of them that the
     code asks for without knowing whether they are there; `imports` modules as (name, level). `made_up_of`: what it gets
-    at attributes of whose names stand nowhere, a global or "" for anything. `whole_namespace`: it asks for globals by
-    other means than their name. `compares`: where it asks whether two objects are one, by `is` or `id`:
-    the path of the global that one of them is, or none. `handed_on`: what it loads for more than an attribute of it.
-    `cells`: the free variables that it reads or hands to these functions.
+    at attributes of whose names stand nowhere, a global or "" for anything. `whole_namespace` is not empty where it
+    asks for globals by other means than their name. `compares`: where it asks whether two objects are one, by `is` or
+    `id`: the path of the global that one of them is, or none. `handed_on`: what it loads for more than an attribute
+    of it. `cells`: the free variables that it reads or hands to these functions.
     """
 
     loaded: frozenset[str]
@@ -44,14 +61,13 @@ class CodeNames:
     probed: frozenset[str]
     imports: frozenset[tuple[str, int]]
     made_up_of: frozenset[str]
-    whole_namespace: bool
+    whole_namespace: frozenset[str]
     compares: frozenset[tuple[str, ...]]
     handed_on: frozenset[str]
     cells: frozenset[str]
 
 
-@dataclasses.dataclass(slots=True)
-class NamesMet:
+class NamesMet(NamedTuple):
     """The names in the code that was met so far, those that may be missing, and the number of objects that were looked
     at under these names.
     """
@@ -60,15 +76,6 @@ class NamesMet:
     probed: frozenset[str] = frozenset()
     makes_up_names: bool = False
     objects: int = 0
-
-    @classmethod
-    def of(cls, names: set[str], probed: set[str], *, makes_up_names: bool) -> NamesMet:
-        """A copy of these sets."""
-        return cls(frozenset(names), frozenset(probed), makes_up_names)
-
-    def since(self, before: NamesMet) -> NamesMet:
-        """The names that are new since then."""
-        return NamesMet(self.names - before.names, self.probed - before.probed)
 
 
 def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -98,34 +105,19 @@ def names_of(code: types.CodeType, apart: frozenset[types.CodeType] = frozenset(
         others |= {word for text in strings if "{" in text for word in _WORD.findall(text)}
     if named & _LOADERS or {"sys", "modules"} <= named:
         imports |= {(text, 0) for text in (*strings, "")}  # "": `sys.modules[__name__]`
-    whole, handed_on = bool(named & _NAMESPACE), _handed_on(instructions)
+    whole, handed_on = named & _NAMESPACE, _handed_on(instructions)
     if whole:
         loaded |= {word for text in strings for word in _WORD.findall(text)}
-    made_up = {""} if named & _NAMES_ANYTHING else _asked_for_made_up(instructions) if named & _ASKS else set()
+    matches = any(i.name == "MATCH_CLASS" and i.argument for i in instructions)  # attributes that the class names
+    made_up = {""} if matches or named & _NAMES_ANYTHING else _asked_for_made_up(instructions) if named & _ASKS else ()
     cells = {instruction.value for instruction in instructions if instruction.name in _DEREFERENCES} if apart else set()
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType) and constant not in apart:
-            inner = names_of(constant, apart)
-            cells |= {*constant.co_freevars}
-            loaded |= inner.loaded
-            others |= inner.others
-            probed |= inner.probed
-            imports |= inner.imports
-            made_up |= inner.made_up_of
-            whole = whole or inner.whole_namespace
-            compares |= inner.compares
-            handed_on |= inner.handed_on
-    return CodeNames(
-        frozenset(loaded),
-        frozenset(others),
-        frozenset(probed),
-        frozenset(imports),
-        frozenset(made_up),
-        whole,
-        frozenset(compares),
-        frozenset(handed_on),
-        frozenset(cells.intersection(code.co_freevars) if apart else code.co_freevars),
-    )
+    inside = [constant for constant in code.co_consts if isinstance(constant, types.CodeType) and constant not in apart]
+    cells.update(*(inner.co_freevars for inner in inside))
+    own = loaded, others, probed, imports, made_up, whole, compares, handed_on, cells
+    parts: Any = zip(own, *(names_of(inner, apart) for inner in inside), strict=True)
+    united: Any = [frozenset().union(*part) for part in parts]
+    united[-1] = united[-1].intersection(code.co_freevars) if apart else frozenset(code.co_freevars)
+    return CodeNames(*united)
 
 
 def imports_of(code: types.CodeType) -> frozenset[tuple[str, int]]:
@@ -136,17 +128,55 @@ def imports_of(code: types.CodeType) -> frozenset[tuple[str, int]]:
     return (names_of(code).imports if imports else frozenset()).union(*inner)
 
 
-def imported_modules(imports: Iterable[tuple[str, int]], namespace: dict[str, Any]) -> Iterator[types.ModuleType]:
-    """The modules that code with these globals imports, those on the way included, as far as they are loaded."""
+class Seen(NamedTuple):
+    """What a code object and the functions in it ask for: names, modules to import as (name, level). `code` is kept so
+    that no other code gets its id.
+    """
+
+    names: frozenset[str]
+    imports: frozenset[tuple[str, int]]
+    code: types.CodeType
+
+
+_seen: dict[int, Seen] = {}
+
+
+def look_at(code: types.CodeType) -> Seen:
+    """Names and imports in code, told without its instructions."""
+    if (known := _seen.get(id(code))) is not None:
+        return known
+    inner = (look_at(constant).names for constant in code.co_consts if isinstance(constant, types.CodeType))
+    texts = (constant for constant in code.co_consts if type(constant) is str and constant.isidentifier())
+    seen = _seen[id(code)] = Seen(frozenset(code.co_names).union(texts, *inner), imports_of(code), code)
+    return seen
+
+
+@functools.lru_cache(maxsize=8192)
+def stored_in(code: types.CodeType) -> frozenset[str]:
+    """The attributes that code sets or deletes, whatever the object; not those that functions made in it set."""
+    by_text = {text for text in _strings(code) if text.isidentifier()} if "setattr" in code.co_names else set()
+    if _STORES_OF_ATTRIBUTES.isdisjoint(code.co_code[::2]):
+        return frozenset(by_text)
+    stores = (i.value for i in instructions_of(code) if dis.opmap[i.name] in _STORES_OF_ATTRIBUTES)
+    return frozenset(by_text.union(stores))
+
+
+def imported_modules(
+    imports: Iterable[tuple[str, int]], namespace: dict[str, Any]
+) -> Iterator[tuple[str, types.ModuleType]]:
+    """The modules that code with these globals imports, those on the way included, as far as they are loaded, and the
+    names under which it does.
+    """
     for name, level in sorted(imports):
         if level:
             package = str(namespace.get("__package__") or "").rsplit(".", level - 1)[0]
             name = f"{package}.{name}".strip(".")
         parts = (name or str(namespace.get("__name__"))).split(".")
         for end in range(1, len(parts) + 1):
-            module = sys.modules.get(".".join(parts[:end]))
+            name = ".".join(parts[:end])
+            module = sys.modules.get(name)
             if isinstance(module, types.ModuleType):
-                yield module
+                yield name, module
 
 
 class Instruction(NamedTuple):
@@ -158,6 +188,7 @@ class Instruction(NamedTuple):
 
 
 _EXTENDED, _CACHE, _IMPORT = dis.opmap["EXTENDED_ARG"], dis.opmap.get("CACHE", -1), dis.opmap["IMPORT_NAME"]
+_STORES_OF_ATTRIBUTES = {dis.opmap["STORE_ATTR"], dis.opmap["DELETE_ATTR"]}
 _CONSTANTS, _NAMES, _CELLS = set(dis.hasconst), set(dis.hasname), set(dis.hasfree)
 # Some arguments are the number of a name and flags behind it.
 _FLAGS = {

@@ -25,24 +25,8 @@ class _Absent:
 
 ABSENT = _Absent()
 
-PLAIN = {
-    int,
-    float,
-    str,
-    bool,
-    bytes,
-    complex,
-    type(None),
-    type(...),
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-    torch.Size,
-    range,
-    slice,
-}
-
+PLAIN = {int, float, str, bool, bytes, complex, type(None), type(...), range, slice}
+PLAIN |= {torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format}
 
 _NOT_PLAIN = {types.FunctionType, types.ModuleType, type, list, dict, set}  # what is met most often, told at once
 

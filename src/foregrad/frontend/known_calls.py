@@ -155,13 +155,13 @@ REFUSED_METHODS: Final[dict[str, str]] = {
     "_thread.RLock": _LOCKED,
 }
 
-_OF_LOGGING: Final = (
+_REFUSED_FUNCTIONS: Final = (
     *(logging.Logger.setLevel, logging.Logger.addHandler, logging.Logger.removeHandler, logging.Handler.setLevel),
     *(logging.Handler.setFormatter, logging.Filterer.addFilter, logging.Filterer.removeFilter),
-    *(logging.basicConfig, logging.disable),
+    *(logging.basicConfig, logging.disable, torch.utils.data.DataLoader.__iter__),
 )
-REFUSED_CODE: Final = frozenset(function.__code__ for function in _OF_LOGGING)
-"""Python of modules that are not looked at which writes to what nobody tracks."""
+REFUSED_CODE: Final = frozenset(function.__code__ for function in _REFUSED_FUNCTIONS)
+"""Python of modules that are not looked at which writes to what nobody tracks, or reads anew in each call."""
 
 DIVERTED: Final = (id, hash, warnings.warn)
 """A capture is told of these with their arguments, by the C++ part; without it they are refused."""

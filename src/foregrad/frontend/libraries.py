@@ -53,7 +53,7 @@ _OF_TORCH = ("torch.optim", "torch.distributions", "torch.amp", "torch.cuda.amp"
 # What their objects hold follows from how they were made, or is nobody's option.
 _FIXED = set(
     "_frozen_importlib _frozen_importlib_external abc ast builtins contextvars dataclasses datetime decimal "
-    "enum fractions functools importlib inspect logging operator pathlib re types typing uuid "
+    "enum fractions functools importlib inspect logging operator pathlib random re types typing uuid "
     "warnings zipimport pytest _pytest pluggy hypothesis coverage IPython ipykernel".split()
 )
 
@@ -91,7 +91,7 @@ def is_library(value: Any) -> bool:
 
 def is_installed(module: types.ModuleType) -> bool:
     """Whether a module is part of a package that was installed."""
-    parts = str(getattr(module, "__file__", None)).replace("\\", "/").split("/")
+    parts = str(vars(module).get("__file__")).replace("\\", "/").split("/")
     return not {"site-packages", "dist-packages"}.isdisjoint(parts)
 
 
@@ -101,7 +101,7 @@ def keeps_options(cls: type) -> bool:
     if not isinstance(module, str):
         return False
     root = module.partition(".")[0]
-    return root in _WITH_OPTIONS or module.startswith(_OF_TORCH)
+    return root in _WITH_OPTIONS or root == "numpy" or module.startswith(_OF_TORCH)
 
 
 def is_constant(cls: type) -> bool:
@@ -204,88 +204,47 @@ def asked_of_module(module: types.ModuleType, names: frozenset[str]) -> list[tup
     """Switches of a library's module that code with these `names` may look at: what people call each, how to ask."""
     root, *rest = module.__name__.split(".")
     words = names.union(rest)
-    return [(text, ask) for word, text, ask in _SWITCHES.get(root, ()) if word in words]
+    rows = [(words.intersection(known.split()), text, ask) for known, text, ask in _SWITCHES.get(root, ())]
+    return [(text.format(min(asked)), ask) for asked, text, ask in rows if asked]
 
 
-def _anomaly(_: Any) -> Any:
-    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+def _of(value: Any, names: str) -> tuple[Any, ...]:
+    return tuple(getattr(value, name) for name in names.split())
 
 
-def _mkldnn(_: Any) -> Any:
-    return torch.backends.mkldnn.enabled, torch.backends.mkldnn.deterministic
+def _called(value: Any, names: str) -> tuple[Any, ...]:
+    return tuple(ask() for ask in _of(value, names))
 
 
-def _cudnn(_: Any) -> Any:
-    cudnn = torch.backends.cudnn
-    return cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32
-
-
-def _fast_path(_: Any) -> Any:
-    return torch.backends.mha.get_fastpath_enabled()
-
-
-def _warn_always(_: Any) -> Any:
-    return torch.is_warn_always_enabled()
-
-
-def _nnpack(_: Any) -> Any:
-    return uses_nnpack()
-
-
-def _fills_memory(_: Any) -> Any:
-    return fills_uninitialized()
-
-
-_OF_AUTOCAST = (
-    "get_autocast_dtype",
-    "get_autocast_cpu_dtype",
-    "get_autocast_gpu_dtype",
-    "is_autocast_enabled",
-    "is_autocast_cpu_enabled",
-    "is_autocast_cache_enabled",
+_AUTOCAST = (
+    "get_autocast_dtype get_autocast_cpu_dtype get_autocast_gpu_dtype is_autocast_enabled is_autocast_cpu_enabled "
+    "is_autocast_cache_enabled"
 )
-_OF_ATTENTION = ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled", "cudnn_sdp_enabled")
+_ATTENTION = "flash_sdp_enabled mem_efficient_sdp_enabled math_sdp_enabled cudnn_sdp_enabled"
+_CUDNN = "enabled benchmark deterministic allow_tf32"
+_ANOMALY = "is_anomaly_enabled is_anomaly_check_nan_enabled"
 
 
-def _autocast_dtypes(_: Any) -> Any:
-    devices = ("cpu", "cuda")
-    return tuple((torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)) for device in devices)
+def _autocast(_: Any) -> Any:
+    return tuple((torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)) for device in ("cpu", "cuda"))
 
 
-def _attention_kernels(_: Any) -> Any:
-    return tuple(getattr(torch.backends.cuda, name)() for name in _OF_ATTENTION)
-
-
-def _einsum(_: Any) -> Any:
-    return torch.backends.opt_einsum.enabled, torch.backends.opt_einsum.strategy
-
-
-def _precision(_: Any) -> Any:
-    context = decimal.getcontext()
-    return context.prec, context.rounding, context.Emin, context.Emax
-
-
-def _errors_of_numpy(_: Any) -> Any:
-    return tuple(sorted(sys.modules["numpy"].geterr().items()))
-
-
+# Names, what people call the switch of that name, how to ask for it.
 _SWITCHES: dict[str, tuple[tuple[str, str, Callable[[Any], Any]], ...]] = {
     "torch": (
-        ("is_anomaly_enabled", "torch.is_anomaly_enabled()", _anomaly),
-        ("is_anomaly_check_nan_enabled", "torch.is_anomaly_check_nan_enabled()", _anomaly),
-        ("mkldnn", "torch.backends.mkldnn", _mkldnn),
-        ("cudnn", "torch.backends.cudnn", _cudnn),
-        ("is_warn_always_enabled", "torch.is_warn_always_enabled()", _warn_always),
-        ("get_fastpath_enabled", "torch.backends.mha.get_fastpath_enabled()", _fast_path),
-        *((name, f"torch.{name}()", _autocast_dtypes) for name in _OF_AUTOCAST),
-        *((name, f"torch.backends.cuda.{name}()", _attention_kernels) for name in _OF_ATTENTION),
-        ("nnpack", "torch.backends.nnpack", _nnpack),
-        ("fill_uninitialized_memory", "torch.utils.deterministic", _fills_memory),
-        ("opt_einsum", "torch.backends.opt_einsum", _einsum),
+        (_ANOMALY, "torch.{}()", lambda _: _called(torch, _ANOMALY)),
+        ("mkldnn", "torch.backends.{}", lambda _: _of(torch.backends.mkldnn, "enabled deterministic")),
+        ("cudnn", "torch.backends.{}", lambda _: _of(torch.backends.cudnn, _CUDNN)),
+        ("is_warn_always_enabled", "torch.{}()", lambda _: torch.is_warn_always_enabled()),
+        ("get_fastpath_enabled", "torch.backends.mha.{}()", lambda _: torch.backends.mha.get_fastpath_enabled()),
+        (_AUTOCAST, "torch.{}()", _autocast),
+        (_ATTENTION, "torch.backends.cuda.{}()", lambda _: _called(torch.backends.cuda, _ATTENTION)),
+        ("nnpack", "torch.backends.{}", lambda _: uses_nnpack()),
+        ("fill_uninitialized_memory", "torch.utils.deterministic", lambda _: fills_uninitialized()),
+        ("opt_einsum", "torch.backends.{}", lambda _: _of(torch.backends.opt_einsum, "enabled strategy")),
     ),
     "decimal": (
-        ("Decimal", "decimal.getcontext()", _precision),
-        ("getcontext", "decimal.getcontext()", _precision),
+        ("Decimal getcontext", "decimal.getcontext()", lambda _: _of(decimal.getcontext(), "prec rounding Emin Emax")),
     ),
-    "numpy": (("geterr", "numpy.geterr()", _errors_of_numpy),),
+    "numpy": (("geterr", "numpy.geterr()", lambda _: tuple(sorted(sys.modules["numpy"].geterr().items()))),),
 }

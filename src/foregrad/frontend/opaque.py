@@ -29,6 +29,7 @@ __all__ = [
     "DRAWN",
     "NAMES_OF",
     "asked_of",
+    "context_value",
     "is_cached_function",
     "is_generator_of_numpy",
     "is_number_of_numpy",
@@ -49,7 +50,7 @@ def asked_of(value: Any) -> Callable[[Any], Any] | None:
     if isinstance(value, memoryview):
         return memoryview.tobytes
     if isinstance(value, contextvars.ContextVar):
-        return _context_value
+        return context_value
     if is_cached_function(value):
         return _NotCleared(value)
     numpy = sys.modules.get("numpy")
@@ -62,8 +63,12 @@ def asked_of(value: Any) -> Callable[[Any], Any] | None:
     return asked_of_library(value)
 
 
-def _context_value(variable: Any) -> Any:
-    return variable.get(None)
+def context_value(variable: Any) -> Any:
+    """What a context variable holds, or its default; None where it has neither."""
+    try:
+        return variable.get()
+    except LookupError:
+        return None
 
 
 class _NotCleared:
@@ -131,7 +136,8 @@ def _numbers(numpy: Any, before: Any, values: Any) -> str:
         a, b = (row.view(numpy.uint64 if whole else numpy.uint8) for row in rows)
         starts = range(0, len(a), _AT_ONCE)
         same = all(numpy.array_equal(a[at : at + _AT_ONCE], b[at : at + _AT_ONCE]) for at in starts)
-    return f"{values.dtype}{list(values.shape)} {'as captured' if same else 'of other numbers'}"
+    kept = "" if values.flags.writeable else ", read-only,"
+    return f"{values.dtype}{list(values.shape)}{kept} {'as captured' if same else 'of other numbers'}"
 
 
 _AT_ONCE = 1 << 17  # a megabyte: both pieces stay in the processor's cache

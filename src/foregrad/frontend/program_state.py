@@ -23,7 +23,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -32,32 +32,11 @@ from .._torch.hooks import gradient_hooks
 from .._torch.stand_ins import is_stand_in
 from .._torch.torchscript import attributes_of
 from ..graph.slots import Buffer, Closure, Param
+from . import holders as kinds
 from .classes import CODE_OF_CLASSES
-from .code import imported_modules, imports_of
-from .expected import ABSENT, stored
-from .holders import (
-    ATTRIBUTES,
-    BUFFER,
-    CACHE,
-    CELL,
-    CLASS,
-    DECIMALS,
-    DEQUE,
-    DICT,
-    FILE,
-    LIST,
-    NAMESPACE,
-    NUMBERS,
-    NUMPY_RANDOM,
-    PASSAGE,
-    RANDOM,
-    SET,
-    SLOTS,
-    Holder,
-    Kind,
-    own_globals,
-    slots_of,
-)
+from .code import Seen, imported_modules, look_at, stored_in
+from .expected import ABSENT, PLAIN, stored
+from .holders import Holder, Kind, own_globals, slots_of
 from .libraries import (
     BAGS,
     OF_CTYPES,
@@ -76,40 +55,18 @@ from .sources import Source
 _MOST_VISITS = 200_000
 _LARGE = 10_000  # items, from which on those of a container are not looked into
 _MOST_BYTES = 1 << 20  # of a buffer that is copied
-_ATOMS = {int, float, str, bool, bytes, complex, type(None), type(...), range, slice, types.CodeType}
-_ATOMS |= {torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format}
-_ATOMS |= {type(NotImplemented), types.GetSetDescriptorType}
+_ATOMS = PLAIN | {types.CodeType, type(NotImplemented), types.GetSetDescriptorType}
 _BUFFERS = (bytearray, array.array, memoryview, *OF_CTYPES)
 _OF_PARTIALS, _OF_DESCRIPTORS = ("func", "args", "keywords"), ("__func__", "fget", "fset", "func")
 _WITH_ATTRIBUTES = {dict, list, tuple, set, frozenset, collections.deque, functools.partial, _BUFFERS}
 _PLAIN = {dict, list, tuple, set, frozenset, collections.deque, collections.defaultdict, *_BUFFERS}
 # As modules' tables of hooks are, a dozen each: of those with nothing in them there is nothing to copy.
-_OFTEN_EMPTY: dict[Any, Kind] = {dict: DICT, collections.OrderedDict: DICT, list: LIST, set: SET}
-
-
-class _Seen(NamedTuple):
-    """What a code object and the functions in it ask for: names, modules to import as (name, level). `code` is kept so
-    that no other code gets its id.
-    """
-
-    names: frozenset[str]
-    imports: frozenset[tuple[str, int]]
-    code: types.CodeType
-
-
-_seen_code: dict[int, _Seen] = {}
-
-
-def _look_at_code(code: types.CodeType) -> _Seen:
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= (_seen_code.get(id(constant)) or _look_at_code(constant)).names
-        elif type(constant) is str and constant.isidentifier():
-            names.add(constant)
-    imports = imports_of(code)
-    seen = _seen_code[id(code)] = _Seen(frozenset(names), imports, code)
-    return seen
+_OFTEN_EMPTY: dict[Any, Kind] = {
+    dict: kinds.DICT,
+    collections.OrderedDict: kinds.DICT,
+    list: kinds.LIST,
+    set: kinds.SET,
+}
 
 
 def forget_written(reads: Reads, state: ProgramState) -> None:
@@ -166,17 +123,19 @@ class ProgramState:
         self._with_attributes: list[tuple[torch.Tensor, Holder]] = []
         self.drawing: list[tuple[Holder | None, Any, Any]] = []  # where functions that draw are held, and which
         self.iterators: list[tuple[Any, Any]] = []  # and under which key, or as what argument, each was met first
+        self._libraries: dict[int, Holder] = {}  # modules, classes, functions and objects of libraries
         self.caches: list[Holder] = []  # of functions under `functools.cache` and `lru_cache`
         self._slots: dict[type, bool] = {}
         of = functools.partial
         self._by_base: tuple[tuple[Any, Callable[[Any, Holder | None, Any], None]], ...] = (
-            (dict, of(self._container, DICT)), (list, of(self._container, LIST)), (tuple, self._items),
-            (set, of(self._container, SET)), (frozenset, self._items), (collections.deque, of(self._container, DEQUE)),
-            (types.CellType, self._cell), (types.FunctionType, self._function), (types.MethodType, self._method),
-            (types.ModuleType, self._module), (type, self._class), (torch.jit.ScriptModule, self._script),
+            (dict, of(self._container, kinds.DICT)), (list, of(self._container, kinds.LIST)), (tuple, self._items),
+            (set, of(self._container, kinds.SET)), (frozenset, self._items),
+            (collections.deque, of(self._container, kinds.DEQUE)), (types.CellType, self._cell),
+            (types.FunctionType, self._function), (types.MethodType, self._method), (types.ModuleType, self._module),
+            (type, self._class), (torch.jit.ScriptModule, self._script),
             (torch.nn.Module, self._object), (functools.partial, of(self._through, _OF_PARTIALS)),
             (CODE_OF_CLASSES, of(self._through, _OF_DESCRIPTORS)), (_BUFFERS, self._buffer),
-            (random.Random, self._random), ((io.StringIO, io.BytesIO), of(self._single, FILE)),
+            (random.Random, self._random), ((io.StringIO, io.BytesIO), of(self._single, kinds.FILE)),
             (torch.Tensor, self._tensor),
         )  # fmt: skip
         self._actions: dict[type, Callable[[Any, Holder | None, Any], None] | None] = {}
@@ -195,11 +154,32 @@ class ProgramState:
         if not self._own_globals.get(id(namespace)) and namespace is not vars(warnings):
             self._own_globals[id(namespace)] = True
             self._namespace(namespace, None, str(namespace.get("__name__")), "attr")
-        self._code(code, namespace)
+        seen = self._code(code, namespace)
         self._walk()
+        if stored := stored_in(code):
+            self._hold_libraries(stored, seen.names)
         for holder in self.holders[count:]:
-            if holder.kind is NAMESPACE:  # what a capture has put in the place of a function is its own
+            if holder.kind is kinds.NAMESPACE:  # what a capture has put in the place of a function is its own
                 holder.before = own_globals(holder.before)
+
+    def _library(self, value: Any, parent: Holder | None, step: Any) -> None:
+        self._libraries.setdefault(id(value), Holder(kinds.PASSAGE, value, parent, step, "attr", {}, value))
+
+    def _hold_libraries(self, stored: frozenset[str], names: frozenset[str]) -> None:
+        """Hold these attributes of all that is a library's and was met, or is by one of these names in what was."""
+        waiting = list(self._libraries.values())
+        while waiting:
+            owner = waiting.pop()
+            if (table := table_of(owner.target)) is None:
+                continue
+            for name in names & table.keys() if isinstance(owner.target, types.ModuleType) else ():
+                part = table[name]
+                if isinstance(part, (types.ModuleType, types.FunctionType, type)) and id(part) not in self._libraries:
+                    self._library(part, owner, name)
+                    waiting.append(self._libraries[id(part)])
+            for name in stored - owner.before.keys():
+                owner.before[name] = table.get(name, ABSENT)
+                self.holders.append(Holder(kinds.OUTSIDE, (owner.target, name), owner, name, "", owner.before[name]))
 
     # ---------------------------------------------------------------- afterwards
 
@@ -210,7 +190,7 @@ class ProgramState:
             self.empty = [found for found in self.empty if not found[0]]
             for value, parent, step in filled:
                 kind = _OFTEN_EMPTY[type(value)]
-                style, before = "" if kind is SET else "item", kind.read(type(value)())
+                style, before = "" if kind is kinds.SET else "item", kind.read(type(value)())
                 holder = Holder(kind, value, parent, step, style, before)
                 holder.is_table = parent is not None and isinstance(parent.owner, torch.nn.Module) and step in TABLES
                 self.holders.append(holder)
@@ -226,7 +206,7 @@ class ProgramState:
         other object can take its place: a tuple, a partial application, a set, a method of the object.
         """
         found = [(holder, key) for holder in self.holders for key, value in holder.items() if value is target]
-        in_sets = (item for holder in self.holders if holder.kind is SET for item in holder.before)
+        in_sets = (item for holder in self.holders if holder.kind is kinds.SET for item in holder.before)
         if any(item is target for item in in_sets) or any(_is_in(value, target) for value in self._seen.values()):
             return []
         return found
@@ -305,14 +285,14 @@ class ProgramState:
             if action is not None:
                 action(value, parent, step)
 
-    def _code(self, code: types.CodeType, namespace: dict[str, Any]) -> _Seen:
+    def _code(self, code: types.CodeType, namespace: dict[str, Any]) -> Seen:
         """Go on to what code names in namespaces and classes that were met, and to the modules that it imports."""
-        seen = _seen_code.get(id(code)) or _look_at_code(code)
+        seen = look_at(code)
         if new := seen.names - self._names:
             self._names |= new
             found = new & self._unnamed.keys()
             self._queue += [(value, holder, name) for name in found for value, holder in self._unnamed.pop(name)]
-        for module in imported_modules(seen.imports, namespace) if seen.imports else ():
+        for _, module in imported_modules(seen.imports, namespace) if seen.imports else ():
             if id(module) not in self._seen:
                 self._queue.append((module, None, module.__name__))
         return seen
@@ -348,7 +328,7 @@ class ProgramState:
         if cls.__module__ in ("builtins", "itertools") and hasattr(cls, "__next__"):
             return self._iterator
         if cls.__module__ == "decimal" and cls.__name__ == "Context":
-            return functools.partial(self._single, DECIMALS)
+            return functools.partial(self._single, kinds.DECIMALS)
         numpy = sys.modules.get("numpy")
         if numpy is not None:
             if issubclass(cls, numpy.ndarray):
@@ -356,7 +336,7 @@ class ProgramState:
             if issubclass(cls, (numpy.random.Generator, numpy.random.RandomState)):
                 return self._numpy_random
         if is_constant(cls) and not issubclass(cls, BAGS):
-            return None if is_of_operators(cls) else self._object_of_library
+            return self._library if is_of_operators(cls) else self._object_of_library
         return self._object
 
     def _hold(self, kind: Kind, target: Any, parent: Holder | None, step: Any, style: str, owner: Any = None) -> Holder:
@@ -382,7 +362,7 @@ class ProgramState:
     def _container(self, kind: Kind, value: Any, parent: Holder | None, step: Any, *, is_table: bool = False) -> None:
         if value is vars(builtins):  # in which a capture replaces `print`
             return
-        holder = self._hold(kind, value, parent, step, "" if kind is SET else "item")
+        holder = self._hold(kind, value, parent, step, "" if kind is kinds.SET else "item")
         holder.is_table = is_table
         self._push(holder)
 
@@ -411,14 +391,14 @@ class ProgramState:
         owner: Any = None,
         is_table: bool = False,
     ) -> Holder:
-        passage = Holder(PASSAGE, value, parent, step, "item" if owner is None else "attr", items, owner)
+        passage = Holder(kinds.PASSAGE, value, parent, step, "item" if owner is None else "attr", items, owner)
         passage.is_table = is_table
         self.ways.append(passage)
         self._push(passage)
         return passage
 
     def _cell(self, cell: Any, parent: Holder | None, step: Any) -> None:
-        holder = self._hold(CELL, cell, parent, step, "")
+        holder = self._hold(kinds.CELL, cell, parent, step, "")
         if holder.before is not ABSENT:
             self._queue.append((holder.before, holder, step))
 
@@ -428,18 +408,18 @@ class ProgramState:
         except ValueError:  # it was released
             return
         if view.nbytes <= _MOST_BYTES and view.c_contiguous and not view.readonly:
-            self._hold(BUFFER, value, parent, step, "")
+            self._hold(kinds.BUFFER, value, parent, step, "")
 
     def _array(self, value: Any, parent: Holder | None, step: Any) -> None:
         if value.nbytes <= _MOST_BYTES and value.flags.writeable and not value.dtype.hasobject:
-            self._hold(NUMBERS, value, parent, step, "")
+            self._hold(kinds.NUMBERS, value, parent, step, "")
 
     def _random(self, value: Any, parent: Holder | None, step: Any) -> None:
         if not isinstance(value, random.SystemRandom):
-            self._hold(RANDOM, value, parent, step, "")
+            self._hold(kinds.RANDOM, value, parent, step, "")
 
     def _numpy_random(self, value: Any, parent: Holder | None, step: Any) -> None:
-        self._hold(NUMPY_RANDOM, value, parent, step, "")
+        self._hold(kinds.NUMPY_RANDOM, value, parent, step, "")
         self.drawing.append((parent, step, value))
 
     def _iterator(self, value: Any, parent: Holder | None, step: Any) -> None:
@@ -449,19 +429,19 @@ class ProgramState:
         table = table_of(value)
         if type(table) is dict:
             self._seen[id(table)] = table
-            holder = self._hold(DICT, table, parent, step, "attr", value)
+            holder = self._hold(kinds.DICT, table, parent, step, "attr", value)
             if isinstance(value, torch.nn.Module):  # its parts are nearer than its other attributes
                 for name in TABLES:
                     part = holder.before.get(name)
                     if part and isinstance(part, dict) and id(part) not in self._seen:
                         self._seen[id(part)] = part
-                        self._container(DICT, part, holder, name, is_table=True)
+                        self._container(kinds.DICT, part, holder, name, is_table=True)
             self._push(holder)
         cls = self._class_of(value)
         if cls not in self._slots:
             self._slots[cls] = bool(slots_of(cls))
         if self._slots[cls]:
-            holder = self._hold(SLOTS, value, parent, step, "attr", value)
+            holder = self._hold(kinds.SLOTS, value, parent, step, "attr", value)
             self._push(holder)
 
     def _class_of(self, value: Any) -> type:
@@ -474,6 +454,7 @@ class ProgramState:
         """An object that is taken for constant: tensors and modules that people hang onto it are read as anywhere."""
         table = table_of(value)
         held = (torch.Tensor, torch.nn.Module, *OF_CTYPES)
+        self._library(value, parent, step)
         if type(table) is dict and (items := {name: x for name, x in [*table.items()] if isinstance(x, held)}):
             self._pass(value, parent, step, items, value)
 
@@ -489,7 +470,7 @@ class ProgramState:
 
     def _tensor(self, value: Any, parent: Holder | None, step: Any) -> None:
         if not is_stand_in(value) and type(table := table_of(value)) is dict:
-            holder = self._hold(ATTRIBUTES, table, parent, step, "attr", value)
+            holder = self._hold(kinds.ATTRIBUTES, table, parent, step, "attr", value)
             self._place(value, parent, step)
             self._class_of(value)
             if holder.before:
@@ -506,7 +487,7 @@ class ProgramState:
                 self._tensors[id(tensor)] = parent, step, tensor
 
     def _cached_function(self, value: Any, parent: Holder | None, step: Any) -> None:
-        self.caches.append(Holder(CACHE, value, parent, step, "", CACHE.read(value)))
+        self.caches.append(Holder(kinds.CACHE, value, parent, step, "", kinds.CACHE.read(value)))
         self._queue.append((value.__wrapped__, parent, step))
 
     def _through(self, names: tuple[str, ...], value: Any, parent: Holder | None, step: Any) -> None:
@@ -546,6 +527,7 @@ class ProgramState:
             if is_own:
                 self._namespace(table, None, "", "name")
         if not is_own:
+            self._library(function, None, function.__name__)
             return
         if not function.__dict__:
             self._seen[id(function.__dict__)] = function.__dict__
@@ -559,7 +541,9 @@ class ProgramState:
     def _module(self, module: Any, parent: Holder | None, step: Any) -> None:
         if not is_outside(module.__name__):
             self._namespace(vars(module), None, module.__name__, "attr")
-        elif module is random or module.__name__ in ("numpy", "numpy.random"):
+            return
+        self._library(module, None, module.__name__)
+        if module is random or module.__name__ in ("numpy", "numpy.random"):
             spent = used_up(module if module is random else sys.modules["numpy.random"])
             self._queue.append((spent, None, module.__name__))
 
@@ -567,15 +551,17 @@ class ProgramState:
         if id(table) in self._seen:
             return
         self._seen[id(table)] = table
-        holder = self._hold(NAMESPACE, table, parent, step or None, style)
+        holder = self._hold(kinds.NAMESPACE, table, parent, step or None, style)
         self._look_up(holder, holder.before.items())
 
     def _class(self, cls: type, parent: Holder | None, step: Any) -> None:
         for base in cls.__mro__:
+            if is_of_library(base):
+                self._library(base, None, base.__name__)
             if (id(base) in self._seen and base is not cls) or is_of_library(base):
                 continue
             self._seen[id(base)] = base
-            holder = self._hold(CLASS, base, None, base.__name__, "attr")
+            holder = self._hold(kinds.CLASS, base, None, base.__name__, "attr")
             items = holder.before.items()
             # Methods are looked at where code names them, special ones always.
             methods = {name: item for name, item in items if type(item) is types.FunctionType and name[:2] != "__"}

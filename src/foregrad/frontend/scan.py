@@ -15,6 +15,8 @@ from __future__ import annotations
 import abc
 import builtins
 import collections
+import contextvars
+import datetime as dt
 import enum
 import functools
 import gc
@@ -32,14 +34,16 @@ from ..graph.spelling import in_order
 from .arrays import is_array
 from .classes import (
     CODE_OF_CLASSES,
+    SPECIAL,
     attributes_of,
     dict_of_class,
+    kept_by_c,
     makers_of,
     slots_in,
     special_names,
     values_of,
 )
-from .code import CodeNames, NamesMet, codes_in, imported_modules, names_of
+from .code import OF_CODE, CodeNames, NamesMet, codes_in, imported_modules, names_of
 from .eager_region import is_eager_region
 from .expected import ABSENT, Expected, holds_classes, is_plain
 from .libraries import (
@@ -56,6 +60,7 @@ from .libraries import (
     loggers_of,
     referent,
 )
+from .opaque import context_value
 from .reads import VIEWS, Reads, ReadSite, items_in, table_of
 
 _DEEPEST = 100  # objects, each reached through the one before: a list linked by hand, a tree
@@ -89,9 +94,7 @@ class Scan:
         self._class_tables: dict[type, ReadSite] = {}
         self._attributes_of: Callable[[type], frozenset[str]] = functools.cache(attributes_of)
         self._slots_of: Callable[[type], frozenset[str]] = functools.cache(slots_in)
-        self._special_names: Callable[[type], list[str]] = functools.cache(special_names)
         self._keeps_options: Callable[[type], bool] = functools.cache(lambda cls: any(map(keeps_options, cls.__mro__)))
-        self._values_of: Callable[[type], set[str]] = functools.cache(values_of)
 
     # ---------------------------------------------------------------- callables
 
@@ -112,6 +115,7 @@ class Scan:
                 self.function(part, name)
         elif isinstance(value, (functools.cached_property, functools.singledispatchmethod)):
             self.function(value.func, name)
+            self.function(getattr(value, "dispatcher", None), name)
         elif isinstance(value, types.FunctionType):
             if not self._is_new(value) or is_eager_region(value):
                 return
@@ -130,7 +134,15 @@ class Scan:
             while self._functions:
                 self._open(self._functions.pop())
             if not (self._objects_again() or self._namespaces_whole()):
-                return
+                break
+        for attribute in in_order(frozenset().union(*(OF_CODE[name] for name in self.names & OF_CODE.keys()))):
+            for value in [*self._seen.values()]:
+                if isinstance(value, type) and attribute == "__subclasses__":
+                    self.reads.ask(value, f"classes derived from {value.__name__}", _derived_from)
+                elif isinstance(value, type):
+                    self.reads.add(self._class_table(value), attribute, value.__dict__.get(attribute, ABSENT))
+                elif isinstance(value, types.FunctionType) and _is_users(value) and value.__closure__ is None:
+                    self._parts(value, value.__name__, (attribute,))
 
     def ran(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
         """Note what code that ran names in its globals, wherever the code is from."""
@@ -153,10 +165,12 @@ class Scan:
         if named.whole_namespace:
             options = {name for name, value in namespace.items() if name[:2] != "__" and _is_option(value)}
             self._globals(namespace, others | options, others, named.handed_on)
-        for module in imported_modules(named.imports, namespace):
+        for name, module in imported_modules(named.imports, namespace):
             self._module_names(module, others)
-            if not is_outside(module.__name__) and sys.modules.get(module.__name__) is module:
-                self.reads.add(self.reads.place(sys.modules, "dict", "sys.modules", "item"), module.__name__, module)
+            if not is_outside(name):
+                self.reads.add(self.reads.place(sys.modules, "dict", "sys.modules", "item"), name, module)
+        missing = {name for name, level in named.imports if not level} - sys.modules.keys()
+        self.reads.place(sys.modules, "dict", "sys.modules", "item").lacks(*missing)
         return named
 
     def _open(self, function: types.FunctionType) -> None:
@@ -285,8 +299,8 @@ class Scan:
                 self._abstract(value)
             elif isinstance(value, types.ModuleType) and value.__name__ in ABSTRACT:
                 self._names_outside(value, names)
-        for name in names & {"argv", "path"} if module is sys else ():
-            self.reads.add(self.reads.place(vars(sys), "dict", "sys", "attr"), name, getattr(sys, name))
+        for name in names & _OF_THE_PROCESS.get(module.__name__, set()):
+            self.reads.add(self.reads.place(vars(module), "dict", module.__name__, "attr"), name, getattr(module, name))
         if module is os and not names.isdisjoint({"environ", "getenv", "environb"}):
             table: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
             place = self.reads.place(table, "dict", "os.environ", "item")
@@ -349,6 +363,9 @@ class Scan:
             if is_of_library(value) and value.__module__ in sys.modules:
                 self._names_outside(sys.modules[value.__module__], frozenset({value.__name__}))
             self._class(value)
+            if vars(value).get("_is_protocol") is True:
+                self.probed |= {name for name in vars(value) if name[0] != "_"}
+                self.names |= self.probed
             for base in value.__mro__:  # it may be called
                 if not is_of_library(base):
                     for maker in makers_of(base):
@@ -357,9 +374,13 @@ class Scan:
             if self._is_new(value) and depth <= _DEEPEST:
                 self._object(value, name, depth)
                 if isinstance(value, BaseException):
-                    self._parts(value, name, _kept_by_c(type(value)), depth + 1)
+                    self._parts(value, name, kept_by_c(type(value)), depth + 1)
                 if isinstance(value, enum.Enum):
-                    self.visit(value._value_, f"{name}.value", depth + 1)
+                    self._attribute(value, name, "_value_", depth)
+        elif isinstance(value, contextvars.ContextVar):
+            if self._is_new(value):
+                self.reads.contents(value, name)
+                self.visit(context_value(value), f"{name}.get()", depth + 1)
         elif isinstance(value, types.CellType):
             if self._is_new(value):
                 self._parts(value, name, ("cell_contents",), depth)
@@ -367,6 +388,8 @@ class Scan:
             if self._is_new(value):
                 self.reads.contents(value, name)
                 self._of_library(value, name, depth, inside)
+                if isinstance(value, (dt.datetime, dt.time)):
+                    self.visit(value.tzinfo, f"{name}.tzinfo", depth + 1)
                 if is_array(value) and value.dtype.hasobject and value.size <= _MOST_ITEMS:
                     for item in value.ravel().tolist():
                         self.visit(item, f"{name}[...]", depth)
@@ -433,11 +456,10 @@ class Scan:
         """Look at objects under the names that came since the last time. Returns whether any attribute was new."""
         is_new = False
         before = self._under
-        now = NamesMet.of(self.names, self.probed, makes_up_names=self.makes_up_names)
-        fresh = now.since(before)
+        names, probed = frozenset(self.names), frozenset(self.probed)
+        now = self._under = NamesMet(names, probed, self.makes_up_names, len(self._objects))
+        fresh = NamesMet(names - before.names, probed - before.probed)
         first = before.objects if now.makes_up_names == before.makes_up_names else 0  # that was not looked at yet
-        now.objects = len(self._objects)
-        self._under = now
         for index in range(0 if fresh.names or fresh.probed else first, now.objects):
             value, name, depth, done = self._objects[index]
             under = fresh if index < first else now
@@ -445,12 +467,12 @@ class Scan:
                 names = self._attributes_of(value)
                 names = names if type(value) is type else names | self._attributes_of(type(value))
                 new = names & under.names
-                if id(value) in self._handed_on and not is_of_library(value):
-                    new |= under.probed
+                if not is_of_library(value):
+                    self._class_table(value).lacks(*(under.probed - value.__dict__.keys()))
                 if under is now:
-                    self._class_table(value).lacks(*(_UNNAMED - value.__dict__.keys()))
-                    options = self._values_of(value) if self.makes_up_names else ()
-                    new = new.union(self._special_names(value), self._that_ran(value), options)
+                    self._class_table(value).lacks(*(SPECIAL - value.__dict__.keys()))
+                    options = values_of(value) if self.makes_up_names else ()
+                    new = new.union(special_names(value), self._that_ran(value), options)
             else:
                 new = self._names_in_object(value, under)
             new -= done
@@ -469,8 +491,9 @@ class Scan:
 
     def _that_ran(self, cls: type) -> list[str]:
         """The methods of a class that ran: code of libraries calls some that no code of the program names."""
-        methods = [(name, item) for name, item in [*cls.__dict__.items()] if isinstance(item, types.FunctionType)]
-        return [name for name, item in methods if item.__code__ in self.entered]
+        methods = [(name, item) for name, item in [*cls.__dict__.items()] if isinstance(item, CODE_OF_CLASSES)]
+        code = {name: getattr(getattr(item, "__func__", item), "__code__", None) for name, item in methods}
+        return [name for name, _ in methods if code[name] in self.entered]
 
     def _there(self, value: Any, names: frozenset[str]) -> frozenset[str] | set[str]:
         """The names under which an object or a class has something itself, in its table or in a slot."""
@@ -487,10 +510,9 @@ class Scan:
         table = table_of(value)
         if isinstance(value, types.FunctionType):
             lacking = under.probed if id(value) in self._handed_on else frozenset()
-            return (
-                lacking.union(table or ()) if self.makes_up_names else under.names.intersection(table or ()) | lacking
-            )
-        names = self._attributes_of(type(value)) & under.names | under.probed
+            return lacking.union(table or () if self.makes_up_names else under.names.intersection(table or ()))
+        defined = self._attributes_of(type(value))
+        names = under.names if "__getattr__" in defined else defined & under.names | under.probed
         if self.makes_up_names:
             names |= self._slots_of(type(value))
         if table is None:
@@ -519,10 +541,8 @@ class Scan:
     def _attribute_of_class(self, cls: type, name: str, attribute: str) -> bool:
         item = cls.__dict__[attribute]
         is_code = isinstance(item, CODE_OF_CLASSES)
-        if attribute.startswith("__") and not isinstance(item, types.FunctionType):
-            if is_code:
-                self.function(item, f"{name}.{attribute}")
-            return is_code
+        if attribute.startswith("__") and not is_code and attribute not in SPECIAL:
+            return False
         self.reads.add(self._class_table(cls), attribute, item)
         if is_code:
             self.function(item, f"{name}.{attribute}")
@@ -543,15 +563,11 @@ class Scan:
         return True
 
 
-def _kept_by_c(cls: type) -> list[str]:
-    """The attributes of a class of exceptions that C keeps, the traceback apart."""
-    kinds = types.MemberDescriptorType, types.GetSetDescriptorType
-    found = {name for base in cls.__mro__ for name, item in vars(base).items() if isinstance(item, kinds)}
-    return in_order(frozenset(found - {"__dict__", "__weakref__", "__traceback__"}))
+_OF_THE_PROCESS = {"sys": {"argv", "path"}, "warnings": {"filters"}}
 
 
-# Special methods without which the interpreter does something else.
-_UNNAMED = frozenset({"__getattr__", "__getattribute__", "__bool__", "__len__", "__eq__", "__setattr__", "__iter__"})
+def _derived_from(cls: Any) -> int:
+    return hash(tuple(map(id, type.__subclasses__(cls))))
 
 
 def _factory_of(table: Any, _: Any) -> Any:

@@ -201,15 +201,10 @@ class Facts:
         self.note(record, "{}.retains_grad", record.real.retains_grad)
         return record.real.retains_grad or func(record.stand_in)
 
-    def _shared(self, record: Asked, func: Any) -> Any:
-        shared = record.real.is_shared()
-        self.note(record, "{}.is_shared()", shared)
-        return shared
-
-    def _pinned(self, record: Asked, func: Any) -> Any:
-        pinned = record.real.is_pinned()
-        self.note(record, "{}.is_pinned()", pinned)
-        return pinned
+    def _of_memory(self, record: Asked, func: Any) -> Any:
+        answer = func(record.real)
+        self.note(record, f"{{}}.{func.__name__}()", answer)
+        return answer
 
     def _address(self, record: Asked, func: Any) -> Any:
         raise UnsupportedError(
@@ -266,8 +261,8 @@ _RULES: dict[Any, Callable[[Facts, Asked, Any], Any]] = {
     _TENSOR._backward_hooks.__get__: Facts._hooks,
     _TENSOR.retains_grad.__get__: Facts._retains,
     _TENSOR.__dir__: Facts._table,
-    _TENSOR.is_shared: Facts._shared,
-    _TENSOR.is_pinned: Facts._pinned,
+    _TENSOR.is_shared: Facts._of_memory,
+    _TENSOR.is_pinned: Facts._of_memory,
     _TENSOR.data_ptr: Facts._address,
     _TENSOR.grad.__get__: Facts._grad,
     _TENSOR.grad.__set__: Facts._set_grad,

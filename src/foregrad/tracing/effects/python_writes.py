@@ -13,22 +13,9 @@ import torch
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import is_symbolic
 from ...errors import EscapedTensorError, UnsupportedSideEffectError
+from ...frontend import holders as kinds
 from ...frontend.expected import ABSENT, is_plain
-from ...frontend.holders import (
-    ATTRIBUTES,
-    CELL,
-    CLASS,
-    DEQUE,
-    DICT,
-    LIST,
-    NAMESPACE,
-    NUMPY_RANDOM,
-    RANDOM,
-    SET,
-    SLOTS,
-    Holder,
-    is_import,
-)
+from ...frontend.holders import Holder, is_import
 from ...frontend.lifted import StatePlace, stand_in_at
 from ...frontend.program_state import ProgramState
 from ...frontend.tree import flatten
@@ -87,10 +74,13 @@ class PythonWrites:
         for holder in changed:
             find = _FINDERS.get(holder.kind)
             if find is None:
-                what = "takes from" if holder.kind in (RANDOM, NUMPY_RANDOM) else "changes in place"
+                what = "takes from" if holder.kind in (kinds.RANDOM, kinds.NUMPY_RANDOM) else "changes in place"
+                of = f"a {type(holder.target).__name__}"
+                if holder.kind is kinds.OUTSIDE:
+                    what, of = "sets", "of a library"
                 raise UnsupportedSideEffectError(
-                    f"`{name}` {what} {holder.name() or 'an object'} (a {type(holder.target).__name__}), which a "
-                    "compiled call would not repeat. Do that before the call and pass what it gives."
+                    f"`{name}` {what} {holder.name() or 'an object'} ({of}), which a compiled call would not "
+                    "repeat. Do that before the call and pass what it gives."
                 )
             find(self, holder)
 
@@ -108,7 +98,7 @@ class PythonWrites:
         is_argument = self._is_of_call(holder, len(now))
         if len(now) != len(before) and holder.style == "item" and not is_argument:
             self._check_growth(holder, [now[key] for key in written])
-        is_dict = holder.kind in (DICT, NAMESPACE)
+        is_dict = holder.kind in (kinds.DICT, kinds.NAMESPACE)
         for key in gone:
             self.entries.append((DeleteItem if is_dict else DeleteAttribute)(holder.target, holder.path(key), key))
         for key in written:
@@ -131,7 +121,7 @@ class PythonWrites:
         if value is (before if stand_in is None else stand_in) or self._stands_for(value, before):
             return False
         # A namespace that gets a module, a class or a function: an import, or something of ours.
-        return not (holder.kind is NAMESPACE and before is ABSENT and is_import(value))
+        return not (holder.kind is kinds.NAMESPACE and before is ABSENT and is_import(value))
 
     def _stand_in(self, holder: Holder, key: Any) -> Any:
         """What stands for what was there, a symbolic number or a container of tensors, or None."""
@@ -163,7 +153,7 @@ class PythonWrites:
         if len(now) != len(before) and not is_argument:
             self._check_growth(holder, now[start:])
         former = {id(item): -1 - i for i, item in reversed(list(enumerate(before)))}
-        start = 0 if holder.kind is DEQUE else start
+        start = 0 if holder.kind is kinds.DEQUE else start
         items = []
         for i, item in enumerate(now[start:], start):
             known = former.get(id(item)) if not is_plain(item) else None
@@ -228,8 +218,8 @@ class PythonWrites:
 
     def _check_growth(self, holder: Holder, written: list[Any]) -> None:
         """A container that has another length after each call is another one for each: no graph is right twice."""
-        is_bounded = holder.kind is DEQUE and holder.target.maxlen is not None  # it is full after some calls
-        is_fill = not holder.before or holder.kind is DICT or any(map(_has_tensors, written))
+        is_bounded = holder.kind is kinds.DEQUE and holder.target.maxlen is not None  # it is full after some calls
+        is_fill = not holder.before or holder.kind is kinds.DICT or any(map(_has_tensors, written))
         if is_bounded or (self.fills_caches and is_fill):
             self._refuse_fill(holder.name())
         raise GrowingError(
@@ -257,15 +247,15 @@ class PythonWrites:
 
 
 _FINDERS = {
-    ATTRIBUTES: PythonWrites.attributes,
-    DICT: PythonWrites.table,
-    NAMESPACE: PythonWrites.table,
-    SLOTS: PythonWrites.table,
-    CLASS: PythonWrites.table,
-    CELL: PythonWrites.cell,
-    LIST: PythonWrites.sequence,
-    DEQUE: PythonWrites.sequence,
-    SET: PythonWrites.set_,
+    kinds.ATTRIBUTES: PythonWrites.attributes,
+    kinds.DICT: PythonWrites.table,
+    kinds.NAMESPACE: PythonWrites.table,
+    kinds.SLOTS: PythonWrites.table,
+    kinds.CLASS: PythonWrites.table,
+    kinds.CELL: PythonWrites.cell,
+    kinds.LIST: PythonWrites.sequence,
+    kinds.DEQUE: PythonWrites.sequence,
+    kinds.SET: PythonWrites.set_,
 }
 
 
