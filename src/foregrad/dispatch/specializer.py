@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from .._torch.symbols import ClosedSizesError
 from ..config import Config
 from ..errors import EscapedTensorError
 from ..frontend.call import FlatCall
@@ -126,7 +127,7 @@ class Specializer:
         return None if self._is_of_symbols(product, call) else product
 
     def _note(self, error: Exception) -> None:
-        if not is_of_capture(error):
+        if not is_of_capture(error) and not ClosedSizesError.is_behind(error):
             self._of_compiler = error
 
     def _tell(self) -> None:
