@@ -1215,3 +1215,18 @@ def f(x0):
     return ()
 """,
 )
+
+
+regression(
+    "an index of numbers is a constant that the forward gives, and nothing else",
+    """
+def make_args():
+    a0 = (torch.randint(0, 2, (1, 3)) > 0).expand((2, 3))
+    return (a0,)
+
+
+def f(x0):
+    v1 = x0[[0, 0]]
+    return ()
+""",
+)

@@ -197,15 +197,20 @@ def sizes_are_given(inputs: Collection[fx.Node], nodes: Collection[fx.Node]) -> 
 def piece(
     gm: fx.GraphModule, inputs: Collection[fx.Node], nodes: Collection[fx.Node], results: Sequence[Any], name: str
 ) -> fx.GraphModule:
-    """Some nodes of a graph, in their order, as a graph of its own, with the constants that they read."""
+    """Some nodes of a graph, in order, as a graph of its own, with the constants that are read or returned."""
     copier = GraphCopier()
+
+    def copy_constants(used: Sequence[Any]) -> None:
+        for node in used:
+            if isinstance(node, fx.Node) and node.op == "get_attr" and node not in copier.copies:
+                copier.copy(node)
+
     for node in inputs:
         copier.placeholder(node)
     for node in nodes:
-        for constant in node.all_input_nodes:
-            if constant.op == "get_attr" and constant not in copier.copies:
-                copier.copy(constant)
+        copy_constants(node.all_input_nodes)
         copier.copy(node)
+    copy_constants(results)
     copier.output(results)
     return make_graph_module(gm, copier.graph, name)
 
