@@ -28,8 +28,6 @@ from ..graph.partitioned import Partitioned
 from ..passes.aliasing import results_of
 from ..passes.keep import also_saved
 
-__all__ = ["lay_out_as_before", "with_weights_laid_out", "with_whole_laid_out"]
-
 aten = torch.ops.aten
 
 

@@ -14,20 +14,6 @@ import torch
 
 from ..graph.spelling import in_order
 
-__all__ = [
-    "CODE_OF_CLASSES",
-    "MAKERS",
-    "SPECIAL",
-    "attributes_of",
-    "called_by_autograd",
-    "dict_of_class",
-    "kept_by_c",
-    "makers_of",
-    "slots_in",
-    "special_names",
-    "values_of",
-]
-
 _CALLED_BY_AUTOGRAD = {"forward", "backward", "setup_context", "jvp", "vmap"}
 MAKERS = {"__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__setstate__", "__del__"}
 CODE_OF_CLASSES = (

@@ -11,20 +11,6 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-__all__ = [
-    "OF_CODE",
-    "CodeNames",
-    "NamesMet",
-    "Seen",
-    "codes_in",
-    "imported_modules",
-    "imports_of",
-    "instructions_of",
-    "look_at",
-    "names_of",
-    "stored_in",
-]
-
 _LOADS = {"LOAD_GLOBAL", "LOAD_NAME"}
 _NAMED_LOADS = _LOADS | {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
 _DEREFERENCES = {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF", "STORE_DEREF", "DELETE_DEREF"}

@@ -26,34 +26,6 @@ from .expected import ABSENT, is_plain
 from .libraries import is_of_library
 from .opaque import results_of
 
-__all__ = [
-    "ATTRIBUTES",
-    "BUFFER",
-    "CACHE",
-    "CELL",
-    "CLASS",
-    "DECIMALS",
-    "DEQUE",
-    "DICT",
-    "FILE",
-    "LIST",
-    "NAMESPACE",
-    "NUMBERS",
-    "NUMPY_RANDOM",
-    "OUTSIDE",
-    "PASSAGE",
-    "RANDOM",
-    "SET",
-    "SLOTS",
-    "Holder",
-    "Kind",
-    "is_import",
-    "kind_of",
-    "left_in_cache",
-    "own_globals",
-    "slots_of",
-]
-
 
 Way = tuple[Any, tuple[tuple[str, Any], ...]]
 

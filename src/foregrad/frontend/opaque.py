@@ -23,22 +23,6 @@ from typing import Any
 
 from .libraries import asked_of_library
 
-__all__ = [
-    "CLOCKS",
-    "DATES",
-    "DRAWN",
-    "NAMES_OF",
-    "asked_of",
-    "context_value",
-    "is_cached_function",
-    "is_generator_of_numpy",
-    "is_number_of_numpy",
-    "is_of_dates",
-    "is_random_generator",
-    "results_of",
-    "used_up",
-]
-
 _LRU = type(functools.lru_cache(lambda: None))
 _LINK = "_lru_list_elem"
 

@@ -33,8 +33,6 @@ from .made_values import MadeValues
 from .python_writes import PythonWrites
 from .side_effects import used_up_error
 
-__all__ = ["BackwardChangesError", "PythonState", "is_read_by_handlers"]
-
 _Named = tuple[list[Any], list[str]]  # values, and what people call them
 
 

@@ -47,8 +47,6 @@ from .stand_ins import MemoryGroup, StandIns
 from .views_by_place import Watched
 from .wrappers import Wrappers
 
-__all__ = ["GradientSource", "Inputs"]
-
 aten = torch.ops.aten
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _FLOAT = TensorSpec((), (), torch.float64, torch.device("cpu"))
