@@ -26,7 +26,6 @@ from .expected import ABSENT, is_plain
 from .libraries import is_of_library
 from .opaque import results_of
 
-
 Way = tuple[Any, tuple[tuple[str, Any], ...]]
 
 
