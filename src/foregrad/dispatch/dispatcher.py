@@ -192,7 +192,6 @@ class Dispatcher:
                     del first  # an error, whose traceback leads to this frame
             result = first.call(args, kwargs)
             if result is not MISS:
-                self.fallbacks.note_graph()
                 return result
             # State that the function reads changed during the capture: a cache filled, a module imported. Once more.
             with held, self._turn.taken() as has_turn:
@@ -211,7 +210,6 @@ class Dispatcher:
                     with give_up():
                         return self.function(*args, **kwargs)
                 return self.fallbacks.run(args, kwargs, self.fallbacks.unguardable(args, kwargs, second))
-            self.fallbacks.note_graph()
             return result
 
     def _lift(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], draws: tuple[Place, ...] = ()) -> bool:
@@ -302,6 +300,7 @@ class Dispatcher:
             if isinstance(error, FunctionClassError) and self._takes_classes(error, args, kwargs):
                 return None
             return self._without_graph(error)
+        self.fallbacks.note_graph()
         self._outer.only_written.update(only_written_by(specialization))
         self.graphs.add(specialization, place)
         return specialization

@@ -46,7 +46,7 @@ class Fallbacks:
         return is_over and not self.config.error_on_recompile_limit
 
     def note_graph(self) -> None:
-        """Note that a new graph took a call, which so filled nothing."""
+        """Note that a graph was made, so the last call filled nothing."""
         self._fills_in_a_row = 0
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception | None) -> Any:
