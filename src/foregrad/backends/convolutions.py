@@ -99,9 +99,8 @@ def with_whole_laid_out(gm: fx.GraphModule, foreign: Collection[fx.Node]) -> fx.
     for operand in entering:
         with whole.graph.inserting_after(own[operand]):
             copy = _copy(own[operand], torch.channels_last)
-        for user in [*own[operand].users]:
-            if "convolution" in getattr(user.target, "_opname", ""):
-                user.replace_input_with(own[operand], copy)
+        for user in filter(is_convolution, [*own[operand].users]):
+            user.replace_input_with(own[operand], copy)
     for gradient in [_gradient(node) for node in _backward_convolutions(gm) if _operand(node, 2) in entering]:
         if gradient is not None and spec_of(gradient).stride == contiguous_strides(spec_of(gradient).shape):
             with whole.graph.inserting_after(own[gradient]):
@@ -134,6 +133,11 @@ def _copy(node: fx.Node, memory_format: torch.memory_format) -> fx.Node:
     return copy
 
 
+def is_convolution(node: fx.Node) -> bool:
+    """Whether a node is a convolution, or the backward of one."""
+    return "convolution" in getattr(node.target, "_opname", "")
+
+
 def _backward_convolutions(gm: fx.GraphModule) -> list[fx.Node]:
     return [node for node in gm.graph.nodes if node.target is aten.convolution_backward.default]
 
@@ -145,7 +149,7 @@ def _operand(node: fx.Node, position: int) -> fx.Node:
 
 
 def _gradient(node: fx.Node) -> fx.Node | None:
-    """That of the weight."""
+    """The gradient of the weight that a backward convolution computes, or None."""
     return next((user for user in node.users if user.args[1:] == (1,)), None)
 
 

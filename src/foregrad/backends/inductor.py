@@ -47,7 +47,7 @@ from ..passes.mutations import copied_early
 from ..passes.numbers import ONE_BY_ONE, known_first, numbers_in_a_tensor
 from ..passes.regions import called_region, is_random, outlined, sums_first
 from ..passes.repeats import has_marked_calls, is_view, layout_key
-from .convolutions import lay_out_as_before, with_weights_laid_out, with_whole_laid_out
+from .convolutions import is_convolution, lay_out_as_before, with_weights_laid_out, with_whole_laid_out
 from .eager import eager_compiler
 from .in_place import tell_of_writes
 from .results import promised
@@ -243,14 +243,14 @@ def _may_have_regions(gm: fx.GraphModule, role: GraphRole) -> bool:
 
 
 def _laid_out(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
-    """Give values the strides that follow from the strides that Inductor chose for residuals. False: PyTorch can't take
-    a view of a residual with such strides, where Inductor makes a copy.
+    """Give values the strides that follow from those of the inputs, such as residuals that Inductor laid out, and from
+    copies in another layout. False: PyTorch can't take a view of a value with such strides, where Inductor copies it.
     """
     before = {node: dict(node.meta) for node in gm.graph.nodes}
     try:
         inductor.propagate(gm, example_inputs, _fake_mode(example_inputs), _with_values(gm), layout_key)
     except (RuntimeError, ValueError) as error:
-        log.info("the %s graph is compiled without regions: %s", role_of(gm).phase, _first_line(error))
+        log.info("the %s graph is not laid out anew: %s", role_of(gm).phase, _first_line(error))
         for node, meta in before.items():
             node.meta = meta
         return False
@@ -275,7 +275,7 @@ def _convolutions(gm: fx.GraphModule) -> set[fx.Node]:
     """The convolutions of a graph, which stay out of regions. Inductor chooses one layout for all convolutions that it
     sees; the results of a region keep the strides of the graph.
     """
-    return {node for node in gm.graph.nodes if "convolution" in getattr(node.target, "_opname", "")}
+    return set(filter(is_convolution, gm.graph.nodes))
 
 
 def _with_writes(gm: fx.GraphModule, role: GraphRole, foreign: Collection[fx.Node]) -> tuple[tuple[int, int], ...]:

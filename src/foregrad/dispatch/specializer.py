@@ -20,7 +20,7 @@ from .guards import CallGuards
 from .naming import log_guards
 from .numbers import ConstantNumbers, fixed_numbers
 from .pipeline import Pipeline, Product, is_of_capture
-from .refusals import warn_user
+from .refusals import Once
 from .shapes import SizesSeen, check_marked
 from .stateful import check_draws
 
@@ -33,11 +33,12 @@ class Specializer:
     ) -> None:
         self.function, self.pipeline, self.config, self.name, self.sizes = function, pipeline, config, name, sizes
         self._errors: set[tuple[type, str]] = set()  # that backwards raise without symbols too
-        self._of_compiler: Exception | None = None  # raised where sizes or numbers were symbolic
-        self._is_told = False
+        self._of_compiler = ""  # the error of a compiler where sizes or numbers were symbolic, in this capture
+        self._once = Once()
 
     def specialize(self, call: FlatCall, specializations: Sequence[Specialization]) -> Specialization:
         """Capture, partition, compile and render for this call. `specializations`: the graphs so far."""
+        self._of_compiler = ""
         with compiling(self.name):
             call = self.sizes.observe(call, specializations)
             while True:
@@ -128,16 +129,13 @@ class Specializer:
 
     def _note(self, error: Exception) -> None:
         if not is_of_capture(error) and not ClosedSizesError.is_behind(error):
-            self._of_compiler = error
+            self._of_compiler = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 
     def _tell(self) -> None:
         """Say once that a compiler failed with symbolic sizes, which works without."""
-        error, self._of_compiler = self._of_compiler, None
-        if error is not None and not self._is_told:
-            self._is_told = True
-            said = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-            warn_user(
-                f"a compiler failed on a graph of `{self.name}` with symbolic sizes or numbers: {said}. "
+        if self._of_compiler:
+            self._once.warn(
+                f"a compiler failed on a graph of `{self.name}` with symbolic sizes or numbers: {self._of_compiler}. "
                 "Each size or number gets a graph of its own instead, up to the limit of graphs. "
                 "(foregrad.compile(..., dynamic=False) asks for that from the start.)"
             )

@@ -151,8 +151,8 @@ def _step(value: Value) -> ViewStep:
 
 
 def _early_views(analysis: Analysis, value: Value, origin: tuple[Value, Start], handle: Handle) -> list[Recorded]:
-    """Those of the views on the way from the tensor of an input, `origin`, to `value` that what happens later must not
-    precede, and the marks of some of them. `handle`: what names `value`.
+    """Entries for views that must be taken before what happens later, with the marks on them: views on the way from the
+    tensor of an input, `origin`, to `value`. `handle` names `value`.
     """
     recorder, inputs, (base, start) = analysis.recorder, analysis.inputs, origin
     record = inputs.records[start.input]
