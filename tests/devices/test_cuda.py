@@ -15,6 +15,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
     pytest.mark.filterwarnings("ignore:.*non-deterministic algorithm:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*deterministic implementation:UserWarning"),
+    pytest.mark.filterwarnings(r"ignore:\s*Online softmax is disabled:UserWarning"),  # by Inductor, for few rows
 ]
 DEVICE = torch.device("cuda")
 BACKENDS = ["eager", "inductor"]

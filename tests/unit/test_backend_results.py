@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import operator
 import weakref
 
 import pytest
@@ -291,6 +292,10 @@ def test_a_seed_may_stay_on_the_cpu():
         run(dataclasses.replace(seed, is_kept=False, is_handed_out=True), torch.tensor(3))
     with pytest.raises(BackendError, match="cuda"):
         run(dataclasses.replace(seed, spec=TensorSpec((1,), (1,), torch.int64, gpu)), torch.tensor([3]))
+    graph = torch.fx.Graph()
+    attention = graph.call_function(torch.ops.aten._scaled_dot_product_flash_attention.default, ())
+    part = graph.call_function(operator.getitem, (attention, 6))  # a result of a part of a graph
+    run(dataclasses.replace(seed, node=part, is_kept=False, is_handed_out=True), torch.tensor(3))
 
 
 def test_our_own_compilers_make_no_remark(caplog):

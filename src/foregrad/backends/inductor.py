@@ -417,6 +417,21 @@ def _after_joint_passes(gm: fx.GraphModule) -> fx.GraphModule:
     return copy
 
 
+def _scalars_beside_products(graph: fx.Graph) -> None:
+    """Move scalars on the CPU that are added to a matrix product on a GPU there: Inductor makes one kernel of the two,
+    whose operands must be on one device.
+    """
+    for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
+        for scalar, product in (node.args[:2], node.args[1::-1]):
+            if not isinstance(scalar, fx.Node) or getattr(product, "target", None) is not aten.mm.default:
+                continue
+            device = product.meta["val"].device
+            if scalar.meta["val"].device != device:
+                with graph.inserting_before(node):
+                    moved = graph.call_function(aten._to_copy.default, (scalar,), {"device": device})
+                node.replace_input_with(scalar, moved)
+
+
 def _through_joint_passes(gm: fx.GraphModule, inputs: Sequence[Any], mode: Any) -> fx.GraphModule | None:
     """A copy of `gm` after decompositions and passes; None if constant folding left a value in another layout.
 
@@ -426,6 +441,7 @@ def _through_joint_passes(gm: fx.GraphModule, inputs: Sequence[Any], mode: Any) 
     copy = make_graph_module(gm, copied(gm.graph), "GraphModule")
     decompose(copy, ONE_BY_ONE, mode)
     numbers_in_a_tensor(copy, _numbers(copy), mode)
+    _scalars_beside_products(copy.graph)
     table = inductor.decompositions()
     for name, graph in [*copy.named_children()]:  # functions that are arguments of operators
         if isinstance(graph, fx.GraphModule):
