@@ -496,3 +496,148 @@ def f(x, w):
     return v, y
 """,
 )
+
+regression(
+    "a view is taken between a write and one through `.data`, and what it is of is marked then",
+    """
+def make_args():
+    return (torch.randn(3, 2),)
+
+
+def f(x):
+    x.mul_(2)
+    v = x[0]
+    x.requires_grad_()
+    y = (x * 2).sum()
+    x.data.mul_(2)
+    return v, y
+""",
+)
+
+regression(
+    "several views are taken at once between `set_` to itself and a write through `.data`",
+    """
+def make_args():
+    return (torch.randn((3, 2)).requires_grad_() * 1,)
+
+
+def f(x):
+    with torch.no_grad():
+        x.set_(x)
+    v = x.unbind(0)
+    x.data.mul_(2)
+    return v
+""",
+)
+
+regression(
+    "several views are taken at once of what is resized, marked, and written through `.data`",
+    """
+def make_args():
+    return (torch.randn(3, 2),)
+
+
+def f(x):
+    x.resize_(2, 2)
+    v = x.unbind(0)[0]
+    x.requires_grad_()
+    x.data.mul_(2)
+    return v
+""",
+)
+
+regression(
+    "several views are taken at once of what is detached then, whose version moved before",
+    """
+def make_args():
+    return (torch.randn((3, 2)).requires_grad_() * 1,)
+
+
+def f(x):
+    with torch.no_grad():
+        x.set_(x)
+    v = x.unbind(0)[0]
+    x.detach_()
+    return v
+""",
+)
+
+regression(
+    "a view of a view made under no_grad is taken once its base requires no grad any more, before that is written",
+    """
+def make_args():
+    return (torch.randn((3, 2)).requires_grad_(),)
+
+
+def f(x):
+    with torch.no_grad():
+        v = x[0]
+    x.requires_grad_(False)
+    w = v.view_as(v)
+    x.mul_(2)
+    return w
+""",
+)
+
+regression(
+    "a view is taken of what was reshaped in place, is detached then, and written",
+    """
+def make_args():
+    return (torch.randn((3, 2)).requires_grad_() * 1,)
+
+
+def f(x):
+    x.unsqueeze_(0)
+    v = x[0][0:1]
+    y = (v * 2).sum()
+    x.detach_()
+    x.mul_(2)
+    return v, y
+""",
+)
+
+regression(
+    "one of several views made at once is written under no_grad, and a view of it is taken",
+    """
+def make_args():
+    return ((torch.randn((2, 2)).requires_grad_() * 1).unbind(0)[0],)
+
+
+def f(x):
+    with torch.no_grad():
+        x.add_(2)
+    x[1:]
+    return ()
+""",
+)
+
+regression(
+    "a plain view is written with gradients, and its sizes change",
+    """
+def make_args():
+    x = torch.randn((6,))
+    return (x, x.as_strided((3, 3), (1, 1), 1), torch.randn((), requires_grad=True) * 1)
+
+
+def f(x, w, z):
+    w.copy_(z)
+    w.t_()
+    return -x
+""",
+)
+
+refusal(
+    "a view of an argument is given other memory, and written there with gradients",
+    "gradients flow to what it is and to what it was",
+    """
+def make_args():
+    return (torch.randn((3, 2)).requires_grad_() * 1,)
+
+
+def f(x):
+    v = x[None]
+    v.data = v.data.clone()
+    v.mul_(2)
+    return ()
+""",
+)

@@ -414,3 +414,19 @@ def f(x0, x1):
     return v7
 """,
 )
+
+regression(
+    "a copy of an argument is returned, and a view of that is filled",
+    """
+def make_args():
+    x = torch.randn(())
+    return (x, x.view(1))
+
+
+def f(x, w):
+    v = x.sum()
+    v.copy_(x)
+    w.fill_(0.5)
+    return v
+""",
+)

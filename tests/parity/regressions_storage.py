@@ -876,3 +876,20 @@ def f(x0):
     return x0, v1
 """,
 )
+
+regression(
+    "a view is given other memory, then sizes of its base change, which is written before",
+    """
+def make_args():
+    x = torch.randn((6,)).requires_grad_() * 1
+    return (x, x.as_strided((2, 2), (2, 1), 0))
+
+
+def f(x, w):
+    with torch.no_grad():
+        x[[0]] = 0.5
+    w.data = w.data.clone()
+    x.unsqueeze_(1)
+    return x
+""",
+)

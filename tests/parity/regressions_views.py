@@ -1230,3 +1230,18 @@ def f(x0):
     return ()
 """,
 )
+
+regression(
+    "a view by strides of overlapping ones, whose sizes change, is written after the call",
+    """
+def make_args():
+    return (torch.randn((3, 2, 2)).requires_grad_() * 1,)
+
+
+def f(x):
+    v = x.unfold(0, 2, 1)
+    w = v.as_strided((4,), (2,), 2)
+    v.transpose_(-3, -4)
+    return v, w
+""",
+)

@@ -99,7 +99,16 @@ def test_the_generation_counts_the_writes():
         view.write(emit, emit(aten.add.Tensor, view.read(emit), 1))
         assert root.storage.generation == count
     assert view.storage is root.storage
-    assert root.storage.changed_at == root.storage.changes[-1] > 0
+
+
+def test_a_write_through_data_is_no_change_that_the_tensor_tells_of():
+    tensor = torch.zeros(3)
+    storage = root_of(tensor).storage
+    storage.note_write(tensor[1:])
+    counted_at = storage.changed_at
+    storage.note_write(tensor.data)
+    assert [change.at for change in storage.changes_of(tensor)] == [counted_at]
+    assert storage.changed_at == storage.written_at > counted_at > 0
 
 
 def test_a_write_of_no_elements_is_a_change_that_only_autograd_sees():

@@ -117,11 +117,14 @@ def share_counters(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors share a version counter, as after `detach`.
 
     The C++ part compares the counters. Without it the answer is found by a trial write: Python has no other way.
+    Inference tensors have no counter.
     """
     module = native()
     if module is not None:
         shared: bool = module.share_counters(a, b)
         return shared
+    if a.is_inference() or b.is_inference():
+        return False
     version, other = a._version, b._version
     torch.autograd.graph.increment_version(a)
     moved = b._version != other

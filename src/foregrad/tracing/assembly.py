@@ -100,7 +100,7 @@ class Assembly(CaptureParts):
         live = {id(e) for e in self.recorder.tape.live(outputs)} if inputs.memory else set()
         shared = []
         for whole, members in inputs.memory:
-            if id(whole.entry) in live:
+            if id(whole.entry) in live or whole.initial.storage.is_written:
                 records.append(whole)
                 outputs.append(None)
                 shared.append((len(records) - 1, tuple(records.index(m) for m in members)))

@@ -164,22 +164,24 @@ def _early_views(analysis: Analysis, value: Value, origin: tuple[Value, Start], 
     detached_at = record.detached_at
     # Of one of several views made at once none may be taken once a version moves, be it of other memory by now.
     is_one_of_several = is_view(record.real) and not allows_writes(record.real)
-    counts_elsewhere = is_one_of_several and is_moved(record) and not value.storage.changes
+    changes = [change.at for change in value.storage.changes_of(record.stand_in)]
+    counts_elsewhere = is_one_of_several and is_moved(record) and not changes
     found: list[Recorded] = []
     above: ViewStep | None = None
     early: tuple[int, bool, bool] | None = None  # when it is taken, and see `TakeView`
     for count, (taken, step) in enumerate(zip(_values_between(value, base), handle.steps, strict=True), start=1):
-        before, early, changes = early, None, taken.storage.changes
+        before, early = early, None
         if is_marked and not taken.of_differentiable:
             was_changed = bool(changes) and changes[0] < taken.born
             early = taken.born, True, not was_changed or (at_start and taken.born < changes[-1])
-        elif taken.born < max(taken.storage.changed_at, toggled_at):
+        elif taken.born < max([*changes, toggled_at]):
             early = taken.born, False, False
         elif counts_elsewhere:
             early = 0, False, False
         # Of a view that was taken under no_grad none may be taken, but under no_grad, once its base is written.
         if before is not None and above is not None and step.grad_enabled and not above.grad_enabled:
-            early = before if detached_at is None and not (is_marked or marked) else early
+            is_barred = any(before[0] < at < taken.born for at in changes)
+            early = before if is_barred and detached_at is None and not (is_marked or marked) else early
         if early is None:
             break
         at, of_plain, first = early

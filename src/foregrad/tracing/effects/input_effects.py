@@ -99,14 +99,13 @@ def add_counted(analysis: Analysis) -> None:
         if not _counted_with({*unwritten, *analysis.counted} - {index}, records, index):
             analysis.counted.append(index)
     moving = {*unwritten, *analysis.counted}
-    rest = [i for i, r in enumerate(records) if i not in {*written, *moving} and not r.real.is_inference()]
+    rest = [i for i in range(len(records)) if i not in {*written, *moving}]
     analysis.counted_along = [i for i in rest if _counted_with(moving, records, i)]
 
 
 def _counted_with(others: set[int], records: list[InputRecord], index: int) -> bool:
     """Whether moving the version of one of the others moves this one's, too."""
-    moved = (records[i].real for i in others)
-    return any(share_counters(real, records[index].real) for real in moved if not real.is_inference())
+    return any(share_counters(records[i].real, records[index].real) for i in others)
 
 
 def add_updates(
@@ -119,6 +118,10 @@ def add_updates(
     counted = is_moved(record)
     differentiable = written and is_written_with_history(record)
     resized = bool(recorder.changes.log.changes_of(stand_in))
+    if not (written or resized or is_view(stand_in)) and is_written_with_history(record):
+        fakes = [value.fake for value in recorder.values.values() if id(value.fake) in recorder.changes.replaced]
+        view = next((fake for fake in fakes if fake is not None and base_of(fake) is stand_in), stand_in)
+        raise changed_with_gradients(str(record.slot), recorder.changes.where(view))  # it is written in other memory
     twin = recorder.detached.twin_of(stand_in)
     if twin is not None and not resized and _is_detached_last(recorder, record, twin) and views_with_history(views):
         out = analysis.add(Updated(record.slot), initial.read(recorder.emit), initial.spec, twin)
@@ -155,7 +158,7 @@ def _is_detached_last(recorder: Recorder, record: InputRecord, twin: torch.Tenso
     history: Any = history_of(twin)
     storage = record.initial.storage
     detached = {event.at for event in recorder.changes.log.detached(record.stand_in)}
-    is_last = all(at in detached for at in storage.changes if at > storage.written_at)
+    is_last = all(change.at in detached for change in storage.changes if change.at > storage.written_at)
     return is_last and history.next_functions[0][0]._sequence_nr() != record.start_sequence_nr
 
 
@@ -193,7 +196,8 @@ def swapped(analysis: Analysis, index: int, at: int, memory: Handle) -> list[Rec
     if is_written:
         output = analysis.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in)
         changes = [e.at for e in recorder.changes.log.of(stand_in, InplaceView) if e.at > event.at]
-        written_at = max(value.storage.written_at, *changes, event.at)
+        # What it is a view of, to autograd, has its history in the memory that it was given before.
+        written_at = max(value.storage.written_at, record.initial.storage.changed_at, *changes, event.at)
         entries.append(Recorded(written_at, Write(index, output, differentiable=True, swapped=True)))
     return entries
 
@@ -242,9 +246,8 @@ def is_set_again(recorder: Recorder, record: InputRecord) -> bool:
 
 def _known_as_written(records: list[InputRecord]) -> list[InputRecord]:
     """Tensors whose version counter was moved, by a write to them or to another one that shares it."""
-    usual = [record for record in records if not record.real.is_inference()]
-    moved = [record.real for record in usual if is_moved(record)]
-    return [record for record in usual if any(share_counters(record.real, real) for real in moved)]
+    moved = [record.real for record in records if is_moved(record)]
+    return [record for record in records if any(share_counters(record.real, real) for real in moved)]
 
 
 # -------------------------------------------------------------------- looks of gradients
@@ -396,10 +399,12 @@ def log_of(analysis: Analysis, whole: Sequence[InputRecord]) -> tuple[Effect, ..
         at, is_after = _written_at(analysis, write, everything[write.input])
         (after if is_after else before).append(Recorded(at, write))
     counted = []
+    detachments = {event.at for event in recorder.changes.log.events if event.is_detach}
     for index in analysis.counted:
         record = records[index]
-        moved = max(record.initial.storage.changed_at, recorder.values[id(record.stand_in)].storage.changed_at)
-        counted.append(Recorded(moved, BumpVersion(index)))
+        storages = record.initial.storage, recorder.values[id(record.stand_in)].storage
+        moves = [change.at for storage in storages for change in storage.changes_of(record.stand_in)]
+        counted.append(Recorded(max({*moves} - detachments, default=0), BumpVersion(index)))
     counted += _bumps_after_views([*views, *histories, *before, *after, *counted], records)
     # What happens at one time happens in this order.
     return ordered([*views, *before, *queries, *changes, *histories, *after, *counted, *analysis.swaps])
@@ -414,13 +419,16 @@ def log_of_results(analysis: Analysis) -> tuple[Effect, ...]:
 
 def _bumps_after_views(recorded: Sequence[Recorded], records: Sequence[InputRecord]) -> list[Recorded]:
     """Versions that move once more: a view was taken before a write, all of which are made ahead of that view."""
-    views = {e.effect.input: e.at for e in recorded if isinstance(e.effect, TakeView) and e.effect.of_plain}
+    views: dict[int, list[int]] = {}
+    for entry in recorded:
+        if isinstance(entry.effect, TakeView):
+            views.setdefault(entry.effect.input, []).append(entry.at)
     last = {e.effect.input: e.at for e in recorded if isinstance(e.effect, (Write, BumpVersion))}
     found = []
-    for index, taken_at in views.items():
-        storage = records[index].initial.storage
-        if index in last and last[index] < taken_at < storage.written_at:
-            found.append(Recorded(storage.written_at, BumpVersion(index)))
+    for index, taken in views.items():
+        counted_at = max(_counted_writes(records[index]), default=0)
+        if any(last.get(index, counted_at) < at < counted_at for at in taken):
+            found.append(Recorded(counted_at, BumpVersion(index)))
     return found
 
 
@@ -443,8 +451,10 @@ def _changes(analysis: Analysis, index: int, record: InputRecord) -> list[Record
         assert isinstance(event.effect, InplaceView)
         grad_enabled = event.effect.grad_enabled and not is_leaf
         change = dataclasses.replace(event.effect, input=index, grad_enabled=grad_enabled)
-        if written and record.spec.dtype not in written:
-            # A view of another dtype takes up the history of its base, when asked, as it was taken.
+        is_plain = is_view(record.real) and not record.real.requires_grad and event.required_grad
+        if written and (record.spec.dtype not in written or is_plain):
+            # A view of another dtype takes up the history of its base, when asked, as it was taken. One that did not
+            # require grad has none before it is asked, and would pass for a leaf.
             recorded.append(Recorded(event.at, QueryGradFn(index)))
         recorded.append(Recorded(event.at, change))
     return recorded
@@ -455,7 +465,8 @@ def _written_at(analysis: Analysis, write: Write, record: InputRecord) -> tuple[
 
     It is of elements before the sizes change, of a history after that.
     """
-    at = record.initial.storage.written_at
+    # Nobody can tell when elements are written that no version counts.
+    at = max(_counted_writes(record), default=record.initial.storage.written_at)
     log = analysis.recorder.changes.log
     changes = [event.at for event in log.of(record.stand_in, InplaceView)]
     swaps = log.of(record.stand_in, SetData)
@@ -464,6 +475,11 @@ def _written_at(analysis: Analysis, write: Write, record: InputRecord) -> tuple[
     if changes and write.differentiable and write.input not in analysis.first:
         return max(at, changes[-1]), True
     return min([at, *changes[:1]]), write.differentiable and not changes
+
+
+def _counted_writes(record: InputRecord) -> list[int]:
+    """When its memory was written so that its version moved."""
+    return [change.at for change in record.initial.storage.changes_of(record.stand_in) if change.is_write]
 
 
 def _check_epochs(recorder: Recorder, record: InputRecord) -> None:

@@ -171,7 +171,8 @@ def _tensor_output(analysis: Analysis, leaf: torch.Tensor, path: str) -> OutputI
         _check_memory(recorder, inputs, leaf, path)
     if old is not None and id(leaf) not in inputs.by_stand_in and has_been_another(leaf, old):
         set_at = {event.at for event in recorder.changes.log.of(leaf, SetStorage)}
-        is_stale = any(old.born < at for at in old.storage.changes if at not in set_at) or not allows_writes(leaf)
+        is_stale = any(old.born < change.at for change in old.storage.changes_of(leaf) if change.at not in set_at)
+        is_stale |= not allows_writes(leaf)
         if is_view(leaf) and leaf.requires_grad and is_stale:
             raise of_exchanged_memory(f"the output {path}", recorder.changes.where(leaf))
         alias = _what_it_was(analysis, old, path)
@@ -326,11 +327,11 @@ def _counts_with_input(recorder: Recorder, inputs: Inputs, info: OutputInfo, lea
     """
     is_of_input = isinstance(info, Handle) and info.input is not None
     is_known = id(leaf) in recorder.changes.replaced and isinstance(info, Handle) and info.steps
-    if is_of_input or is_known or leaf.is_inference():
+    if is_of_input or is_known:
         return False
     storage = recorder.value_of(leaf).storage
     others = [r.stand_in for r in inputs.records if recorder.value_of(r.stand_in).storage is not storage]
-    return any(not other.is_inference() and share_counters(leaf, other) for other in others)
+    return any(share_counters(leaf, other) for other in others)
 
 
 def _check_view(recorder: Recorder, leaf: torch.Tensor, path: str) -> None:

@@ -12,13 +12,14 @@ them), so that replayed views are valid wherever eager's were.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import operator
 from typing import Any
 
 import torch
 
-from ..._torch.tensors import history_of
+from ..._torch.tensors import history_of, share_counters
 from ...graph.meta import TensorSpec
 from ..tape.opinfo import op_info
 from ..tape.origin import Origin
@@ -32,11 +33,21 @@ now = itertools.count(1).__next__
 """The one clock of a capture: the next sequence number, of a view that is taken or of what happens in place."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Change:
+    """A memory was changed through `tensor`, whose version counter tells of it: elements are written, or none, or else
+    (`is_write` is False) sizes change, or a history ends.
+    """
+
+    at: int
+    tensor: torch.Tensor
+    is_write: bool = False
+
+
 class Storage:
     """The memory that some values share. `generation` counts the writes; `root` is the value it was made as.
 
-    `changes` has the times of what autograd can tell apart: also of writes of no elements, and of changes of sizes.
-    `written_at`: when elements were last written, or none of them.
+    `changes`: what autograd can tell apart. `written_at`: when elements were last written, or none of them.
     """
 
     __slots__ = (
@@ -54,7 +65,7 @@ class Storage:
     def __init__(self, root: Value) -> None:
         self.root = root
         self.generation = self.written_at = 0
-        self.changes: list[int] = []
+        self.changes: list[Change] = []
         self.is_input = False
         self.is_touched = False  # written through a tensor that has no elements: only autograd noticed
         self.is_written_anywhere = False  # some write may have gone past the edges of the tensor it went through
@@ -68,7 +79,16 @@ class Storage:
     @property
     def changed_at(self) -> int:
         """When it last changed; 0 where it never did."""
-        return self.changes[-1] if self.changes else 0
+        return self.changes[-1].at if self.changes else 0
+
+    def changes_of(self, tensor: torch.Tensor) -> list[Change]:
+        """The changes that count for `tensor`: a write through `.data` moves another version counter."""
+        return [c for c in self.changes if c.tensor is tensor or share_counters(c.tensor, tensor)]
+
+    def note_write(self, tensor: torch.Tensor) -> None:
+        """Elements were written through `tensor`, or none."""
+        self.written_at = now()
+        self.changes.append(Change(self.written_at, tensor, is_write=True))
 
 
 class Value:
@@ -183,8 +203,6 @@ class Value:
     def write(self, emit: Emit, new: Entry) -> None:
         """This value becomes `new`, and with it everything that shares its memory."""
         storage = self.storage
-        storage.written_at = now()
-        storage.changes.append(storage.written_at)
         self.is_written_through = True
         if self.spec.numel == 0:
             storage.is_touched = True
@@ -316,10 +334,11 @@ def chain_of(value: Value) -> list[Value]:
 
 def is_from_custom_function(value: Value, tensor: torch.Tensor) -> bool:
     """Whether one of the views that led to it is what a custom Function returned: its history is the Function's."""
-    views = [link.view for link in chain_of(value)]
-    node: Any = history_of(tensor)
-    for view in views:  # each has a node, save those taken inside the Function
-        if view is None or view.made is None or node is None:
+    chain, node = chain_of(value), history_of(tensor)
+    inputs = [link.fake for link in chain if link.fake is not None and (link.view is None or link.view.made is None)]
+    ends = list(map(history_of, inputs))  # the stand-in of a tensor that is no leaf is a Function's result itself
+    for link in chain:  # each has a node, save those taken inside the Function, and views by their place
+        if link.view is None or link.view.made is None or node is None or node in ends:
             return False
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             return True

@@ -16,7 +16,7 @@ from ...errors import UnsupportedAliasError, UnsupportedMutationError
 from ...graph.effect_log import Detach, Effect, Handle, InplaceView, SetData, SetStorage
 from ..tape.opinfo import IDENTITIES, OpInfo, take_data
 from ..tape.origin import Origin, user_line
-from .alias import Storage, Value, now
+from .alias import Change, Storage, Value, now
 from .recording import Recording
 from .refusals import detached_and_written, set_with_gradients
 from .views import View
@@ -59,7 +59,7 @@ class MetadataChanges:
 
     def _change_sizes(self, tensor: torch.Tensor, old: Value, op: Any, args: Any, kwargs: Any) -> None:
         effect = InplaceView(-1, op, args, tuple(kwargs.items()), torch.is_grad_enabled())
-        old.storage.changes.append(self.log.note(effect, tensor, old, op))
+        old.storage.changes.append(Change(self.log.note(effect, tensor, old, op), tensor))
 
     def _is_alone(self, value: Value) -> bool:
         """Whether nothing else is in its memory, which the function made."""
@@ -104,7 +104,7 @@ class MetadataChanges:
             raise set_with_gradients(user_line(rec.origins.here()))
         out = rec.run_fake(info.op, (tensor, *rest), kwargs)
         if rest[0] is tensor:
-            rec.value_of(tensor).storage.changes.append(now())  # nothing but its version changes
+            rec.value_of(tensor).storage.note_write(tensor)  # nothing but its version changes
             return out
         self.replaced_by(tensor, rest[0], is_set=True)
         return out
@@ -122,7 +122,7 @@ class MetadataChanges:
         after = self.become_view(tensor, rec.value_of(source), view)
         effect = SetStorage(-1, SOMETHING) if is_set else SetData(-1, SOMETHING)
         at = self.log.note(effect, tensor, was, after=after)
-        old.storage.changes += [at] if is_set else []  # it counts as a write
+        old.storage.changes += [Change(at, tensor)] if is_set else []  # it counts as a write
 
     def _resize(self, info: OpInfo, tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
         rec = self.recorder
@@ -154,7 +154,7 @@ class MetadataChanges:
         entry = rec.emit(aten.as_strided.default, flat, list(spec.shape), list(spec.stride), 0)
         rec.kept.append(tensor)
         rec.values[id(tensor)] = after = Value(tensor, entry, spec)
-        old.storage.changes.append(self.log.note(SetData(-1, SOMETHING), tensor, old, info.op, after))
+        old.storage.changes.append(Change(self.log.note(SetData(-1, SOMETHING), tensor, old, info.op, after), tensor))
         return out
 
     def require_unshared(self, value: Value, what: str) -> None:
@@ -245,7 +245,7 @@ class Detached:
         """`detach_` is about to be called."""
         value = self.recorder.value_of(tensor)
         log = self.recorder.changes.log
-        value.storage.changes.append(log.note(Detach(-1), tensor, value))
+        value.storage.changes.append(Change(log.note(Detach(-1), tensor, value), tensor))
         self.recorder.changes.changed_at[id(tensor)] = self.recorder.origins.here()
         if tensor.grad_fn is not None and not is_view(tensor):
             self.recorder.kept.append(tensor)

@@ -172,6 +172,8 @@ class Writes:
             rec.value_of(tensor).mark_written()
         for root, part in zip(roots.values(), parts[len(made) :], strict=True):
             root.write(rec.emit, part)
+        for tensor in targets:
+            rec.value_of(tensor).storage.note_write(tensor)
 
     def _copied(self, target: torch.Tensor, source_entry: Entry) -> Entry:
         rec = self.recorder
@@ -206,6 +208,7 @@ class Writes:
         if spec.shape != value.spec.shape:
             new = rec.emit(aten.expand.default, new, list(value.spec.shape))
         value.write(rec.emit, new)
+        value.storage.note_write(tensor)
 
     def check_edges(self, view: Value) -> None:
         """A view by strides may see more of the memory than the input it is taken of."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.tensors import base_of, is_marked, is_usable, is_view, leads_to_base
+from ..._torch.tensors import allows_writes, base_of, is_marked, is_usable, is_view, leads_to_base
 from ...graph.effect_log import Detach, MarkRequiresGrad
 from ...subclasses.spec import is_wrapper
 from ..heap.alias import now
@@ -70,8 +70,8 @@ class HistoryChanges:
         if record is None:
             return
         if record.detached_at is None:  # writes that its version does not count leave views of it what they are
-            changes = self.recorder.value_of(stand_in).storage.changes
-            record.detached_at = changes[0] if changes and is_moved(record) else now()
+            changes = self.recorder.value_of(stand_in).storage.changes_of(stand_in)
+            record.detached_at = changes[0].at if changes and is_moved(record) else now()
         for other in self.inputs.records:  # views taken under no_grad require grad as long as their base does
             real = other.real
             if base_of(real) is not record.real:
@@ -89,15 +89,16 @@ class HistoryChanges:
         self.inputs.see_as_views([r for r in self.inputs.records if id(base_of(r.real)) in detached])
 
     def check_views(self) -> None:
-        """Capture again where views made under no_grad are written, by themselves: autograd bars most uses of them. And
-        where an operator on lists wrote to a view twice: its history is not that of what it is a view of.
+        """Capture again where views that autograd bars writes to, made under no_grad or several at once, are written by
+        themselves: it bars most uses of them then. And where an operator on lists wrote to a view twice: its history is
+        not that of what it is a view of.
         """
         for record, where in self._used:
             detached = self.recorder.changes.log.events
             if any(e.is_detach and e.at == record.initial.storage.changed_at for e in detached):
                 raise detached_and_written(str(record.slot), where)  # nothing has changed since
         listed = self.recorder.writes.listed
-        barred = [r for r in self.inputs.records if is_no_grad_view(r) and is_moved(r)]
+        barred = [r for r in self.inputs.records if r.real.requires_grad and not allows_writes(r.real) and is_moved(r)]
         twice = [r for r in self.inputs.records if id(r.stand_in) in listed and r.stand_in.requires_grad]
         self.inputs.see_as_views([*barred, *(record for record in twice if is_view(record.real))])
 

@@ -183,11 +183,9 @@ class MemoryGroup:
     def _with_counter_of_others(self, record: InputRecord) -> torch.Tensor | None:
         """A fake that shares the version counter of another member, where the real tensors share theirs."""
         spec = record.spec
-        if record.real.is_inference():
-            return None
         for other in [*self.members, *self._bases.values()]:
             seen_as_it_is = not (other.spec.conj or other.spec.neg)
-            if seen_as_it_is and not other.real.is_inference() and share_counters(other.real, record.real):
+            if seen_as_it_is and share_counters(other.real, record.real):
                 with torch.inference_mode(mode=False), torch.no_grad():
                     fake = as_dtype(other.stand_in, spec.dtype)
                     return None if fake is None else fake.as_strided(spec.shape, spec.stride, spec.offset).detach()
