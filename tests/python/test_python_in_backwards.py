@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import sys
+
 import pytest
 import torch
 from torch import nn
 
 import foregrad
+from foregrad.errors import ForegradWarning
 
 LOG: list = []
 STATE = {"calls": 0, "last": None, "scale": 1.0}
@@ -150,3 +155,44 @@ def test_one_that_is_differentiated_twice_is_a_region_no_more():
         (gradient,) = torch.autograd.grad(compiled(x), x, create_graph=True)
     (second,) = torch.autograd.grad(gradient.sum(), x)
     assert torch.equal(second, -x.sin())
+
+
+PACKAGE = """
+import torch
+
+RATES = {"slow": 0.5, "fast": 2.0}
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, name, done):
+        ctx.name = name
+        return done(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * RATES[ctx.name], None, None
+
+
+def scaled(x, name):
+    return Scaled.apply(x, name, lambda value: value * RATES[name])
+"""
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "sources"])
+def test_a_table_that_a_backward_reads_is_a_constant_if_it_is_of_an_installed_package(folder, tmp_path, monkeypatch):
+    """As of solvers, whose backwards look their methods up. Between two calls a change of it is seen, as of any other."""
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "rates.py").write_text(PACKAGE)
+    monkeypatch.syspath_prepend(tmp_path / folder)
+    monkeypatch.delitem(sys.modules, "rates", raising=False)
+    rates = importlib.import_module("rates")
+    function = foregrad.compile(lambda x: rates.scaled(x, "fast").sum(), backend="eager", on_unsupported="eager")
+    is_installed = folder == "site-packages"
+    with contextlib.nullcontext() if is_installed else pytest.warns(ForegradWarning, match="the call makes"):
+        for rate in (2.0, 2.0, 3.0):
+            rates.RATES["fast"] = rate
+            x = torch.ones(3, requires_grad=True)
+            function(x).backward()
+            assert x.grad.tolist() == [rate] * 3
+    assert bool(len(foregrad.explain_recompiles(function))) == is_installed

@@ -89,9 +89,9 @@ def is_library(value: Any) -> bool:
     return isinstance(value, types.ModuleType) and is_outside(value.__name__)
 
 
-def is_installed(module: types.ModuleType) -> bool:
-    """Whether a module is part of a package that was installed."""
-    parts = str(vars(module).get("__file__")).replace("\\", "/").split("/")
+def is_installed(namespace: dict[str, Any]) -> bool:
+    """Whether these are the globals of a module of a package that was installed."""
+    parts = str(namespace.get("__file__")).replace("\\", "/").split("/")
     return not {"site-packages", "dist-packages"}.isdisjoint(parts)
 
 

@@ -262,7 +262,7 @@ class Scan:
         if (id(module), names) in self._named_in:
             return
         self._named_in.add((id(module), names))
-        self._namespaces |= {} if is_installed(module) else {id(module): module}  # theirs have thousands of items
+        self._namespaces |= {} if is_installed(vars(module)) else {id(module): module}  # theirs have thousands of items
         place = self.reads.place(vars(module), "dict", module.__name__, "attr")
         if "__getattr__" in vars(module):
             place.lacks(*(names - vars(module).keys()))

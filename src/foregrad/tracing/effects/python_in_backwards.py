@@ -3,8 +3,9 @@
 A backward reads what is there when it runs. What its code names is looked at, one helper function after the other.
 Objects, containers and closure cells that are older than the call may be others by the time of the backward; so may the
 numbers that are globals of a script, or that some function assigns. A number that is a global of a module, and that no
-function there assigns, is taken for a constant, and so is one in a variable of an enclosing function that the code
-itself does not assign: somebody may still set either between a forward and its backward.
+function there assigns, is taken for a constant, and so are a table of an installed package and a number in a variable
+of an enclosing function that the code itself does not assign: somebody may still set these between a forward and its
+backward.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ...errors import UnsupportedError, UnsupportedMutationError, UnsupportedOpE
 from ...frontend.classes import dict_of_class, values_of
 from ...frontend.code import instructions_of, names_of
 from ...frontend.expected import ABSENT, is_plain
-from ...frontend.libraries import is_of_library, is_outside
+from ...frontend.libraries import is_installed, is_of_library, is_outside
 from ...frontend.module_tables import hooks_of
 from ...frontend.reads import Reads
 from ...graph.eager_regions import differentiated_twice
@@ -33,6 +34,7 @@ from .python_state import BackwardChangesError
 from .result_hooks import needs_nothing, outside_of
 
 _DEEPEST = 4
+_CONTAINERS = (dict, list, set, tuple)
 _NO_STATE = (types.ModuleType, types.BuiltinFunctionType, torch.Tensor)  # of tensors a graph tells by their versions
 
 
@@ -58,6 +60,8 @@ def reads_state(value: Any, knows: Callable[[Any], bool], depth: int = _DEEPEST)
         if is_plain(found):
             if found is not None and _is_assigned(name, value.__globals__):
                 return True
+        elif isinstance(found, _CONTAINERS) and is_installed(value.__globals__):
+            continue
         elif _may_differ(found, names.others, knows, depth):
             return True
     for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
