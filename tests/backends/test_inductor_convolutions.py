@@ -141,11 +141,12 @@ def step_graph(monkeypatch, step_of, **settings):
 
 
 def operands(graph):
-    """The weight and the image of each convolution, forward and backward."""
+    """The weight and the image of each convolution, forward and backward, but for those that may become products."""
     aten = torch.ops.aten
     forward = [(n.args[1], n.args[0]) for n in graph.nodes if n.target is aten.convolution.default]
     backward = [(n.args[2], n.args[1]) for n in graph.nodes if n.target is aten.convolution_backward.default]
-    return forward, backward[::-1]
+    kept = [[pair for pair in pairs if spec_of(pair[0]).shape[2:] != (1, 1)] for pairs in (forward, backward[::-1])]
+    return kept[0], kept[1]
 
 
 def is_channels_last(node):

@@ -13,6 +13,7 @@ __all__ = [
     "PACK_PADDED",
     "PAD_PACKED",
     "OpOverload",
+    "convolves_image_by_image",
     "default_generator",
     "depends_on_values",
     "has_composite_implicit_kernel",
@@ -36,6 +37,12 @@ def mkldnn_rnn_layer_for_training(*args: Any) -> Any:
     """`aten.mkldnn_rnn_layer` with the workspace that its backward reads, which the kernel only fills in grad mode."""
     with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():
         return torch.ops.aten.mkldnn_rnn_layer.default(*args)
+
+
+def convolves_image_by_image(image: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether a convolution on a CPU, as threads are now, multiplies matrices for each image. A fake image will do."""
+    backend: Any = torch._C._select_conv_backend(image, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    return bool(backend.name == "Slow2d")
 
 
 def has_effects(op: Any) -> bool:
