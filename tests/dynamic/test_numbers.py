@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -107,6 +108,28 @@ def test_a_traced_number_passes_for_a_float():
     for i in range(1, 4):
         x = torch.ones(2) * i
         assert torch.equal(compiled(x), x * x.sum())
+
+
+def of_numpy(x):
+    n, count = x.detach().mean().item(), (x > 1).sum().item()
+    ratio = np.float64(0.5)
+    return (
+        np.mean([n, 0.5]),
+        np.sum([n] * 9),
+        n * ratio,
+        np.abs(n),
+        np.prod([count, 2]),
+        count * np.int64(2),
+        count > ratio,
+    )
+
+
+def test_numpy_gives_its_own_numbers():
+    compiled = foregrad.compile(of_numpy, backend="eager")
+    for x in torch.rand(4, 5).add(0.5):
+        expected = of_numpy(x)
+        found = compiled(x)
+        assert [*map(type, found)] == [*map(type, expected)] and found == expected
 
 
 def test_numbers_and_changing_sizes_together():

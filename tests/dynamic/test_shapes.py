@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -125,6 +128,19 @@ def test_sizes_in_what_is_returned():
 
     compiled = Compiled(dynamic=True)
     assert check(fn, lengths(5, 7, 4, 6), calls=4, compile=compiled) == "equal"
+
+
+def test_sizes_are_integers_to_the_program():
+    def fn(x):
+        rows, half = x.shape[1], x.size(1) / 2
+        pair = (rows, rows) if isinstance(rows, int) else tuple(rows)
+        kinds = type(rows) is int, isinstance(x.numel(), int), type(half) is float, all(type(n) is int for n in x.shape)
+        return x.new_ones(pair).sum(), kinds, math.sqrt(rows), np.prod(x.shape) // 2, x.stride(0) * np.float64(0.5)
+
+    compiled = foregrad.compile(fn, backend="eager", dynamic=True)
+    for length in (5, 7, 4):
+        found, expected = compiled(torch.ones(2, length)), fn(torch.ones(2, length))
+        assert found == expected and [*map(type, found)] == [*map(type, expected)]
 
 
 def test_branches_on_sizes_are_guards():

@@ -30,22 +30,22 @@ def is_capturing() -> bool:
     return _capturing()
 
 
-def _is_asked(frames: int = 2) -> bool:
+def is_asked(frames: int = 2) -> bool:
     """Whether the caller is the user's code, on a thread that captures."""
     asker = str(sys._getframe(frames).f_globals.get("__name__")).partition(".")[0]
     return _capturing() and asker not in ("torch", "foregrad")
 
 
 def _has_torch_function(relevant: Iterable[Any]) -> bool:
-    return _any_overrides(relevant) if _is_asked() else bool(_C._has_torch_function(relevant))
+    return _any_overrides(relevant) if is_asked() else bool(_C._has_torch_function(relevant))
 
 
 def _has_torch_function_unary(value: Any) -> bool:
-    return _any_overrides((value,)) if _is_asked() else bool(_C._has_torch_function_unary(value))
+    return _any_overrides((value,)) if is_asked() else bool(_C._has_torch_function_unary(value))
 
 
 def _has_torch_function_variadic(*values: Any) -> bool:
-    return _any_overrides(values) if _is_asked() else bool(_C._has_torch_function_variadic(*values))
+    return _any_overrides(values) if is_asked() else bool(_C._has_torch_function_variadic(*values))
 
 
 def _any_overrides(values: Iterable[Any]) -> bool:
@@ -110,7 +110,7 @@ class _NoFunctions:
     """`torch._C.DisableTorchFunction` of the user's code: the capture's mode stays on."""
 
     def __new__(cls) -> Any:
-        return _no_subclasses() if _is_asked() else _no_functions()
+        return _no_subclasses() if is_asked() else _no_functions()
 
 
 @functools.wraps(_C._to_dlpack)

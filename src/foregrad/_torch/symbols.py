@@ -10,6 +10,7 @@ import contextlib
 import functools
 import logging
 import operator
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -86,11 +87,30 @@ def symbol_made(number: Any) -> Any:
     return number.node._expr
 
 
-class TracedSymbol(torch.SymFloat):
+class NumPyNumber:
+    """A symbolic number that NumPy gets as the Python number it is: its rules of promotion tell that from an array."""
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return sys.modules["numpy"].asarray(_fixed(self), dtype)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(ufunc, method)(*map(_fixed, args), **kwargs)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return function(*map(_fixed, args), **{name: _fixed(value) for name, value in kwargs.items()})
+
+
+def _fixed(value: Any) -> Any:
+    if not isinstance(value, NumPyNumber):
+        return value
+    return int(value) if isinstance(value, torch.SymInt) else float(value)  # type: ignore[arg-type]
+
+
+class TracedSymbol(NumPyNumber, torch.SymFloat):
     """A symbolic float of foregrad's own class: torch's operators take it as a number."""
 
 
-class TracedInt(torch.SymInt):
+class TracedInt(NumPyNumber, torch.SymInt):
     """A symbolic integer in place of the program's plain one: `isinstance` and its text are those of an `int`.
 
     Results of its arithmetic are such integers too. torch's own code must get the `plain` one. Arithmetic that gives
@@ -130,6 +150,8 @@ def _on_plain(name: str) -> Callable[..., Any]:
     op = getattr(operator, name.strip("_")[is_swapped:]) if is_swapped or name in _ARITHMETIC else None
 
     def method(self: TracedInt, *others: Any) -> Any:
+        if any(type(other).__module__ == "numpy" for other in others):
+            return NotImplemented  # NumPy's numbers do the arithmetic: the result is one of theirs
         if op is not None and (numbers := numbers_told(self)) is not None:
             operands = (*others, self) if is_swapped else (self, *others)
             if _gives_a_float(op, operands):

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..._torch.asked import is_asked
 from ..._torch.dispatch import TorchFunctionMode, dispatching_again, is_function_mode_on, single_threaded_backward
 from ..._torch.function_classes import FunctionClasses
 from ..._torch.histories import AS_ARRAY_REQUIRES_GRAD
@@ -211,6 +212,12 @@ class Lifting(TorchFunctionMode):
         is_symbol = isinstance(number, (torch.SymFloat, torch.SymInt))
         return self.recorder.decisions.numbers.ours(number) if is_symbol else number
 
+    def _size(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """To the program, symbolic sizes are integers."""
+        sizes = func(*args, **kwargs)
+        is_told = self.recorder.is_symbolic and is_asked(_ASKER)
+        return self.recorder.decisions.numbers.sizes(sizes) if is_told else sizes
+
     def _number(self, func: Any, args: Any, kwargs: Any) -> Any:
         """As a number of Python's, which a constructor such as `torch.FloatTensor` may ask for."""
         with dispatching_again():
@@ -289,6 +296,9 @@ _QUANTIZED = [
 _ADDRESSES = [getattr(torch.Tensor, name) for name in ("const_data_ptr",) if hasattr(torch.Tensor, name)]
 _NUMBERS = [_TENSOR.__float__, _TENSOR.__int__, _TENSOR.__index__, _TENSOR.__bool__, _TENSOR.__complex__]
 
+_ASKER = 4  # frames from `is_asked` to the code that calls a torch function
+_SIZES = [_TENSOR.shape.__get__, _TENSOR.size, _TENSOR.stride, _TENSOR.numel, _TENSOR.nelement, _TENSOR.storage_offset]
+
 _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     **dict.fromkeys(VALUES_ONLY, Lifting._values_only),
     **dict.fromkeys(VALUE_CHECKS, Lifting._checked),
@@ -306,6 +316,7 @@ _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     torch.autograd.grad: Lifting._gradient,
     torch.Tensor.item: Lifting._item,
     **dict.fromkeys(_NUMBERS, Lifting._number),
+    **dict.fromkeys(_SIZES, Lifting._size),
     torch.Tensor.register_hook: Lifting._hook,
     torch.Tensor.untyped_storage: Lifting._storage,
     torch.Tensor.retain_grad: Lifting._retain,

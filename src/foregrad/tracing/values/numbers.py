@@ -83,6 +83,12 @@ class Numbers:
         known = self.known(number)
         return number if known is None else known
 
+    def sizes(self, sizes: Any) -> Any:
+        """A size, or several, as the program is to see them."""
+        if isinstance(sizes, tuple):
+            return sizes if all(type(size) is int for size in sizes) else type(sizes)(map(self.sizes, sizes))
+        return TracedInt(sizes.node) if type(sizes) is torch.SymInt else sizes
+
     def entry_of(self, number: Any) -> Any:
         """What the tape writes for a symbolic float; any other number as it is.
 
