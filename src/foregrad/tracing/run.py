@@ -162,7 +162,6 @@ class CaptureRun(Assembly):
         check_run(self.name, call, (given.args, given.kwargs), given.leaves, inputs.wrappers.unwrap)
         self.regions.check()
         self.observed.check(self.state.made.newborns)
-        check_module_hooks(self.name, self.code.modules.values(), self.state.knows)
         needed = views_of_written(inputs.memory, recorder)
         if not needed <= inputs.shared_bases:
             inputs.shared_bases.update(needed)
@@ -191,6 +190,8 @@ class CaptureRun(Assembly):
         """The backward, run on fakes; None: capture again, with what it was found to write to."""
         recorder, records, backward = self.recorder, self.inputs.records, self.backward
         with_history = [fake for fake in analysis.fakes if fake is not None]
+        if with_history:
+            check_module_hooks(self.name, self.code.modules.values(), self.state.knows)
         keep = self.options.higher_order
         described = self.observed.of(differentiate)(backward, analysis, keep=keep)
         self.observed.raise_failed()
@@ -229,7 +230,7 @@ class CaptureRun(Assembly):
         )
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
         self.state.settle()
-        scan = self.code.scan(self.observed.ran, self.observed.entered)
+        scan = self.code.scan(self.observed.ran, self.observed.entered, self.facts.gradients.hooks)
         if "Generator" in scan.names:
             check_generators(self.name, self.made_generators)
         inputs.check_reached(compares_identity=self.reads.compares_identity)

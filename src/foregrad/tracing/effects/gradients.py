@@ -44,6 +44,7 @@ class Gradients:
         self._held: dict[int, _Held] = {}  # by the id of the record
         self._is_over = False  # the function has run
         self.values: list[torch.Tensor] = []  # that are left in `.grad`, once the function has run
+        self.hooks: list[Any] = []  # that backwards inside call
 
     # ---------------------------------------------------------------- while the function runs
 
@@ -94,6 +95,7 @@ class Gradients:
         hooks = gradient_hooks(record.real)
         for question, answer in hooks.items() if hooks else [(UNHOOKED, True)]:
             self.note(record, question, answer)
+        self.hooks += [hook for hook in hooks.values() if not isinstance(hook, int)]
         if id(record) in self._held or not record.real.is_leaf:
             return
         grad = record.real.grad

@@ -92,8 +92,8 @@ def check_module_hooks(name: str, modules: Iterable[torch.nn.Module], knows: Cal
         if reads_state(hook, knows):
             raise UnsupportedSideEffectError(
                 f"`{name}` calls a module with the backward hook `{getattr(hook, '__name__', type(hook).__name__)}`, "
-                "which looks at Python's state, and that may be another by the time of the backward. Put the hook on a "
-                "module outside the compiled function."
+                "which looks at Python's state, and that may be another by the time of the backward. Call `backward()` "
+                "inside the compiled function, or put the hook on what the module gives (`y.register_hook`)."
             )
 
 

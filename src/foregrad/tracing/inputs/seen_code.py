@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Container, Iterable, Mapping
 from types import CodeType
 from typing import Any
@@ -62,9 +63,12 @@ class SeenCode:
                 "module in it: its forward is compiled, and the rest runs around it."
             )
 
-    def scan(self, ran: Mapping[CodeType, dict[str, Any]], entered: Container[CodeType]) -> Scan:
-        """Look at the arguments of the call, the code behind attributes that were read on modules, hooks, and all other
-        code that ran (`ran`: with its globals). The program's objects are as before the run. Names the modules.
+    def scan(
+        self, ran: Mapping[CodeType, dict[str, Any]], entered: Container[CodeType], of_tensors: Iterable[Any]
+    ) -> Scan:
+        """Look at the arguments of the call, the code behind attributes that were read on modules, hooks (`of_tensors`
+        and those of modules), and all other code that ran (`ran`: with its globals). The program's objects are as
+        before the run. Names the modules.
         """
         reads, scan = self.reads, Scan(self.reads, self.apart, entered)
         scan.visit(self.call.function, self.name)
@@ -72,9 +76,9 @@ class SeenCode:
             scan.visit(leaf, path)
         for kind in self.call.tree.types():
             scan.visit(kind, kind.__name__)
-        for in_backward in (False, True):
-            for hook in hooks_of(self.modules.values(), in_backward=in_backward):
-                scan.visit(hook, getattr(hook, "__name__", "a hook"))
+        of_modules = (hooks_of(self.modules.values(), in_backward=in_backward) for in_backward in (False, True))
+        for hook in itertools.chain(*of_modules, of_tensors):
+            scan.visit(hook, getattr(hook, "__name__", "a hook"))
         for cls, name in list(reads.class_attributes):
             scan.attribute_of_class(cls, name)
         reads.name_modules(self.names)
