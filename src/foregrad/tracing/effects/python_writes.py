@@ -217,7 +217,11 @@ class PythonWrites:
         return tree.kind != "leaf" and tree == other and all(isinstance(x, torch.Tensor) or is_plain(x) for x in leaves)
 
     def _check_growth(self, holder: Holder, written: list[Any]) -> None:
-        """A container that has another length after each call is another one for each: no graph is right twice."""
+        """A container of another length after each call is another one for each: no graph is right twice. One that is
+        emptied stays so, or is filled again outside.
+        """
+        if not holder.kind.read(holder.target):
+            return
         is_bounded = holder.kind is kinds.DEQUE and holder.target.maxlen is not None  # it is full after some calls
         is_fill = not holder.before or holder.kind is kinds.DICT or any(map(_has_tensors, written))
         if is_bounded or (self.fills_caches and is_fill):

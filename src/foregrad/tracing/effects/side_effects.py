@@ -77,10 +77,15 @@ def check_gradients(name: str, records: list[InputRecord], where: str) -> None:
         for stand_in in (record.stand_in, record.leaf):
             if stand_in is not None and is_usable(stand_in) and stand_in.is_leaf and stand_in.grad is not None:
                 stand_in.grad = None
-                raise _written_gradient(name, record.slot, where)
+                raise _written_gradient(name, record.slot, where, goes_on=not record.real.is_leaf)
 
 
-def _written_gradient(name: str, slot: Any, where: str) -> UnsupportedSideEffectError:
+def _written_gradient(name: str, slot: Any, where: str, *, goes_on: bool = False) -> UnsupportedSideEffectError:
+    if goes_on:
+        return UnsupportedSideEffectError(
+            f"`backward()` in `{name}`{' at ' + where if where else ''} goes on into what {slot} was computed from, "
+            f"before the call; a compiled call can't. Call it outside, or use `.detach()` of {slot}."
+        )
     return UnsupportedSideEffectError(
         f"`{name}` writes to `.grad` of {slot}{' at ' + where if where else ''}, which a compiled call can't repeat; "
         "use torch.autograd.grad, or do it outside."
@@ -139,7 +144,7 @@ def check_results(
                 f"`{name}` returns a random generator that it makes, {path}: that of each call would be the same. Make "
                 "it outside."
             )
-        if isinstance(result, torch.Tensor) and id(result) not in known and gradient_of(result) is not None:
+        if is_of_capture(result) and id(result) not in known and gradient_of(result) is not None:
             raise UnsupportedSideEffectError(
                 f"`{name}` sets `.grad` of {path}, which it returns; a compiled call would not. Set it outside."
             )
