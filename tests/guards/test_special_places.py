@@ -326,6 +326,35 @@ def attributes_that_a_pattern_takes():
     ]
 
 
+@program
+def variables_of_special_methods_of_a_module():
+    table = {"call": 2.0, "get": 3.0, "set": 5.0}
+
+    class Part(torch.nn.Module):
+        def __call__(self, x):
+            return super().__call__(x) * table["call"]
+
+        def __getattr__(self, name):
+            return table["get"] if name == "rate" else super().__getattr__(name)
+
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value * table["set"] if name == "kept" else value)
+
+        def forward(self, x):
+            self.kept = 7.0
+            return x * self.rate + self.kept
+
+    part = Part()
+    return lambda x: part(x), [lambda key=key: table.update({key: 11.0}) for key in table]
+
+
+@program
+def variables_of_a_hook_that_only_a_library_calls():
+    module, table = torch.nn.Linear(2, 2), {"rate": 2.0}
+    module.register_state_dict_post_hook(lambda module, state, *_: state.update(rate=table["rate"]))
+    return lambda x: x * module.state_dict()["rate"], [lambda: table.update(rate=3.0)]
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_change_is_seen(name):
     with warnings.catch_warnings():

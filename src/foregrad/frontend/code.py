@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dis
 import functools
+import gc
 import itertools
 import re
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 _LOADS = {"LOAD_GLOBAL", "LOAD_NAME"}
@@ -70,6 +71,14 @@ def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from codes_in(constant)
+
+
+def functions_of(codes: Collection[types.CodeType]) -> list[types.FunctionType]:
+    """The functions with such code, but for new ones: a run makes those while the collector is off."""
+    if not codes:  # the collector looks at all objects
+        return []
+    young = {id(value) for value in gc.get_objects(generation=0)}
+    return [f for f in gc.get_referrers(*codes) if type(f) is types.FunctionType and id(f) not in young]
 
 
 @functools.lru_cache(maxsize=8192)

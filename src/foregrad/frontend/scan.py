@@ -144,9 +144,12 @@ class Scan:
                 elif isinstance(value, types.FunctionType) and _is_users(value) and value.__closure__ is None:
                     self._parts(value, value.__name__, (attribute,))
 
+    def has_opened(self, code: types.CodeType) -> bool:
+        return code in self._opened or code in self._apart
+
     def ran(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
         """Note what code that ran names in its globals, wherever the code is from."""
-        if code not in self._opened and code not in self._apart:
+        if not self.has_opened(code):
             self._names_in(code, namespace)
 
     def _names_in(self, code: types.CodeType, namespace: dict[str, Any]) -> CodeNames:

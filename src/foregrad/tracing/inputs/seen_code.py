@@ -15,6 +15,7 @@ from ..._torch.patches import REGION
 from ...errors import UnsupportedOpError
 from ...frontend.call import FlatCall
 from ...frontend.classes import values_of
+from ...frontend.code import codes_in, functions_of
 from ...frontend.libraries import is_of_library
 from ...frontend.module_tables import hooks_of
 from ...frontend.program_state import ProgramState
@@ -84,6 +85,11 @@ class SeenCode:
         reads.name_modules(self.names)
         for value, name in reads.objects_of_modules():
             scan.visit(value, name)
+        scan.finish()
+        # Special methods, and functions that only a library calls, by their own variables.
+        made = {inner for code in ran for inner in codes_in(code) if inner is not code}
+        for function in functions_of([c for c in ran if c.co_freevars and c not in made and not scan.has_opened(c)]):
+            scan.visit(function, function.__name__)
         scan.finish()
         for code, namespace in ran.items():
             scan.ran(code, namespace)
