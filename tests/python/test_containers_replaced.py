@@ -16,7 +16,7 @@ def _copied(value):
         return value.tolist()
     if isinstance(value, dict):
         return [(key, _copied(item)) for key, item in value.items()]
-    return [_copied(item) for item in value] if isinstance(value, (list, collections.deque)) else value
+    return [_copied(item) for item in value] if isinstance(value, (list, tuple, collections.deque)) else value
 
 
 def _run(make, body, wrap, between=lambda place, number: None):
@@ -118,6 +118,18 @@ def _only_written_and_moved(place, x):
 )  # fmt: skip
 def test_as_in_eager(make, body):
     _same_as_eager(make, body)
+
+
+def test_a_tuple_in_a_list_that_each_call_replaces():
+    """The state of a recurrent network, `hidden[0] = state`; the list stays."""
+
+    def body(place, x):
+        first, second = place.kept[1]
+        place.kept[1] = first + x, second * 2 + x
+        place.kept[0] += 1
+        return first + second * place.kept[0]
+
+    _same_as_eager(lambda: [2, (torch.zeros(2), torch.zeros(2))], body)
 
 
 def test_one_that_the_program_fills_between_calls():

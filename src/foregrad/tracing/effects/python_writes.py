@@ -103,13 +103,17 @@ class PythonWrites:
             self.entries.append((DeleteItem if is_dict else DeleteAttribute)(holder.target, holder.path(key), key))
         for key in written:
             self.made.check_key(key, holder.name())
-            path, value = holder.path(key), now[key]
-            if value is ABSENT:  # of a slot
-                self.entries.append(DeleteAttribute(holder.target, path, key))
-                continue
-            at = self._value(value, path) if is_argument else self._add(value, path, before.get(key, ABSENT))
-            counts = not is_argument and self._varies(before.get(key), value)
-            self.entries.append((SetItem if is_dict else SetAttribute)(holder.target, path, key, at, counts=counts))
+            if now[key] is ABSENT:  # of a slot
+                self.entries.append(DeleteAttribute(holder.target, holder.path(key), key))
+            else:
+                kind = SetItem if is_dict else SetAttribute
+                self._put(kind, holder, key, now[key], before.get(key, ABSENT), is_argument=is_argument)
+
+    def _put(self, kind: Any, holder: Holder, key: Any, value: Any, was: Any, *, is_argument: bool) -> None:
+        path = holder.path(key)
+        at = self._value(value, path) if is_argument else self._add(value, path, was)
+        counts = not is_argument and self._varies(was, value)
+        self.entries.append(kind(holder.target, path, key, at, counts=counts))
 
     def attributes(self, holder: Holder) -> None:
         now, before = holder.kind.read(holder.target), holder.before
@@ -144,15 +148,19 @@ class PythonWrites:
             is_number = item is not None and item is self._stand_in(holder, i)
             if is_number or self._stands_for(item, was):
                 now[i] = was
-        start = 0
-        while start < min(len(now), len(before)) and now[start] is before[start]:
-            start += 1
+        changed = [i for i, (item, was) in enumerate(zip(now, before, strict=False)) if item is not was]
+        start = changed[0] if changed else min(len(now), len(before))
         if start == len(now) == len(before):
             return
         is_argument = self._is_of_call(holder, len(now))
         if len(now) != len(before) and not is_argument:
             self._check_growth(holder, now[start:])
         former = {id(item): -1 - i for i, item in reversed(list(enumerate(before)))}
+        moves = any(id(now[i]) in former for i in changed if not is_plain(now[i]))
+        if holder.kind is kinds.LIST and len(now) == len(before) and not moves:
+            for i in changed:
+                self._put(SetItem, holder, i, now[i], before[i], is_argument=is_argument)
+            return
         start = 0 if holder.kind is kinds.DEQUE else start
         items = []
         for i, item in enumerate(now[start:], start):
