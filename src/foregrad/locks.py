@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .interrupts import deliver
 
@@ -139,12 +139,16 @@ Bind = Callable[[Any, str, Any], None]
 class Replacements:
     """Names in modules, classes and objects that are bound to something else for a time."""
 
+    names: ClassVar[set[tuple[int, str]]] = set()
+    """All that were ever bound, with the ids of their owners."""
+
     def __init__(self) -> None:
         self._before: list[tuple[Any, str, Any]] = []
 
     def bind(self, owner: Any, name: str, value: Any) -> None:
         """Bind a name, of its own or inherited, until `restore` is called."""
         self._before.append((owner, name, vars(owner).get(name, self)))
+        self.names.add((id(owner), name))
         setattr(owner, name, value)
 
     def restore(self) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import builtins
-import contextvars
 import ctypes
 import functools
-import math
+import importlib
+import pathlib
 import re
 import sys
-import types
+import tempfile
 import warnings
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -264,68 +263,24 @@ def _(wrap):
     return any(event.key == "inside" for event in profile.key_averages())
 
 
-@silent("the function goes through `sys.modules`")
+@silent("the function tries an import whose file comes later")
 def _(wrap):
-    call = wrap(lambda x: x + (len(sys.modules)))
-    call(torch.ones(1))
-    try:
-        sys.modules["not_there"] = types.ModuleType("not_there")
-        return call(torch.ones(1))
-    finally:
-        del sys.modules["not_there"]
+    def function(x):
+        try:
+            import foregrad_comes_later
+        except ImportError:
+            return x
+        return x * foregrad_comes_later.rate
 
-
-@silent("it reads the `__name__` of a class or function")
-def _(wrap):
-    class Box:
-        pass
-
-    call = wrap(lambda x: x * len(Box.__name__))
-    call(torch.ones(1))
-    Box.__name__ = "Container"
-    return call(torch.ones(1))
-
-
-@silent("it goes through the attributes of a class")
-def _(wrap):
-    class Box:
-        one = 1
-
-    call = wrap(lambda x: x * sum(name[:1] != "_" for name in vars(Box)))
-    call(torch.ones(1))
-    Box.two = 2
-    return call(torch.ones(1))
-
-
-@silent("it makes text of a NumPy array")
-def _(wrap):
-    array = np.array([1 / 3])
-    call = wrap(lambda x: x * len(str(array)))
-    call(torch.ones(1))
-    with np.printoptions(precision=2):
-        return call(torch.ones(1))
-
-
-@silent("it reads a variable in a copied context")
-def _(wrap):
-    rate = contextvars.ContextVar("rate")
-    context = contextvars.copy_context()
-    context.run(rate.set, 2.0)
-    call = wrap(lambda x: x * context[rate])
-    call(torch.ones(1))
-    context.run(rate.set, 3.0)
-    return call(torch.ones(1))
-
-
-@silent("it reads a private table of PyTorch's")
-def _(wrap):
-    call = wrap(lambda x: x * torch._tensor_str.PRINT_OPTS.precision)
-    call(torch.ones(1))
-    try:
-        torch.set_printoptions(precision=7)
-        return call(torch.ones(1))
-    finally:
-        torch.set_printoptions(profile="default")
+    call = wrap(function)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        call(torch.ones(1))
+        pathlib.Path(folder, "foregrad_comes_later.py").write_text("rate = 2.0")
+        importlib.invalidate_caches()
+        found = call(torch.ones(1))
+    sys.modules.pop("foregrad_comes_later", None)
+    return found
 
 
 @silent("it looks up an argument in a dict or set")
@@ -393,15 +348,13 @@ def _(wrap):
     return call(torch.ones(1))
 
 
-@silent("a module of PyTorch's or the standard library's gets another value")
+@silent("a method of a class of PyTorch's is replaced")
 def _(wrap):
-    function, before = wrap(lambda x: x * math.tau), math.tau
-    function(ONES(2))
-    math.tau = 2.0
-    try:
-        return function(ONES(2))
-    finally:
-        math.tau = before
+    call = wrap(lambda x: x.sin())
+    call(torch.ones(1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "sin", torch.Tensor.cos)
+        return call(torch.ones(1))
 
 
 @silent("a built-in function or class is replaced for all modules")

@@ -5,6 +5,7 @@ import json
 import math
 import sys
 import threading
+import types
 import warnings
 
 import numpy as np
@@ -16,7 +17,7 @@ import foregrad
 from foregrad.errors import ForegradWarning, UnsupportedSideEffectError
 
 LINEAR, EVENT = nn.Linear(2, 2), threading.Event()
-DATA = torch.utils.data.TensorDataset(torch.ones(3))
+HANDLE = torch.utils.hooks.RemovableHandle(collections.OrderedDict())
 
 
 def on_a_module(size):
@@ -52,7 +53,7 @@ def on_a_function(size):
 
 
 def on_an_object_of_pytorch(size):
-    DATA.foregrad_test = size
+    HANDLE.foregrad_test = size
 
 
 def on_an_object_of_the_standard_library(size):
@@ -68,7 +69,17 @@ def under_another_name(size):
     module.foregrad_test = size
 
 
+def in_its_table(size):
+    vars(json)["foregrad_test"] = size
+
+
+def in_its_dict(size):
+    json.decoder.__dict__["foregrad_test"] = size
+
+
 PLACES = {
+    in_its_table: json,
+    in_its_dict: json.decoder,
     on_a_module: torch,
     on_the_standard_library: math,
     on_a_module_in_a_module: torch.nn.functional,
@@ -77,7 +88,7 @@ PLACES = {
     on_the_class_of_an_object: nn.Linear,
     on_a_class_of_the_standard_library: collections.Counter,
     on_a_function: torch.nn.functional.relu,
-    on_an_object_of_pytorch: DATA,
+    on_an_object_of_pytorch: HANDLE,
     on_an_object_of_the_standard_library: EVENT,
     by_setattr: torch.utils,
     under_another_name: np,
@@ -144,3 +155,24 @@ def test_a_loader_of_data_is_gone_through_by_each_call():
         data.tensors = (torch.ones(4),)
         assert call(torch.zeros(1)).item() == 4.0
     assert len(warned) == 1
+
+
+def test_a_module_put_among_all():
+    """The call that captures puts it there once, and so does each call after it."""
+    put = []
+
+    def function(x):
+        module = sys.modules["foregrad_test"] = types.ModuleType("foregrad_test")
+        put.append(module)
+        return x * 2
+
+    call = foregrad.compile(function, backend="eager", on_unsupported="eager")
+    try:
+        with pytest.warns(ForegradWarning, match=r"sets sys.modules.foregrad_test \(of a library\)"):
+            call(torch.ones(2))
+        for _ in range(2):
+            call(torch.ones(2))
+        assert len(put) == 3
+        assert sys.modules["foregrad_test"] is put[-1]
+    finally:
+        sys.modules.pop("foregrad_test", None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 function_mode: Callable[[int], Any] = torch._C._get_function_stack_at
 is_inference: Callable[[], bool] = torch.is_inference_mode_enabled
 fills_uninitialized: Callable[[], bool] = torch._C._get_deterministic_fill_uninitialized_memory
-uses_nnpack: Callable[[], bool] = torch._C._get_nnpack_enabled
 # Which kernels `scaled_dot_product_attention` may choose from.
 ATTENTION_FLAGS: list[Callable[[], bool]] = [
     torch._C._get_math_sdp_enabled,
@@ -73,6 +72,11 @@ def matmul_precision() -> str | tuple[str, ...]:
         return torch._C._get_float32_matmul_precision()
     except RuntimeError:
         return tuple(torch._C._get_fp32_precision_getter(backend, "matmul") for backend in ("cuda", "mkldnn"))
+
+
+def functions_of_c(names: Iterable[str]) -> list[Callable[..., Any]]:
+    """PyTorch's own functions of C of these names, as far as there are such."""
+    return [function for name in names if callable(function := getattr(torch._C, name, None))]
 
 
 def current_device() -> Any:

@@ -106,7 +106,10 @@ def render_stateful(
             continue
         target = bind("holder", place.target)
         if place.kind == "item":
-            reads.append(item(target, place.key, bind))
+            base = dict if isinstance(place.target, dict) else list
+            is_base = type(place.target) is base  # a class of the program's may give another item
+            get = "" if is_base else f"{bind('get', base.__getitem__)}({target}, {bind('key', place.key)})"
+            reads.append(get or item(target, place.key, bind))
         else:
             reads.append(attribute(target, place.key, bind))
     if lifted.generators.kinds:

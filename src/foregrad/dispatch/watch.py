@@ -39,6 +39,7 @@ from .explain import Difference
 Check = Callable[[tuple[Any, ...]], bool]
 _FEW = 6  # places; up to this number their versions are compared in Python
 _MOST_ABSENT = 32  # names that are asked for one by one: a class lacks a hundred special methods
+_MOST_KEYS = 64  # of a place that is checked by all its items where it is written to
 _PATIENCE = 2  # writes without a difference until a place is checked by its items
 _alive: weakref.WeakSet[Watch] = weakref.WeakSet()
 
@@ -347,9 +348,12 @@ def _item_check(places: list[ReadSite], modules: list[tuple[Any, type, Any]]) ->
         tree.shape(index, reference(), cls, table)
     slow = [place for index, place in enumerate(places) if not _render_place(tree, index, place)]
     ordered = [(p.holder, list(p.keys)) for p in places if p.keys is not None and _by_items_in_order(p)]
+    lacking = [(p.holder.keys(), frozenset(p.absent)) for p in places if _lacks_many(p) and not _by_version(p)]
     fast: Check = tree.check
     if ordered:
         fast = _and_in_order(fast, ordered)
+    if lacking:
+        fast = _and_lacking(fast, lacking)
     if not slow:
         return fast
     # For some of these a quicker test can show that nothing differs.
@@ -373,6 +377,14 @@ def _and_in_order(check: Check, ordered: list[tuple[dict[Any, Any], list[Any]]])
         return lambda objects: check(objects) and all(list(table) == keys for table, keys in ordered)
     expected = [(table, tuple(keys)) for table, keys in ordered]
     return lambda objects: check(objects) and all(same_keys(tuple(table), keys) for table, keys in expected)
+
+
+def _and_lacking(check: Check, lacking: list[tuple[Any, frozenset[Any]]]) -> Check:
+    return lambda objects: check(objects) and all(keys.isdisjoint(absent) for keys, absent in lacking)
+
+
+def _lacks_many(place: ReadSite) -> bool:
+    return place.kind == "dict" and place.keys is None and len(place.absent) > _MOST_ABSENT
 
 
 def _quick_look(place: ReadSite) -> Callable[[], bool] | None:
@@ -404,7 +416,7 @@ def _has_none(holder: threading.local, names: frozenset[str]) -> bool:
 def _by_version(place: ReadSite) -> bool:
     if place.kind != "dict" or (place.keys is not None and isinstance(place.holder, collections.OrderedDict)):
         return False  # `move_to_end` is no write
-    return (place.volatile < _PATIENCE or place.keys is not None) and versions_tell(place.holder)
+    return (place.volatile < _PATIENCE or len(place.keys or ()) > _MOST_KEYS) and versions_tell(place.holder)
 
 
 def _is_full_cell(place: ReadSite) -> bool:
@@ -432,10 +444,9 @@ def _render_place(tree: Tree, index: int, place: ReadSite) -> bool:
     if any(isinstance(key, torch.Tensor) for key in place.items):  # a tree in C++ compares keys, from 3.12 on
         return False
     node = tree.of(index)
-    by_length = place.keys is not None or len(place.absent) > _MOST_ABSENT
-    if by_length:
+    if place.keys is not None:
         tree.counts(node, holder)
-    for key in () if by_length else place.absent:
+    for key in () if place.keys is not None or _lacks_many(place) else place.absent:
         tree.lacks(node, key)
     for key, expected in place.items.items():
         now = place.look(key)

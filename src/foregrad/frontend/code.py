@@ -17,15 +17,20 @@ _NAMED_LOADS = _LOADS | {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DER
 _DEREFERENCES = {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF", "STORE_DEREF", "DELETE_DEREF"}
 _STORES = {"STORE_GLOBAL", "DELETE_GLOBAL"}  # what is written to is looked at: a write of what is there is no change
 _ASKS = {"getattr", "hasattr"}
-_NAMES_ANYTHING = {"vars", "__dict__", "__getattribute__", "attrgetter", "asdict", "fields", "to_dict", "dir"}
+_NAMES_ANYTHING = set("vars dir getmembers __dict__ __getattribute__ attrgetter asdict fields to_dict".split())
 _NAMESPACE = {"globals", "eval", "exec"}
 _FORMATS = {"format", "format_map", "Formatter", "vformat"}  # whose fields name attributes: "{0.name}"
 _LOADERS = {"import_module", "__import__"}
+_OF_ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD"}
+_TABLES, _ITEMS = {"environ": "os", "modules": "sys"}, {"get", "pop", "setdefault", "__getitem__", "__contains__"}
 _NOT_ARGUMENTS = {"PUSH_NULL", "PRECALL", "KW_NAMES", "NOP"}
 # What code with these names asks of functions and classes.
 OF_CODE = {
     name: {name}
-    for name in ("__annotations__", "__code__", "__defaults__", "__doc__", "__kwdefaults__", "__subclasses__")
+    for name in (
+        *("__annotations__", "__code__", "__defaults__", "__doc__", "__kwdefaults__", "__subclasses__"),
+        *("__module__", "__name__", "__qualname__"),
+    )
 }
 OF_CODE["signature"] = OF_CODE["getfullargspec"] = {"__defaults__", "__kwdefaults__", "__annotations__"}
 OF_CODE["get_type_hints"] = OF_CODE["get_annotations"] = {"__annotations__"}
@@ -51,6 +56,7 @@ class CodeNames(NamedTuple):
     whole_namespace: frozenset[str]
     compares: frozenset[tuple[str, ...]]
     handed_on: frozenset[str]
+    gone_through: frozenset[str]
     cells: frozenset[str]
 
 
@@ -88,6 +94,8 @@ def names_of(code: types.CodeType, apart: frozenset[types.CodeType] = frozenset(
     loaded, imports, compares = _loaded(instructions)
     named = set(code.co_names)
     others, probed = set(named), set()
+    if not any(i.value == "__name__" for i in instructions if i.name in _OF_ATTRIBUTES):
+        others.discard("__name__")  # the global
     strings = list(_strings(code))
     # An attribute may have any name where it is asked for by a text.
     words = set(strings) if named & _ASKS else {text for text in strings if text.isidentifier()}
@@ -108,7 +116,7 @@ def names_of(code: types.CodeType, apart: frozenset[types.CodeType] = frozenset(
     cells = {instruction.value for instruction in instructions if instruction.name in _DEREFERENCES} if apart else set()
     inside = [constant for constant in code.co_consts if isinstance(constant, types.CodeType) and constant not in apart]
     cells.update(*(inner.co_freevars for inner in inside))
-    own = loaded, others, probed, imports, made_up, whole, compares, handed_on, cells
+    own = loaded, others, probed, imports, made_up, whole, compares, handed_on, _gone_through(instructions), cells
     parts: Any = zip(own, *(names_of(inner, apart) for inner in inside), strict=True)
     united: Any = [frozenset().union(*part) for part in parts]
     united[-1] = united[-1].intersection(code.co_freevars) if apart else frozenset(code.co_freevars)
@@ -148,12 +156,18 @@ def look_at(code: types.CodeType) -> Seen:
 
 @functools.lru_cache(maxsize=8192)
 def stored_in(code: types.CodeType) -> frozenset[str]:
-    """The attributes that code sets or deletes, whatever the object; not those that functions made in it set."""
-    by_text = {text for text in _strings(code) if text.isidentifier()} if "setattr" in code.co_names else set()
-    if _STORES_OF_ATTRIBUTES.isdisjoint(code.co_code[::2]):
-        return frozenset(by_text)
-    stores = (i.value for i in instructions_of(code) if dis.opmap[i.name] in _STORES_OF_ATTRIBUTES)
-    return frozenset(by_text.union(stores))
+    """The attributes that code sets or deletes, whatever the object, by themselves or as items of a table of attributes
+    (or of `sys.modules`); not those that functions made in it set.
+    """
+    stored = {text for text in _strings(code) if text.isidentifier()} if "setattr" in code.co_names else set()
+    by_table = not _OF_TABLES.isdisjoint(code.co_names)
+    if not (_STORES_OF_ATTRIBUTES | (_STORES_OF_ITEMS if by_table else set())).isdisjoint(code.co_code[::2]):
+        for before, now in itertools.pairwise(instructions_of(code)):
+            if dis.opmap[now.name] in _STORES_OF_ATTRIBUTES:
+                stored.add(now.value)
+            elif by_table and dis.opmap[now.name] in _STORES_OF_ITEMS and type(before.value) is str:
+                stored.add(before.value)
+    return frozenset(stored)
 
 
 def imported_modules(
@@ -184,6 +198,7 @@ class Instruction(NamedTuple):
 
 _EXTENDED, _CACHE, _IMPORT = dis.opmap["EXTENDED_ARG"], dis.opmap.get("CACHE", -1), dis.opmap["IMPORT_NAME"]
 _STORES_OF_ATTRIBUTES = {dis.opmap["STORE_ATTR"], dis.opmap["DELETE_ATTR"]}
+_STORES_OF_ITEMS, _OF_TABLES = {dis.opmap["STORE_SUBSCR"], dis.opmap["DELETE_SUBSCR"]}, {"vars", "__dict__", "modules"}
 _CONSTANTS, _NAMES, _CELLS = set(dis.hasconst), set(dis.hasname), set(dis.hasfree)
 # Some arguments are the number of a name and flags behind it.
 _FLAGS = {
@@ -262,6 +277,24 @@ def _handed_on(instructions: list[Instruction]) -> set[str]:
         for now, following in itertools.pairwise(instructions)
         if now.name in _NAMED_LOADS and following.name not in ("LOAD_ATTR", "LOAD_METHOD")
     }
+
+
+def _gone_through(instructions: list[Instruction]) -> set[str]:
+    """Which of `os.environ` and `sys.modules` code asks for more than items by a key, a constant one of the former."""
+    steps = [i for i in instructions if i.name not in _NOT_ARGUMENTS]
+    found = set()
+    for at, step in enumerate(steps):
+        if type(step.value) is str and _TABLES.get(step.value) == steps[at - 1].value:
+            now, then = (*steps[at + 1 : at + 3], step, step)[:2]
+            if now.name == "CONTAINS_OP":
+                key: Instruction | None = steps[at - 2]
+            elif now.name in _OF_ATTRIBUTES and now.value in _ITEMS:
+                key = then
+            else:
+                key = now if then.name.endswith("_SUBSCR") else None
+            if key is None or (step.value == "environ" and key.name != "LOAD_CONST"):
+                found.add(step.value)
+    return found
 
 
 def _is_of_no_tensor(before: list[Instruction]) -> bool:

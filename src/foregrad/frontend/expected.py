@@ -45,7 +45,7 @@ class Expected:
             self.kind, self.value, self.pinned = "tensor", type(value), value
         elif is_plain(value):
             self.kind, self.value = "equal", value
-        elif _is_bound(value):
+        elif is_bound(value):
             self.kind, self.value = "bound", _Bound(value)
         elif type(value) is frozenset:
             self.kind, self.value = "members", {id(item): reference(item) for item in value}
@@ -112,7 +112,7 @@ def reference(value: Any) -> Any:
         return Strong(value)
 
 
-def _is_bound(value: Any) -> bool:
+def is_bound(value: Any) -> bool:
     """Whether a value is a bound method, which each look at its object may make anew."""
     cls = type(value)
     if cls is types.BuiltinMethodType:  # functions of extensions are of this type too
@@ -140,7 +140,7 @@ class _Bound:
         return types.MethodType(self.function, owner)
 
     def is_like(self, now: Any) -> bool:
-        if not _is_bound(now) or now.__self__ is not self.owner():
+        if not is_bound(now) or now.__self__ is not self.owner():
             return False
         if isinstance(self.function, str):
             return type(now) is not types.MethodType and now.__name__ == self.function

@@ -308,11 +308,16 @@ def _put_back_class(cls: type, before: dict[str, Any]) -> None:
 
 
 def _read_outside(place: tuple[Any, str]) -> Any:
-    return vars(place[0]).get(place[1], ABSENT)
+    owner, name = place
+    return (owner if type(owner) is dict else vars(owner)).get(name, ABSENT)
 
 
 def _put_back_outside(place: tuple[Any, str], before: Any) -> None:
-    delattr(*place) if before is ABSENT else setattr(*place, before)
+    owner, name = place
+    if type(owner) is dict:
+        owner.pop(name, None) if before is ABSENT else owner.update({name: before})
+    else:
+        delattr(owner, name) if before is ABSENT else setattr(owner, name, before)
 
 
 def _put_back_buffer(buffer: Any, before: bytes) -> None:
@@ -479,7 +484,7 @@ FILE = Kind(lambda file: (None, 0) if file.closed else (file.getvalue(), file.te
 DECIMALS = Kind(_read_decimals, lambda context, before: _read_decimals(context) == before, _put_back_decimals)
 RANDOM = Kind(random.Random.getstate, lambda r, before: r.getstate() == before, random.Random.setstate)
 NUMPY_RANDOM = Kind(_numpy_state, _same_numpy_state, _put_back_numpy_state)
-# One attribute of something that is a library's: (module, class or object, name).
+# One attribute of something that is a library's: (module, class or object, name); or a module: (sys.modules, name).
 OUTSIDE = Kind(_read_outside, lambda place, before: _read_outside(place) is before, _put_back_outside)
 PASSAGE = Kind(_nothing, _refuse, _refuse, dict.items)  # a tuple and the like: a way to what is in it
 CACHE = Kind(_read_cache, lambda cached, before: cached.cache_info().misses == before[0], _put_back_cache)

@@ -12,13 +12,15 @@ comparing the holders. What a function of C does to another argument than its ow
 from __future__ import annotations
 
 import gc
+import locale
 import logging
-import os
 import types
 import warnings
 from typing import Any, Final
 
 import torch
+
+from .libraries import HASHES, is_standard
 
 PURE: Final = 0
 WRITES: Final = 1
@@ -158,7 +160,7 @@ REFUSED_METHODS: Final[dict[str, str]] = {
 _REFUSED_FUNCTIONS: Final = (
     *(logging.Logger.setLevel, logging.Logger.addHandler, logging.Logger.removeHandler, logging.Handler.setLevel),
     *(logging.Handler.setFormatter, logging.Filterer.addFilter, logging.Filterer.removeFilter),
-    *(logging.basicConfig, logging.disable, torch.utils.data.DataLoader.__iter__),
+    *(logging.basicConfig, logging.disable, locale.setlocale, torch.utils.data.DataLoader.__iter__),
 )
 REFUSED_CODE: Final = frozenset(function.__code__ for function in _REFUSED_FUNCTIONS)
 """Python of modules that are not looked at which writes to what nobody tracks, or reads anew in each call."""
@@ -240,11 +242,10 @@ def _kind_of_method(cls: type, name: str) -> int:
         return REFUSED
     if qualified in WRITING_METHODS or qualified in PURE_CLASSES or issubclass(cls, BaseException):
         return PURE
-    return PURE if cls.__module__ == "itertools" or (cls.__module__ in _HASHES and name != "update") else REFUSED
+    return PURE if cls.__module__ == "itertools" or (cls.__module__ in HASHES and name != "update") else REFUSED
 
 
 _OF_C = (types.MethodDescriptorType, types.ClassMethodDescriptorType, types.BuiltinFunctionType, staticmethod)
-_HASHES = ("_hashlib", "_blake2", "_md5", "_sha1", "_sha2", "_sha256", "_sha3", "_sha512")
 
 
 def trust_in(module: Any, file: str, name: str = "") -> int:
@@ -261,10 +262,4 @@ def trust_in(module: Any, file: str, name: str = "") -> int:
     return TRUSTED if root in TRUSTED_MODULES else LOOKED_AT
 
 
-def is_standard(file: str) -> bool:
-    """Whether code in a file is the standard library's."""
-    return file.startswith(_STANDARD_FILES) and "site-packages" not in file and "dist-packages" not in file
-
-
 _OF_THE_COLLECTOR = {("weakref", "__call__"), ("weakref", "remove"), ("_weakrefset", "_remove")}
-_STANDARD_FILES = (os.path.dirname(os.__file__) + os.sep, "<frozen ")

@@ -9,22 +9,19 @@ from __future__ import annotations
 import abc
 import argparse
 import collections
+import contextvars
 import ctypes
-import decimal
 import functools
 import io
 import logging
 import optparse
+import os
 import sys
 import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
-
-import torch
-
-from .._torch.guards import fills_uninitialized, uses_nnpack
 
 OF_CTYPES = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union)
 BAGS = (  # classes of libraries whose objects are nothing but their attributes
@@ -46,18 +43,22 @@ _LIBRARIES = (
 )
 _OUTSIDE = set(sys.stdlib_module_names) - {"__main__"} | set(_LIBRARIES.split())
 _MAKERS = {"abc", "types"}
+_STANDARD_FILES = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
+HASHES = ("_hashlib", "_blake2", "_md5", "_sha1", "_sha2", "_sha256", "_sha3", "_sha512")
 _OPERATORS = {"torch", "numpy", "foregrad", "torchgen", "functorch", "sympy"}
 # Objects of these are written to by other threads, too.
 _OF_THREADS = {"_queue", "_thread", "asyncio", "concurrent", "multiprocessing", "queue", "threading"}
-_OF_TORCH = ("torch.optim", "torch.distributions", "torch.amp", "torch.cuda.amp", "torch.nn.attention")
+_OF_TORCH = (
+    *("torch.optim", "torch.distributions", "torch.amp", "torch.cuda.amp", "torch.nn.attention", "torch.utils.data"),
+)
 # What their objects hold follows from how they were made, or is nobody's option.
-_FIXED = set(
+FIXED = set(
     "_frozen_importlib _frozen_importlib_external abc ast builtins contextvars dataclasses datetime decimal "
     "enum fractions functools importlib inspect logging operator pathlib random re types typing uuid "
     "warnings zipimport pytest _pytest pluggy hypothesis coverage IPython ipykernel".split()
 )
 
-_WITH_OPTIONS = _OUTSIDE - _FIXED - _OPERATORS
+_WITH_OPTIONS = _OUTSIDE - FIXED - _OPERATORS
 
 
 def is_outside(module: Any) -> bool:
@@ -89,6 +90,11 @@ def is_library(value: Any) -> bool:
     return isinstance(value, types.ModuleType) and is_outside(value.__name__)
 
 
+def is_standard(file: str) -> bool:
+    """Whether code in a file is the standard library's."""
+    return file.startswith(_STANDARD_FILES) and "site-packages" not in file and "dist-packages" not in file
+
+
 def is_installed(namespace: dict[str, Any]) -> bool:
     """Whether these are the globals of a module of a package that was installed."""
     parts = str(namespace.get("__file__")).replace("\\", "/").split("/")
@@ -116,7 +122,7 @@ def is_of_operators(cls: type) -> bool:
 
 def _holds_nothing(module: str) -> bool:
     root = module.partition(".")[0]
-    return root in _FIXED or root in _OF_THREADS or (root in _OPERATORS and not module.startswith(_OF_TORCH))
+    return root in FIXED or root in _OF_THREADS or (root in _OPERATORS and not module.startswith(_OF_TORCH))
 
 
 def keeps_state(cls: type) -> bool:
@@ -185,11 +191,19 @@ def asked_of_library(value: Any) -> Callable[[Any], Any] | None:
         return referent
     if isinstance(value, OF_CTYPES):
         return bytes
+    if isinstance(value, contextvars.Context):
+        return _in_context
+    if type(value).__module__ in HASHES and value.digest_size:
+        return type(value).digest  # type: ignore[no-any-return]
     if isinstance(value, ctypes._Pointer):
         return _pointed_to
     if isinstance(value, (io.StringIO, io.BytesIO)):
         return _written
     return None
+
+
+def _in_context(context: contextvars.Context) -> int:
+    return hash(tuple((id(variable), id(value)) for variable, value in context.items()))
 
 
 def _pointed_to(pointer: Any) -> Any:
@@ -198,53 +212,3 @@ def _pointed_to(pointer: Any) -> Any:
 
 def _written(file: Any) -> Any:
     return (None, 0) if file.closed else (file.getvalue(), file.tell())
-
-
-def asked_of_module(module: types.ModuleType, names: frozenset[str]) -> list[tuple[str, Callable[[Any], Any]]]:
-    """Switches of a library's module that code with these `names` may look at: what people call each, how to ask."""
-    root, *rest = module.__name__.split(".")
-    words = names.union(rest)
-    rows = [(words.intersection(known.split()), text, ask) for known, text, ask in _SWITCHES.get(root, ())]
-    return [(text.format(min(asked)), ask) for asked, text, ask in rows if asked]
-
-
-def _of(value: Any, names: str) -> tuple[Any, ...]:
-    return tuple(getattr(value, name) for name in names.split())
-
-
-def _called(value: Any, names: str) -> tuple[Any, ...]:
-    return tuple(ask() for ask in _of(value, names))
-
-
-_AUTOCAST = (
-    "get_autocast_dtype get_autocast_cpu_dtype get_autocast_gpu_dtype is_autocast_enabled is_autocast_cpu_enabled "
-    "is_autocast_cache_enabled"
-)
-_ATTENTION = "flash_sdp_enabled mem_efficient_sdp_enabled math_sdp_enabled cudnn_sdp_enabled"
-_CUDNN = "enabled benchmark deterministic allow_tf32"
-_ANOMALY = "is_anomaly_enabled is_anomaly_check_nan_enabled"
-
-
-def _autocast(_: Any) -> Any:
-    return tuple((torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)) for device in ("cpu", "cuda"))
-
-
-# Names, what people call the switch of that name, how to ask for it.
-_SWITCHES: dict[str, tuple[tuple[str, str, Callable[[Any], Any]], ...]] = {
-    "torch": (
-        (_ANOMALY, "torch.{}()", lambda _: _called(torch, _ANOMALY)),
-        ("mkldnn", "torch.backends.{}", lambda _: _of(torch.backends.mkldnn, "enabled deterministic")),
-        ("cudnn", "torch.backends.{}", lambda _: _of(torch.backends.cudnn, _CUDNN)),
-        ("is_warn_always_enabled", "torch.{}()", lambda _: torch.is_warn_always_enabled()),
-        ("get_fastpath_enabled", "torch.backends.mha.{}()", lambda _: torch.backends.mha.get_fastpath_enabled()),
-        (_AUTOCAST, "torch.{}()", _autocast),
-        (_ATTENTION, "torch.backends.cuda.{}()", lambda _: _called(torch.backends.cuda, _ATTENTION)),
-        ("nnpack", "torch.backends.{}", lambda _: uses_nnpack()),
-        ("fill_uninitialized_memory", "torch.utils.deterministic", lambda _: fills_uninitialized()),
-        ("opt_einsum", "torch.backends.{}", lambda _: _of(torch.backends.opt_einsum, "enabled strategy")),
-    ),
-    "decimal": (
-        ("Decimal getcontext", "decimal.getcontext()", lambda _: _of(decimal.getcontext(), "prec rounding Emin Emax")),
-    ),
-    "numpy": (("geterr", "numpy.geterr()", lambda _: tuple(sorted(sys.modules["numpy"].geterr().items()))),),
-}

@@ -10,8 +10,7 @@ import torch
 TABLES = ("_parameters", "_buffers", "_modules")
 HOOKS = frozenset(
     "_forward_hooks _forward_pre_hooks _backward_hooks _backward_pre_hooks _forward_hooks_with_kwargs "
-    "_forward_hooks_always_called _forward_pre_hooks_with_kwargs _is_full_backward_hook _state_dict_hooks "
-    "_state_dict_pre_hooks _load_state_dict_pre_hooks _load_state_dict_post_hooks _non_persistent_buffers_set".split()
+    "_forward_hooks_always_called _forward_pre_hooks_with_kwargs _is_full_backward_hook".split()
 )
 
 

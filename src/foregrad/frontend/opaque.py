@@ -11,6 +11,7 @@ import contextvars
 import datetime as dt
 import functools
 import gc
+import mmap
 import os
 import random
 import secrets
@@ -29,7 +30,7 @@ _LINK = "_lru_list_elem"
 
 def asked_of(value: Any) -> Callable[[Any], Any] | None:
     """How to ask an object for what it holds now, as a plain value or as one object; None for other objects."""
-    if isinstance(value, (bytearray, array.array)):
+    if isinstance(value, (bytearray, array.array, mmap.mmap)):
         return bytes
     if isinstance(value, memoryview):
         return memoryview.tobytes

@@ -167,6 +167,9 @@ class ProgramState:
 
     def _hold_libraries(self, stored: frozenset[str], names: frozenset[str]) -> None:
         """Hold these attributes of all that is a library's and was met, or is by one of these names in what was."""
+        for name in stored if "modules" in names else ():
+            before = sys.modules.get(name, ABSENT)
+            self.holders.append(Holder(kinds.OUTSIDE, (sys.modules, name), None, f"sys.modules.{name}", "", before))
         waiting = list(self._libraries.values())
         while waiting:
             owner = waiting.pop()

@@ -23,6 +23,7 @@ from .._torch.stand_ins import is_stand_in
 from ..graph.spelling import key_text
 from .arrays import is_array
 from .expected import ABSENT, Expected, describe, holds_classes, is_plain, reference, stored
+from .libraries import is_of_library
 from .module_tables import HOOKS, TABLES, ScriptedAttribute, scripted_place
 from .opaque import asked_of
 
@@ -292,6 +293,8 @@ class Reads:
         place = self.place(own, "dict", type(module).__name__, "attr", id(module))
         if name in own:
             value = own[name]
+            if name not in TABLES:  # a property of that name would hide it
+                self.class_attributes.setdefault((type(module), name), None)
             if is_stand_in(value):
                 return  # the function has written to it before
             if name in TABLES:
@@ -332,7 +335,11 @@ class Reads:
             if place.owner is not None
             for key, expected in place.items.items()
             if key not in TABLES
-            and (expected.kind in ("same", "bound") or (expected.kind == "equal" and holds_classes(expected.value)))
+            and (
+                expected.kind in ("same", "bound")
+                or (expected.kind == "equal" and holds_classes(expected.value))
+                or (expected.kind == "tensor" and not is_of_library(expected.value))
+            )
         ]
 
     def name_modules(self, names: dict[int, str]) -> None:

@@ -12,7 +12,6 @@ extensions and files hold; that a function gets another `__dict__`; what methods
 
 from __future__ import annotations
 
-import abc
 import builtins
 import collections
 import contextvars
@@ -21,7 +20,6 @@ import enum
 import functools
 import gc
 import operator
-import os
 import sys
 import threading
 import types
@@ -31,6 +29,7 @@ from typing import Any
 import torch
 
 from ..graph.spelling import in_order
+from ..locks import Replacements
 from .arrays import is_array
 from .classes import (
     CODE_OF_CLASSES,
@@ -45,12 +44,9 @@ from .classes import (
 )
 from .code import OF_CODE, CodeNames, NamesMet, codes_in, imported_modules, names_of
 from .eager_region import is_eager_region
-from .expected import ABSENT, Expected, holds_classes, is_plain
+from .expected import ABSENT, holds_classes, is_plain
 from .libraries import (
-    ABSTRACT,
     BAGS,
-    Registered,
-    asked_of_module,
     is_installed,
     is_library,
     is_of_library,
@@ -60,7 +56,8 @@ from .libraries import (
     loggers_of,
     referent,
 )
-from .opaque import context_value
+from .library_state import LibraryState
+from .opaque import context_value, is_cached_function
 from .reads import VIEWS, Reads, ReadSite, items_in, table_of
 
 _DEEPEST = 100  # objects, each reached through the one before: a list linked by hand, a tree
@@ -75,6 +72,7 @@ class Scan:
     def __init__(self, reads: Reads, apart: tuple[types.FunctionType, ...], entered: Container[types.CodeType]) -> None:
         """`entered`: the code that ran, and no other is opened."""
         self.reads = reads
+        self.libraries = LibraryState(reads, self.visit, entered)
         self.names: set[str] = set()
         self.probed: set[str] = set()  # names that code asks for without knowing whether they are there
         self.makes_up_names = False
@@ -135,13 +133,28 @@ class Scan:
                 self._open(self._functions.pop())
             if not (self._objects_again() or self._namespaces_whole()):
                 break
-        for attribute in in_order(frozenset().union(*(OF_CODE[name] for name in self.names & OF_CODE.keys()))):
-            for value in [*self._seen.values()]:
+        self.libraries.again(frozenset(self.names), self.probed)
+        self._of_code()
+
+    def _of_code(self) -> None:
+        """What code asks of functions and classes, whichever they are."""
+        for value in [*self._seen.values()] if "cache_info" in self.names else ():
+            if is_cached_function(value):
+                ask = functools.partial(_size_of, value)
+                self.reads.ask(ask, "the size of a cache", ask)
+        asked = frozenset().union(*(OF_CODE[name] for name in self.names & OF_CODE.keys()))
+        seen = [v for v in [*self._seen.values()] if isinstance(v, (type, types.FunctionType))]
+        own = [v for v in seen if (not is_of_library(v) if isinstance(v, type) else _is_users(v) and not v.__closure__)]
+        for attribute in in_order(asked):
+            if attribute in _NAMES and own:
+                get = functools.partial(_all, operator.attrgetter(attribute))
+                self.reads.ask([*own], f"the {attribute} of a class or function", get)
+            for value in () if attribute in _NAMES else seen:
                 if isinstance(value, type) and attribute == "__subclasses__":
                     self.reads.ask(value, f"classes derived from {value.__name__}", _derived_from)
                 elif isinstance(value, type):
                     self.reads.add(self._class_table(value), attribute, value.__dict__.get(attribute, ABSENT))
-                elif isinstance(value, types.FunctionType) and _is_users(value) and value.__closure__ is None:
+                elif _is_users(value) and value.__closure__ is None:
                     self._parts(value, value.__name__, (attribute,))
 
     def has_opened(self, code: types.CodeType) -> bool:
@@ -161,6 +174,7 @@ class Scan:
         self.makes_up_names = self.makes_up_names or any(
             not is_library(namespace.get(root)) for root in named.made_up_of
         )
+        self.libraries.gone_through |= named.gone_through
         if named.compares:
             self._comparisons(namespace, named.compares)
         self.code.append((namespace, named))
@@ -168,12 +182,11 @@ class Scan:
         if named.whole_namespace:
             options = {name for name, value in namespace.items() if name[:2] != "__" and _is_option(value)}
             self._globals(namespace, others | options, others, named.handed_on)
-        for name, module in imported_modules(named.imports, namespace):
+        imported = dict(imported_modules(named.imports, namespace))
+        for module in imported.values():
             self._module_names(module, others)
-            if not is_outside(name):
-                self.reads.add(self.reads.place(sys.modules, "dict", "sys.modules", "item"), name, module)
         missing = {name for name, level in named.imports if not level} - sys.modules.keys()
-        self.reads.place(sys.modules, "dict", "sys.modules", "item").lacks(*missing)
+        self.libraries.modules(imported, missing)
         return named
 
     def _open(self, function: types.FunctionType) -> None:
@@ -260,7 +273,7 @@ class Scan:
     def _module_names(self, module: types.ModuleType, names: frozenset[str]) -> None:
         """Note the values that code names in a module that it imported."""
         if is_outside(module.__name__):
-            self._names_outside(module, names)
+            self.libraries.named(module, names, self.probed)
             return
         if (id(module), names) in self._named_in:
             return
@@ -290,40 +303,14 @@ class Scan:
                     self.visit(value, f"{module.__name__}.{name}")
         return is_new
 
-    def _names_outside(self, module: types.ModuleType, names: frozenset[str]) -> None:
-        """Note the parts of a library's own state that are looked at: random generators, the environment, switches."""
-        if module.__name__ == "numpy" and "random" in names:
-            module = module.random
-        for text, ask in asked_of_module(module, names):
-            self.reads.ask(ask, text, ask)
-        for name in names if module.__name__ in ABSTRACT else ():
-            value = vars(module).get(name)
-            if isinstance(value, type):
-                self._abstract(value)
-            elif isinstance(value, types.ModuleType) and value.__name__ in ABSTRACT:
-                self._names_outside(value, names)
-        for name in names & _OF_THE_PROCESS.get(module.__name__, set()):
-            self.reads.add(self.reads.place(vars(module), "dict", module.__name__, "attr"), name, getattr(module, name))
-        if module is os and not names.isdisjoint({"environ", "getenv", "environb"}):
-            table: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
-            place = self.reads.place(table, "dict", "os.environ", "item")
-            if type(os.environ).__iter__.__code__ in self.entered:
-                place.keys = tuple(table)
-            for name in names:
-                key = os.environ.encodekey(name)
-                place.items.setdefault(key, Expected(table.get(key, ABSENT)))
-
-    def _abstract(self, cls: type) -> None:
-        """Note which classes are registered with one: `isinstance` may be asked of it."""
-        if isinstance(cls, abc.ABCMeta):
-            self.reads.ask(cls, f"classes registered with {cls.__name__}", Registered())
-
     # ---------------------------------------------------------------- values
 
     def visit(self, value: Any, name: str, depth: int = 0, inside: int = 0) -> None:
         """Go on from a value that code can get at. `depth`: how many objects lie on the way to it, `inside` of them a
         library's, one in the other.
         """
+        if isinstance(value, torch.Tensor) and not is_of_library(type(value)) and self._is_new(value):
+            self._object(value, name, depth)
         if isinstance(value, torch.Tensor) or (is_plain(value) and not holds_classes(value)):
             return
         if isinstance(value, types.ModuleType):
@@ -344,8 +331,10 @@ class Scan:
                 self.reads.contents(value, name)
                 items = items_in(value)
                 if len(items) <= _MOST_ITEMS:
-                    for _, item in items:
+                    for key, item in items:
                         self.visit(item, f"{name}[...]", depth)
+                        if type(key) not in (str, int):
+                            self.visit(key, f"a key of {name}", depth)
                 if isinstance(value, collections.defaultdict):
                     factory = functools.partial(_factory_of, value)
                     self.reads.ask(factory, f"{name}.default_factory", factory)
@@ -362,9 +351,10 @@ class Scan:
         elif isinstance(value, torch.nn.Module):
             self.modules.setdefault(id(value), (value, name))  # their attributes are noted as they are read
         elif isinstance(value, type):
-            self._abstract(value)
+            self.libraries.abstract(value)
             if is_of_library(value) and value.__module__ in sys.modules:
-                self._names_outside(sys.modules[value.__module__], frozenset({value.__name__}))
+                self.libraries.named(sys.modules[value.__module__], frozenset({value.__name__}), self.probed)
+            self.libraries.object(value, name)
             self._class(value)
             if vars(value).get("_is_protocol") is True:
                 self.probed |= {name for name in vars(value) if name[0] != "_"}
@@ -390,7 +380,10 @@ class Scan:
         else:
             if self._is_new(value):
                 self.reads.contents(value, name)
+                self.libraries.object(value, name)
                 self._of_library(value, name, depth, inside)
+                for held in value.values() if isinstance(value, contextvars.Context) else ():
+                    self.visit(held, f"{name}[...]", depth + 1)
                 if isinstance(value, (dt.datetime, dt.time)):
                     self.visit(value.tzinfo, f"{name}.tzinfo", depth + 1)
                 if is_array(value) and value.dtype.hasobject and value.size <= _MOST_ITEMS:
@@ -420,6 +413,8 @@ class Scan:
             place = self.reads.place(logger.__dict__, "dict", f"logger {logger.name}", "attr")
             for attribute in ("level", "disabled", "parent"):
                 self.reads.add(place, attribute, logger.__dict__[attribute])
+            manager = vars(logger.manager)  # `logging.disable`
+            self.reads.add(self.reads.place(manager, "dict", "logging", "attr"), "_disable", manager["_disable"])
             if logger is value or self._is_new(logger):
                 self._object(logger, f"logger {logger.name}", depth)  # what else the program names of it
         table = table_of(value)
@@ -449,7 +444,8 @@ class Scan:
         """Note an attribute of the class that was read on an instance."""
         for base in cls.__mro__:
             if name in base.__dict__:
-                if not is_of_library(base):
+                is_option = (id(base), name) not in Replacements.names and isinstance(base.__dict__[name], _OPTIONS)
+                if is_option or not is_of_library(base):
                     self._attribute(base, base.__name__, name)
                 return
             if not is_of_library(base):
@@ -476,6 +472,9 @@ class Scan:
                     self._class_table(value).lacks(*(SPECIAL - value.__dict__.keys()))
                     options = values_of(value) if self.makes_up_names else ()
                     new = new.union(special_names(value), self._that_ran(value), options)
+                    if not (is_of_library(value) or names.isdisjoint(_GO_THROUGH)):
+                        self._class_table(value).keys = tuple(value.__dict__)
+                        new |= {name for name in value.__dict__ if name[:2] != "__"}
             else:
                 new = self._names_in_object(value, under)
             new -= done
@@ -534,6 +533,9 @@ class Scan:
         if table is not None and attribute in table and not isinstance(value, threading.local):
             place = self.reads.place(table, "dict", name, "attr")
             item = table[attribute]
+            for base in type(value).__mro__:  # a property of that name would hide it
+                if not is_of_library(base) and attribute not in base.__dict__:
+                    self._class_table(base).lacks(attribute)
         else:
             place = self.reads.place(value, "object", name, "attr")
             item = place.look(attribute)
@@ -566,11 +568,20 @@ class Scan:
         return True
 
 
-_OF_THE_PROCESS = {"sys": {"argv", "path"}, "warnings": {"filters"}}
+_NAMES = {"__module__", "__name__", "__qualname__"}
+_GO_THROUGH = {"__dict__", "dir", "getmembers", "vars"}  # what code with these names may ask a class for: anything
+
+
+def _all(get: Callable[[Any], Any], values: list[Any]) -> tuple[Any, ...]:
+    return tuple(map(get, values))
 
 
 def _derived_from(cls: Any) -> int:
     return hash(tuple(map(id, type.__subclasses__(cls))))
+
+
+def _size_of(cached: Any, _: Any) -> int:
+    return int(cached.cache_info().currsize)
 
 
 def _factory_of(table: Any, _: Any) -> Any:
@@ -578,6 +589,7 @@ def _factory_of(table: Any, _: Any) -> Any:
 
 
 _CODE = (types.FunctionType, types.MethodType)
+_OPTIONS = (types.FunctionType, bool, int, float, str, type(None))
 _OF_BUILTINS = (types.BuiltinFunctionType, types.FunctionType, type)
 
 

@@ -230,7 +230,8 @@ class CaptureRun(Assembly):
         )
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
         self.state.settle()
-        scan = self.code.scan(self.observed.ran, self.observed.entered, self.facts.gradients.hooks)
+        observed = self.observed
+        scan = self.code.scan(observed.ran, observed.entered, observed.called, self.facts.gradients.hooks)
         if "Generator" in scan.names:
             check_generators(self.name, self.made_generators)
         inputs.check_reached(compares_identity=self.reads.compares_identity)

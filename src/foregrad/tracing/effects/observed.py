@@ -22,6 +22,7 @@ import torch
 
 from ..._torch.native import divert, make_observer
 from ...errors import UnsupportedSideEffectError
+from ...frontend.expected import is_bound
 from ...frontend.holders import Holder, kind_of
 from ...frontend.known_calls import (
     DIVERTED,
@@ -32,11 +33,10 @@ from ...frontend.known_calls import (
     REFUSED_CODE,
     TRUSTED,
     WRITES,
-    is_standard,
     kind_of_call,
     trust_in,
 )
-from ...frontend.libraries import is_outside
+from ...frontend.libraries import is_outside, is_standard
 from ...frontend.program_state import ProgramState
 from ...interrupts import is_of_foregrad, runs_user_code
 from ..tape.collection import Newborns
@@ -63,12 +63,13 @@ class Observed:
         """`varies(object)`: it is another one in each call. `say`: see `Hooks.say`."""
         self.name, self.state, self.varies, self.say, self.begins = name, state, varies, say, begins
         self.ran: dict[CodeType, dict[str, Any]] = {}
-        self.entered: set[CodeType] = set()  # code that ran, PyTorch's too
+        self.entered: dict[CodeType, dict[str, Any]] = {}  # code that ran, PyTorch's too
+        self.called: list[Any] = []  # functions of libraries that code calls which is looked at
         self._apart: set[CodeType] = set()  # nothing under it is the program's
         self._met: dict[int, Holder] = {}
         self._variables: dict[int, Any] = {}  # of contexts, that the program sets
         self._failed: UnsupportedSideEffectError | None = None
-        self._observer = _observer(_kind_of, self._trust, self._on_call)
+        self._observer = _observer(self._kind_of, self._trust, self._on_call)
         self.pause, self.go_on = self._observer.pause, self._observer.go_on
 
     def of(self, function: Callable[..., T]) -> Callable[..., T]:
@@ -122,8 +123,14 @@ class Observed:
 
     # ---------------------------------------------------------------- what the observer asks
 
+    def _kind_of(self, callee: Any) -> int:
+        """What is known of a function of C. A capture sees no method of a random generator that was bound before."""
+        if not is_bound(callee) and not isinstance(callee.__self__, type):
+            self.called.append(callee)
+        return REFUSED if isinstance(callee.__self__, torch.Generator) else kind_of_call(callee)
+
     def _trust(self, code: CodeType, frame: FrameType) -> int:
-        self.entered.add(code)
+        self.entered[code] = frame.f_globals
         if is_of_foregrad(code):
             return TRUSTED
         if any(getattr(callback, "__code__", None) is code for callback in gc.callbacks):
@@ -137,6 +144,9 @@ class Observed:
         found = trust_in(frame.f_globals.get("__name__"), code.co_filename, code.co_name)
         if found == OPAQUE:
             self._apart.add(code)
+        if found != LOOKED_AT and frame.f_back is not None and frame.f_back.f_code in self.ran:
+            function = frame.f_globals.get(code.co_name)
+            self.called += [function] if getattr(function, "__code__", None) is code else []
         if found == LOOKED_AT and not _is_for_pytorch(frame):
             self.ran[code] = frame.f_globals
             self.state().meet(code, frame.f_globals)  # before names are bound there
@@ -243,11 +253,6 @@ class Observed:
 
 def _observer(*questions: Callable[..., Any]) -> Any:
     return make_observer(*questions) or Observer(*questions)
-
-
-def _kind_of(callee: Any) -> int:
-    """What is known of a function of C. A capture sees no method of a random generator that was bound before."""
-    return REFUSED if isinstance(callee.__self__, torch.Generator) else kind_of_call(callee)
 
 
 _running = threading.local()

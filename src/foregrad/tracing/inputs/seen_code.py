@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import CodeType
 from typing import Any
 
@@ -22,6 +22,7 @@ from ...frontend.program_state import ProgramState
 from ...frontend.reads import Reads
 from ...frontend.scan import Scan
 from ...graph.spelling import in_order
+from ...interrupts import is_of_foregrad
 from ..tape.origin import Origins, user_line
 
 
@@ -65,11 +66,15 @@ class SeenCode:
             )
 
     def scan(
-        self, ran: Mapping[CodeType, dict[str, Any]], entered: Container[CodeType], of_tensors: Iterable[Any]
+        self,
+        ran: Mapping[CodeType, dict[str, Any]],
+        entered: Mapping[CodeType, dict[str, Any]],
+        called: Iterable[Any],
+        of_tensors: Iterable[Any],
     ) -> Scan:
         """Look at the arguments of the call, the code behind attributes that were read on modules, hooks (`of_tensors`
-        and those of modules), and all other code that ran (`ran`: with its globals). The program's objects are as
-        before the run. Names the modules.
+        and those of modules), all other code that ran (`ran`, and a library's in `entered`, with their globals), and
+        functions of libraries that were `called`. The program's objects are as before the run. Names the modules.
         """
         reads, scan = self.reads, Scan(self.reads, self.apart, entered)
         scan.visit(self.call.function, self.name)
@@ -93,6 +98,10 @@ class SeenCode:
         scan.finish()
         for code, namespace in ran.items():
             scan.ran(code, namespace)
+        for code, namespace in entered.items():
+            if code not in ran and not is_of_foregrad(code):
+                scan.libraries.ran(code, namespace)
+        scan.libraries.told(called)
         scan.finish()
         self._scan_classes(scan)
         return scan

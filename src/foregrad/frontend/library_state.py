@@ -1,0 +1,227 @@
+"""State that libraries keep for themselves, as far as the program names it, or code of theirs that ran.
+
+- What code names in a library's module, in modules inside and in classes and objects there: options, and functions that
+  may be replaced.
+- Plain globals and context variables that a library's code names which ran; of functions of the standard library that
+  the program called, tables too.
+- What functions tell without arguments, as their names say (`is_...`, `get_...`): each call asks them again.
+
+Known weaknesses: other tables that a library's code names (a registry, a cache), functions that ask with arguments,
+and methods of classes.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextvars
+import decimal
+import dis
+import enum
+import functools
+import logging
+import os
+import re
+import sys
+import types
+from collections.abc import Callable, Container, Iterable
+from typing import Any
+
+import torch
+
+from .._torch.guards import functions_of_c
+from ..graph.spelling import in_order
+from ..locks import Replacements
+from .classes import attributes_of, dict_of_class
+from .expected import ABSENT, Expected, is_plain
+from .libraries import ABSTRACT, FIXED, Registered, is_outside, is_standard
+from .opaque import asked_of
+from .reads import Reads, table_of
+
+_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, torch.device)
+_NUMBERS = {"e", "inf", "nan", "pi"}  # asked of `math`, they would be looked up in `torch` too
+_FILLS = {"add", "append", "clear", "pop", "setdefault", "update"}
+_STORE = dis.opmap["STORE_SUBSCR"]
+_TELLS = re.compile(r"_?(are|get|has|is)_?|.*_enabled$")
+
+
+class LibraryState:
+    """`visit(value, name)` goes on from what was found; `entered` is the code that ran."""
+
+    def __init__(self, reads: Reads, visit: Callable[[Any, str], None], entered: Container[types.CodeType]) -> None:
+        self.reads, self.visit, self.entered = reads, visit, entered
+        self.gone_through: set[str] = set()  # tables of the process of which code asks more than single items
+        self._done: set[tuple[int, frozenset[str]]] = set()
+        self._named: dict[int, set[str]] = {}  # by the id of a module: names that were looked up in it
+        self._objects: dict[int, tuple[Any, str, set[str]]] = {}  # objects, classes and modules; names that were asked
+
+    def named(self, module: types.ModuleType, names: frozenset[str], probed: set[str]) -> None:
+        """Code names these in a module or in what is in it; `probed`: without knowing whether they are there."""
+        if module.__name__.startswith("torch.ops") or (id(module), names) in self._done:
+            return
+        self._done.add((id(module), names))
+        for known, text, ask in _SWITCHES.get(module.__name__, ()):
+            if not names.isdisjoint(known):
+                self.reads.ask(ask, text, ask)
+        table, done = vars(module), self._named.setdefault(id(module), set())
+        new = names - done
+        done |= new
+        if missing := (new & probed) - table.keys():
+            self.reads.place(table, "dict", module.__name__, "attr").lacks(*missing)
+        if module is os and not names.isdisjoint({"environ", "getenv", "environb"}):
+            self._environment(names)
+        for name in in_order(names & table.keys()):
+            value = table[name]
+            if module.__name__ in ABSTRACT and isinstance(value, type):
+                self.abstract(value)
+            if isinstance(value, types.ModuleType):
+                if is_outside(value.__name__):
+                    self.named(value, names, probed)
+            elif name in new and _may_change(module, name, value):
+                self.reads.add(self.reads.place(table, "dict", module.__name__, "attr"), name, value)
+                self.object(getattr(value, "__self__", value), f"{module.__name__}.{name}")
+        self.object(module, module.__name__)
+        if module is logging:
+            self.visit(logging.root, "logging.root")
+
+    def _environment(self, names: frozenset[str]) -> None:
+        is_whole = "environ" in self.gone_through or type(os.environ).__iter__.__code__ in self.entered
+        table: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
+        place = self.reads.place(table, "dict", "os.environ", "item")
+        place.keys = tuple(table) if is_whole else place.keys
+        for key in {*map(os.environ.encodekey, names), *(table if is_whole else ())}:
+            place.items.setdefault(key, Expected(table.get(key, ABSENT)))
+
+    def modules(self, imported: dict[str, types.ModuleType], missing: set[str]) -> None:
+        """Code imports these, and would import those that are missing."""
+        is_whole = "modules" in self.gone_through
+        place = self.reads.place(sys.modules, "dict", "sys.modules", "item")
+        place.lacks(*missing)
+        place.keys = tuple(sys.modules) if is_whole else place.keys
+        for name, module in (sys.modules.copy() if is_whole else imported).items():
+            if is_whole or not is_outside(name):
+                self.reads.add(place, name, module)
+
+    def abstract(self, cls: type) -> None:
+        """Which classes are registered with a class: `isinstance` may be asked of it."""
+        if isinstance(cls, abc.ABCMeta):
+            self.reads.ask(cls, f"classes registered with {cls.__name__}", Registered())
+
+    def object(self, value: Any, name: str) -> None:
+        """A library's object, class or module, of which code may name attributes."""
+        of = value if isinstance(value, type) else type(value)
+        root = str(of.__module__).partition(".")[0]
+        if value is os.environ:
+            self.gone_through.add("environ")
+            self._environment(frozenset())
+        elif root == "torch" or (of is not types.ModuleType and root in sys.stdlib_module_names - FIXED):
+            is_known = isinstance(value, (torch.Tensor, torch.nn.Module, enum.Enum, types.FunctionType))
+            if not is_known and asked_of(value) is None:
+                self._objects.setdefault(id(value), (value, name, set()))
+
+    def again(self, names: frozenset[str], probed: set[str]) -> None:
+        """Code names these: look at the attributes of objects."""
+        for value, name, done in [*self._objects.values()]:
+            if isinstance(value, type) and (missing := probed - attributes_of(value)):
+                self.reads.place(dict_of_class(value), "dict", value.__name__, "attr").lacks(*missing)
+            for attribute in in_order((names & _names_in(value)) - done):
+                done.add(attribute)
+                try:
+                    item = getattr(value, attribute)
+                except Exception:  # noqa: S112 (a library's own property may raise anything)
+                    continue
+                if is_plain(item) and not isinstance(item, _CONSTANTS):
+                    self.reads.add(self.reads.place(value, "object", name, "attr"), attribute, item)
+                elif not isinstance(item, type):
+                    self.object(item, f"{name}.{attribute}")
+
+    def ran(self, code: types.CodeType, namespace: dict[str, Any], *, has_tables: bool = False) -> None:
+        """Code of a library ran: the switches that it names, and perhaps the tables."""
+        for name in code.co_names:
+            value = namespace.get(name, ABSENT)
+            is_table = has_tables and type(value) in (dict, list, set)
+            is_switch = (is_plain(value) and name[:2] != "__") or type(value) is contextvars.ContextVar
+            if (is_switch or is_table) and not isinstance(value, _CONSTANTS):
+                self.reads.add(self.reads.place(namespace, "dict", namespace["__name__"], "attr"), name, value)
+                self.visit(value, name)
+
+    def told(self, functions: Iterable[Any]) -> None:
+        """The program has called these: ask those that tell something, and what they ask of PyTorch's C++. A function
+        of the standard library's is taken to read the tables that it does not fill.
+        """
+        for function in functions:
+            code = getattr(function, "__code__", None)
+            if code is None:
+                self._tells(function)
+                continue
+            if not code.co_argcount and code.co_names:
+                self._tells(function)
+            for asked in functions_of_c(code.co_names):
+                self._tells(asked)
+            if is_standard(code.co_filename):
+                parts = (function.__globals__.get(name) for name in code.co_names)
+                for read in (code, *(part.__code__ for part in parts if type(part) is types.FunctionType)):
+                    is_filled = _STORE in read.co_code[::2] or not _FILLS.isdisjoint(read.co_names)
+                    self.ran(read, function.__globals__, has_tables=not is_filled)
+
+    def _tells(self, function: Any) -> None:
+        if id(function) not in self._objects and _TELLS.match(getattr(function, "__name__", "")):
+            self._objects[id(function)] = function, "", set()
+            ask = functools.partial(_told, function)
+            answer = ask(None)
+            if answer is not ABSENT and not isinstance(answer, torch.Tensor) and Expected(answer).holds(ask(None)):
+                self.reads.ask(ask, f"{function.__module__}.{function.__name__}()", ask)
+
+
+def _told(function: Any, _: Any) -> Any:
+    """What a function tells; a dict as a tuple of its items."""
+    try:
+        told = function()
+    except Exception:  # it takes arguments, or nothing is there to be told
+        return ABSENT
+    return tuple(sorted(told.items())) if type(told) is dict else told
+
+
+def _may_change(module: types.ModuleType, name: str, value: Any) -> bool:
+    """Whether a value in a module is looked at: no constant, and nothing that captures replace."""
+    is_number = module is torch and name in _NUMBERS
+    is_fixed = is_number or isinstance(value, _CONSTANTS) or value is sys.modules
+    return not is_fixed and (id(module), name) not in Replacements.names
+
+
+def _names_in(value: Any) -> Any:
+    """The names under which an object may have something."""
+    table, cls = table_of(value) or {}, value if isinstance(value, type) else type(value)
+    settings = table.get("_config") if isinstance(value, types.ModuleType) else None
+    names = attributes_of(cls).union(table, settings if type(settings) is dict else ())
+    return _Everything() if "__getattr__" in names and cls.__module__.startswith("torch.backends") else names
+
+
+class _Everything(frozenset):  # type: ignore[type-arg]
+    def __rand__(self, names: Any) -> Any:
+        return names
+
+
+def _autocast(_: Any) -> Any:
+    return tuple((torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)) for device in ("cpu", "cuda"))
+
+
+def _decimals(_: Any) -> Any:
+    context = decimal.getcontext()
+    limits = context.prec, context.rounding, context.Emin, context.Emax, context.capitals, context.clamp
+    return *limits, *context.traps.values()
+
+
+# What no attribute is, and no function tells without arguments: names, what people call it, how to ask.
+_SWITCHES: dict[str, tuple[tuple[set[str], str, Callable[[Any], Any]], ...]] = {
+    "torch": (
+        (
+            {"get_autocast_dtype", "get_autocast_cpu_dtype", "get_autocast_gpu_dtype", "is_autocast_enabled"},
+            "the dtype of torch.autocast",
+            _autocast,
+        ),
+    ),
+    "decimal": (
+        ({"Decimal", "getcontext"}, "decimal.getcontext()", _decimals),
+        ({"flags"}, "decimal.getcontext().flags", lambda _: tuple(decimal.getcontext().flags.values())),
+    ),
+}
