@@ -32,10 +32,6 @@ GLOBAL_HOOKS: list[dict[int, Any]] = [
     nn_module._global_forward_hooks,
 ]
 
-# Modules that choose a kernel by a switch, and the place of the switch.
-FAST_PATH = vars(torch.backends.mha), "_is_fastpath_enabled"
-READ_FAST_PATH = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer)
-
 
 class _Probe:
     pass

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .._torch import engine
 from .._torch import guards as torch_guards
-from .._torch.guards import FAST_PATH, READ_FAST_PATH, TensorGuards, global_state
+from .._torch.guards import TensorGuards, global_state
 from .._torch.native import make_tensor_check
 from .._torch.pytree import registered_functions
 from .._torch.symbols import is_symbolic
@@ -105,9 +105,6 @@ class CallGuards(GuardMaker):
         tensors = transformed or any(t is not None and not t.is_inference() for t in self.tensors)
         for condition in state_conditions(self.joint, self.bind, tensors=tensors):
             self.require(condition)
-        if any(isinstance(module, READ_FAST_PATH) for module in self.captured.modules):
-            (table, key), name = FAST_PATH, "attention fast path"
-            self.require(f"{self.bind('switches', table)}[{key!r}] is {table[key]}", name, table[key])
         watch = self._watched(inputs, static)
         before, now = global_state(), self.bind("state_now", global_state)
         look = f"{self.bind('state_difference', state_difference)}({self.bind('before', before)}, {now}())"

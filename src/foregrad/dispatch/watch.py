@@ -33,11 +33,10 @@ from .._torch.native import make_tensor_check, make_version_check
 from ..frontend.expected import ABSENT, Expected, describe
 from ..frontend.opaque import is_cached_function
 from ..frontend.reads import Reads, ReadSite, same_keys, table_of
-from ..graph.source import compile_source
 from .explain import Difference
 
 Check = Callable[[tuple[Any, ...]], bool]
-_FEW = 6  # places; up to this number their versions are compared in Python
+_FEW = 6  # cells
 _MOST_ABSENT = 32  # names that are asked for one by one: a class lacks a hundred special methods
 _MOST_KEYS = 64  # of a place that is checked by all its items where it is written to
 _PATIENCE = 2  # writes without a difference until a place is checked by its items
@@ -232,9 +231,6 @@ class Watch:
                 shapes = [shape for shape in shapes if shape[2] is None or not isinstance(shape[0], weakref.ref)]
             if unwritten or self.modules:
                 checks.append(counted)
-        elif unwritten and len(rest) <= _FEW:
-            rest = [place for place in rest if not _by_version(place)]
-            checks.append(_version_check([place.holder for place in unwritten]))
         cells = [place for place in rest if _is_full_cell(place) and place.volatile < _PATIENCE]
         if len(cells) > _FEW:
             rest = [place for place in rest if not _is_full_cell(place) or place.volatile >= _PATIENCE]
@@ -296,12 +292,6 @@ def _all_of(checks: list[Check]) -> Check:
         first, second = checks
         return lambda objects: first(objects) and second(objects)
     return checks[0] if checks else lambda objects: True
-
-
-def _version_check(dicts: list[dict[Any, Any]]) -> Check:
-    tests = " and ".join(f"version(dict_{i}) == {dict_version(table)}" for i, table in enumerate(dicts))
-    globals_ = {"version": dict_version, **{f"dict_{i}": table for i, table in enumerate(dicts)}}
-    return compile_source(f"def check(_):\n    return {tests}\n", "check", globals_, label="watch")
 
 
 def _cell_check(places: list[ReadSite]) -> Check:

@@ -6,7 +6,6 @@ attributes count, and of their modules what is listed here, where the user's cod
 
 from __future__ import annotations
 
-import abc
 import argparse
 import collections
 import contextvars
@@ -151,38 +150,6 @@ def referent(value: Any) -> Any:
         except ReferenceError:
             return None
     return value() if isinstance(value, weakref.ref) else None
-
-
-ABSTRACT = ("collections", "collections.abc", "numbers", "typing")
-"""Modules of the standard library with abstract classes."""
-
-
-class Registered:
-    """Asks an abstract class which classes are registered with it, or with classes derived from it; gives a hash."""
-
-    def __init__(self) -> None:
-        self._token: Any = None
-        self._found = 0
-
-    def __call__(self, cls: Any) -> int:
-        if self._token != (token := abc.get_cache_token()):  # it counts all registrations
-            found: set[tuple[int, int]] = set()
-            seen, waiting = {cls}, [cls]
-            while waiting:
-                at = waiting.pop()
-                refs = _registry_of(at) if isinstance(at, abc.ABCMeta) else ()
-                registered = [other for ref in refs if (other := ref()) is not None]
-                found.update((id(at), id(other)) for other in registered)
-                new = {*registered, *type.__subclasses__(at)} - seen
-                seen |= new
-                waiting += new
-            self._token, self._found = token, hash(frozenset(found))
-        return self._found
-
-
-def _registry_of(cls: Any) -> set[weakref.ref[Any]]:
-    registered: set[weakref.ref[Any]] = abc._get_dump(cls)[0]  # type: ignore[attr-defined]
-    return registered
 
 
 def asked_of_library(value: Any) -> Callable[[Any], Any] | None:

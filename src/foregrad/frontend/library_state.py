@@ -32,8 +32,8 @@ from .._torch.guards import functions_of_c
 from ..graph.spelling import in_order
 from ..locks import Replacements
 from .classes import attributes_of, dict_of_class
-from .expected import ABSENT, Expected, is_plain
-from .libraries import ABSTRACT, FIXED, Registered, is_outside, is_standard
+from .expected import ABSENT, Expected, is_plain, reference
+from .libraries import FIXED, is_outside, is_standard
 from .opaque import asked_of
 from .reads import Reads, table_of
 
@@ -71,8 +71,7 @@ class LibraryState:
             self._environment(names)
         for name in in_order(names & table.keys()):
             value = table[name]
-            if module.__name__ in ABSTRACT and isinstance(value, type):
-                self.abstract(value)
+            self.abstract(value)
             if isinstance(value, types.ModuleType):
                 if is_outside(value.__name__):
                     self.named(value, names, probed)
@@ -101,10 +100,10 @@ class LibraryState:
             if is_whole or not is_outside(name):
                 self.reads.add(place, name, module)
 
-    def abstract(self, cls: type) -> None:
-        """Which classes are registered with a class: `isinstance` may be asked of it."""
-        if isinstance(cls, abc.ABCMeta):
-            self.reads.ask(cls, f"classes registered with {cls.__name__}", Registered())
+    def abstract(self, value: Any) -> None:
+        """A class that others may be registered with, of which `isinstance` may be asked. All registrations count."""
+        if isinstance(value, abc.ABCMeta):
+            self.reads.ask(_registrations, "classes registered with abstract classes", _registrations)
 
     def object(self, value: Any, name: str) -> None:
         """A library's object, class or module, of which code may name attributes."""
@@ -123,14 +122,15 @@ class LibraryState:
         for value, name, done in [*self._objects.values()]:
             if isinstance(value, type) and (missing := probed - attributes_of(value)):
                 self.reads.place(dict_of_class(value), "dict", value.__name__, "attr").lacks(*missing)
-            for attribute in in_order((names & _names_in(value)) - done):
+            for attribute in in_order(_names_in(value, names) - done):
                 done.add(attribute)
                 try:
                     item = getattr(value, attribute)
                 except Exception:  # noqa: S112 (a library's own property may raise anything)
                     continue
                 if is_plain(item) and not isinstance(item, _CONSTANTS):
-                    self.reads.add(self.reads.place(value, "object", name, "attr"), attribute, item)
+                    ask = functools.partial(_attribute, reference(value), attribute)  # which does not keep it alive
+                    self.reads.ask(ask, f"{name}.{attribute}", ask)
                 elif not isinstance(item, type):
                     self.object(item, f"{name}.{attribute}")
 
@@ -172,6 +172,14 @@ class LibraryState:
                 self.reads.ask(ask, f"{function.__module__}.{function.__name__}()", ask)
 
 
+def _attribute(get: Callable[[], Any], name: str, _: Any) -> Any:
+    return getattr(get(), name, ABSENT)
+
+
+def _registrations(_: Any) -> Any:
+    return abc.get_cache_token()
+
+
 def _told(function: Any, _: Any) -> Any:
     """What a function tells; a dict as a tuple of its items."""
     try:
@@ -188,17 +196,12 @@ def _may_change(module: types.ModuleType, name: str, value: Any) -> bool:
     return not is_fixed and (id(module), name) not in Replacements.names
 
 
-def _names_in(value: Any) -> Any:
-    """The names under which an object may have something."""
+def _names_in(value: Any, names: frozenset[str]) -> frozenset[str]:
+    """Those names under which an object may have something."""
     table, cls = table_of(value) or {}, value if isinstance(value, type) else type(value)
     settings = table.get("_config") if isinstance(value, types.ModuleType) else None
-    names = attributes_of(cls).union(table, settings if type(settings) is dict else ())
-    return _Everything() if "__getattr__" in names and cls.__module__.startswith("torch.backends") else names
-
-
-class _Everything(frozenset):  # type: ignore[type-arg]
-    def __rand__(self, names: Any) -> Any:
-        return names
+    own = attributes_of(cls).union(table, settings if type(settings) is dict else ())
+    return names if "__getattr__" in own and cls.__module__.startswith("torch.backends") else names & own
 
 
 def _autocast(_: Any) -> Any:
@@ -211,15 +214,10 @@ def _decimals(_: Any) -> Any:
     return *limits, *context.traps.values()
 
 
+_OF_AUTOCAST = set("get_autocast_dtype get_autocast_cpu_dtype get_autocast_gpu_dtype is_autocast_enabled".split())
 # What no attribute is, and no function tells without arguments: names, what people call it, how to ask.
 _SWITCHES: dict[str, tuple[tuple[set[str], str, Callable[[Any], Any]], ...]] = {
-    "torch": (
-        (
-            {"get_autocast_dtype", "get_autocast_cpu_dtype", "get_autocast_gpu_dtype", "is_autocast_enabled"},
-            "the dtype of torch.autocast",
-            _autocast,
-        ),
-    ),
+    "torch": ((_OF_AUTOCAST, "the dtype of torch.autocast", _autocast),),
     "decimal": (
         ({"Decimal", "getcontext"}, "decimal.getcontext()", _decimals),
         ({"flags"}, "decimal.getcontext().flags", lambda _: tuple(decimal.getcontext().flags.values())),
