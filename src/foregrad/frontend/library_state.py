@@ -1,7 +1,7 @@
-"""State that libraries keep for themselves, as far as the program names it, or code of theirs that ran.
+"""State in modules: the program's own, and what libraries keep for themselves, as far as code names it that ran.
 
-- What code names in a library's module, in modules inside and in classes and objects there: options, and functions that
-  may be replaced.
+- What code names in a module, in modules inside and, of a library, in classes and objects there: options, and functions
+  that may be replaced.
 - Plain globals and context variables that a library's code names which ran; of functions of the standard library that
   the program called, tables too.
 - What functions tell without arguments, as their names say (`is_...`, `get_...`): each call asks them again.
@@ -33,7 +33,7 @@ from ..graph.spelling import in_order
 from ..locks import Replacements
 from .classes import attributes_of, dict_of_class
 from .expected import ABSENT, Expected, is_plain, reference
-from .libraries import FIXED, is_outside, is_standard
+from .libraries import FIXED, is_installed, is_outside, is_standard
 from .opaque import asked_of
 from .reads import Reads, table_of
 
@@ -50,6 +50,7 @@ class LibraryState:
     def __init__(self, reads: Reads, visit: Callable[[Any, str], None], entered: Container[types.CodeType]) -> None:
         self.reads, self.visit, self.entered = reads, visit, entered
         self.gone_through: set[str] = set()  # tables of the process of which code asks more than single items
+        self.own: dict[int, types.ModuleType] = {}  # modules of the program's that code names
         self._done: set[tuple[int, frozenset[str]]] = set()
         self._named: dict[int, set[str]] = {}  # by the id of a module: names that were looked up in it
         self._objects: dict[int, tuple[Any, str, set[str]]] = {}  # objects, classes and modules; names that were asked
@@ -63,22 +64,29 @@ class LibraryState:
             if not names.isdisjoint(known):
                 self.reads.ask(ask, text, ask)
         table, done = vars(module), self._named.setdefault(id(module), set())
+        is_own, name = not is_outside(module.__name__), module.__name__
+        if is_own and not is_installed(table):  # modules of packages have thousands of items
+            self.own[id(module)] = module
+        has_getattr = is_own and "__getattr__" in table
+        names |= {"__getattr__"} if has_getattr else set()
         new = names - done
         done |= new
-        if missing := (new & probed) - table.keys():
-            self.reads.place(table, "dict", module.__name__, "attr").lacks(*missing)
+        if missing := (new if has_getattr else new & probed) - table.keys():
+            self.reads.place(table, "dict", name, "attr").lacks(*missing)
         if module is os and not names.isdisjoint({"environ", "getenv", "environb"}):
             self._environment(names)
-        for name in in_order(names & table.keys()):
-            value = table[name]
-            self.abstract(value)
+        for attribute in in_order(names & table.keys()):
+            value = table[attribute]
+            if attribute in new and (is_own or _may_change(module, attribute, value)):
+                self.reads.add(self.reads.place(table, "dict", name, "attr"), attribute, value)
             if isinstance(value, types.ModuleType):
-                if is_outside(value.__name__):
-                    self.named(value, names, probed)
-            elif name in new and _may_change(module, name, value):
-                self.reads.add(self.reads.place(table, "dict", module.__name__, "attr"), name, value)
-                self.object(getattr(value, "__self__", value), f"{module.__name__}.{name}")
-        self.object(module, module.__name__)
+                self.named(value, names, probed)
+            elif is_own and attribute in new:
+                self.visit(value, f"{name}.{attribute}")
+            elif attribute in new:
+                self.abstract(value)
+                self.object(getattr(value, "__self__", value), f"{name}.{attribute}")
+        self.object(module, name)
         if module is logging:
             self.visit(logging.root, "logging.root")
 
@@ -192,7 +200,7 @@ def _told(function: Any, _: Any) -> Any:
 def _may_change(module: types.ModuleType, name: str, value: Any) -> bool:
     """Whether a value in a module is looked at: no constant, and nothing that captures replace."""
     is_number = module is torch and name in _NUMBERS
-    is_fixed = is_number or isinstance(value, _CONSTANTS) or value is sys.modules
+    is_fixed = is_number or isinstance(value, (*_CONSTANTS, types.ModuleType)) or value is sys.modules
     return not is_fixed and (id(module), name) not in Replacements.names
 
 

@@ -47,7 +47,6 @@ from .eager_region import is_eager_region
 from .expected import ABSENT, holds_classes, is_plain
 from .libraries import (
     BAGS,
-    is_installed,
     is_library,
     is_of_library,
     is_of_operators,
@@ -84,8 +83,6 @@ class Scan:
         self._seen: dict[int, Any] = {id(function): function for function in apart}  # the values keep the ids theirs
         self._objects: list[tuple[Any, str, int, set[str]]] = []  # (object or class, name, depth, names done)
         self.modules: dict[int, tuple[torch.nn.Module, str]] = {}
-        self._namespaces: dict[int, types.ModuleType] = {}  # modules of the user's that code names, not all looked at
-        self._named_in: set[tuple[int, frozenset[str]]] = set()  # by the id of a module: names that were looked up
         self._handed_on: dict[int, Any] = {}
         self._under = NamesMet()  # what objects were last looked at under
         self._settled: dict[int, set[str]] = {}  # by the id of a namespace: globals that were looked at, modules apart
@@ -184,7 +181,7 @@ class Scan:
             self._globals(namespace, others | options, others, named.handed_on)
         imported = dict(imported_modules(named.imports, namespace))
         for module in imported.values():
-            self._module_names(module, others)
+            self.libraries.named(module, others, self.probed)
         missing = {name for name, level in named.imports if not level} - sys.modules.keys()
         self.libraries.modules(imported, missing)
         return named
@@ -238,7 +235,7 @@ class Scan:
             value = namespace[name]
             self.reads.add(place, name, value)
             if isinstance(value, types.ModuleType):
-                self._module_names(value, others)
+                self.libraries.named(value, others, self.probed)
             else:
                 settled.add(name)
                 if name in handed_on:
@@ -258,7 +255,7 @@ class Scan:
             is_new = self.reads.add(place, "cell_contents", value)
             is_handed_on = code is not None and name in code.handed_on
             if isinstance(value, types.ModuleType):  # of which each code names others
-                self._module_names(value, frozenset() if code is None else code.others)
+                self.libraries.named(value, frozenset() if code is None else code.others, self.probed)
             elif is_handed_on:
                 self._hand_on(value, name)
             if is_new and (is_handed_on or not isinstance(value, types.ModuleType)):
@@ -270,32 +267,11 @@ class Scan:
             self._handed_on[id(value)] = value
             self._objects.append((value, name, 0, set()))
 
-    def _module_names(self, module: types.ModuleType, names: frozenset[str]) -> None:
-        """Note the values that code names in a module that it imported."""
-        if is_outside(module.__name__):
-            self.libraries.named(module, names, self.probed)
-            return
-        if (id(module), names) in self._named_in:
-            return
-        self._named_in.add((id(module), names))
-        self._namespaces |= {} if is_installed(vars(module)) else {id(module): module}  # theirs have thousands of items
-        place = self.reads.place(vars(module), "dict", module.__name__, "attr")
-        if "__getattr__" in vars(module):
-            place.lacks(*(names - vars(module).keys()))
-            names |= {"__getattr__"}
-        for name in in_order(names & vars(module).keys()):
-            value = vars(module)[name]
-            is_new = self.reads.add(place, name, value)
-            if isinstance(value, types.ModuleType):
-                self._module_names(value, names)
-            elif is_new:
-                self.visit(value, f"{module.__name__}.{name}")
-
     def _namespaces_whole(self) -> bool:
         """Note all options in modules where code makes up names. Returns whether any was new."""
         is_new = False
-        while self.makes_up_names and self._namespaces:
-            _, module = self._namespaces.popitem()
+        while self.makes_up_names and self.libraries.own:
+            _, module = self.libraries.own.popitem()
             place = self.reads.place(vars(module), "dict", module.__name__, "attr")
             for name, value in [*vars(module).items()]:
                 if not name.startswith("__") and _is_option(value):
@@ -472,7 +448,7 @@ class Scan:
                     self._class_table(value).lacks(*(SPECIAL - value.__dict__.keys()))
                     options = values_of(value) if self.makes_up_names else ()
                     new = new.union(special_names(value), self._that_ran(value), options)
-                    if not (is_of_library(value) or names.isdisjoint(_GO_THROUGH)):
+                    if not (is_of_library(value) or now.names.isdisjoint(_GO_THROUGH)):
                         self._class_table(value).keys = tuple(value.__dict__)
                         new |= {name for name in value.__dict__ if name[:2] != "__"}
             else:
