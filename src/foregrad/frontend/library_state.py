@@ -45,10 +45,10 @@ _TELLS = re.compile(r"_?(are|get|has|is)_?|.*_enabled$")
 
 
 class LibraryState:
-    """`visit(value, name)` goes on from what was found; `entered` is the code that ran."""
+    """The part of `scan` that is about modules. `entered` is the code that ran."""
 
-    def __init__(self, reads: Reads, visit: Callable[[Any, str], None], entered: Container[types.CodeType]) -> None:
-        self.reads, self.visit, self.entered = reads, visit, entered
+    def __init__(self, reads: Reads, scan: Any, entered: Container[types.CodeType]) -> None:
+        self.reads, self.scan, self.entered = reads, scan, entered
         self.gone_through: set[str] = set()  # tables of the process of which code asks more than single items
         self.own: dict[int, types.ModuleType] = {}  # modules of the program's that code names
         self._done: set[tuple[int, frozenset[str]]] = set()
@@ -82,13 +82,13 @@ class LibraryState:
             if isinstance(value, types.ModuleType):
                 self.named(value, names, probed)
             elif is_own and attribute in new:
-                self.visit(value, f"{name}.{attribute}")
+                self.scan.visit(value, f"{name}.{attribute}")
             elif attribute in new:
                 self.abstract(value)
                 self.object(getattr(value, "__self__", value), f"{name}.{attribute}")
         self.object(module, name)
         if module is logging:
-            self.visit(logging.root, "logging.root")
+            self.scan.visit(logging.root, "logging.root")
 
     def _environment(self, names: frozenset[str]) -> None:
         is_whole = "environ" in self.gone_through or type(os.environ).__iter__.__code__ in self.entered
@@ -150,7 +150,7 @@ class LibraryState:
             is_switch = (is_plain(value) and name[:2] != "__") or type(value) is contextvars.ContextVar
             if (is_switch or is_table) and not isinstance(value, _CONSTANTS):
                 self.reads.add(self.reads.place(namespace, "dict", namespace["__name__"], "attr"), name, value)
-                self.visit(value, name)
+                self.scan.visit(value, name)
 
     def told(self, functions: Iterable[Any]) -> None:
         """The program has called these: ask those that tell something, and what they ask of PyTorch's C++. A function

@@ -23,6 +23,7 @@ import operator
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Container, Iterable
 from typing import Any
 
@@ -71,7 +72,7 @@ class Scan:
     def __init__(self, reads: Reads, apart: tuple[types.FunctionType, ...], entered: Container[types.CodeType]) -> None:
         """`entered`: the code that ran, and no other is opened."""
         self.reads = reads
-        self.libraries = LibraryState(reads, self.visit, entered)
+        self.libraries = LibraryState(reads, weakref.proxy(self), entered)
         self.names: set[str] = set()
         self.probed: set[str] = set()  # names that code asks for without knowing whether they are there
         self.makes_up_names = False
