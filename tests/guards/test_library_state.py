@@ -7,6 +7,7 @@ import contextvars
 import copy
 import copyreg
 import decimal
+import enum
 import functools
 import hashlib
 import inspect
@@ -294,6 +295,19 @@ def attributes_gone_through(put):
         return x * (len(there) + len(dict(inspect.getmembers(box))))
 
     return function, [put(Box, "on_c", 2), put(Box, "on_d", lambda self: 1), put(box, "on_e", 3), put(box, "on_f", 4)]
+
+
+@program
+def members_of_an_enum(put):
+    class Kind(enum.Enum):
+        ONE = 1
+        TWO = 2
+
+    function = lambda x: x * Kind(1).value * len(Kind.__members__)
+    return function, [
+        put.to(Kind._value2member_map_, 1, Kind.TWO),
+        lambda: operator.setitem(Kind._member_map_, "THREE", Kind.ONE),
+    ]
 
 
 @program

@@ -336,6 +336,8 @@ class Scan:
             if vars(value).get("_is_protocol") is True:
                 self.probed |= {name for name in vars(value) if name[0] != "_"}
                 self.names |= self.probed
+            for table in _OF_ENUMS & vars(value).keys() if issubclass(value, enum.Enum) else ():
+                self._attribute_of_class(value, name, table)
             for base in value.__mro__:  # it may be called
                 if not is_of_library(base):
                     for maker in makers_of(base):
@@ -545,6 +547,7 @@ class Scan:
         return True
 
 
+_OF_ENUMS = {"_member_map_", "_value2member_map_"}
 _NAMES = {"__module__", "__name__", "__qualname__"}
 _GO_THROUGH = {"__dict__", "dir", "getmembers", "vars"}  # what code with these names may ask a class for: anything
 
