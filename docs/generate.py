@@ -56,7 +56,8 @@ REMEDIES = {
     "UnsupportedDataDependentError": "Choose with `torch.where` or a mask instead of `if`; make the size a constant, "
     "or a property of an input's shape; or compute the deciding value before the call and hand it over as a Python "
     "number.",
-    "UnsupportedLayoutError": "Convert the tensor with `.to_dense()` before the call.",
+    "UnsupportedLayoutError": "Convert the tensor with `.to_dense()` before the call, or compute with it in a function "
+    "that [`foregrad.eager_region`](regions.md) marks: the rest is compiled.",
     "UnsupportedTensorError": "See [Tensor subclasses](subclasses.md). Hand over the plain tensors that it is made "
     "of, and rebuild it inside the function.",
     "UnsupportedMutationError": "Return the new value and assign it outside, or mutate a clone.",

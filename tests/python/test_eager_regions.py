@@ -20,7 +20,13 @@ from torch.utils.checkpoint import checkpoint
 
 import foregrad
 from foregrad.backends.inductor import why_not
-from foregrad.errors import ForegradWarning, UnsupportedAliasError, UnsupportedError, UnsupportedSideEffectError
+from foregrad.errors import (
+    ForegradWarning,
+    UnsupportedAliasError,
+    UnsupportedError,
+    UnsupportedLayoutError,
+    UnsupportedSideEffectError,
+)
 from foregrad.graph import eager_regions
 
 region = foregrad.eager_region
@@ -455,6 +461,24 @@ def test_one_graph_serves_many_sizes(dynamic):
         assert torch.equal(called(x), (x.sin() * 3).cos())
     assert sizes == [4, 5, 6, 7, 4]
     assert len(foregrad.explain_recompiles(called).entries) == (1 if dynamic else 2)
+
+
+def test_what_the_errors_about_sparse_tensors_advise():
+    weight, identity = nn.Parameter(torch.ones(3, 2)), torch.eye(3).to_sparse()
+    edges = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    products = {
+        "is a torch.sparse_coo tensor": lambda x: torch.sparse.mm(identity, x),
+        "makes a tensor that is not strided": lambda x: torch.sparse_coo_tensor(edges, x[:, 0], (3, 3)) @ x,
+    }
+    for said, product in products.items():
+        with pytest.raises(UnsupportedLayoutError, match=f"{said}.*eager_region"):
+            _compiled(lambda x, product=product: product(x * weight))(torch.ones(3, 2))
+        advised = region(product)
+        called = _compiled(lambda x, advised=advised: advised(x * weight).sin())
+        for n in range(3):
+            x = torch.full((3, 2), float(n))
+            expected = torch.autograd.grad(product(x * weight).sin().sum(), weight)
+            assert _same(torch.autograd.grad(called(x).sum(), weight), expected, exactly=True)
 
 
 def test_threads():

@@ -170,7 +170,7 @@ def check_tensor(tensor: torch.Tensor, path: str) -> None:
         kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
         raise UnsupportedLayoutError(
             f"`{path}` is a {kind} tensor; only strided tensors can be compiled. Call .to_dense() (or .dequantize()) "
-            "first, or keep that part outside the compiled function."
+            "first, or mark the function that computes with it with `foregrad.eager_region`."
         )
 
 

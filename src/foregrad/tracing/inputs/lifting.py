@@ -159,7 +159,7 @@ class Lifting(TorchFunctionMode):
     def _sparse(self, func: Any, args: Any, kwargs: Any) -> Any:
         raise UnsupportedLayoutError(
             f"`torch.{func.__name__}` makes a tensor that is not strided, at {self.where()}. Only strided tensors "
-            "can be compiled: make it outside and hand its values in, or keep that part outside."
+            "can be compiled: make it, and compute with it, in a function that `foregrad.eager_region` marks."
         )
 
     def _quantized(self, func: Any, args: Any, kwargs: Any) -> Any:

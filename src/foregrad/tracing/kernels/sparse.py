@@ -41,7 +41,8 @@ class SparseGradients:
     def refused(self) -> UnsupportedLayoutError:
         return UnsupportedLayoutError(
             f"a tensor of layout torch.sparse_coo is used at {self.recorder.where()}. Only strided tensors can be "
-            "compiled, and sparse gradients of embeddings: call .to_dense() first, or keep that part outside."
+            "compiled, and sparse gradients of embeddings: call .to_dense() first, or mark the function that computes "
+            "with it with `foregrad.eager_region`."
         )
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:

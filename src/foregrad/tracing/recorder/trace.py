@@ -215,7 +215,8 @@ class Trace(abc.ABC):
         if tensor.layout is not torch.strided:
             raise UnsupportedLayoutError(
                 f"a tensor of layout {tensor.layout} was made at {user_line(self.origins.here())}. "
-                "Only strided tensors can be compiled: call .to_dense() first, or keep that part outside."
+                "Only strided tensors can be compiled: call .to_dense() first, or mark the function that computes with "
+                "it with `foregrad.eager_region`."
             )
         return TensorSpec.of(tensor)
 
