@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     )
     from .explanation.collect import explain
     from .explanation.text import Explanation
-    from .frontend.eager_region import eager_region
     from .frontend.fakify import construct_fake_mode, process_inputs
-    from .frontend.region import region
+    from .frontend.region import eager_region, region
     from .fusion import mem_efficient_fusion_kwargs, memory_efficient_fusion, ts_compile
     from .graph.joint import JointGraph
     from .graph.partitioned import Partitioned
@@ -146,9 +145,8 @@ _HOMES = {
     "dynamo": "AotAutograd aot_autograd device_from_inputs dtype_from_inputs fake_tensor_unsupported",
     "explanation.collect": "explain",
     "explanation.text": "Explanation",
-    "frontend.eager_region": "eager_region",
     "frontend.fakify": "construct_fake_mode process_inputs",
-    "frontend.region": "region",
+    "frontend.region": "eager_region region",
     "fusion": "mem_efficient_fusion_kwargs memory_efficient_fusion ts_compile",
     "graph.joint": "JointGraph",
     "graph.partitioned": "Partitioned",

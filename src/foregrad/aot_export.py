@@ -15,7 +15,7 @@ import torch
 from torch import fx, nn
 
 from ._torch.modules import with_nested_arguments
-from ._torch.pytree import spec_of_structure
+from ._torch.nested import spec_of_structure
 from .aot import named_sources
 from .dispatch.pipeline import reachable
 from .errors import UnsupportedError

@@ -17,17 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from .interrupts import deliver
 
-__all__ = [
-    "Bind",
-    "InPlace",
-    "Replacements",
-    "Turn",
-    "bound",
-    "cached_property",
-    "make_lock",
-    "taken",
-    "without_user_code",
-]
+__all__ = ["cached_property"]  # handed on
 
 PATIENCE_S = 2.0  # wait for another thread that captures the same function, while the user's code runs there
 _LOOK_AGAIN_S = 0.05

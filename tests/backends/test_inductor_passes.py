@@ -13,7 +13,7 @@ from torch import nn
 
 import foregrad
 from foregrad._torch import inductor as door
-from foregrad._torch.patterns import possible_patterns
+from foregrad._torch.inductor import possible_patterns
 from foregrad.backends.inductor import InductorCompiler
 from foregrad.passes.repeats import layout_key
 

@@ -13,7 +13,7 @@ import torch._functorch.config as functorch
 from functorch.compile import min_cut_rematerialization_partition as torch_min_cut
 
 import foregrad
-from foregrad.cache import environment
+from foregrad.cache import keeper
 from foregrad.cache.describe import UndescribedError, describe, digest
 from tests.cache.kept import fresh_cache, keys_in, register
 
@@ -207,9 +207,9 @@ def test_another_pytorch_has_keys_of_its_own(monkeypatch, named):
     before = keys_of("constant 2.5")
     with monkeypatch.context() as patch:
         patch.setattr(named, {torch: "__version__", torch.version: "git_version"}[named], "2.99.0")
-        environment.process.cache_clear()
+        keeper.process.cache_clear()
         other = keys_of("constant 2.5")
-    environment.process.cache_clear()
+    keeper.process.cache_clear()
     assert len(other) == 1
     assert other.isdisjoint(before)
     assert keys_of("constant 2.5") == before

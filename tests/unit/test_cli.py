@@ -23,8 +23,7 @@ from torch import fx, nn
 
 import foregrad
 from foregrad import cli, errors
-from foregrad.cli import screen
-from foregrad.cli.demo import demo_package
+from foregrad.cli import demo_package, screen
 
 demo = demo_package()
 measure, race, text = demo.measure, demo.race, demo.text

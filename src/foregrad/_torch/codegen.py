@@ -18,20 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
 
-__all__ = [
-    "Argument",
-    "FastCall",
-    "HigherOrderOperator",
-    "OpOverload",
-    "argument_names",
-    "fast_call",
-    "fast_operators",
-    "is_plain_graph_module",
-    "raw_call",
-    "return_kinds",
-    "view_call",
-    "written_arguments",
-]
+__all__ = ["HigherOrderOperator", "OpOverload"]  # handed on
 
 
 class Argument(NamedTuple):

@@ -14,25 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mod
 
 from ..locks import InPlace
 
-__all__ = [
-    "ThreadDispatchMode",
-    "TorchFunctionMode",
-    "count_function_modes",
-    "current_autograd_node",
-    "current_dispatch_mode",
-    "default_generator",
-    "dispatching_again",
-    "force_view_tracking",
-    "is_inside_operator",
-    "kernel_switches",
-    "next_sequence_nr",
-    "no_saved_tensors_hooks",
-    "plain_execution",
-    "symbolic_composites",
-    "without_anomaly_mode",
-    "without_modes",
-    "without_torch_functions",
-]
+__all__ = ["TorchFunctionMode"]  # handed on
 
 count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 # Context: torch functions reach no mode and no subclass. Not looked up in a capture, where users find another there.

@@ -10,24 +10,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-__all__ = [
-    "beside_threads",
-    "count_dispatch_modes",
-    "count_function_modes",
-    "current_backward",
-    "direct_apply",
-    "disable_autocast",
-    "forward_ad",
-    "is_any_autocast_enabled",
-    "is_foreign_mode_on",
-    "is_node_with",
-    "is_tracing",
-    "keeps_graph",
-    "keeps_versions",
-    "single_level",
-    "transforms_active",
-    "wanted_gradients",
-]
+__all__ = ["forward_ad"]  # handed on
 
 disable_autocast: Any = torch._C._DisableAutocast
 is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled

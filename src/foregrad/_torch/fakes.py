@@ -19,18 +19,7 @@ from ..locks import InPlace, bound
 from .jagged import new_ragged_size
 from .symbols import has_symbolic
 
-__all__ = [
-    "CORRECTED",
-    "DATA_DEPENDENT_ERRORS",
-    "FakeTensor",
-    "FakeTensorMode",
-    "NewFakeMode",
-    "fake_device",
-    "new_fake",
-    "new_fake_over",
-    "real_constants",
-    "symbolic_fake",
-]
+__all__ = ["FakeTensor", "FakeTensorMode"]  # handed on
 
 DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeException)
 

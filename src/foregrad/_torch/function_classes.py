@@ -15,6 +15,7 @@ import torch
 from torch.nn.parameter import UninitializedBuffer
 
 from ..errors import UnsupportedTensorError
+from ..identity import ById, IdSet
 from .stand_ins import become_parameter
 
 _C: Any = torch._C
@@ -86,37 +87,36 @@ class FunctionClasses:
 
     def __init__(self, where: Callable[[], str]) -> None:
         self.where = where
-        self._stand_ins: dict[int, tuple[Any, torch.Tensor]] = {}  # by id of the handle, which is kept alive
-        self._handles: dict[int, Any] = {}  # by id of the stand-in
-        self._given: set[int] = set()  # ids of the handles of arguments
+        self._stand_ins: ById[Any, torch.Tensor] = ById()  # by handle
+        self._handles: ById[torch.Tensor, Any] = ById()  # by stand-in
+        self._given: IdSet[Any] = IdSet()  # the handles of arguments
 
     def __bool__(self) -> bool:
         return bool(self._stand_ins)
 
     def given(self, cls: type, stand_in: torch.Tensor, attributes: dict[str, Any]) -> Any:
         """The handle of an argument, with this very table of attributes."""
-        handle = self._handles.get(id(stand_in))
+        handle = self._handles.get(stand_in)
         if handle is None:
             handle = self._handle(cls, stand_in)
             handle.__dict__ = attributes
-            self._given.add(id(handle))
+            self._given.add(handle)
         return handle
 
     def _handle(self, cls: type, stand_in: torch.Tensor) -> Any:
         with _C._DisableTorchDispatch(), _C.DisableTorchFunction():
             handle = _make_subclass(cls, _empty())
-        self._stand_ins[id(handle)] = handle, stand_in
-        self._handles[id(stand_in)] = handle
+        self._stand_ins[handle] = stand_in
+        self._handles[stand_in] = handle
         return handle
 
     def is_given(self, handle: Any) -> bool:
         """Whether a handle is that of an argument."""
-        return id(handle) in self._given
+        return handle in self._given
 
     def stand_in(self, handle: Any) -> torch.Tensor | None:
         """The stand-in of a handle; None for any other object."""
-        entry = self._stand_ins.get(id(handle))
-        return None if entry is None else entry[1]
+        return self._stand_ins.get(handle)
 
     # ---------------------------------------------------------------- torch functions
 
@@ -136,12 +136,12 @@ class FunctionClasses:
 
     def run(self, call: Callable[..., Any], func: Any, args: Any, kwargs: Any) -> Any:
         """A torch function on the stand-ins of its arguments; a stand-in among the results becomes its handle."""
-        used: dict[int, Any] = {}
+        used: ById[torch.Tensor, Any] = ById()  # the handles by stand-in
         args = tuple(self._plain(arg, used) for arg in args)
         kwargs = {key: self._plain(value, used) for key, value in (kwargs or {}).items()}
-        of_arguments = [stand_in for stand_in, handle in used.values() if id(handle) in self._given]
+        of_arguments = [stand_in for stand_in, handle in used.items() if handle in self._given]
         if of_arguments and (func in _OF_THE_OBJECT or (func in _WITH_GRADIENTS and _requires_grad(of_arguments[0]))):
-            self.refuse(next(iter(used.values()))[1], f"`{getattr(func, '__name__', func)}` of")
+            self.refuse(next(iter(used.values())), f"`{getattr(func, '__name__', func)}` of")
         result = call(func, args, kwargs)
         return self._back(result, used) if used else result
 
@@ -152,23 +152,23 @@ class FunctionClasses:
             "(`.as_subclass(torch.Tensor)`)."
         )
 
-    def _plain(self, value: Any, used: dict[int, Any]) -> Any:
+    def _plain(self, value: Any, used: ById[torch.Tensor, Any]) -> Any:
         if isinstance(value, torch.Tensor):
-            entry = self._stand_ins.get(id(value))
-            if entry is None:
+            stand_in = self._stand_ins.get(value)
+            if stand_in is None:
                 return value
-            used[id(entry[1])] = entry[1], value
-            return entry[1]
+            used[stand_in] = value
+            return stand_in
         if type(value) in (list, tuple):
             return type(value)(self._plain(item, used) for item in value)
         if type(value) is dict:
             return {key: self._plain(item, used) for key, item in value.items()}
         return value
 
-    def _back(self, result: Any, used: dict[int, Any]) -> Any:
+    def _back(self, result: Any, used: ById[torch.Tensor, Any]) -> Any:
         if isinstance(result, torch.Tensor):
-            return used[id(result)][1] if id(result) in used else result
-        if type(result) in (list, tuple) and any(id(item) in used for item in result):
+            return used.get(result, result)
+        if type(result) in (list, tuple) and any(item in used for item in result):
             return type(result)(self._back(item, used) for item in result)
         return result
 

@@ -6,35 +6,16 @@ node. A graph copied out of another one needs neither, and `GraphCopier` takes a
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch._logging._internal import trace_log, trace_structured
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx.node import map_arg
 
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class OperatorFacts:
-    """Facts from an operator's schema and tags.
-
-    `name` is `namespace::name` without the overload. `written` are the (position, name) of arguments that it writes to;
-    `dropout` is (position, name, default) of its dropout probability, if it has one.
-    """
-
-    name: str
-    returns_view: bool
-    num_returns: int
-    written: tuple[tuple[int, str], ...]
-    dropout: tuple[int, str, Any] | None
-    is_mutable: bool
-    is_random: bool
-    is_pointwise: bool
-    takes_tensor: bool
+from .symbols import is_symbolic
 
 
 def is_operator(target: Any) -> bool:
@@ -45,30 +26,6 @@ def is_operator(target: Any) -> bool:
 def is_higher_order(target: Any) -> bool:
     """Whether `target` is an operator that takes functions or graphs (`cond`, `scan`, a wrapped custom kernel)."""
     return isinstance(target, HigherOrderOperator)
-
-
-def operator_facts(op: Any) -> OperatorFacts:
-    """The facts of an operator for which `is_operator` holds."""
-    schema = op._schema
-    views = [r for r in schema.returns if r.alias_info is not None and not r.alias_info.is_write]
-    dropout = None
-    written = []
-    for position, argument in enumerate(schema.arguments):
-        if argument.name == "dropout_p":
-            dropout = (position, argument.name, argument.default_value)
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            written.append((position, argument.name))
-    return OperatorFacts(
-        name=op.name().partition(".")[0],
-        returns_view=bool(views),
-        num_returns=len(schema.returns),
-        written=tuple(written),
-        dropout=dropout,
-        is_mutable=schema.is_mutable,
-        is_random=torch.Tag.nondeterministic_seeded in op.tags,
-        is_pointwise=torch.Tag.pointwise in op.tags,
-        takes_tensor=any("Tensor" in str(argument.type) for argument in schema.arguments),
-    )
 
 
 _NO_HINT = 4096  # the size of a dimension of which nothing is known
@@ -84,7 +41,7 @@ def size_hint(size: Any) -> int:
 
 def symbols_in(value: Any) -> set[Any]:
     """The symbols (sympy) in a symbolic number, or in a tensor's sizes, strides and offset."""
-    if isinstance(value, _SYMBOLIC):
+    if is_symbolic(value):
         return set(value.node.expr.free_symbols)
     if isinstance(value, torch.Tensor):
         numbers: list[Any] = [*value.shape, *value.stride(), value.storage_offset()]
@@ -249,3 +206,15 @@ def copied(graph: fx.Graph, metadata: Callable[[fx.Node], dict[str, Any]] | None
         else:
             copier.copy(node)
     return copier.graph
+
+
+# -------------------------------------------------------------------- traces
+# PyTorch's structured trace, which `tlparse` reads (`TORCH_TRACE`). Checked on torch 2.11.0, 2.13.0, 2.15.0.
+
+
+def trace_artifact(name: str, text: Callable[[], str]) -> None:
+    """Put a text under a name into the trace, if it is on."""
+    # PyTorch's handler exists without a folder too, until the first write: the text would be made in vain.
+    if any(getattr(handler, "root_dir", "") is not None for handler in trace_log.handlers):
+        metadata = {"name": name, "encoding": "string"}
+        trace_structured("artifact", metadata_fn=lambda: metadata, payload_fn=text, expect_trace_id=False)

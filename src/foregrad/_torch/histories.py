@@ -107,9 +107,9 @@ _AT_ONCE: dict[str, Callable[[Any], functools.partial[Any]]] = {
 
 
 @contextlib.contextmanager
-def noting_arrival(leaves: Mapping[int, torch.Tensor]) -> Iterator[dict[int, None]]:
+def noting_arrival(leaves: Mapping[Any, torch.Tensor]) -> Iterator[dict[Any, None]]:
     """Context: gives the keys of the leaves, in the order in which their gradients arrive."""
-    arrived: dict[int, None] = {}
+    arrived: dict[Any, None] = {}
     with torch._C.DisableTorchFunction():
         notes = [(t, t.register_hook(functools.partial(_note, arrived, key))) for key, t in leaves.items()]
     try:
@@ -122,7 +122,7 @@ def noting_arrival(leaves: Mapping[int, torch.Tensor]) -> Iterator[dict[int, Non
                     leaf._backward_hooks = None
 
 
-def _note(arrived: dict[int, None], key: int, gradient: torch.Tensor) -> None:
+def _note(arrived: dict[Any, None], key: Any, gradient: torch.Tensor) -> None:
     arrived.pop(key, None)  # present if the engine ran before and stopped at an error
     arrived[key] = None
 

@@ -5,11 +5,14 @@ Importing Inductor takes seconds, so nothing of it is imported before the first 
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import copy
 import functools
 import importlib
 import os
 import shutil
+import threading
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,12 +21,11 @@ import torch
 from torch import fx
 
 from ..interrupts import runs_compiler
-from ..locks import make_lock, taken, without_user_code
+from ..locks import InPlace, Replacements, bound, make_lock, taken, without_user_code
 from ..phases import counted, is_counted
 from .contexts import shape_env
 from .fakes import FakeTensor, FakeTensorMode, new_fake, new_fake_over, real_constants
 from .kernels import kernels_together
-from .patterns import possible_patterns
 from .symbols import is_symbolic
 from .tensors import storage_key
 
@@ -465,3 +467,74 @@ def _context(mode: FakeTensorMode | None, donated: Sequence[int]) -> Any:
     if donated:
         context.fw_metadata = types.SimpleNamespace(bw_donated_idxs=list(donated))  # the only field read here
     return context
+
+
+# -------------------------------------------------------------------- patterns
+# Inductor's patterns, tried on a graph only if it has their operators. Checked on torch 2.13.0.
+#
+# Inductor tries every pattern at each node that may be its last. Some fifty are attentions that the graph of a model
+# does not have; to learn that at each node is half the time of its passes over a joint graph.
+#
+# Known weakness: an operator that a replacement brings into the graph counts from the next pass on.
+
+
+_active = threading.local()
+_replaced = Replacements()
+
+
+@contextlib.contextmanager
+def possible_patterns() -> Iterator[None]:
+    """Context: on this thread, Inductor tries only those patterns of a pass whose operators are all in the graph."""
+    with _patches, bound(_active, "on", True):
+        yield
+
+
+def _install() -> None:
+    from torch._inductor.pattern_matcher import PatternMatcherPass
+
+    original = PatternMatcherPass.apply
+
+    def apply(self: Any, gm: Any) -> int:
+        return original(_narrowed(self, gm) if getattr(_active, "on", False) else self, gm)
+
+    _replaced.bind(PatternMatcherPass, "apply", apply)
+
+
+_patches = InPlace(_install, _replaced.restore)
+
+
+def _narrowed(matcher: Any, gm: Any) -> Any:
+    """A pass with the patterns whose operators are in the graph. Other threads use the pass itself."""
+    graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
+    present = {node.target for node in graph.nodes if node.op == "call_function"}
+    narrowed = copy.copy(matcher)
+    narrowed.patterns = collections.defaultdict(list)
+    for key, entries in matcher.patterns.items():
+        narrowed.patterns[key] = [entry for entry in entries if _is_possible(entry.pattern, present)]
+    return narrowed
+
+
+def _is_possible(pattern: Any, present: set[Any]) -> bool:
+    return not any(present.isdisjoint(targets) for targets in _needed(pattern))
+
+
+@functools.cache
+def _needed(pattern: Any) -> frozenset[frozenset[Any]]:
+    """Sets of functions: a pattern needs one of each in the graph. Optional and repeated parts are left out."""
+    return frozenset(_functions_in(pattern))
+
+
+def _functions_in(pattern: Any) -> Iterator[frozenset[Any]]:
+    from torch._inductor.pattern_matcher import CallFunction, CallFunctionVarArgs, MultiOutputPattern
+
+    if isinstance(pattern, (list, tuple)):
+        parts = pattern
+    elif isinstance(pattern, MultiOutputPattern):
+        parts = pattern.outputs
+    elif isinstance(pattern, (CallFunction, CallFunctionVarArgs)):
+        yield frozenset(pattern.fns_set)
+        parts = [*pattern.args, *pattern.kwargs.values()] if isinstance(pattern, CallFunction) else []
+    else:
+        parts = []
+    for part in parts:
+        yield from _functions_in(part)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -30,3 +31,60 @@ def mapped(value: Any, kind: Any, fn: Callable[[Any], Any]) -> Any:
         items = [mapped(item, kind, fn) for item in value]
         return items if isinstance(value, list) else tuple(items)
     return {key: mapped(item, kind, fn) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def frozen(value: Any, kinds: Any, name: Callable[[Any], Any]) -> Any:
+    """An argument as something hashable, equal for equal ones; `name` says what stands for a value of these `kinds`.
+
+    Numbers carry their type, and text where equal ones differ: 1, 1.0 and True are three, 0.0 and -0.0 two.
+    """
+    kind = type(value)
+    if kind is int or kind is str:
+        return kind, value
+    if value is None:
+        return None
+    if isinstance(value, kinds):
+        return name(value)
+    if isinstance(value, (tuple, list)):
+        return tuple([frozen(item, kinds, name) for item in value])
+    if isinstance(value, dict):
+        return tuple([(key, frozen(item, kinds, name)) for key, item in value.items()])
+    if isinstance(value, slice):
+        return slice, frozen((value.start, value.stop, value.step), kinds, name)
+    if kind is float or kind is bool or kind is complex:
+        return kind, repr(value)
+    try:
+        hash(value)
+    except TypeError:
+        return kind, id(value)
+    return kind, value
+
+
+# -------------------------------------------------------------------- pytree
+# Containers registered with PyTorch's pytree. Checked on torch 2.13.0.
+
+
+def registered_functions(cls: type) -> tuple[Callable[[Any], tuple[Any, Any]], Callable[[Any, Any], Any]] | None:
+    """(flatten, unflatten) of a registered container type, or None."""
+    node = pytree.SUPPORTED_NODES.get(cls)
+    return None if node is None else (node.flatten_fn, node.unflatten_fn)
+
+
+def refuse_flattening(cls: type, refuse: Callable[..., Any]) -> None:
+    """Make PyTorch's pytree call `refuse` for objects of a class, which it would take for leaves."""
+    pytree.register_pytree_node(cls, refuse, refuse)
+
+
+def spec_of_structure(value: Any) -> Any:
+    """PyTorch's `TreeSpec` of a container."""
+    return pytree.tree_structure(value)
+
+
+def leaves_of(value: Any) -> list[Any]:
+    """The leaves of nested containers, in order."""
+    return pytree.tree_leaves(value)
+
+
+def named_leaves(value: Any, name: str) -> list[tuple[str, Any]]:
+    """The leaves, each with its path from `name`: `out[0]['x']`."""
+    return [(name + pytree.keystr(path), leaf) for path, leaf in pytree.tree_leaves_with_path(value)]

@@ -9,24 +9,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-__all__ = [
-    "PACK_PADDED",
-    "PAD_PACKED",
-    "OpOverload",
-    "convolves_image_by_image",
-    "default_generator",
-    "depends_on_values",
-    "has_composite_implicit_kernel",
-    "has_effects",
-    "is_builtin",
-    "is_pointwise",
-    "mkldnn_rnn_layer_for_training",
-    "operator_called",
-    "overloads_of",
-    "refusable_namespaces",
-    "tag_inplace_view",
-    "tag_random",
-]
+__all__ = ["OpOverload"]  # handed on
 
 # The operators that `torch.nn.utils.rnn` calls.
 _VF: Any = torch._VF

@@ -18,6 +18,7 @@ from typing import Any, TypeGuard
 
 import torch
 
+from ..identity import ById
 from .fakes import FakeTensor, FakeTensorMode, meta_storage, new_fake_over
 from .symbols import symbol_made
 from .tensors import share_memory
@@ -130,7 +131,7 @@ class FakeRuns:
 
     def __init__(self, mode: FakeTensorMode, is_symbolic: bool) -> None:
         self.mode, self.is_symbolic = mode, is_symbolic
-        self._kept: dict[int, tuple[torch.Tensor, FakeTensor]] = {}  # by id of the stand-in
+        self._kept: ById[torch.Tensor, FakeTensor] = ById()  # by stand-in
         self._memory: dict[int, tuple[Any, Any]] = {}  # by storage: the storage, and the storage of its fakes
 
     def run(self, call: Callable[[Any, Any, Any], Any], func: Any, args: Any, kwargs: Any) -> Any:
@@ -143,7 +144,7 @@ class FakeRuns:
         for (stand_in, fake), layout in zip(used, before, strict=False):
             if not _is_same(_layout(fake), layout) or not self._is_in_place(stand_in, fake):
                 set_layout(stand_in, self._stand_in(fake, [pair for pair in used if pair[0] is not stand_in]))
-                self._kept.pop(id(stand_in), None)
+                self._kept.pop(stand_in, None)
         if not self.is_symbolic:
             self._memory.clear()
         return self._to_stand_ins(out, used)
@@ -168,12 +169,12 @@ class FakeRuns:
 
     def fake_of(self, stand_in: torch.Tensor) -> FakeTensor:
         """A fake of the stand-in's layout; fakes share memory as their stand-ins do."""
-        kept = self._kept.get(id(stand_in))
+        kept = self._kept.get(stand_in)
         storage = stand_in.untyped_storage()
-        if kept is not None and kept[0] is stand_in and _is_same(_layout(stand_in), _layout(kept[1])):
+        if kept is not None and _is_same(_layout(stand_in), _layout(kept)):
             memories = self._memory.get(storage._cdata)
-            if memories is not None and memories[1]._cdata == kept[1].untyped_storage()._cdata:
-                return kept[1]
+            if memories is not None and memories[1]._cdata == kept.untyped_storage()._cdata:
+                return kept
         shape, stride, offset = _layout(stand_in)
         memories = self._memory.get(storage._cdata)
         if memories is None:
@@ -186,7 +187,7 @@ class FakeRuns:
             fake = new_fake_over(self.mode, memory, shape, stride, stand_in.dtype, stand_in.device, offset)
         _copy_bits(fake, stand_in)
         if self.is_symbolic:
-            self._kept[id(stand_in)] = stand_in, fake
+            self._kept[stand_in] = fake
         return fake
 
     def _to_stand_ins(self, out: Any, used: list[tuple[torch.Tensor, FakeTensor]]) -> Any:
@@ -211,7 +212,7 @@ class FakeRuns:
                 stand_in = new_stand_in_over(base, shape, stride, fake.dtype, fake.fake_device, offset)
         _copy_bits(stand_in, fake)
         if self.is_symbolic:
-            self._kept[id(stand_in)] = stand_in, fake
+            self._kept[stand_in] = fake
             storage = stand_in.untyped_storage()
             self._memory.setdefault(storage._cdata, (storage, fake.untyped_storage()))
         return stand_in

@@ -23,12 +23,12 @@ from .nested import mapped
 _silent = logging.getLogger("foregrad.closed_sizes")
 _silent.setLevel(logging.CRITICAL)
 
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def is_symbolic(value: Any) -> bool:
     """Whether a number is symbolic."""
-    return isinstance(value, _SYMBOLIC)
+    return isinstance(value, SYMBOLIC)
 
 
 def may_vary(value: int) -> bool:
@@ -42,17 +42,17 @@ def has_symbolic(value: Any) -> bool:
         return any(map(has_symbolic, value))
     if isinstance(value, dict):
         return any(map(has_symbolic, value.values()))
-    return isinstance(value, _SYMBOLIC)
+    return isinstance(value, SYMBOLIC)
 
 
 def map_symbolic(value: Any, fn: Callable[[Any], Any]) -> Any:
     """`value` with `fn` applied to every symbolic number in it, through lists, tuples and dicts."""
-    return mapped(value, _SYMBOLIC, fn)
+    return mapped(value, SYMBOLIC, fn)
 
 
 def concrete(value: Any) -> Any:
     """The plain value of a symbolic number at capture, with no guard added; any other value unchanged."""
-    return value.node.hint if isinstance(value, _SYMBOLIC) else value
+    return value.node.hint if isinstance(value, SYMBOLIC) else value
 
 
 def same_numbers(a: Sequence[Any], b: Sequence[Any]) -> bool:
@@ -61,7 +61,7 @@ def same_numbers(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 
 def _expression(number: Any) -> Any:
-    return number.node.expr if isinstance(number, _SYMBOLIC) else number
+    return number.node.expr if isinstance(number, SYMBOLIC) else number
 
 
 def is_product_of_sizes(number: Any) -> bool:
@@ -351,7 +351,7 @@ def expression_text(expression: Any, names: Mapping[Any, str], bind: Callable[[s
     """
     from torch.utils._sympy.printers import PythonPrinter
 
-    expression = expression_in(expression, names) if isinstance(expression, _SYMBOLIC) else expression
+    expression = expression_in(expression, names) if isinstance(expression, SYMBOLIC) else expression
     renamed = expression.xreplace({s: type(s)(names[s], integer=True) for s in expression.free_symbols})
     text: str = PythonPrinter().doprint(renamed)
     if type(renamed).__name__ == "Or":

@@ -12,40 +12,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from .native import native
 from .transforms import bottom_of
 
-__all__ = [
-    "allow_writes",
-    "allows_writes",
-    "as_dtype",
-    "base_of",
-    "copy_creation_meta",
-    "exchange",
-    "gradient_of",
-    "history_of",
-    "is_inside_transform",
-    "is_mark",
-    "is_marked",
-    "is_no_grad_view",
-    "is_number",
-    "is_symbolic_zero",
-    "is_traceable_wrapper_subclass",
-    "is_usable",
-    "is_view",
-    "is_wrapper_subclass",
-    "kind_of",
-    "leads_to",
-    "leads_to_base",
-    "numbers_of_view",
-    "of_other_mode",
-    "set_version",
-    "share_counters",
-    "share_memory",
-    "storage_key",
-    "version_of",
-    "version_unseen",
-    "view_again",
-    "whole_memory",
-    "without_marks",
-]
+__all__ = ["is_traceable_wrapper_subclass"]  # handed on
 
 
 _C: Any = torch._C

@@ -15,6 +15,7 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import UnsupportedOpError, UnsupportedSideEffectError
+from ..identity import ById
 from ..locks import Bind
 from .dispatch import plain_execution
 from .nested import tensors_in
@@ -133,12 +134,12 @@ def _planless(function: Any, read: Read) -> tuple[Any, tuple[torch.Tensor, ...],
     with plain_execution():  # these passes compare and compute constants
         graph = _inlined(function)
         torch._C._jit_pass_constant_propagation(graph)
-    tensors: dict[int, tuple[torch.Tensor, Any]] = {}  # each with its input in the graph
+    tensors: ById[torch.Tensor, Any] = ById()  # each with its input in the graph
 
     def stand_in(tensor: torch.Tensor) -> Any:
-        if id(tensor) not in tensors:
-            tensors[id(tensor)] = tensor, graph.addInput("tensor_of_module")
-        return tensors[id(tensor)][1]
+        if tensor not in tensors:
+            tensors[tensor] = graph.addInput("tensor_of_module")
+        return tensors[tensor]
 
     owners = {next(graph.inputs()).debugName(): function.owner} if _is_method(function) else {}
     for node in list(_nodes(graph)):
@@ -172,7 +173,7 @@ def _planless(function: Any, read: Read) -> tuple[Any, tuple[torch.Tensor, ...],
         if node.kind() == "prim::Constant" and tensors_in(value := node.output().toIValue()):
             node.output().replaceAllUsesWith(_in_place_of(node, graph, value, constant))
     copy = torch._C._create_function_from_graph("without_plan", graph)
-    return copy, tuple(tensor for tensor, _ in tensors.values()), tuple(constants)
+    return copy, tuple(tensors), tuple(constants)
 
 
 def _number_as_tensor(node: Any, graph: Any) -> Any:
@@ -237,14 +238,14 @@ def _check_made(node: Any) -> None:
         )
 
 
-def _check_written(node: Any, owners: dict[str, Any], tensors: dict[int, tuple[torch.Tensor, Any]]) -> None:
+def _check_written(node: Any, owners: dict[str, Any], tensors: ById[torch.Tensor, Any]) -> None:
     """Raise `UnsupportedSideEffectError` unless an attribute is set to its present tensor, as by `self.count += 1`."""
     owner_value, value = node.inputs()
     current = getattr(owners.get(owner_value.debugName()), node.s("name"), None)
     made_by = value.node()
     if isinstance(current, torch.Tensor) and made_by.kind().startswith("aten::") and made_by.kind().endswith("_"):
         written = next(made_by.inputs()).debugName()
-        if id(current) in tensors and tensors[id(current)][1].debugName() == written:
+        if current in tensors and tensors[current].debugName() == written:
             return
     raise UnsupportedSideEffectError(
         f"a scripted module sets its attribute `{node.s('name')}`, which a compiled call would not do again. Return "

@@ -13,6 +13,7 @@ import torch
 
 from ..errors import ArtifactError
 from ..graph.signature import BaseOf, MemoryOf
+from ..identity import ById
 from ..serialize.values import checked
 from .capture import Exporter
 from .container import Contents, opened, pack, reading, refusing, write_file
@@ -148,12 +149,12 @@ class _Constants:
 
     def __init__(self) -> None:
         self.entries: list[StateEntry] = []
-        self._names: dict[int, str] = {}
+        self._names: ById[torch.Tensor, str] = ById()
 
     def __call__(self, tensor: torch.Tensor) -> str:
-        name = self._names.get(id(tensor))
+        name = self._names.get(tensor)
         if name is None:
-            name = self._names[id(tensor)] = f"constant.{len(self.entries)}"
+            name = self._names[tensor] = f"constant.{len(self.entries)}"
             self.entries.append(StateEntry(name, "constant", tensor))
         return name
 

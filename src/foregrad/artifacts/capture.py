@@ -26,6 +26,7 @@ from ..graph.partitioned import Partitioned
 from ..graph.signature import BaseOf, InputInfo, MemoryOf, PartOf, Signature, WrapperOutput
 from ..graph.slots import Buffer, Param
 from ..graph.tangents import ABSENT, VARIABLE, BackwardCase
+from ..identity import ById, IdSet
 from ..interrupts import held
 from ..passes.keep import also_saved, results_read
 from ..subclasses.spec import is_wrapper
@@ -59,13 +60,13 @@ class Exporter:
         self.closed_over = closed_over
         self.pipeline: Pipeline = pipeline_for(backend="nop", partition="default", decompositions=decompositions)
         self.entries: dict[str, StateEntry] = {}
-        self.names: dict[int, str] = {}  # of tensors, by id
+        self.names: ById[torch.Tensor, str] = ById()
         if self.module is not None:
             self._note_module(self.module)
 
     def _note_module(self, module: torch.nn.Module) -> None:
         """Add all parameters and buffers, used or not: the `state_dict` must be whole."""
-        aliases: dict[int, list[str]] = {}
+        aliases: ById[torch.Tensor, list[str]] = ById()
         temporary = {
             f"{prefix}.{name}" if prefix else name
             for prefix, part in module.named_modules()
@@ -78,8 +79,8 @@ class Exporter:
         for name, kind, tensor in tensors:
             if is_wrapper(tensor):  # tensors in it are added when they are used
                 continue
-            aliases.setdefault(id(tensor), []).append(name)
-            if len(aliases[id(tensor)]) == 1:
+            aliases.setdefault(tensor, []).append(name)
+            if len(aliases[tensor]) == 1:
                 kind = "temporary buffer" if name in temporary else kind
                 self._add(name, kind, tensor)
         for names in aliases.values():
@@ -94,7 +95,7 @@ class Exporter:
                 'pass closed_over="inputs"'
             )
         self.entries[name] = StateEntry(name, kind, tensor, tensor.requires_grad)
-        self.names[id(tensor)] = name
+        self.names[tensor] = name
         return name
 
     # ---------------------------------------------------------------- one specialization
@@ -151,11 +152,11 @@ class Exporter:
 
     def _program(self, captured: Captured, derivatives: int, call: FlatCall) -> tuple[Program, list[Any]]:
         joint = captured.joint
-        arguments = {id(leaf) for leaf in call.leaves if isinstance(leaf, torch.Tensor)}
+        arguments = IdSet(leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor))
         sources: list[Any] = []
         for number, info in enumerate(joint.signature.inputs):
             tensor = captured.tensors[number]
-            if info.argument is None and tensor is not None and id(tensor) in arguments:
+            if info.argument is None and tensor is not None and tensor in arguments:
                 raise ArtifactError(f"the argument {info.slot} is also a tensor that the function reaches by itself")
             sources.append(None if info.argument is not None else self._source(info, tensor))
         infos = tuple(
@@ -202,7 +203,7 @@ class Exporter:
             return Stored(self._part(info, tensor))
         if not isinstance(info.source, Source) or tensor is None:
             raise ArtifactError(f"`{self.name}` reaches {info.slot} in a way that an artifact can't repeat")
-        name = self.names.get(id(tensor))
+        name = self.names.get(tensor)
         if name is not None:
             return Stored(name)
         base_name = str(info.slot).partition(" ")[2] or str(info.slot)

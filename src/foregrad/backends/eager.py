@@ -30,7 +30,7 @@ from typing import Any, Protocol, cast
 import torch
 
 from .._torch.codegen import OpOverload, return_kinds
-from ..graph.layout import as_captured
+from ..graph.meta import as_captured
 from ..graph.role import LAID_OUT, role_of
 from ..graph.source import Names, compile_source, unpacked
 from ..passes.regions import called_region, outlined

@@ -24,7 +24,7 @@ from .._torch.codegen import OpOverload
 from .._torch.ops import overloads_of
 from ..graph.meta import TensorSpec, spec_of
 from ..passes.aliasing import makes_memory, memory_of
-from ..passes.updates import Updates, by_memory, may_be_scheduled, scheduled
+from ..passes.mutations import Updates, by_memory, may_be_scheduled, scheduled
 from ..tracing.tape.opinfo import op_info
 from .calls import has_many_outputs
 

@@ -20,9 +20,9 @@ from .._torch.symbols import same_numbers
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.role import LAID_OUT
 from ..passes.aliasing import makes_memory, memory_of, tensors_in
+from ..passes.mutations import by_memory
 from ..passes.regions import called_region, is_random, is_random_region, piece
 from ..passes.repeats import is_view
-from ..passes.updates import by_memory
 from .boxed import as_boxed
 from .eager import eager_compiler
 from .results import Contract, Result, promised

@@ -18,6 +18,7 @@ from .._torch.symbols import SymbolTable, is_symbolic
 from ..graph.joint import JointGraph
 from ..graph.meta import NodeMeta, spec_of
 from ..graph.role import PREPARED
+from ..identity import ById
 from ..partitioners.budget import Outcome
 from ..partitioners.uniform import Proof
 from ..serialize.graphs import first_sequence_nr, graph_from, graph_to
@@ -65,12 +66,12 @@ def _table_of(joint: JointGraph) -> SymbolTable | None:
 
 
 def _namer(constants: Mapping[str, torch.Tensor]) -> Callable[[Any], str]:
-    names = {id(tensor): name for name, tensor in constants.items()}
+    names = ById((tensor, name) for name, tensor in constants.items())
 
     def name_of(tensor: Any) -> str:
-        if id(tensor) not in names:
+        if tensor not in names:
             raise UndescribedError("a constant that a pass made")
-        return names[id(tensor)]
+        return names[tensor]
 
     return name_of
 

@@ -18,25 +18,31 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import hashlib
+import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+import platform
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import fx
 
-from .._torch.expressions import expression_from, expression_to
+from .._torch.expressions import expression_from, expression_to, table_to
+from .._torch.nested import leaves
+from .._torch.settings import settings
 from .._torch.symbols import ClosedSizesError
 from ..config import Config
+from ..frontend.call import FlatCall
+from ..frontend.reads import Reads
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.role import GraphRole
 from ..serialize.values import checked
 from .describe import UndescribedError, describe, digest
-from .environment import devices, process, settings_that_matter
-from .guards import described_sizes
 from .halves import constants_of, data_of, flags_of, halves_from, halves_to, symbols_of
 from .store import Store, default_folder
 
@@ -121,7 +127,8 @@ class Keeper:
 
     def _key(self, kind: str, joint: JointGraph, module: fx.GraphModule, more: Any) -> str:
         graph = data_of(module, _origins if self.reads_origins else flags_of)
-        used = {spec.device for node in module.graph.nodes for spec in _specs(spec_of(node))}
+        specs = (spec for node in module.graph.nodes for spec in leaves(spec_of(node)))
+        used = {spec.device for spec in specs if isinstance(spec, TensorSpec)}
         constants = {name: _digest_of(value) for name, value in constants_of(module).items()}
         circumstances = [process(), describe(settings_that_matter(), lenient=True), devices(used)]
         sizes = described_sizes(joint, at_capture=self.reads_origins)  # budgets and policies depend on them
@@ -190,12 +197,6 @@ def _origins(node: fx.Node) -> dict[str, Any]:
     return origins
 
 
-def _specs(spec: Any) -> Sequence[TensorSpec]:
-    if isinstance(spec, TensorSpec):
-        return (spec,)
-    return [part for item in spec for part in _specs(item)] if isinstance(spec, (tuple, list)) else ()
-
-
 def _digest_of(tensor: torch.Tensor) -> str:
     """A digest of a constant's numbers; its layout is in the graph's data."""
     plain = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
@@ -211,3 +212,113 @@ def _about(joint: JointGraph, what: str, modules: Sequence[fx.GraphModule]) -> d
     nodes = [len(module.graph.nodes) for module in modules]
     versions = {"foregrad": environment["foregrad"], "torch": environment["torch"][0]}
     return {"name": joint.name, "what": what, "nodes": nodes, **versions}
+
+
+# -------------------------------------------------------------------- environment
+# The environment that results depend on: versions, sources, the processor, the settings in force.
+
+
+_OF_NO_MATTER = ("PrinterOptions.", "warnAlways", "recursion limit", "numpy.seterr")
+
+
+@functools.cache
+def process() -> dict[str, Any]:
+    """Versions, and a digest of foregrad's sources, which may change under one version."""
+    package = sys.modules[__name__.partition(".")[0]]
+    return {
+        "foregrad": str(getattr(package, "__version__", "")),
+        "sources": _digest_of_sources(os.path.dirname(os.path.abspath(str(package.__file__)))),
+        "torch": [str(torch.__version__), str(torch.version.git_version)],
+        "python": [platform.python_implementation(), platform.python_version()],
+        "machine": [sys.platform, platform.machine(), torch.backends.cpu.get_cpu_capability()],
+    }
+
+
+def _digest_of_sources(folder: str) -> str:
+    """A digest of the names and contents of the Python files under a folder."""
+    sha256 = hashlib.sha256()
+    for place, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            if name.endswith(".py"):
+                path = os.path.join(place, name)
+                with open(path, "rb") as file:
+                    content = file.read()
+                sha256.update(f"{os.path.relpath(path, folder)}\0{len(content)}\0".encode() + content)
+    return sha256.hexdigest()
+
+
+def devices(used: Iterable[torch.device]) -> list[Any]:
+    """The devices of a graph, accelerators with their names: kernels and plans differ from one to another."""
+    described = []
+    for device in sorted(set(used), key=str):
+        name = ""
+        if device.type == "cuda":
+            name = f"{torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
+        described.append([str(device), name])
+    return described
+
+
+def settings_that_matter() -> dict[str, Any]:
+    """The settings of the thread and of PyTorch that captures, partitions and compilations depend on."""
+    return {name: value for name, value in settings().items() if not name.startswith(_OF_NO_MATTER)}
+
+
+# -------------------------------------------------------------------- guards
+# The guards of a capture as JSON: on arguments, on state that was read, on sizes, on settings.
+
+
+def described_guards(call: FlatCall, reads: Reads, facts: Any) -> dict[str, Any]:
+    """The guards of a captured call that mean something in another process.
+
+    Guards also cover all globals that some code names, an identifier of this session in some library among them. These
+    are left out: their influence on the graph is in the graph.
+    """
+    leaves = [
+        [path, first, _leaf(leaf, is_open=index in call.numbers)]
+        for index, (path, first, leaf) in enumerate(zip(call.paths, call.first_of, call.leaves, strict=True))
+    ]
+    return {
+        "call": leaves,
+        "tree": describe(call.tree, lenient=True),
+        "dynamic": describe(dict(call.dynamic), lenient=True),
+        "state": sorted(filter(None, map(_state, reads.places.values())), key=json.dumps),
+        "facts": describe(tuple(facts), lenient=True),
+    }
+
+
+def _leaf(leaf: Any, *, is_open: bool) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return None
+    if is_open and type(leaf) is int:
+        return ["any", "int"]  # a symbol, whose conditions are in the key
+    return describe(leaf, lenient=True)
+
+
+def _state(place: Any) -> Any:
+    """Plain values in a closure, in defaults and in attributes of objects and modules."""
+    if place.kind != "object" and place.owner is None:
+        return None
+    items = [
+        [place.path(key), describe(expected.value, lenient=True)]
+        for key, expected in place.items.items()
+        if expected.kind == "equal"
+    ]
+    return sorted(items, key=json.dumps)
+
+
+def described_sizes(joint: JointGraph, *, at_capture: bool) -> Any:
+    """The symbols of a graph's sizes with their conditions; None without symbols.
+
+    `at_capture`: also their values at capture.
+    """
+    if joint.symbols is None:
+        return None
+    try:
+        table = table_to(joint.symbols, floats=True)
+    except ValueError as error:
+        raise UndescribedError(str(error)) from None
+    if not at_capture:
+        for symbol in table["symbols"]:
+            del symbol["hint"]
+    return table

@@ -1,21 +1,19 @@
-"""The command `foregrad`: argparse over plain functions, one file a command."""
+"""The command `foregrad`: argparse over plain functions."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
 
 import foregrad
-from foregrad.cli.bench import add_bench
 from foregrad.cli.cache import add_cache
-from foregrad.cli.demo import add_demo
-from foregrad.cli.doctor import add_doctor
-from foregrad.cli.explain import add_explain
+from foregrad.cli.doctor import add_build_native, add_doctor
 from foregrad.cli.inspect import add_inspect
-from foregrad.cli.native import add_build_native
-from foregrad.cli.target import TargetError
-from foregrad.cli.verify import add_verify
+from foregrad.cli.target import TargetError, add_bench, add_explain, add_verify
 from foregrad.errors import ForegradError
 
 __all__ = ["main"]
@@ -53,3 +51,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return 130  # what a shell gives for a command ended by Ctrl-C
+
+
+# -------------------------------------------------------------------- demo
+# `foregrad demo`: the program in `examples/demo`, which a wheel carries too.
+
+
+def add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Describe the command; the demo reads its own options."""
+    parser = commands.add_parser(
+        "demo", add_help=False, help="train a small GPT, eager and compiled side by side, and compare them bit by bit"
+    )
+    parser.set_defaults(run=lambda options: demo_package().main(options.rest), takes_rest=True)
+
+
+def demo_package() -> ModuleType:
+    """The demo as a package: from a wheel's copy, or else from the checkout that foregrad is run from."""
+    package = Path(foregrad.__file__).parent
+    folders = [parent / "examples" / "demo" for parent in (package, package.parents[1])]
+    folder = next(folder for folder in folders if folder.is_dir())
+    if "foregrad_demo" not in sys.modules:
+        spec = importlib.util.spec_from_file_location("foregrad_demo", folder / "__init__.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules["foregrad_demo"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules["foregrad_demo"]

@@ -1,14 +1,22 @@
-"""`FILE.py:NAME`: a function or module of a file, and its arguments."""
+"""`FILE.py:NAME`: a function or module of a file with its arguments, and the commands that take one."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import inspect
+import statistics
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import foregrad
+from foregrad.cli.screen import add_json, choose_screen, print_json
+from foregrad.explanation.measure import step_of
+from foregrad.explanation.subject import subject_of
 
 _INPUTS = "example_inputs"
 
@@ -88,3 +96,134 @@ def _attribute(module: Any, name: str, file: str) -> Any:
         except AttributeError:
             raise TargetError(f"{file} has no `{name}`") from None
     return value
+
+
+# -------------------------------------------------------------------- verify
+# `foregrad verify FILE.py:NAME`: compiled against eager, stage by stage.
+
+
+def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Describe the command and its options."""
+    parser = commands.add_parser(
+        "verify",
+        help="compare a compiled function with eager, and name the first operator that is wrong",
+        description="Runs a function or module eagerly and compiled, on copies, and compares values, gradients, "
+        "strides and aliasing, stage by stage. Of what is wrong it names the first operator and writes a program that "
+        "shows it. Exit status: 0 equal or rounding, 1 wrong, 2 no such target, 3 it can't be compiled.",
+        epilog="example: foregrad verify model.py:net --inputs batch --order 2",
+    )
+    add_target(parser)
+    parser.add_argument("--order", type=int, default=1, help="how many times to differentiate (default: 1)")
+    parser.add_argument("--partition", help="as for foregrad.compile")
+    parser.add_argument("--folder", help="where to write the program (default: a new folder for temporary files)")
+    add_json(parser)
+    parser.set_defaults(run=run_verify)
+
+
+def run_verify(options: argparse.Namespace) -> int:
+    """Run the command; 0 when nothing is wrong."""
+    function, args, kwargs = load_target(options)
+    result = foregrad.verify(
+        function,
+        *args,
+        order=options.order,
+        backend=options.backend,
+        partition=options.partition,
+        folder=options.folder,
+        **kwargs,
+    )
+    print_json(result.to_json()) if options.json else print(result)
+    return 0 if result.ok else 1
+
+
+# -------------------------------------------------------------------- explain
+# `foregrad explain FILE.py:NAME`: what compiling does to a function, and what it costs.
+
+
+def add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Describe the command and its options."""
+    parser = commands.add_parser(
+        "explain",
+        help="what compiling does to a function: memory, time, guards, what runs eagerly and why, advice",
+        description="Compiles a function or module, measures a call, and reports. Exit status: 0, "
+        "2 no such target, 3 it can't be compiled.",
+        epilog="example: foregrad explain model.py:net --html report.html",
+    )
+    add_target(parser)
+    parser.add_argument("--partition", help="as for foregrad.compile")
+    parser.add_argument("--html", metavar="FILE", help="write the report as one HTML file")
+    add_json(parser)
+    parser.set_defaults(run=run_explain)
+
+
+def run_explain(options: argparse.Namespace) -> int:
+    """Run the command."""
+    function, args, kwargs = load_target(options)
+    report = foregrad.explain(function, *args, backend=options.backend, partition=options.partition, **kwargs)
+    if options.json:
+        print(report.to_json(indent=2))
+    else:
+        report.show()
+    if options.html:
+        print(f"the report is in {report.save(options.html)}", file=sys.stderr if options.json else sys.stdout)
+    return 0
+
+
+# -------------------------------------------------------------------- bench
+# `foregrad bench FILE.py:NAME`: a step, forward and backward, eager and compiled, in turn.
+
+
+def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Describe the command and its options."""
+    parser = commands.add_parser(
+        "bench",
+        help="time a step of a function, eager and compiled, in turn",
+        description="Times calls with their backward, eager and compiled by each backend, in turn; the backward starts "
+        "from ones for all outputs. Exit status: 0, 2 no such target, 3 it can't be compiled.",
+        epilog="example: foregrad bench model.py:net --backend eager,inductor --steps 50",
+    )
+    add_target(parser)
+    parser.add_argument("--steps", type=int, default=20, help="steps of each (default: 20)")
+    add_json(parser)
+    parser.set_defaults(run=run_bench)
+
+
+def run_bench(options: argparse.Namespace) -> int:
+    """Run the command."""
+    target = load_target(options)
+    steps = {"pytorch": _step(target, None)}
+    steps |= {f"foregrad, {name}": _step(target, name) for name in options.backend.split(",")}
+    screen = choose_screen(plain=False, out=sys.stderr)
+    first: dict[str, float] = {}
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    with screen.progress("steps", (options.steps + 1) * len(steps)) as advance:
+        done = 0
+        for number in range(options.steps + 1):
+            for name, step in steps.items():
+                begin = time.perf_counter()
+                step()
+                took = time.perf_counter() - begin
+                times[name].append(took) if number else first.setdefault(name, took)
+                done += 1
+                advance(done, name)
+    median = {name: statistics.median(seconds) for name, seconds in times.items()}
+    base = median["pytorch"]
+    results: list[dict[str, Any]] = [
+        {"name": name, "first_s": first[name], "median_s": median[name], "ratio": median[name] / base} for name in steps
+    ]
+    if options.json:
+        print_json(results)
+        return 0
+    rows = [
+        (one["name"], f"{one['first_s']:.2f} s", f"{one['median_s'] * 1e3:.2f} ms", f"{one['ratio']:.2f}")
+        for one in results
+    ]
+    choose_screen(plain=False).table(f"{options.steps} steps of each", ("", "first", "median", "ratio"), rows)
+    return 0
+
+
+def _step(target: Target, backend: str | None) -> Callable[[], None]:
+    """One call with its backward, on copies of the function and its arguments."""
+    subject = subject_of(target.function, target.args, target.kwargs)
+    call = subject.function if backend is None else foregrad.compile(subject.function, backend=backend)
+    return step_of(functools.partial(call, *subject.args, **subject.kwargs), subject.forget_gradients)

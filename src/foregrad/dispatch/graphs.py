@@ -17,6 +17,7 @@ from ..config import Config
 from ..errors import UnsupportedDataDependentError
 from ..graph.console import CONSOLE
 from ..graph.source import source_of
+from ..identity import ById
 from ..locks import make_lock
 from ..runtime.node import NodeSource
 from .explain import Difference, decided
@@ -60,7 +61,7 @@ class Graphs:
         self.calls: tuple[Call, ...] = ()
         self._order = make_lock()  # held to set `calls`, never while anything runs
         self._history: list[_Record] = []
-        self._noticing: dict[int, Call] = {}  # by the id of a graph's function: its `_Noticing`
+        self._noticing: ById[Call, Call] = ById()  # by a graph's function: its `_Noticing`
 
     def to_front(self, call: Call) -> None:
         if self._order.acquire(blocking=False):  # if another thread reorders now, its order is as good
@@ -77,13 +78,13 @@ class Graphs:
         self._history.append(record)
         noticing = _Noticing(call, record, weakref.ref(self))
         with self._order:
-            self._noticing[id(call)] = noticing
+            self._noticing[call] = noticing
             self.calls = (noticing, *self.calls)
 
     def noticed(self, noticing: _Noticing) -> None:
         """Replace the function that waited for a graph's second call by the graph's own."""
         with self._order:
-            self._noticing.pop(id(noticing.call), None)
+            self._noticing.pop(noticing.call, None)
             if noticing in self.calls:
                 self.calls = (noticing.call, *(c for c in self.calls if c is not noticing))
 
@@ -101,7 +102,7 @@ class Graphs:
         with self._order:
             if specialization in self.specializations:
                 self.specializations.remove(specialization)
-            noticing = self._noticing.pop(id(call), None)
+            noticing = self._noticing.pop(call, None)
             self.calls = tuple(c for c in self.calls if c is not call and c is not noticing)
 
     def drop_dead(self) -> None:
@@ -181,23 +182,19 @@ def _says_values(specializations: Sequence[Specialization]) -> bool:
     return len(_ways(saying)) > 1
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Specialization:
     """One compiled graph with its guards: `call(args, kwargs)` returns the result, or `MISS`."""
 
-    def __init__(
-        self,
-        call: Callable[..., Any],
-        node: NodeSource | None,
-        product: Product,
-        watch: Watch,
-        guards: GuardList,
-    ) -> None:
-        self.call = call
-        self.node = node
-        self.product = product
-        self.watch = watch
-        self.guards = guards
-        self.decides = bool(product.captured.joint.signature.decisions)
+    call: Callable[..., Any]
+    node: NodeSource | None
+    product: Product
+    watch: Watch
+    guards: GuardList
+
+    @property
+    def decides(self) -> bool:
+        return bool(self.product.captured.joint.signature.decisions)
 
     def difference(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Difference:
         """The reason why the graph is not right for a call with these arguments, made now."""

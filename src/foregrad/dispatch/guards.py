@@ -15,7 +15,7 @@ from .._torch import engine
 from .._torch import guards as torch_guards
 from .._torch.guards import TensorGuards, global_state
 from .._torch.native import make_tensor_check
-from .._torch.pytree import registered_functions
+from .._torch.nested import registered_functions
 from .._torch.symbols import is_symbolic
 from .._torch.tensors import share_memory
 from ..frontend.call import FlatCall

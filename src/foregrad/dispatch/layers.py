@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from .._torch.engine import forward_ad
 from .._torch.transforms import Level
 from ..errors import ForegradWarning
 from ..frontend.tree import Tree, flatten
+from ..identity import ById, IdSet
 
 Function = Callable[..., Any]
 
@@ -87,7 +88,7 @@ def _vmapped(function: Function, dims: tuple[int | None, ...], size: int, random
                 value if dim is None else transforms.add_batch(value, dim, number)
                 for value, dim in zip(values, dims, strict=True)
             ]
-            given = {id(item): pair for item, *pair in zip(batched, values, dims, strict=True)}
+            given = ById((item, pair) for item, *pair in zip(batched, values, dims, strict=True))
             pairs, tree = _lowered(function(*batched), given, lambda leaf: transforms.of_batch(leaf, number))
         return tree.unflatten([leaf for leaf, _ in pairs]), tuple(dim for _, dim in pairs)
 
@@ -173,7 +174,7 @@ def _pushed(function: Function, mask: tuple[bool, ...], in_transform: bool) -> F
             duals = [
                 forward_ad.make_dual(p, next(tangents)) if has else p for p, has in zip(primals, mask, strict=True)
             ]
-            given = {id(dual): (primal, None) for dual, primal in zip(duals, primals, strict=True)}
+            given = ById((dual, (primal, None)) for dual, primal in zip(duals, primals, strict=True))
             pairs, tree = _lowered(function(*duals), given, split)
         return tree.unflatten([leaf for leaf, _ in pairs]), tuple(tangent for _, tangent in pairs)
 
@@ -216,13 +217,13 @@ def _forward(ctx: Any, call: _Recorded, *values: torch.Tensor) -> tuple[torch.Te
     # A Function's forward runs with gradients off, which is right for this level alone.
     with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), call.level.below():
         leaves, call.tree = flatten(call.layered(*lower))
-    inputs_by_id = _by_identity(lower, values)
+    inputs = ById(zip(lower, values, strict=True))  # as the caller passed them: some results are inputs
     results = []
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor):
             call.leaves.append(leaf)
-        elif id(leaf) in inputs_by_id:
-            call.leaves.append(inputs_by_id[id(leaf)])
+        elif leaf in inputs:
+            call.leaves.append(inputs[leaf])
         else:
             call.leaves.append(call)
             results.append(transforms.wrapped(leaf, number))
@@ -259,12 +260,8 @@ def _pulled(function: Function, needs_input_grad: tuple[bool, ...], has_tangent:
         def results(*variables: torch.Tensor) -> tuple[torch.Tensor, ...]:
             left = iter(variables)
             full = [next(left) if has else value for value, has in zip(values, needs_input_grad, strict=True)]
-            inputs_by_id = _by_identity(full, full)
-            tensors = [
-                leaf
-                for leaf in flatten(function(*full))[0]
-                if isinstance(leaf, torch.Tensor) and id(leaf) not in inputs_by_id
-            ]
+            inputs, leaves = IdSet(full), flatten(function(*full))[0]
+            tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf not in inputs]
             return tuple(tensor for tensor, has in zip(tensors, has_tangent, strict=True) if has)
 
         variables = [value for value, has in zip(values, needs_input_grad, strict=True) if has]
@@ -276,36 +273,27 @@ def _pulled(function: Function, needs_input_grad: tuple[bool, ...], has_tangent:
 # -------------------------------------------------------------------- all of them
 
 
-def _by_identity(keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Inputs as the caller passed them, by the ids of the tensors that were handed on: for results that are inputs."""
-    return {id(key): value for key, value in zip(keys, values, strict=True)}
-
-
 def _lifted(
     out: Any, lower: Sequence[Any], values: Sequence[Any], lift: Callable[..., torch.Tensor], *beside: Sequence[Any]
 ) -> Any:
     """Results one level up: inputs as the caller passed them, other tensors by `lift(leaf, what is beside it)`."""
-    inputs_by_id = _by_identity(lower, values)
+    inputs = ById(zip(lower, values, strict=True))
     leaves, tree = flatten(out)
     return tree.unflatten(
         [
-            inputs_by_id[id(leaf)]
-            if id(leaf) in inputs_by_id
-            else lift(leaf, *more)
-            if isinstance(leaf, torch.Tensor)
-            else leaf
+            inputs[leaf] if leaf in inputs else lift(leaf, *more) if isinstance(leaf, torch.Tensor) else leaf
             for leaf, *more in zip(leaves, *beside, strict=True)
         ]
     )
 
 
-def _lowered(out: Any, given: Mapping[int, Any], split: Callable[[torch.Tensor], Any]) -> tuple[list[Any], Tree]:
+def _lowered(out: Any, given: ById[Any, Any], split: Callable[[torch.Tensor], Any]) -> tuple[list[Any], Tree]:
     """(for each leaf of a result what it is one level down, and what the level adds; the structure). `given`: the pairs
-    of inputs, by id.
+    of inputs.
     """
     leaves, tree = flatten(out)
     pairs = [
-        given[id(leaf)] if id(leaf) in given else split(leaf) if isinstance(leaf, torch.Tensor) else (leaf, None)
+        given[leaf] if leaf in given else split(leaf) if isinstance(leaf, torch.Tensor) else (leaf, None)
         for leaf in leaves
     ]
     return pairs, tree

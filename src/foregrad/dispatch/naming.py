@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import Iterator
 
-from .._torch.structured import trace_artifact
+from .._torch.graphs import trace_artifact
 from ..graph.joint import JointGraph
 from ..partitioners.report import Parts
 

@@ -334,7 +334,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _guards(call: FlatCall, captured: Captured) -> Any:
-    from ..cache.guards import described_guards  # late: see `build`
+    from ..cache.keeper import described_guards  # late: see `build`
 
     return described_guards(call, captured.reads, captured.facts)
 

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from ..errors import ForegradError, ForegradWarning
+from ..identity import ById
 from .explain import EagerCalls
 
 _log = logging.getLogger("foregrad.eager")
@@ -66,7 +67,7 @@ class Refusals:
         self.always: EagerCalls | None = None  # counts every call that fits no graph, once no kind is tried
         self.entries: list[EagerCalls] = []
         self.once = once or Once()
-        self._growing: dict[int, _Growing] = {}  # by the id of an entry
+        self._growing: ById[EagerCalls, _Growing] = ById()
         self._tries = 0
         self._module = getattr(function, "__self__", None)
 
@@ -85,13 +86,13 @@ class Refusals:
 
     def _has_grown(self, entry: EagerCalls) -> bool:
         """Whether a container that grew in such calls has stopped growing, so that they are tried again."""
-        growing = self._growing.get(id(entry))
+        growing = self._growing.get(entry)
         if growing is None:
             return False
         now = len(growing.container)
         is_full, growing.length = now == growing.length, now
         if is_full:
-            del self._growing[id(entry)]
+            del self._growing[entry]
             self.by_kind = {kind: other for kind, other in self.by_kind.items() if other is not entry}
         return is_full
 
@@ -101,7 +102,7 @@ class Refusals:
         container = getattr(error, "container", None)
         if container is not None and self._tries < _MOST_TRIES:
             self._tries += 1
-            self._growing[id(entry)] = _Growing(container, len(container))
+            self._growing[entry] = _Growing(container, len(container))
         self.by_kind[self.kind(args, kwargs)] = entry
         if len(self.by_kind) > _MOST_KINDS:
             self.always = entry

@@ -13,7 +13,7 @@ from ..frontend.call import FlatCall
 from ..graph.source import Names, compile_source
 from ..phases import compiling, phase
 from ..runtime.render import render_run
-from ..tracing.tape.again import NumberVaries
+from ..tracing.tape.tape import NumberVaries
 from ..tracing.values.draws import DrawsDiffer
 from .graphs import Specialization
 from .guards import CallGuards

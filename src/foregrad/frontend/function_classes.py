@@ -16,6 +16,7 @@ import torch
 from .._torch.function_classes import FunctionClasses, as_class, is_function_class, plain_alias
 from .._torch.patches import classes_of_capture
 from ..errors import UnsupportedSideEffectError, UnsupportedTensorError
+from ..identity import ById
 from ..locks import bound
 from .tree import LEAF, Tree, open_container
 
@@ -63,7 +64,7 @@ def _has(value: Any) -> bool:
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter, int, float, str, bool, type(None)}
 _calls = threading.local()
-"""`originals`: by id of what this call was given instead, tensors of classes, and containers with such in them."""
+"""`originals`: by what this call was given instead, tensors of classes, and containers with such in them."""
 
 
 class _Copies:
@@ -72,15 +73,15 @@ class _Copies:
     def __init__(self, replace: Callable[[Any], Any]) -> None:
         self.replace = replace  # of a tensor, or `Taken`
         self.made: list[tuple[Any, Any, list[Any]]] = []  # a container, its copy, and the items of that
-        self._known: dict[int, Any] = {}
+        self._known: ById[Any, Any] = ById()
 
     def of(self, value: Any) -> Any:
         """A value with others in it; the very same where there is none to be replaced."""
         cls = type(value)
         if cls in _PLAIN or cls is Taken or isinstance(value, torch.Tensor):
             return self.replace(value)
-        if id(value) in self._known:
-            return self._known[id(value)]
+        if value in self._known:
+            return self._known[value]
         opened = open_container(value)
         if opened is None:
             return value
@@ -91,13 +92,13 @@ class _Copies:
         copy = Tree(kind, cls, context, (LEAF,) * len(new), len(new)).unflatten(list(new))
         if kind not in _BY_VALUE:
             self.made.append((value, copy, new))
-            self._known[id(value)] = copy
+            self._known[value] = copy
         return copy
 
     def back(self, replace: Callable[[Any], Any]) -> _Copies:
         """Put the containers in the place of their copies, in what was made of the copies."""
         back = _Copies(replace)
-        back._known = {id(copy): value for value, copy, _ in self.made}
+        back._known = ById((copy, value) for value, copy, _ in self.made)
         return back
 
     def check(self, name: str) -> None:
@@ -130,7 +131,7 @@ class OfClasses(functools.partial):  # type: ignore[type-arg]
         if classes is None:  # it runs eagerly, on what the caller gave
             originals = _calls.originals
             tensors, containers = originals
-            copies = _Copies(lambda value: tensors[id(value.tensor)] if type(value) is Taken else value)
+            copies = _Copies(lambda value: tensors[value.tensor] if type(value) is Taken else value)
             copies._known = containers
             args, kwargs = copies.of((args, kwargs))
             return self.func(*args, **kwargs)
@@ -142,25 +143,25 @@ class OfClasses(functools.partial):  # type: ignore[type-arg]
 
     def called(self, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """A call of the function by what was compiled of this form of it."""
-        aliases: dict[int, torch.Tensor] = {}
-        originals: dict[int, Any] = {}
+        aliases: ById[Any, torch.Tensor] = ById()
+        originals: ById[torch.Tensor, Any] = ById()
 
         def take(value: Any) -> Any:
             if type(value) in _PLAIN or not isinstance(value, torch.Tensor) or not is_function_class(type(value)):
                 return value
-            alias = aliases.get(id(value))
+            alias = aliases.get(value)
             if alias is None:
                 alias = plain_alias(value)
                 if alias is None:
                     raise UnsupportedTensorError(f"a {type(value).__qualname__} has gradients in inference mode.")
-                aliases[id(value)] = alias
-                originals[id(alias)] = value
+                aliases[value] = alias
+                originals[alias] = value
             return Taken(type(value), alias, value.__dict__)
 
         def give(value: Any) -> Any:
             if type(value) is not Taken:
                 return value
-            original = originals.get(id(value.tensor))
+            original = originals.get(value.tensor)
             return as_class(value.tensor, value.cls, value.attributes) if original is None else original
 
         copies = _Copies(take)

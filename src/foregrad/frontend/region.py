@@ -1,4 +1,4 @@
-"""The mark of a repeated region: a function or module that is compiled once, however often a graph calls it."""
+"""Marks: of a repeated region, which is compiled once however often a graph calls it, and of an eager region."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from .._torch.patches import REGION, call_marked
+from .._torch.dynamo_off import dynamo_off, is_disabled_by_torch
+from .._torch.patches import MARK, REGION, call_marked, region_runner
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -60,3 +61,52 @@ def mark(fn: Any, attribute: str, door: str) -> bool:
             "object made of it."
         )
     return False
+
+
+# -------------------------------------------------------------------- eager region
+# The mark of an eager region: a function that compiled functions call as it is.
+
+
+def eager_region(fn: F) -> F:
+    """Mark a function, a method or a module as an eager region; usable as a decorator.
+
+    A compiled function calls it on real tensors, each time, as one node of its graph: it may use NumPy and other
+    libraries, print, log and keep a state of its own. Its gradients are those of its own autograd graph, and reach its
+    arguments and the parameters that it uses. What is around it stays compiled. Elsewhere it is called as ever, and
+    `torch.compile` leaves it alone. `torch.compiler.disable` marks regions too.
+
+    Returns:
+        The marked function; of a module, that module.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> @foregrad.eager_region
+        ... def log(x):
+        ...     print("mean", float(x.mean()))
+        ...     return x
+        >>> f = foregrad.compile(lambda x: log(x * 2) + 1, backend="eager")
+        >>> f(torch.ones(2))
+        mean 2.0
+        tensor([3., 3.])
+    """
+    if mark(fn, MARK, "eager_region"):
+        return fn
+
+    @functools.wraps(fn)
+    def region(*args: Any, **kwargs: Any) -> Any:
+        run = region_runner()
+        if run is not None:
+            return run(fn, args, kwargs)
+        with dynamo_off():
+            return fn(*args, **kwargs)
+
+    region._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return region  # type: ignore[return-value]
+
+
+def is_eager_region(function: Any) -> bool:
+    """Whether a function is marked, by `torch.compiler.disable` or here; what PyTorch itself disables is not meant."""
+    if not getattr(function, "_torchdynamo_disable", False):
+        return False
+    inner = getattr(function, "_torchdynamo_orig_callable", None)
+    return inner is None or not is_disabled_by_torch(inner)

@@ -44,7 +44,6 @@ from .classes import (
     values_of,
 )
 from .code import OF_CODE, CodeNames, NamesMet, codes_in, imported_modules, names_of
-from .eager_region import is_eager_region
 from .expected import ABSENT, holds_classes, is_plain
 from .libraries import (
     BAGS,
@@ -59,6 +58,7 @@ from .libraries import (
 from .library_state import LibraryState
 from .opaque import context_value, is_cached_function
 from .reads import VIEWS, Reads, ReadSite, items_in, table_of
+from .region import is_eager_region
 
 _DEEPEST = 100  # objects, each reached through the one before: a list linked by hand, a tree
 _DEEPEST_IN_LIBRARY = 3

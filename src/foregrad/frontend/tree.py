@@ -21,7 +21,7 @@ import torch
 
 from .._torch.contexts import is_opaque_value
 from .._torch.distributed import GROUPS
-from .._torch.pytree import registered_functions
+from .._torch.nested import registered_functions
 from .._torch.tensors import view_again
 from ..errors import UnknownLeafError
 from ..graph.spelling import key_text, key_texts

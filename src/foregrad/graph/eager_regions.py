@@ -34,6 +34,7 @@ from .._torch.hooks import without_tensor_hooks
 from .._torch.settings import under_settings
 from .._torch.tensors import storage_key, version_of
 from ..errors import ForegradError, UnsupportedLayoutError, UnsupportedMutationError, UnsupportedSideEffectError
+from ..identity import IdSet
 from .collectives import Collective, GivenAgain
 from .python_calls import PythonCall, status
 
@@ -377,21 +378,20 @@ def _is_written(now: torch.Tensor, then: torch.Tensor) -> bool:
 
 def _leaves_behind(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The leaves with gradients that lead to `outputs`, except `inputs`."""
-    input_ids = {id(leaf) for leaf in inputs}
-    return [leaf for leaf in _leaves_of(outputs) if id(leaf) not in input_ids]
+    apart = IdSet(inputs)
+    return [leaf for leaf in _leaves_of(outputs) if leaf not in apart]
 
 
-def _leaves_of(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    leaves: dict[int, torch.Tensor] = {id(o): o for o in outputs if o.requires_grad and o.is_leaf}
+def _leaves_of(outputs: Sequence[torch.Tensor]) -> IdSet[torch.Tensor]:
     variables = (getattr(node, "variable", None) for node in nodes_behind(outputs))  # of the nodes that accumulate
-    leaves |= {id(variable): variable for variable in variables if variable is not None}
-    return list(leaves.values())
+    leaves = IdSet(output for output in outputs if output.requires_grad and output.is_leaf)
+    return leaves | (variable for variable in variables if variable is not None)
 
 
 def reached_from(output: torch.Tensor, inputs: Sequence[torch.Tensor]) -> tuple[int, ...]:
     """The positions of the leaves that the gradient of one result reaches."""
-    leaf_ids = {id(leaf) for leaf in _leaves_of([output])}
-    return tuple(index for index, leaf in enumerate(inputs) if id(leaf) in leaf_ids)
+    leaves = _leaves_of([output])
+    return tuple(index for index, leaf in enumerate(inputs) if leaf in leaves)
 
 
 def layout_of(tensor: torch.Tensor) -> Layout:

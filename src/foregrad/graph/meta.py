@@ -9,12 +9,14 @@ Known weakness: fake values made late do not share storage with one another, eve
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from typing import Any
 
 import torch
 
 from .._torch.graphs import size_hint, strided_metadata, tensor_metadata
+from .._torch.symbols import concrete, is_symbolic
 
 _UNKNOWN = object()
 _TOKENS: dict[Any, object] = {}
@@ -28,32 +30,21 @@ def _find_token(spec: TensorSpec) -> object:
     return _TOKENS.setdefault((numbers, spec.dtype, spec.device), object())
 
 
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class TensorSpec:
     """Shape, strides, dtype and device of a tensor; immutable by convention, cheap to make.
 
     `shape`, `stride` are in elements, `offset` is the storage offset in elements. Entries may be `torch.SymInt`.
     """
 
-    __slots__ = ("_token", "conj", "device", "dtype", "neg", "offset", "shape", "stride")
-
-    def __init__(
-        self,
-        shape: tuple[Any, ...],
-        stride: tuple[Any, ...],
-        dtype: torch.dtype,
-        device: torch.device,
-        offset: Any = 0,
-        conj: bool = False,
-        neg: bool = False,
-    ) -> None:
-        self.shape = shape
-        self.stride = stride
-        self.dtype = dtype
-        self.device = device
-        self.offset = offset
-        self.conj = conj
-        self.neg = neg
-        self._token: object = _UNKNOWN
+    shape: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    dtype: torch.dtype
+    device: torch.device
+    offset: Any = 0
+    conj: bool = False
+    neg: bool = False
+    _token: object = dataclasses.field(default=_UNKNOWN, init=False)
 
     @classmethod
     def of(cls, tensor: torch.Tensor, device: torch.device | None = None) -> TensorSpec:
@@ -274,7 +265,7 @@ def spec_of(node: torch.fx.Node) -> Any:
         return meta["spec"]
     if "val" not in meta:
         return None
-    spec = _spec_of_value(meta["val"])
+    spec = spec_of_value(meta["val"])
     meta["spec"] = spec
     return spec
 
@@ -289,14 +280,15 @@ def respecify(graph: torch.fx.Graph) -> None:
     """Make each node's spec again from its fake value, after passes that update only that."""
     for node in graph.nodes:
         if dict.__contains__(node.meta, "val"):
-            node.meta["spec"] = _spec_of_value(node.meta["val"])
+            node.meta["spec"] = spec_of_value(node.meta["val"])
 
 
-def _spec_of_value(value: Any) -> Any:
+def spec_of_value(value: Any) -> Any:
+    """The spec of a tensor, a tuple of them for several; None for anything else."""
     if isinstance(value, torch.Tensor):
         return TensorSpec.of(value)
     if isinstance(value, (list, tuple)):
-        return tuple(_spec_of_value(item) for item in value)
+        return tuple(spec_of_value(item) for item in value)
     return None
 
 
@@ -322,3 +314,38 @@ def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
+
+
+# -------------------------------------------------------------------- layout
+# Tensors that enter a compiled graph from outside, in the layout of its capture.
+
+
+def laid_out(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """A dense copy with these strides; sparse tensors get here too, since their strides are all zero."""
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def memory_order(spec: TensorSpec) -> tuple[int, ...]:
+    """The dimensions of a dense tensor of symbolic sizes, outermost in memory first."""
+    dims = range(len(spec.shape))
+    return tuple(sorted(dims, key=lambda dim: (-concrete(spec.stride[dim]), dim)))
+
+
+def in_order(tensor: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
+    """The tensor laid out densely with its dimensions in that order."""
+    shape = tensor.shape
+    stride, step = [0] * len(shape), 1
+    for dim in reversed(order):
+        stride[dim] = step
+        step *= max(shape[dim], 1)
+    strides = tuple(stride)
+    return tensor if tensor.stride() == strides else laid_out(tensor, strides)
+
+
+def as_captured(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """The tensor in the layout of `spec`, copied only if it must be."""
+    if any(map(is_symbolic, spec.stride)):
+        return in_order(tensor, memory_order(spec))
+    return tensor if tensor.stride() == spec.stride else laid_out(tensor, spec.stride)

@@ -27,23 +27,7 @@ from .meta import TensorSpec
 from .python_effects import PythonWrite
 from .slots import Live, Slot, Tangent
 
-__all__ = [
-    "BaseOf",
-    "ConstantOutput",
-    "DecisionInfo",
-    "GradientOf",
-    "GradientPaths",
-    "Handle",
-    "InputInfo",
-    "MemoryOf",
-    "OutputInfo",
-    "PartOf",
-    "PassedWrapper",
-    "Signature",
-    "SizeSymbol",
-    "WrapperOutput",
-    "WrapperPlace",
-]
+__all__ = ["Handle", "OutputInfo"]  # handed on
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from .._torch.nested import leaves
 from ..errors import InternalError
 from .spelling import call_keywords, is_name, literal, shown
 
@@ -167,19 +168,14 @@ class Renderer:
     def _other_tuple(self, value: tuple[Any, ...]) -> str:
         if hasattr(value, "_fields"):
             return f"{self.bind(type(value))}({', '.join([self(item) for item in value])})"
-        return self._tuple(tuple(value)) if isinstance(value, torch.Size) or _has_node(value) else self.bind(value)
+        is_spelled = isinstance(value, torch.Size) or any(isinstance(item, torch.fx.Node) for item in leaves(value))
+        return self._tuple(tuple(value)) if is_spelled else self.bind(value)
 
     def _dict(self, value: dict[Any, Any]) -> str:
         return f"{{{', '.join([f'{self(key)}: {self(item)}' for key, item in value.items()])}}}"
 
     def _slice(self, value: slice) -> str:
         return f"{self.bind(slice)}({self(value.start)}, {self(value.stop)}, {self(value.step)})"
-
-
-def _has_node(value: Any) -> bool:
-    if isinstance(value, (tuple, list)):
-        return any(map(_has_node, value))
-    return isinstance(value, torch.fx.Node)
 
 
 def _literal(renderer: Renderer, value: Any) -> str:

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from .._torch.graphs import OperatorFacts, is_higher_order, is_operator, operator_facts
+from .._torch.graphs import is_higher_order, is_operator
 from .._torch.ops import mkldnn_rnn_layer_for_training
+from ..tracing.tape.opinfo import op_info
 
 
 class Kind(enum.IntEnum):
@@ -96,7 +97,7 @@ _NUMBER = OpClass(Kind.NUMBER)
 _ITEM = OpClass(Kind.ITEM, fuses=True)
 _CHEAP_CLASS = OpClass(Kind.CHEAP, fuses=True)
 
-_cache: dict[int, tuple[OpClass, OperatorFacts | None, Any]] = {}  # by the operator's id; with the operator
+_cache: dict[int, tuple[OpClass, Any]] = {}  # by the operator's id; with the operator
 
 
 def classify(node: fx.Node) -> OpClass:
@@ -112,48 +113,49 @@ def classify(node: fx.Node) -> OpClass:
     if entry is None:
         if is_higher_order(target):
             return _classify_higher_order(node)
-        found = _classify_operator(node) if is_operator(target) else (_classify_function(node), None)
-        entry = _cache[id(target)] = *found, target
-    op_class, facts, _ = entry
-    if facts is not None:
+        op_class = _classify_operator(node) if is_operator(target) else _classify_function(node)
+        entry = _cache[id(target)] = op_class, target
+    op_class, _ = entry
+    if op_class is _RANDOM:
         # Attention takes a dropout probability, mostly 0: then it draws nothing.
-        return _HEAVY if _dropout_is_off(node, facts) else op_class
+        return _HEAVY if _dropout_is_off(node) else op_class
     if op_class.kind is Kind.NUMBER and isinstance(node.meta.get("val"), torch.Tensor):
         return _CHEAP_CLASS
     return op_class
 
 
-def _classify_operator(node: fx.Node) -> tuple[OpClass, OperatorFacts | None]:
-    facts = operator_facts(node.target)
-    name = facts.name
-    namespace = name.partition("::")[0]
-    if namespace in _COLLECTIVES and not facts.is_mutable:
-        return _HEAVY, None
-    if facts.is_mutable or facts.num_returns == 0 or node.is_impure(impure_random=False):
-        return OpClass(Kind.EFFECT, written=facts.written), None
-    if facts.is_random:
-        if name in _RANDOM_THAT_FUSES:
-            return OpClass(Kind.RANDOM, fuses=True), None
-        return _RANDOM, facts if facts.dropout is not None else None
+def _classify_operator(node: fx.Node) -> OpClass:
+    op: Any = node.target
+    info, name = op_info(op), op._schema.name
+    if op.namespace in _COLLECTIVES and not info.writes:
+        return _HEAVY
+    if info.writes or not info.returns_written or node.is_impure(impure_random=False):
+        return OpClass(Kind.EFFECT, written=tuple((i, info.argument_names[i]) for i in info.writes))
+    if info.is_random:
+        return OpClass(Kind.RANDOM, fuses=True) if name in _RANDOM_THAT_FUSES else _RANDOM
     if name in _SIZES:
-        return _NUMBER, None
-    if name in _VIEWS or (facts.returns_view and name not in _MAYBE_VIEWS):
-        return OpClass(Kind.VIEW, fuses=True), None
+        return _NUMBER
+    if name in _VIEWS or (info.is_view and name not in _MAYBE_VIEWS):
+        return OpClass(Kind.VIEW, fuses=True)
     if name in _FACTORY:
-        return OpClass(Kind.FACTORY, fuses=True), None
-    if name in _CHEAP or facts.is_pointwise:
+        return OpClass(Kind.FACTORY, fuses=True)
+    if name in _CHEAP or torch.Tag.pointwise in op.tags:
         # A pointwise operator without operands is a constant.
-        return (_CHEAP_CLASS if facts.takes_tensor else OpClass(Kind.FACTORY, fuses=True)), None
+        takes_tensor = any("Tensor" in str(argument.type) for argument in op._schema.arguments)
+        return _CHEAP_CLASS if takes_tensor else OpClass(Kind.FACTORY, fuses=True)
     if name in {"aten::cat", "aten::stack"}:
-        return OpClass(Kind.HEAVY, fuses_inputs=True), None
-    return _HEAVY, None
+        return OpClass(Kind.HEAVY, fuses_inputs=True)
+    return _HEAVY
 
 
-def _dropout_is_off(node: fx.Node, facts: OperatorFacts) -> bool:
-    assert facts.dropout is not None
-    position, name, default = facts.dropout
-    value = node.args[position] if position < len(node.args) else node.kwargs.get(name, default)
-    return isinstance(value, (int, float)) and value == 0
+def _dropout_is_off(node: fx.Node) -> bool:
+    arguments: Any = node.target._schema.arguments  # type: ignore[union-attr]
+    for position, argument in enumerate(arguments):
+        if argument.name == "dropout_p":
+            default = argument.default_value
+            value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name, default)
+            return isinstance(value, (int, float)) and value == 0
+    return False
 
 
 def _classify_function(node: fx.Node) -> OpClass:
@@ -182,7 +184,7 @@ def _classify_higher_order(node: fx.Node) -> OpClass:
         return _EFFECT
     worst = max((int(_worst_inside(argument)) for argument in node.all_input_nodes), default=0)
     inner = [a for a in node.args if is_operator(a)]
-    if any(operator_facts(op).is_random for op in inner):
+    if any(op_info(op).is_random for op in inner):  # type: ignore[arg-type]
         worst = max(worst, Kind.RANDOM)
     if worst >= Kind.EFFECT:
         return _EFFECT

@@ -35,7 +35,7 @@ class JointIndex:
     * `for_backward[i]`: the gradients, or an effect of the backward, depend on it.
     * `root[i]`: the node whose memory node i shares; itself unless it is a view.
     * `once`: random operators and effects. Those of the forward have `in_forward`, the others are the backward's.
-    * `replays`: the random operators of the forward that may run again (see replays.py); set by a partitioner.
+    * `replays`: the random operators of the forward that may run again (see instead.py); set by a partitioner.
     * `policy`: the user's policy, if there is one; set by a partitioner.
     * `answers`: the policy's answers, once it was asked.
     * `written`: inputs that the call overwrites once the forward is done.

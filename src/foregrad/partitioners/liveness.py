@@ -16,7 +16,7 @@ from .._torch.offload import OFFLOAD
 from ..graph.meta import value_of
 from .classify import Kind
 from .index import JointIndex
-from .replays import device_of, state_size
+from .instead import device_of, state_size
 from .split import Excerpt, backward_needs, backward_order, forward_order
 from .workspaces import bytes_of_results, nbytes, workspace
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import fx
 
+from .._torch.nested import frozen
 from .classify import Kind
 from .index import JointIndex
 
@@ -56,31 +57,9 @@ def _key(node: fx.Node, number: dict[fx.Node, int]) -> Any:
     return (
         node.op,
         node.target,
-        _part(node.args, number),
-        _part(node.kwargs, number) if node.kwargs else None,
+        frozen(node.args, fx.Node, number.__getitem__),
+        frozen(node.kwargs, fx.Node, number.__getitem__) if node.kwargs else None,
         get(meta, "recompute"),
         get(meta, "ac_graph_id"),
         get(meta, "partitioner_tag") in {"must_be_in_forward", "must_be_in_backward"},
     )
-
-
-def _part(value: Any, number: dict[fx.Node, int]) -> Any:
-    """An argument as something hashable. Numbers carry their type and text: 1, 1.0 and True differ, 0.0 and -0.0."""
-    if isinstance(value, fx.Node):
-        return (fx.Node, number[value])
-    kind = type(value)
-    if kind is int or kind is str or value is None:
-        return value
-    if isinstance(value, (tuple, list)):
-        return tuple([_part(item, number) for item in value])
-    if isinstance(value, dict):
-        return tuple([(key, _part(item, number)) for key, item in value.items()])
-    if isinstance(value, slice):
-        return (slice, _part((value.start, value.stop, value.step), number))
-    if kind is float or kind is bool or kind is complex:
-        return (kind, repr(value))
-    try:
-        hash(value)
-    except TypeError:
-        return id(value)
-    return (kind, value)

@@ -19,12 +19,12 @@ from torch import fx
 from ..graph.meta import value_of
 from .classify import Kind
 from .cut import NEVER, cheapest_residuals, required_by_backward
+from .default import prefer_views
 from .index import JointIndex, is_number
 from .merge import merge_equal
 from .recompute import may_recompute
 from .split import split
 from .tags import Wish, to_offload, wishes
-from .views import prefer_views
 
 _IN_MEMORY, _IN_A_KERNEL = 4, 5  # prices of a byte, to `fused_partition`
 

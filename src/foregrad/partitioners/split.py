@@ -22,9 +22,8 @@ from .._torch.modules import make_graph_module
 from ..errors import PartitionError
 from ..graph.meta import TensorSpec, value_of
 from .classify import Kind
-from .hosts import Hosts, can_offload
 from .index import JointIndex, is_number
-from .replays import Replays
+from .instead import Hosts, Replays, can_offload
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -236,7 +235,7 @@ def _forward_half(
     _copy(index, copier, order, moved)
     nodes = index.nodes
     kept = [hosts.nodes.get(i, nodes[i]) for i in tensors]
-    kept += [*(replays.states[i] for i in replayed), *(nodes[i] for i in numbers)]
+    kept += [*(replays.nodes[i] for i in replayed), *(nodes[i] for i in numbers)]
     _output(index, copier, [*index.forward_outputs, *kept], 0, len(index.forward_outputs))
     return copier.graph
 

@@ -15,8 +15,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from ..graph.meta import value_of
 from .classify import Kind
-from .hosts import can_offload
 from .index import JointIndex, is_tuple
+from .instead import can_offload
 from .policies import OFFLOAD, RECOMPUTE, answers
 
 

@@ -28,6 +28,7 @@ from torch import fx
 
 from .._torch.codegen import OpOverload
 from .._torch.graphs import symbols_in
+from .._torch.nested import frozen
 from ..graph.meta import TensorSpec, nbytes_of, value_of
 from ..locks import cached_property
 from ..tracing.tape.opinfo import op_info
@@ -278,7 +279,7 @@ def _longest_alike(wirings: Sequence[Any]) -> tuple[int, int]:
 
 def structure_of(node: fx.Node, name: Callable[[fx.Node], Any]) -> Any:
     """A hashable key of a node's computation: operator, constants, layout; `name` gives the key of an operand."""
-    return node.target, _part(node.args, name), _part(node.kwargs, name), layout_of(value_of(node))
+    return node.target, frozen((node.args, node.kwargs), fx.Node, name), layout_of(value_of(node))
 
 
 def layout_of(value: Any) -> Any:
@@ -312,21 +313,6 @@ def _module(node: fx.Node) -> str | None:
     return str(next(reversed(stack.values()))[0]) if stack else None
 
 
-def _part(value: Any, name: Callable[[fx.Node], Any]) -> Any:
-    if isinstance(value, fx.Node):
-        return name(value)
-    if isinstance(value, (tuple, list)):
-        return tuple([_part(item, name) for item in value])
-    if isinstance(value, dict):
-        return tuple([(key, _part(item, name)) for key, item in value.items()])
-    if isinstance(value, slice):
-        return _part((value.start, value.stop, value.step), name)
-    if isinstance(value, _PLAIN):
-        return type(value), repr(value)  # 1, 1.0 and True differ, and so do 0.0 and -0.0
-    return type(value), id(value)
-
-
-_PLAIN = (int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
 _SEEDS, _SEED = "prims.inductor_seeds.default", "prims.inductor_lookup_seed.default"
 # Operators that read at offsets from the beginning of the memory, whatever the offset of their operand.
 _FROM_MEMORY = {"as_strided", "as_strided_copy", "as_strided_scatter"}
@@ -382,7 +368,7 @@ def layout_key(node: fx.Node) -> Any:
         return None
     if not all(isinstance(value, torch.Tensor) and not symbols_in(value) for value in values):
         return None
-    return node.target, _part(node.args, _layout), _part(node.kwargs, _layout)
+    return node.target, frozen((node.args, node.kwargs), fx.Node, _layout)
 
 
 def _layout(operand: fx.Node) -> Any:

@@ -18,8 +18,7 @@ from torch import fx
 from .._torch import engine
 from .._torch.dispatch import without_anomaly_mode
 from ..errors import AnomalyError
-from ..graph.layout import as_captured
-from ..graph.meta import TensorSpec, spec_of
+from ..graph.meta import TensorSpec, as_captured, spec_of
 from .compiled import Compiled
 from .release import saved_in_part
 

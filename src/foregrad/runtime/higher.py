@@ -21,14 +21,12 @@ from .._torch.hooks import spare_leaves
 from .._torch.symbols import expression_text, is_symbolic
 from ..errors import UnsupportedError
 from ..graph.effects import CheckInfo
-from ..graph.layout import laid_out
-from ..graph.meta import TensorSpec, spec_of
+from ..graph.meta import TensorSpec, laid_out, spec_of
 from ..graph.source import Names, compile_source, unpacked
 from ..graph.tangents import ABSENT, CONSTANT, STOP, VARIABLE, BackwardCase, TangentKind
 from ..subclasses.conversion import hand_to, wrap
-from .checks import check_arguments, one_call
 from .compiled import Compiled, Derived, NeedsInputGrad
-from .decisions import Stop, decision_lines
+from .decisions import Stop, check_arguments, decision_lines, one_call
 from .in_backward import graph_arguments, update_line
 from .lines import LineWriter, op_name
 from .passed import join_error, refuse_watched_results

@@ -13,8 +13,7 @@ from ..graph.meta import TensorSpec
 from ..graph.signature import Signature
 from ..graph.source import Names, unpacked
 from ..subclasses.spec import rebuilt
-from .checks import check_arguments, one_call
-from .decisions import generator_lines
+from .decisions import check_arguments, generator_lines, one_call
 from .lines import LineWriter, op_name
 from .writes import write_overlapping
 

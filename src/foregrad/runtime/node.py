@@ -23,8 +23,7 @@ from .._torch import engine
 from .._torch.hooks import defined_hooks_only, spare_leaves
 from .._torch.native import native
 from .._torch.symbols import is_symbolic
-from ..graph.layout import as_captured, in_order, laid_out, memory_order
-from ..graph.meta import TensorSpec, spec_of
+from ..graph.meta import TensorSpec, as_captured, in_order, laid_out, memory_order, spec_of
 from ..graph.signature import Signature
 from ..graph.source import Names, compile_source, unpacked
 from ..passes.keep import is_alias

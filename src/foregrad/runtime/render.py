@@ -45,9 +45,8 @@ from ..graph.python_effects import Kept, OfArgument
 from ..graph.signature import ConstantOutput, Signature, WrapperOutput
 from ..graph.source import Names, unpacked
 from ..graph.spelling import literal
-from .checks import check_lines
 from .compiled import Compiled
-from .decisions import Stop, decision_lines, open_sizes
+from .decisions import Stop, check_lines, decision_lines, open_sizes
 from .in_backward import graph_arguments, update_line
 from .lines import LineWriter, op_name
 from .node import NodeSource, make_node

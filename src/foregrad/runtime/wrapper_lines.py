@@ -14,6 +14,7 @@ from ..frontend.tree import flatten
 from ..graph.effect_log import MarkWrapper
 from ..graph.signature import Signature, WrapperOutput, WrapperPlace
 from ..graph.source import unpacked
+from ..identity import ById
 from ..subclasses.conversion import giving_history, unwrapping
 from .lines import LineWriter
 from .node import NodeSource
@@ -25,16 +26,16 @@ class WrapperLines:
 
     def __init__(self, writer: LineWriter, variables: Sequence[str], signature: Signature, name: str) -> None:
         self.writer, self.variables, self.signature, self.name = writer, variables, signature, name
-        self.views: dict[int, str] = {}  # by the id of the stand-in of the view, or of the node of several
+        self.views: ById[Any, str] = ById()  # by the stand-in of the view, or the node of several
 
     def output(self, info: WrapperOutput) -> str:
         """The variable of a wrapper among the inputs, or of a view of one, which is one object in all places."""
         wrapper, writer = self.variables[info.wrapper], self.writer
         if info.view is None:
             return wrapper
-        name = self.views.get(id(info.view))
+        name = self.views.get(info.view)
         if name is None:
-            name = self.views[id(info.view)] = writer.names.fresh("view")
+            name = self.views[info.view] = writer.names.fresh("view")
             at_once = views_taken_at_once(info.view) if info.grad_enabled else None
             if at_once is not None:
                 writer.lines.append(f"{name} = {self._at_once(wrapper, *at_once)}[{info.view.output_nr}]")
@@ -57,9 +58,9 @@ class WrapperLines:
 
     def _at_once(self, wrapper: str, node: Any, take: Callable[[torch.Tensor], Any]) -> str:
         """The variable of the views that one operator gives together."""
-        name = self.views.get(id(node))
+        name = self.views.get(node)
         if name is None:
-            name = self.views[id(node)] = self.writer.names.fresh("views")
+            name = self.views[node] = self.writer.names.fresh("views")
             self.writer.lines.append(f"{name} = {self.writer.bind('take', take)}({wrapper})")
         return name
 

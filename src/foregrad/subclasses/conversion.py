@@ -22,6 +22,7 @@ from .._torch.engine import current_backward, is_node_with
 from .._torch.jagged import is_jagged
 from .._torch.tensors import is_view
 from ..errors import UnsupportedTensorError
+from ..identity import ById
 from .spec import Carrier, WrapperSpec, is_wrapper, parts_of, rebuilt, spec_of
 
 Parts = Sequence["torch.Tensor | None"]
@@ -232,16 +233,16 @@ class Samples:
     """For wrappers among the inputs of a call, plain tensors like those that `unwrap` gives, but without history."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, WrapperSpec, Sequence[torch.Tensor]]] = {}
+        self._known: ById[Any, tuple[WrapperSpec, Sequence[torch.Tensor]]] = ById()
 
     def __call__(self, wrapper: Any) -> tuple[WrapperSpec, Sequence[torch.Tensor]]:
         """The spec of a wrapper, and its plain tensors: equal objects at each call."""
-        sample = self._known.get(id(wrapper))
+        sample = self._known.get(wrapper)
         if sample is None:
             spec = dataclasses.replace(predicted_spec(wrapper), of=weakref.ref(wrapper))
             with plain_execution():
-                sample = self._known[id(wrapper)] = wrapper, spec, _samples(wrapper, spec)
-        return sample[1:]
+                sample = self._known[wrapper] = spec, _samples(wrapper, spec)
+        return sample
 
 
 def _samples(wrapper: Any, spec: WrapperSpec) -> Sequence[torch.Tensor]:

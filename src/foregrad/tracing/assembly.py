@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from ..graph.effect_log import Effect, MarkWrapper, Write, WriteWrapper, attache
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import BaseOf, GradientOf, GradientPaths, InputInfo, MemoryOf, Signature, SizeSymbol
+from ..identity import ById, IdSet
 from ..subclasses.spec import is_wrapper
 from .derivatives.backward import Differentiated, takes_gradient
 from .derivatives.derived_effects import effects_of
@@ -48,7 +49,7 @@ class Assembly(CaptureParts):
         """Copy an output that would share memory with an input or with another output when eager's does not."""
         recorder = self.recorder
         self._take_over_gradients(analysis)
-        taken: set[int] = set()
+        taken: set[Entry] = set()
         for index, entry in enumerate(analysis.entries):
             if not isinstance(entry.spec, TensorSpec):
                 continue  # a number, which has no memory
@@ -57,31 +58,31 @@ class Assembly(CaptureParts):
                 root = recorder.emit(aten.clone.default, root, spec=root.spec)  # a copy of the constant's whole memory
                 place = [*at.shape], [*at.stride], at.offset
                 analysis.entries[index] = recorder.emit(aten.as_strided.default, root, *place, spec=at)
-            elif root.target is None or id(root) in taken:
+            elif root.target is None or root in taken:
                 starts_late = entry.spec.offset != 0 and entry.spec.is_dense
                 again = (entry,) if starts_late else (entry, entry)  # `copy` keeps strides, and the offset too
                 op = aten.clone.default if starts_late else aten.copy.default
                 entry = recorder.emit(op, *again, spec=analysis.specs[index])
                 root = entry
                 analysis.entries[index] = entry
-            taken.add(id(root))
+            taken.add(root)
 
     def _take_over_gradients(self, analysis: Analysis) -> None:
         """Gradients that are left in `.grad` as they were computed: stand-ins of them are referred to by the capture,
         so that autograd copies what it would take over in eager.
         """
         entries = analysis.entries
-        taken = {id(memory_root(entry)) for entry in entries}
+        taken = {memory_root(entry) for entry in entries}
         for value in self.facts.gradients.values:
-            index = analysis.by_fake.get(id(value))
+            index = analysis.by_fake.get(value)
             entry = None if index is None or analysis.fakes[index] is not None else entries[index]
             if index is None or entry is None or entry.target is not aten.copy.default:
                 continue
             source = entry.args[1]
             root = memory_root(source)
             is_whole = entry.args[0] is source and source.spec == analysis.specs[index] == entry.spec
-            if is_whole and root.target is not None and id(root) not in taken:
-                taken.add(id(root))
+            if is_whole and root.target is not None and root not in taken:
+                taken.add(root)
                 entries[index] = source
 
     def joint(
@@ -97,10 +98,10 @@ class Assembly(CaptureParts):
         differentiable, gradients = described.outputs, described.gradients
         outputs: list[Entry | None] = [*analysis.entries, *gradients]
         records = list(inputs.records)
-        live = {id(e) for e in self.recorder.tape.live(outputs)} if inputs.memory else set()
+        live = set(self.recorder.tape.live(outputs)) if inputs.memory else set()
         shared = []
         for whole, members in inputs.memory:
-            if id(whole.entry) in live or whole.initial.storage.is_written:
+            if whole.entry in live or whole.initial.storage.is_written:
                 records.append(whole)
                 outputs.append(None)
                 shared.append((len(records) - 1, tuple(records.index(m) for m in members)))
@@ -121,18 +122,18 @@ class Assembly(CaptureParts):
             table is not None,
             decisions.numbers.by_entry
             | decisions.sizes.made
-            | {id(n.entry): n.number.plain() for n in inputs.numbers if n.type is int},
+            | {n.entry: n.number.plain() for n in inputs.numbers if n.type is int},
         )
-        of_inputs = {*inputs.by_stand_in, *inputs.wrappers.by_stand_in}
+        of_inputs = IdSet((*inputs.by_stand_in, *inputs.wrappers.by_stand_in))
         returned = [leaf for leaf in inputs.wrappers.leaves if is_wrapper(leaf)]
         check_new_leaves(self.name, results, analysis.outputs, of_inputs, analysis.fakes, returned)
-        number = {id(r): i for i, r in enumerate(records)}
-        number_of = number | {id(r.real): i for i, r in enumerate(inputs.records)}
-        of_part = {id(r.stand_in): i for i, r in enumerate(records)}
+        number: dict[Any, int] = {r: i for i, r in enumerate(records)}
+        owners = ById((r.real, i) for i, r in enumerate(inputs.records))
+        of_part = ById((r.stand_in, i) for i, r in enumerate(records))
         wrappers = len(records) + len(inputs.numbers)  # they come after the inputs
-        number |= {id(known): wrappers + inputs.wrappers.inputs.index(known) for known in inputs.wrappers.inputs}
+        number |= {known: wrappers + inputs.wrappers.inputs.index(known) for known in inputs.wrappers.inputs}
         analysis.updates += [
-            Write(number[id(whole)], out, differentiable=False, counted=False) for whole, out in analysis.whole_updates
+            Write(number[whole], out, differentiable=False, counted=False) for whole, out in analysis.whole_updates
         ]
         shared_of = {whole: members[0] for whole, members in shared}
         passed = passed_through([analysis.fakes[i] for i in differentiable], analysis.aliases)  # type: ignore[misc]
@@ -140,7 +141,7 @@ class Assembly(CaptureParts):
         runs_in_inference = torch.is_inference_mode_enabled() and not differentiable
         signature = Signature(
             inputs=(
-                *(_input_info(r, i, number_of, shared_of) for i, r in enumerate(records)),
+                *(_input_info(r, i, number, owners, shared_of) for i, r in enumerate(records)),
                 *(
                     InputInfo(n.slot, n.entry.spec or _NUMBER, False, True, n.argument, number=n.type)  # type: ignore[arg-type]
                     for n in inputs.numbers
@@ -151,7 +152,9 @@ class Assembly(CaptureParts):
             differentiable=tuple(differentiable),
             rootless=tuple(described.rootless),
             other_mode=tuple(out for out, made_in in analysis.inference.items() if made_in is not runs_in_inference),
-            reached_from=tuple(reached.get(id(r), _NOWHERE) for r in (*records, *inputs.numbers)) if reached else (),
+            reached_from=(*(reached.get(r, _NOWHERE) for r in records), *[_NOWHERE] * len(inputs.numbers))
+            if reached
+            else (),
             arrival=tuple(number[key] for key in self.backward.arrived),
             tangent_specs=tuple(e.spec for _, e in described.tangents),  # type: ignore[misc]
             gradients=tuple(
@@ -180,7 +183,7 @@ class Assembly(CaptureParts):
             retained=retained,
             retained_inputs=retained_inputs,
             hooks=tuple(self.hooks.on_results),
-            input_hooks=tuple((number[id(record)], hook) for record, hook in self.hooks.on_inputs),
+            input_hooks=tuple((number[record], hook) for record, hook in self.hooks.on_inputs),
             hooked_inside=tuple(self.hooks.inside),
             parameters=parameters_made(results, inputs.by_stand_in),
             attributes=attributes_set(self.name, results, [info.path for info in analysis.outputs], inputs.by_stand_in),
@@ -190,7 +193,7 @@ class Assembly(CaptureParts):
             passed_aliases=passed[1],
             checks=tuple(analysis.checks),
             eager_regions=tuple(self.regions.made),
-            wrapper_parts=tuple(tuple(of_part[id(p)] for p in known.parts) for known in inputs.wrappers.inputs),
+            wrapper_parts=tuple(tuple(of_part[p] for p in known.parts) for known in inputs.wrappers.inputs),
             wrapper_results=wrapper_results(analysis),
             passed_wrappers=passed_wrappers(analysis, differentiable),
             in_backward=effects.of([r.leaf for r in records], self._live(records) if run.live else ()),
@@ -199,9 +202,9 @@ class Assembly(CaptureParts):
         return records, JointGraph(self.name, module, signature, self.fake_mode, *errors)
 
     def _retained(
-        self, analysis: Analysis, differentiable: list[int], results: list[Any], passed: Any, number: dict[int, int]
+        self, analysis: Analysis, differentiable: list[int], results: list[Any], passed: Any, number: Mapping[Any, int]
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        known: dict[int, Any] = {**self.inputs.by_stand_in, **self.inputs.wrappers.by_stand_in}
+        known: ById[Any, Any] = self.inputs.by_stand_in | self.inputs.wrappers.by_stand_in
         retained, inputs = retained_by(self.lifting.retained, results, known, number)
         interior = {differentiable[position] for position, _ in passed[0]}
         aliases = {at for at, _ in passed[1]}
@@ -224,42 +227,44 @@ class Assembly(CaptureParts):
         log = log_of(analysis, whole)
         if not described.late:
             return log
-        wrapped = {id(leaf) for leaf, *_ in self.backward.run.wrapped}
+        wrapped = IdSet(leaf for leaf, *_ in self.backward.run.wrapped)
         given = enumerate(zip(records, described.gradients, strict=True))
-        taken = {i for i, (r, gradient) in given if gradient is not None or id(r.leaf) in wrapped}
+        taken = {i for i, (r, gradient) in given if gradient is not None or r.leaf in wrapped}
         with_node = attached(log, fitting(analysis, described.gradients), taken)
         if with_node is None:
             record = records[min(described.late)]
             raise changed_with_gradients(str(record.slot), self.recorder.changes.where(record.stand_in))
         return with_node
 
-    def _with_wrappers(self, log: tuple[Effect, ...], analysis: Analysis, number: dict[int, int]) -> tuple[Effect, ...]:
+    def _with_wrappers(
+        self, log: tuple[Effect, ...], analysis: Analysis, number: Mapping[Any, int]
+    ) -> tuple[Effect, ...]:
         """The log, with wrappers that are marked before, and detached and written afterwards."""
-        inputs = list({id(known): known for known in self.inputs.wrappers.inputs}.values())
+        inputs = list(dict.fromkeys(self.inputs.wrappers.inputs))
         marks = [
-            MarkWrapper(number[id(known)], dataclasses.replace(known.spec, requires_grad=True), known.gradient)
+            MarkWrapper(number[known], dataclasses.replace(known.spec, requires_grad=True), known.gradient)
             for known in inputs
             if known.is_marked
         ]
-        detached = [dataclasses.replace(k.detached, input=number[id(k)]) for k in inputs if k.detached is not None]
+        detached = [dataclasses.replace(k.detached, input=number[k]) for k in inputs if k.detached is not None]
         all_of_them = self.inputs.wrappers.inputs
         writes = {wrapper: WriteWrapper(wrapper, times) for wrapper, times in self.inputs.wrappers.writes()}
         for history in analysis.wrapper_histories:
             times = writes[history.input].times if history.input in writes else 0
             writes[history.input] = dataclasses.replace(history, times=times)
-        written = [dataclasses.replace(w, input=number[id(all_of_them[w.input])]) for w in writes.values()]
+        written = [dataclasses.replace(w, input=number[all_of_them[w.input]]) for w in writes.values()]
         return (*marks, *log, *detached, *written)
 
     def _live(self, records: list[InputRecord]) -> tuple[int, ...]:
         """The inputs that the backward writes to."""
-        number = {id(record.stand_in): i for i, record in enumerate(records)}
-        return tuple(number[id(live.stand_in)] for live in self.recorder.late.live)
+        number = ById((record.stand_in, i) for i, record in enumerate(records))
+        return tuple(number[live.stand_in] for live in self.recorder.late.live)
 
     def _signature_symbols(self, records: list[InputRecord]) -> tuple[SizeSymbol, ...]:
         if self.symbols is None:
             return ()
         entries = [*(r.entry for r in records), *(n.entry for n in self.inputs.numbers)]
-        return self.symbols.signature({id(entry): i for i, entry in enumerate(entries)})
+        return self.symbols.signature({entry: i for i, entry in enumerate(entries)})
 
     def resumable(self, analysis: Analysis, records: list[InputRecord], joint: JointGraph) -> ResumableTrace:
         """The capture as it stands, to be gone on with; it holds on to no real tensor."""
@@ -290,20 +295,20 @@ class Assembly(CaptureParts):
         )
 
     def _made(self, analysis: Analysis, differentiable: tuple[int, ...]) -> dict[tuple[int, ...], Any]:
-        at = {id(analysis.fakes[output]): position for position, output in enumerate(differentiable)}
-        parted = [(tuple(at[id(p)] for p in parts if id(p) in at), w) for w, parts in self.inputs.wrappers.taken_apart]
+        at = ById((analysis.fakes[output], position) for position, output in enumerate(differentiable))
+        parted = [(tuple(at[p] for p in parts if p in at), w) for w, parts in self.inputs.wrappers.taken_apart]
         return {places: wrapper for places, wrapper in parted if places}
 
     def _wrapper_edges(self, records: list[InputRecord], taken: set[int]) -> dict[tuple[int, ...], Any]:
-        of_part = {id(record.stand_in): i for i, record in enumerate(records)}
-        found = {tuple(of_part[id(p)] for p in known.parts): known for known in self.inputs.wrappers.inputs}
+        of_part = ById((record.stand_in, i) for i, record in enumerate(records))
+        found = {tuple(of_part[p] for p in known.parts): known for known in self.inputs.wrappers.inputs}
         edges = {places: known.edge for places, known in found.items() if not taken.isdisjoint(places)}
         return {places: GradientEdge(node, 0) for places, node in edges.items() if node is not None}
 
     def _names_of_numbers(self) -> frozenset[str]:
         """The nodes of integers and of sizes that the graph finds: a derivative may compute with any of them."""
         sizes = self.recorder.decisions.sizes.made
-        entries = [*(n.entry for n in self.inputs.numbers), *(e for e in self.recorder.tape.entries if id(e) in sizes)]
+        entries = [*(n.entry for n in self.inputs.numbers), *(e for e in self.recorder.tape.entries if e in sizes)]
         return frozenset(entry.name for entry in entries if entry.name is not None)
 
 
@@ -330,15 +335,21 @@ def _now_at(source: Source) -> Any:
         return None
 
 
-def _input_info(record: InputRecord, index: int, number: dict[int, int], shared_of: dict[int, int]) -> InputInfo:
-    """`number`: by the id of its record, and of its real tensor, which input it is."""
+def _input_info(
+    record: InputRecord,
+    index: int,
+    number: Mapping[Any, int],
+    owners: ById[torch.Tensor, int],
+    shared_of: Mapping[int, int],
+) -> InputInfo:
+    """`number`, `owners`: by its record, and by its real tensor, which input it is."""
     source: Any = record.source
     if index in shared_of:
         source = MemoryOf(shared_of[index])
     elif isinstance(source, InputRecord):
-        source = BaseOf(number[id(source)])
+        source = BaseOf(number[source])
     elif isinstance(source, GradientSource):
-        source = GradientOf(number[id(source.owner)])
+        source = GradientOf(owners[source.owner])
     return InputInfo(
         slot=record.slot,
         spec=record.spec,

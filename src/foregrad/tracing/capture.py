@@ -15,8 +15,8 @@ from ..graph.eager_regions import begin, in_one_call
 from ..interrupts import held
 from .options import Learned, Options
 from .run import Captured, CaptureRun
-from .tape.again import CaptureAgain, NumberVaries, SharedClosureFound
 from .tape.collection import paused_collection
+from .tape.tape import CaptureAgain, NumberVaries, SharedClosureFound
 
 __all__ = ["Captured", "capture_call"]
 

@@ -8,7 +8,10 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
+
 from ..frontend.classes import called_by_autograd
+from ..identity import IdSet
 from ..subclasses.conversion import Samples
 
 
@@ -43,11 +46,11 @@ class Learned:
     `Wrappers`. `collectives_by_regions`: see `Collectives`. `imports`: see `FirstImports`.
     """
 
-    shared_bases: set[int] = dataclasses.field(default_factory=set)
-    whole: set[int] = dataclasses.field(default_factory=set)
-    viewed: set[int] = dataclasses.field(default_factory=set)
-    as_they_are: set[int] = dataclasses.field(default_factory=set)
-    late: set[int] = dataclasses.field(default_factory=set)
+    shared_bases: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
+    whole: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
+    viewed: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
+    as_they_are: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
+    late: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
     containers: dict[tuple[int, Any], bool] = dataclasses.field(default_factory=dict)
     replays_views: bool = True
     regions: set[Any] = dataclasses.field(default_factory=set)

@@ -37,9 +37,9 @@ from .recorder.attention import Attention
 from .recorder.checkpoint_regions import Regions
 from .recorder.recorder import Recorder, Unrecorded
 from .recorder.settings import SettingsLeft
-from .tape.again import CaptureAgain
 from .tape.origin import Origins, user_line
 from .tape.symbols import fake_mode_of, symbols_of
+from .tape.tape import CaptureAgain
 from .values.decisions import Decisions
 from .values.draws import Draws
 from .values.numbers import Numbers
@@ -113,13 +113,13 @@ class CaptureParts(Host):
 
     def _written_since(self) -> Callable[[], str | None]:
         """What names an input, or another thing, that the function writes to from now on, or draws from."""
-        versions = {id(record): self._writes_to(record) for record in self.inputs.records}
+        versions = {record: self._writes_to(record) for record in self.inputs.records}
         changed, drawn = self.state.changed_since(), self.draws.taken
 
         def written() -> str | None:
             if self.draws.taken != drawn:
                 return "draws from a random generator of Python's or NumPy's, or reads a clock"
-            found = (r for r in self.inputs.records if self._writes_to(r) != versions.get(id(r), 0))
+            found = (r for r in self.inputs.records if self._writes_to(r) != versions.get(r, 0))
             record = next(found, None)
             what = changed() if record is None else str(record.slot)
             return None if what is None else f"writes to {what}"
@@ -127,7 +127,7 @@ class CaptureParts(Host):
         return written
 
     def _writes_to(self, record: InputRecord) -> int:
-        value = self.recorder.values.get(id(record.stand_in))
+        value = self.recorder.values.get(record.stand_in)
         return 0 if value is None else value.storage.generation
 
     def _decisions(self, recorder: Recorder) -> Decisions:

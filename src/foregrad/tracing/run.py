@@ -47,7 +47,7 @@ from .effects.side_effects import (
 from .inputs.views_by_place import check_reshaped
 from .kernels.checks import dead_checks
 from .parts import run_function
-from .tape.again import CaptureAgain
+from .tape.tape import CaptureAgain
 from .values.draw_patches import drawing
 from .values.draws import Draws, DrawsFound
 from .values.numbers import trace_math
@@ -131,7 +131,7 @@ class CaptureRun(Assembly):
         with self.settings.put_back(), self.imports.watched(), levels_put_back(), self.lifting, recorder:
             try:
                 for tensor in self.state.before.with_attributes():  # so that they are guarded
-                    if id(tensor) not in self.inputs.by_real:
+                    if tensor not in self.inputs.by_real:
                         self.inputs.adopt(tensor)
                 with self.options.around(), capturing(), drawing(self.draws):
                     result = run_function(self.observed.of(call.function), given.args, given.kwargs)
@@ -191,7 +191,7 @@ class CaptureRun(Assembly):
         recorder, records, backward = self.recorder, self.inputs.records, self.backward
         with_history = [fake for fake in analysis.fakes if fake is not None]
         if with_history:
-            check_module_hooks(self.name, self.code.modules.values(), self.state.knows)
+            check_module_hooks(self.name, self.code.modules, self.state.knows)
         keep = self.options.higher_order
         described = self.observed.of(differentiate)(backward, analysis, keep=keep)
         self.observed.raise_failed()
@@ -225,9 +225,7 @@ class CaptureRun(Assembly):
         analysis.add_checks([*recorder.checks.made, *dead], inputs.records)
         settings = self.settings.after, self.settings.inside
         records, joint = self.joint(analysis, described, out_tree, out_leaves, settings)
-        self.checkpoints.check(
-            {id(records[u.input].entry): str(records[u.input].slot) for u in joint.signature.updates}
-        )
+        self.checkpoints.check({records[u.input].entry: str(records[u.input].slot) for u in joint.signature.updates})
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
         self.state.settle()
         observed = self.observed
@@ -241,7 +239,7 @@ class CaptureRun(Assembly):
         again = self.resumable(analysis, records, joint) if higher else None
         facts = self.facts.of(len(joint.signature.inputs), scan)
         found = self.reads, facts, again, inputs.wrappers.found(self.call.tree), self.state.reached()
-        return Captured(joint, tuple(tensors), tuple(self.code.modules.values()), *found)
+        return Captured(joint, tuple(tensors), tuple(self.code.modules), *found)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from .._torch.modules import make_graph_module
 from .._torch.nested import mapped, tensors_in
 from .._torch.tensors import storage_key
 from ..graph.printing import user_line
+from ..identity import ById
 from ..tracing.tape.opinfo import op_info
 from .compare import Gap, Verdict
 from .locate import Culprit, Piece, ranges_of
@@ -45,13 +46,13 @@ Content = tuple[Any, ...]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Call:
-    """A call of an operator; `before`: copies of its tensors, by id, from before it."""
+    """A call of an operator; `before`: copies of its tensors from before it."""
 
     op: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Any
-    before: dict[int, torch.Tensor]
+    before: ById[torch.Tensor, torch.Tensor]
 
 
 class EagerValues(ThreadDispatchMode):
@@ -68,10 +69,11 @@ class EagerValues(ThreadDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        before = {}
+        before: ById[torch.Tensor, torch.Tensor] = ById()
         is_noted = self.is_forward and func is not _DETACH  # which autograd calls for what it saves
         if is_noted:
-            before = {id(t): copy_of_tensor(t).requires_grad_(t.requires_grad) for t in _tensors((args, kwargs))}
+            tensors = _tensors((args, kwargs))
+            before = ById((t, copy_of_tensor(t).requires_grad_(t.requires_grad)) for t in tensors)
         result = func(*args, **kwargs)
         if is_noted:
             self.calls.append(_Call(func, args, kwargs, result, before))
@@ -144,7 +146,7 @@ def _piece(calls: Sequence[_Call]) -> Piece | None:
         if id(value) not in nodes and _place(value) not in nodes:
             with graph.inserting_before(None):  # ahead of all others
                 note(value, graph.placeholder(f"x{len(inputs)}"))
-            inputs.insert(0, call.before[id(value)])
+            inputs.insert(0, call.before[value])
         return nodes.get(id(value)) or nodes[_place(value)]
 
     for call in calls:

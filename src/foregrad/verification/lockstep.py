@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from .._torch.codegen import OpOverload
+from .._torch.nested import mapped
 from ..graph.meta import TensorSpec, spec_of
 from ..passes.regions import is_random
 from ..tracing.tape.opinfo import op_info
@@ -31,6 +32,7 @@ _WIDE: dict[torch.dtype, torch.dtype] = {
     torch.complex64: torch.complex128,
     torch.complex32: torch.complex128,
 }
+_WIDENED = (torch.Tensor, torch.dtype)
 _NARROW = frozenset({*_WIDE, torch.float64, torch.complex128})
 
 
@@ -74,7 +76,7 @@ def steps(
     """
     streams: list[dict[fx.Node, Any]] = [{}, {}, {}] if exactly else [{}]
     own: dict[fx.Node, tuple[Any, Any]] = {}  # whole numbers as float64 comes to them
-    last = {} if keep else _last_uses(module.graph)
+    last = {} if keep else fx.Interpreter(module).user_to_last_uses
     remaining = iter(inputs)
     noise = _Noise()
     for node in module.graph.nodes:
@@ -124,8 +126,8 @@ def evaluate(module: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
 def exact_call(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> Any:
     """What `Step.exact` gives, for one call whose result in the narrow type is `value`."""
     noise = _Noise()
-    wide = _map(widened, (args, kwargs))
-    shaken = _map(lambda item: noise.on(widened(item), item), (args, kwargs))
+    wide = mapped((args, kwargs), _WIDENED, widened)
+    shaken = mapped((args, kwargs), _WIDENED, lambda item: noise.on(widened(item), item))
     step = Step(None, args, kwargs, value)  # type: ignore[arg-type]
     step.wide, step.shaken = _exactly(
         lambda a, k: call(*a, **k), [wide[0], shaken[0]], [wide[1], shaken[1]], step, noise
@@ -177,7 +179,7 @@ def _exactly(
     values = []
     for a, k in zip(args, kwargs, strict=True):
         try:
-            value = call(*_map(widened, (a, k)))
+            value = call(*mapped((a, k), _WIDENED, widened))
             value = _merged(value, step.value)
         except Exception:  # no such kernel
             value = _merged(call(*_map2(_narrowed, (a, k), (step.args, step.kwargs))), step.value)
@@ -208,20 +210,11 @@ def _merged(wide: Any, narrow: Any) -> Any:
     return narrow
 
 
-def _map(function: Callable[[Any], Any], value: Any) -> Any:
-    """Lists, tuples and dicts of what `function` gives for what is in them."""
-    if isinstance(value, (list, tuple)):
-        mapped = [_map(function, item) for item in value]
-        return tuple(mapped) if isinstance(value, tuple) else mapped
-    if isinstance(value, dict):
-        return {key: _map(function, item) for key, item in value.items()}
-    return function(value)
-
-
 def _map2(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+    """Lists, tuples and dicts of what `function` gives for pairs of what is in two."""
     if isinstance(left, (list, tuple)):
-        mapped = [_map2(function, a, b) for a, b in zip(left, right, strict=True)]
-        return tuple(mapped) if isinstance(left, tuple) else mapped
+        items = [_map2(function, a, b) for a, b in zip(left, right, strict=True)]
+        return tuple(items) if isinstance(left, tuple) else items
     if isinstance(left, dict):
         return {key: _map2(function, item, right[key]) for key, item in left.items()}
     return function(left, right)
@@ -251,14 +244,3 @@ def _laid_out(value: Any, node: fx.Node) -> Any:
 
 def _filled(argument: Any, values: dict[fx.Node, Any]) -> Any:
     return fx.map_arg(argument, values.__getitem__)
-
-
-def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    last: dict[fx.Node, fx.Node] = {}
-    for node in graph.nodes:
-        for used in node.all_input_nodes:
-            last[used] = node
-    dying: dict[fx.Node, list[fx.Node]] = {}
-    for used, node in last.items():
-        dying.setdefault(node, []).append(used)
-    return dying

@@ -22,10 +22,9 @@ from torch import fx
 
 from ..graph.printing import print_graph
 from .compare import Gap, Verdict
-from .halves import run_in_halves, run_with_gradients
 from .locate import Culprit, Piece, gap_of
 from .lockstep import evaluate, exact_call
-from .search import Maker, made_gap
+from .search import Maker, made_gap, run_in_halves, run_with_gradients
 
 
 def write_reproducer(culprit: Culprit, backend: str, folder: str | None) -> str | None:

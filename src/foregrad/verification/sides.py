@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from .._torch.pytree import leaves_of, named_leaves
+from .._torch.nested import leaves_of, named_leaves
 from .._torch.tensors import storage_key, version_of
+from ..identity import IdSet
 from .watched import copy_of_tensor
 
 
@@ -59,8 +60,8 @@ class Side:
         versions = {name: _version(tensor) for name, tensor in inputs.items()}
         try:
             results = call(*self.args, **self.kwargs)
-            own = set(map(id, inputs.values()))
-            inputs |= {name: tensor for name, tensor in reached().items() if id(tensor) not in own}
+            own = IdSet(inputs.values())
+            inputs |= {name: tensor for name, tensor in reached().items() if tensor not in own}
             leaves = {name: tensor for name, tensor in inputs.items() if tensor.requires_grad and tensor.is_leaf}
             outputs = dict(named_leaves(results, "out"))
             layouts = {name: _layout(value) for name, value in outputs.items() if isinstance(value, torch.Tensor)}

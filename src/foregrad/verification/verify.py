@@ -19,6 +19,7 @@ from ..dispatch.pipeline import Pipeline
 from ..errors import UnsupportedError
 from ..frontend.call import flatten_call
 from ..graph.joint import JointGraph
+from ..identity import ById, IdSet
 from ..phases import compiling, phase
 from ..tracing.capture import capture_call
 from ..tracing.options import Options
@@ -186,7 +187,7 @@ class _Verifier:
         )
         generators.put_back()
         outcome = side.run(dispatcher, self.order, lambda: _reached(side, log))
-        put_back([pair for pair in log.tensors if id(pair[0]) not in _copied(side)])
+        put_back([pair for pair in log.tensors if pair[0] not in _copied(side)])
         if not log.products and outcome.error is None:
             raise UnsupportedError(f"`{dispatcher.name}` ran eagerly: there is nothing to verify")
         return side, outcome
@@ -202,7 +203,7 @@ class _Verifier:
         generators.put_back()
         with values or nullcontext():
             outcome = side.run(side.function, self.order, reached)
-        put_back([pair for pair in log.tensors if id(pair[0]) not in _copied(other)])
+        put_back([pair for pair in log.tensors if pair[0] not in _copied(other)])
         return outcome
 
 
@@ -214,8 +215,8 @@ def _as_captured(function: Callable[..., Any]) -> Callable[..., Any]:
     return Dispatcher(function, _plain_pipeline(), config.value, dynamic=False, on_unsupported="raise")
 
 
-def _copied(side: Side) -> set[int]:
-    return {id(copied) for copied in side.copies.values()}
+def _copied(side: Side) -> IdSet[Any]:
+    return IdSet(side.copies.values())
 
 
 def _reached(side: Side, log: Log) -> dict[str, torch.Tensor]:
@@ -231,9 +232,9 @@ def _reached(side: Side, log: Log) -> dict[str, torch.Tensor]:
 
 def _mapped(tensors: Mapping[str, torch.Tensor], one: Side, other: Side) -> dict[str, torch.Tensor]:
     """The tensors of one side as the other has them."""
-    originals = {id(copied): original for original, copied in one.copies.items() if isinstance(copied, torch.Tensor)}
+    originals = ById((copied, original) for original, copied in one.copies.items() if isinstance(copied, torch.Tensor))
     return {
-        name: other.copies.get(originals[id(tensor)], tensor) if id(tensor) in originals else tensor
+        name: other.copies.get(originals[tensor], tensor) if tensor in originals else tensor
         for name, tensor in tensors.items()
     }
 

@@ -16,6 +16,7 @@ from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import is_usable, is_view
 from ...errors import ForegradError, UnsupportedError
 from ...graph.signature import GradientPaths
+from ...identity import ById
 from ...subclasses.spec import bare_spec, is_wrapper, parts_of
 from ..effects.analysis import Analysis
 from ..heap.metadata_changes import keeps_history
@@ -29,11 +30,8 @@ from ..tape.tape import Entry
 from .session import make_tangent, run_engine
 
 if TYPE_CHECKING:
-    from ..heap.records import InputRecord
     from ..inputs.inputs import Inputs
     from ..inputs.lifting import Lifting
-    from ..recorder.recorder import Recorder
-    from ..tape.tape import Entry
 
 
 def takes_gradient(record: InputRecord) -> bool:
@@ -96,20 +94,20 @@ class Backward:
         self.raising: dict[int, Exception] = {}
         self.aside: dict[int, Exception] = {}
         self.run = Run()  # what it did besides
-        self.arrived: list[int] = []  # ids of the records of leaves, in the order in which their gradients are there
+        self.arrived: list[InputRecord] = []  # the records of leaves, in the order in which their gradients are there
 
     def gradients(
         self, outputs: Sequence[Any], sinks: Sequence[InputRecord], tangents: Sequence[torch.Tensor], *, keep: bool
-    ) -> dict[int, Entry]:
-        """The gradients that there are, by the id of the input; `keep`: what it takes to go on with them."""
-        found: dict[int, Entry] = {}
+    ) -> dict[InputRecord, Entry]:
+        """The gradients that there are, by input; `keep`: what it takes to go on with them."""
+        found: dict[InputRecord, Entry] = {}
         wrapped: list[Any] = []
         leaves = [record.leaf for record in sinks]
         unlinked = [record for record in sinks if is_no_grad_view(record)]
         has_asides = self._has_unlinked() or any(is_view(record.stand_in) for record in unlinked)
         try:
             others = other_leaves(outputs, leaves) if self.lifting.has_hooks else []  # hooks of these run, too
-            own = {id(record): record.leaf for record in sinks if record.leaf is not None and record.leaf.is_leaf}
+            own = {record: record.leaf for record in sinks if record.leaf is not None and record.leaf.is_leaf}
             with self._recording(tangents, keeps_collectives=True), noting_arrival(own) as arrived:
                 results, self.failing = _gradients_of(
                     outputs, [*leaves, *others], tangents, keep=keep or has_asides or bool(unlinked or others)
@@ -120,7 +118,7 @@ class Backward:
                         parts = [self.recorder.entry_of(part) for part in parts_of(gradient)]
                         wrapped.append((record.leaf, record.slot, bare_spec(gradient), parts))
                     elif gradient is not None:  # a view, as a transposed weight's is, is taken only here
-                        found[id(record)] = self.recorder.entry_of(gradient)
+                        found[record] = self.recorder.entry_of(gradient)
                 self.run = self.recorder.late.finish()
                 self.run.wrapped = wrapped
             self.arrived = list(arrived)
@@ -211,31 +209,35 @@ class Backward:
         return user_line(self.recorder.value_of(output).read(self.recorder.emit).origin)
 
     def leading_nowhere(
-        self, differentiable: list[int], gradients: list[Entry | None], reached: dict[int, GradientPaths], tangents: Any
+        self,
+        differentiable: list[int],
+        gradients: list[Entry | None],
+        reached: Mapping[InputRecord, GradientPaths],
+        tangents: Any,
     ) -> dict[int, torch.Tensor]:
         """The outputs, with their tangents, from which no gradient flows to anything outside."""
-        wrapped = {id(leaf): parts for leaf, _, _, parts in self.run.wrapped}
+        wrapped = ById((leaf, parts) for leaf, _, _, parts in self.run.wrapped)
         entries = [*gradients, *(entry for parts in wrapped.values() for entry in parts)]
         if self.error is not None or self.failing or (any(entries) and not reached):
             return {}
         fed: set[int] = set()
         for record, gradient in zip(self.inputs.records, gradients, strict=True):
-            if gradient is not None or id(record.leaf) in wrapped:
-                fed |= reached[id(record)].outputs
+            if gradient is not None or record.leaf in wrapped:
+                fed |= reached[record].outputs
         found = {i: t for k, (i, t) in enumerate(zip(differentiable, tangents, strict=True)) if k not in fed}
-        used = {id(entry) for entry in self.recorder.tape.live(entries)} if found and any(entries) else set()
-        return {i: fake for i, (fake, entry) in found.items() if id(entry) not in used}
+        used = set(self.recorder.tape.live(entries)) if found and any(entries) else set()
+        return {i: fake for i, (fake, entry) in found.items() if entry not in used}
 
-    def reached(self, outputs: list[Any], least: int = 2) -> dict[int, GradientPaths]:
+    def reached(self, outputs: list[Any], least: int = 2) -> dict[InputRecord, GradientPaths]:
         """For each record, which outputs lead to it, when there are as many outputs."""
         if len(outputs) < least:
             return {}
         records = self.inputs.records
         # One that has a history by now was written to: gradients go on through that.
         found = reached_from(outputs, [r.leaf if takes_gradient(r) else None for r in records])
-        return {id(r): positions for r, positions in zip(records, found, strict=True)}
+        return dict(zip(records, found, strict=True))
 
-    def forget_unreached(self, reached: dict[int, GradientPaths]) -> None:
+    def forget_unreached(self, reached: Mapping[InputRecord, GradientPaths]) -> None:
         """An error that no input's gradient leads to is for nobody to see."""
         if not any(paths.outputs for paths in reached.values()):
             self.error = None
@@ -295,7 +297,7 @@ class InnerGradients:
         self.was_asked = True
         by_stand_in = self.inputs.by_stand_in
         outputs = [t for t in _flat(outputs) if isinstance(t, torch.Tensor) and t.grad_fn is not None]
-        targets = [by_stand_in[id(t)] for t in _flat(inputs) if id(t) in by_stand_in]
+        targets = [by_stand_in[t] for t in _flat(inputs) if t in by_stand_in]
         targets = [r for r in targets if r.real.requires_grad]
         if not outputs or not targets:
             return
@@ -315,10 +317,10 @@ class InnerGradients:
             raise UnsupportedError(said)
         self.found.append((targets, others, said))
 
-    def apart(self, number: Mapping[int, int]) -> tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...]:
+    def apart(self, number: Mapping[Any, int]) -> tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...]:
         """What the signature says of it."""
         return tuple(
-            (tuple(number[id(r)] for r in targets), tuple(number[id(r)] for r in others), said)
+            (tuple(number[r] for r in targets), tuple(number[r] for r in others), said)
             for targets, others, said in self.found
         )
 
@@ -374,7 +376,7 @@ def errors_behind(
 @dataclasses.dataclass(frozen=True, slots=True)
 class Differentiated:
     """`outputs`: those of the graph that have a gradient, each with its tangent; `rootless`: those whose gradient leads
-    nowhere. `gradients`: an entry, or None, for each input. `reached`: by key of an input, see `Backward.reached`.
+    nowhere. `gradients`: an entry, or None, for each input. `reached`: by input, see `Backward.reached`.
     `late`: inputs whose gradients look like what they are after the call, see `AttachNode`.
     """
 
@@ -382,7 +384,7 @@ class Differentiated:
     rootless: list[int]
     tangents: list[tuple[torch.Tensor, Entry]]
     gradients: list[Entry | None]
-    reached: dict[int, GradientPaths]
+    reached: Mapping[InputRecord, GradientPaths]
     late: frozenset[int] = frozenset()
 
     def parted(self, backward: Backward, analysis: Analysis) -> Differentiated:
@@ -406,8 +408,8 @@ def differentiate(backward: Backward, analysis: Analysis, *, keep: bool) -> Diff
     tangents = [make_tangent(recorder, analysis.specs[i]) for i in outputs]
     reached = backward.reached(with_history)
     sinks = [record for record in records if takes_gradient(record)]
-    gradients: dict[int, Any] = {}
+    gradients: dict[InputRecord, Any] = {}
     if outputs and sinks:
         gradients = backward.gradients([analysis.fakes[i] for i in outputs], sinks, [f for f, _ in tangents], keep=keep)
         backward.raising |= {outputs[position]: error for position, error in backward.aside.items()}
-    return Differentiated(outputs, [], tangents, [gradients.get(id(record)) for record in records], reached)
+    return Differentiated(outputs, [], tangents, [gradients.get(record) for record in records], reached)

@@ -11,6 +11,7 @@ import torch
 from ...graph.effect_log import Write
 from ...graph.effects import BackwardEffects, LateUpdate, Result, WrappedGradient
 from ...graph.slots import Checked, Grad, Part, Slot, Updated
+from ...identity import ById, IdSet
 from ..heap.alias import memory_root
 from ..heap.records import InputRecord
 from ..heap.refusals import written_by_backward
@@ -23,16 +24,16 @@ from .resumable_trace import ValueRef
 aten = torch.ops.aten
 
 
-def written_by(recorder: Recorder, records: Sequence[InputRecord]) -> set[int]:
-    """The ids of the inputs that the backward turned out to write to, for another capture to know from the start."""
-    found = set()
-    for root in recorder.late.missing.values():
+def written_by(recorder: Recorder, records: Sequence[InputRecord]) -> IdSet[torch.Tensor]:
+    """The inputs that the backward turned out to write to, for another capture to know from the start."""
+    found: IdSet[torch.Tensor] = IdSet()
+    for root in recorder.late.missing:
         record = next((r for r in records if r.initial is root), None)
-        if record is None or recorder.values[id(record.stand_in)] is not root:
+        if record is None or recorder.values[record.stand_in] is not root:
             slots = [str(r.slot) for r in records if r.initial.storage is root.storage]
             what = "shares memory with another input" if record is None else "is given other memory or sizes"
             raise written_by_backward(" and ".join(slots), f"the backward of `{recorder.host.name}`", f"which {what}")
-        found.add(id(record.real))
+        found.add(record.real)
     return found
 
 
@@ -43,11 +44,11 @@ class Outputs:
     entries: list[Entry]
     slots: list[Slot]
     effects: BackwardEffects
-    leaves: tuple[int, ...]  # the ids of those whose gradients are wrapper subclasses
+    leaves: tuple[Any, ...]  # those whose gradients are wrapper subclasses
 
     def of(self, leaves: Sequence[torch.Tensor | None], live: tuple[int, ...]) -> BackwardEffects:
         """The effects of a graph with inputs that have these leaves, of which the backward writes to those `live`."""
-        number = {id(leaf): i for i, leaf in enumerate(leaves) if leaf is not None}
+        number = ById((leaf, i) for i, leaf in enumerate(leaves) if leaf is not None)
         given = zip(self.effects.wrapped, self.leaves, strict=True)
         wrapped = tuple(dataclasses.replace(one, input=number[leaf]) for one, leaf in given)
         return dataclasses.replace(self.effects, live=live, wrapped=wrapped)
@@ -78,7 +79,7 @@ def effects_of(recorder: Recorder, run: Run, slots: Sequence[Slot], tangents: Se
         wrapped.append(WrappedGradient(-1, spec, tuple(map(add, parts, part_slots))))
     made = tuple(updates), run.once, tuple(wrapped)
     effects = BackwardEffects(tuple(found), checks, generators_drawn_from(drawn), (), *made)
-    return Outputs(entries, found, effects, tuple(id(leaf) for leaf, *_ in run.wrapped))
+    return Outputs(entries, found, effects, tuple(leaf for leaf, *_ in run.wrapped))
 
 
 class DerivedEffects:
@@ -122,9 +123,9 @@ def _own_copy(recorder: Recorder, entry: Entry) -> Entry:
 
 def check_outputs(recorder: Recorder, run: Run, leaves: Sequence[Any], paths: Sequence[str]) -> None:
     """No backward writes to what the function returns."""
-    where = {id(root.storage): place for root, place in run.written}
+    where = {root.storage: place for root, place in run.written}
     for leaf, path in zip(leaves, paths, strict=True) if where else ():
-        value = recorder.values.get(id(leaf)) if isinstance(leaf, torch.Tensor) else None
-        if value is not None and id(value.storage) in where:
+        value = recorder.values.get(leaf) if isinstance(leaf, torch.Tensor) else None
+        if value is not None and value.storage in where:
             why = "which the caller has by then"
-            raise written_by_backward(f"memory of the output {path}", where[id(value.storage)], why)
+            raise written_by_backward(f"memory of the output {path}", where[value.storage], why)

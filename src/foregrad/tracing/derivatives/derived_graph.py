@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import fx
 
 from ..._torch.graphs import symbol_of, symbols_in
+from ..._torch.nested import leaves
 from ..._torch.symbols import is_symbolic
 from ...errors import UnsupportedError
 from ...graph.joint import JointGraph
 from ...graph.signature import DecisionInfo, GradientPaths, InputInfo, Signature
 from ...graph.slots import Decision, Grad, Live, Saved, Slot, Tangent
+from ...identity import ById, IdSet
 from ..heap.alias import not_own
 from ..heap.views import undone
 from ..recorder.backward_writes import Run
@@ -37,17 +38,16 @@ class DerivedOutput:
     slot: Slot
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedBackward:
-    """What running the backward of `origin`, and then the backward of that, left on the tape.
+    """What running the backward of `origin`, and then the backward of that, left on the tape: see `Differentiation`.
 
     The backward's entries start at `start`, those of its own backward at `middle`. `given` are the positions of the
     outputs with a tangent, `tangents` the fakes and entries of those. Of the `outputs`, `sources` have a history that
     leads to a variable, and take the tangents `seeds`; `rootless` ones require grad and lead to none. `variables` are
     the tensors that the derivative can be differentiated by, `second` the entries of the gradients. `valued` are the
     inputs whose own value is at hand, `saved` and `sizes` the other values, `results` those that are outputs of the
-    function. `done` and `second_done` are the effects of both backwards, `error` what the second one raised, and
-    `raised` the same by output. `made` are gradients that are wrapper subclasses, and where their plain tensors are.
+    function. `done` and `second_done` are the effects of both backwards, `backward_error` what the second one raised,
+    and `raised` that by output. `made` are gradients that are wrapper subclasses, and where their plain tensors are.
     """
 
     origin: ResumableTrace
@@ -68,9 +68,9 @@ class RecordedBackward:
     sizes: list[tuple[ValueRef, Any]]
     done: Run
     second_done: Run
-    error: Exception | None
+    backward_error: Exception | None
     raised: dict[int, Exception]
-    versions: Any
+    versions: ById[torch.Tensor, int]
     made: list[tuple[Any, list[ValueRef]]]
 
 
@@ -89,9 +89,10 @@ class _Graph:
             [Tangent(output.slot) for output in recorded.sources],
         )
         self.numbering.extend()
-        gradient_of = dict(zip(map(id, recorded.variables), recorded.second, strict=True))
-        outputs = [(i, id(origin.outputs[i])) for i in recorded.results]
-        results = [i for i, key in outputs if gradient_of[key] is not None or key in self.effects.later.leaves]
+        gradient_of = ById(zip(recorded.variables, recorded.second, strict=True))
+        wrapped = IdSet(self.effects.later.leaves)
+        outputs = [(i, origin.outputs[i]) for i in recorded.results]
+        results = [i for i, output in outputs if gradient_of[output] is not None or output in wrapped]
         self.cut = cut = Cut(recorded, results)
         self.decided = session.decisions.made
         ends = (
@@ -105,16 +106,15 @@ class _Graph:
             if self.numbering.position(self.numbering.of(entry)) < recorded.middle:
                 cut.copy(entry)
         cut.in_backward = True
-        gradients = [None if (e := gradient_of[id(v)]) is None else cut.copy(e) for v in recorded.variables]
+        gradients = [None if (e := gradient_of[v]) is None else cut.copy(e) for v in recorded.variables]
         self.late = [cut.copy(entry) for entry in self.effects.later.entries]
         for entry in drawn:
             cut.copy(entry)
-        with_gradients = {identity for identity, entry in gradient_of.items() if entry is not None}
-        cut.drop_unused(with_gradients.union(self.effects.later.leaves))
+        cut.drop_unused(wrapped | (leaf for leaf, entry in gradient_of.items() if entry is not None))
         cut.add_sizes()
         self.inputs, self.feeds, self.slots, self.originals, self.leaves = cut.inputs()
-        copy_of: dict[int, Entry | None] = dict(zip(map(id, recorded.variables), gradients, strict=True))
-        self.returned = [copy_of.get(id(leaf)) if leaf is not None else None for leaf in self.leaves]
+        copy_of = ById(zip(recorded.variables, gradients, strict=True))
+        self.returned = [copy_of.get(leaf) if leaf is not None else None for leaf in self.leaves]
         self.tape, self.random_originals = cut.tape()
         self.numbers = cut.numbers()
 
@@ -219,7 +219,7 @@ def derivative_of(
         graph.module(),
         signature,
         recorder.fake_mode,
-        recorded.error,
+        recorded.backward_error,
         symbols=recorder.decisions.numbers.table,
         raising=recorded.raised,
     )
@@ -249,7 +249,7 @@ class Cut:
         self.in_backward = False  # what is copied from now on is part of the backward
         self.copies: dict[int, Entry] = {}  # by number
         self.used: set[int] = set()
-        self.sizes: dict[int, Any] = {}  # the numbers that saved sizes are, by the id of their entry
+        self.sizes: dict[Entry, Any] = {}  # the numbers that saved sizes are
         self.sources: list[tuple[ValueRef, Slot, Entry, torch.Tensor | None, Entry]] = []
         self.seeds = [self._input(entry) for entry in recorded.seeds]
         for i in results:
@@ -328,25 +328,24 @@ class Cut:
 
     def add_sizes(self) -> None:
         """Inputs for the sizes that are used and that no other input has: saved ones."""
-        used = {
-            s for copy in self.copies.values() for n in _numbers_in((copy.args, copy.kwargs)) for s in symbols_in(n)
-        }
+        given = (value for copy in self.copies.values() for value in leaves((copy.args, copy.kwargs)))
+        used = {symbol for value in given if is_symbolic(value) for symbol in symbols_in(value)}
         known = {info.symbol for info in symbols_of_inputs(self.inputs()[0], {})}
         for place, number in self.recorded.sizes:
             symbol = symbol_of(number)
             if symbol in used - known:
                 known.add(symbol)
                 entry = Entry(None)
-                self.sizes[id(entry)] = number
+                self.sizes[entry] = number
                 self.sources.append((place, Saved(str(symbol)), entry, None, entry))
 
-    def numbers(self) -> dict[int, Any]:
+    def numbers(self) -> dict[Entry, Any]:
         """The symbolic numbers that copies are."""
         known = self.recorder.decisions.numbers.by_entry
         found = {
-            id(copy): known[id(first)]
+            copy: known[first]
             for number, copy in self.copies.items()
-            if id(first := self.numbering.first[number]) in known
+            if (first := self.numbering.first[number]) in known
         }
         return found | self.sizes
 
@@ -372,16 +371,16 @@ class Cut:
             "torch.autograd.grad(..., create_graph=True)."
         )
 
-    def drop_unused(self, with_gradients: set[int]) -> None:
+    def drop_unused(self, with_gradients: IdSet[torch.Tensor]) -> None:
         """Leave out inputs of the function that nothing is computed from: what they hold may be let go by then.
 
-        `with_gradients`: the ids of the leaves that get one.
+        `with_gradients`: the leaves that get one.
         """
         if not self.recorder.is_symbolic:  # their sizes may be asked for
             self.sources = [
                 (place, slot, original, leaf, copy)
                 for place, slot, original, leaf, copy in self.sources
-                if place.kind != "input" or id(leaf) in with_gradients or self.numbering.of(original) in self.used
+                if place.kind != "input" or leaf in with_gradients or self.numbering.of(original) in self.used
             ]
 
     def inputs(self) -> tuple[list[Entry], list[ValueRef], list[Slot], list[Entry], list[torch.Tensor | None]]:
@@ -407,14 +406,3 @@ class Cut:
             if copy.has_effect:
                 random.append((copy, first))
         return tape, random
-
-
-def _numbers_in(value: Any) -> Iterator[Any]:
-    """The symbolic numbers in arguments."""
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _numbers_in(item)
-    elif isinstance(value, dict):
-        yield from _numbers_in(tuple(value.values()))
-    elif is_symbolic(value):
-        yield value

@@ -27,6 +27,7 @@ from ...graph.meta import TensorSpec, contiguous_strides
 from ...graph.slots import Grad, Part, Slot, Tangent
 from ...graph.sparse import SPARSE
 from ...graph.tangents import CONSTANT, STOP, VARIABLE, BackwardCase, TangentKind, place_of_size
+from ...identity import ById
 from ...subclasses.conversion import taken_apart, wrap
 from ...subclasses.spec import WrapperSpec, bare_spec, is_wrapper, parts_of
 from ..inputs.wrapper_inputs import with_sizes_of
@@ -39,7 +40,7 @@ from .resumable_trace import Derivative, GradientRef, ResumableTrace, ValueRef, 
 from .session import run_engine
 
 
-class Differentiation:
+class Differentiation(RecordedBackward):
     """The work of making the backward of `origin` for one `case`: `run` gives it.
 
     `forward` is the function's forward graph and `saved` the nodes of it that are saved (None: given up since),
@@ -73,11 +74,9 @@ class Differentiation:
         self.needs_input_grad = [i for i in self.sinks if wanted is None or i in wanted]
         self.results = [] if origin.session.has_hooks else list(results)
         self.start = len(self.recorder.tape.entries)
-        self.backward_error: Exception | None = None
-        self.second_done = Run()  # what the backward of the backward did
-        self.outputs: list[DerivedOutput] = []
-        self.made: list[tuple[Any, list[ValueRef]]] = []  # gradients that are wrapper subclasses, their plain tensors
-        self.sizes: list[tuple[ValueRef, Any]] = []  # saved symbolic sizes
+        self.backward_error, self.second_done = None, Run()
+        self.outputs, self.made, self.saved, self.sizes = [], [], [], []
+        self.valued, self.raised, self.rootless = set(), {}, []
         self._find_saved(forward, saved, written)
 
     def _find_saved(self, forward: fx.GraphModule, saved: Sequence[fx.Node | None], written: frozenset[int]) -> None:
@@ -87,8 +86,6 @@ class Differentiation:
         numbers = numbering.of_nodes(forward, self.origin.inputs, self.origin.random)
         positions = {node: i for i, node in enumerate(n for n in forward.graph.nodes if n.op == "placeholder")}
         self.numbers_saved = [None if node is None else numbers.get(node) for node in saved]
-        self.saved: list[tuple[ValueRef, int]] = []
-        self.valued: set[int] = set()  # inputs whose own value was kept
         for index, node in enumerate(saved):
             if node is None:
                 continue
@@ -145,46 +142,22 @@ class Differentiation:
         refs = [self._ref(*one) for one in zip(found, apart, slots, strict=False)]
         by_input = dict(zip(plain, refs, strict=False))
         gradients = [by_input.get(i) for i in range(len(origin.inputs))]
-        done, versions = late.finish(restore=False), late.versions()
-        sources = [output for output in self.outputs if output.fake.requires_grad]
-        self._check_stops(sources)
-        seeds = [session.tangent(output.spec) for output in sources]
-        middle = len(self.recorder.tape.entries)  # where the backward of the backward starts on the tape
-        second = self._second(sources, self._variables(), [fake for fake, _ in seeds])
-        raised: dict[int, Exception] = {}  # by output, what its backward raises on a way to no input
-        rootless: list[DerivedOutput] = []  # that require grad, though no gradient goes from them to an input
+        self.done, self.versions = late.finish(restore=False), late.versions()
+        self.sources = [output for output in self.outputs if output.fake.requires_grad]
+        self._check_stops(self.sources)
+        seeds = [session.tangent(output.spec) for output in self.sources]
+        self.seeds = [entry for _, entry in seeds]
+        self.middle = len(self.recorder.tape.entries)
+        self.variables = self._variables()
+        self.second = self._second(self.sources, self.variables, [fake for fake, _ in seeds])
         if self.backward_error is None:
-            leads_somewhere = any(second) or bool(self.second_done.wrapped)
-            raised = self._errors(sources, [fake for fake, _ in seeds], leads_somewhere=leads_somewhere)
+            leads_somewhere = any(self.second) or bool(self.second_done.wrapped)
+            self.raised = self._errors(self.sources, [fake for fake, _ in seeds], leads_somewhere=leads_somewhere)
             if not leads_somewhere:
-                rootless, sources, seeds = sources, [], []
-        recorded = RecordedBackward(
-            origin=origin,
-            start=self.start,
-            middle=middle,
-            given=given,
-            tangents=self.tangents,
-            outputs=self.outputs,
-            sources=sources,
-            rootless=rootless,
-            seeds=[entry for _, entry in seeds],
-            variables=self._variables(),
-            second=second,
-            results=self.results,
-            sinks=self.sinks,
-            valued=self.valued,
-            saved=self.saved,
-            sizes=self.sizes,
-            done=done,
-            second_done=self.second_done,
-            error=self.backward_error,
-            raised=raised,
-            versions=versions,
-            made=self.made,
-        )
+                self.rootless, self.sources, self.seeds = self.sources, [], []
         at = len(plain)
         of_wrappers = {i: ref for i, ref in zip(whole, refs[at:], strict=False) if ref is not None}
-        return derivative_of(recorded, gradients, refs[at + len(whole) :], of_wrappers)
+        return derivative_of(self, gradients, refs[at + len(whole) :], of_wrappers)
 
     def _check_stops(self, sources: list[DerivedOutput]) -> None:
         """Raise where a gradient depends on an output that it was asked by, whose history is not kept."""
@@ -210,9 +183,9 @@ class Differentiation:
         return WrappedRef(spec, tuple(refs))
 
     def _place(self, fake: torch.Tensor, slot: Slot) -> ValueRef:
-        known = {id(tangent): i for (tangent, _), i in zip(self.tangents, self.given, strict=True)}
-        if id(fake) in known:
-            return ValueRef("tangent", known[id(fake)])
+        known = ById((tangent, i) for (tangent, _), i in zip(self.tangents, self.given, strict=True))
+        if fake in known:
+            return ValueRef("tangent", known[fake])
         number = next((n for n, output in enumerate(self.outputs) if output.fake is fake), len(self.outputs))
         if number == len(self.outputs):
             entry = self.recorder.entry_of(fake)

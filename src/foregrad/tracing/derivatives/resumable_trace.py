@@ -11,6 +11,7 @@ import torch
 from ...graph.joint import JointGraph
 from ...graph.meta import TensorSpec
 from ...graph.slots import Slot
+from ...identity import ById
 from ..tape.tape import Entry, Tape
 from ..values.residual_decisions import Known
 from .session import Session
@@ -96,7 +97,7 @@ class ResumableTrace:
     read_again: frozenset[str]
     known: Known
     valueless: frozenset[int] = frozenset()
-    versions: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    versions: ById[torch.Tensor, int] = dataclasses.field(default_factory=ById)
     made: Mapping[tuple[int, ...], Any] = dataclasses.field(default_factory=dict)
     wrappers: Mapping[tuple[int, ...], Any] = dataclasses.field(default_factory=dict)
 

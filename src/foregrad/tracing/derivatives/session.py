@@ -22,6 +22,7 @@ from ..._torch.stand_ins import is_stand_in, new_stand_in
 from ..._torch.tensors import is_number
 from ...errors import UnsupportedError
 from ...graph.meta import TensorSpec, contiguous_strides
+from ...identity import IdSet
 from ...locks import make_lock
 from ..heap.alias import Value
 from ..heap.recording import Host
@@ -55,7 +56,7 @@ class Session(Host):
         self.swap, self.engine = self.lifting.swap, self.lifting.in_engine  # type: ignore[method-assign]
         self.checkpoints = NoRegions()
         self.decisions = KnownDecisions(recorder.decisions, self.numbering)
-        self.written = recorder.host.written
+        self.written: IdSet[torch.Tensor] = IdSet()
         recorder.resume(self, self.decisions, run_engine.__code__)  # nothing of the first capture, which has arguments
 
     def where(self) -> str:
@@ -125,7 +126,7 @@ def make_tangent(recorder: Recorder, spec: TensorSpec) -> tuple[torch.Tensor, En
     fake = new_stand_in(spec.shape, spec.stride, spec.dtype, spec.device)
     entry = Entry(None, spec=spec)
     recorder.tape.append(entry)
-    recorder.values[id(fake)] = Value(fake, entry, spec)
+    recorder.values[fake] = Value(fake, entry, spec)
     return fake, entry
 
 

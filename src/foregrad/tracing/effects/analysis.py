@@ -12,7 +12,8 @@ from ...graph.effects import CheckInfo, Given, Result
 from ...graph.meta import TensorSpec
 from ...graph.signature import DecisionInfo, OutputInfo
 from ...graph.slots import Checked, Decision, Slot
-from ..heap.alias import Value
+from ...identity import ById
+from ..heap.alias import Storage, Value
 from ..heap.records import InputRecord
 from ..inputs.inputs import Inputs
 from ..kernels.checks import Check
@@ -48,12 +49,12 @@ class BaseOutput:
 @dataclasses.dataclass(slots=True)
 class Analysis:
     """What `analyze` finds. `fakes[i]` is the autograd tensor of graph output i, when it carries gradients. `bases`: by
-    the id of a storage that is no input's, what gives it.
+    a storage that is no input's, what gives it.
     """
 
     recorder: Recorder
     inputs: Inputs
-    bases: dict[int, BaseOutput] = dataclasses.field(default_factory=dict)
+    bases: dict[Storage, BaseOutput] = dataclasses.field(default_factory=dict)
     slots: list[Slot] = dataclasses.field(default_factory=list)
     entries: list[Entry] = dataclasses.field(default_factory=list)
     specs: list[TensorSpec] = dataclasses.field(default_factory=list)
@@ -65,7 +66,7 @@ class Analysis:
     early: list[Recorded] = dataclasses.field(default_factory=list)  # views of inputs that are taken, and marked
     replaced: list[int] = dataclasses.field(default_factory=list)  # inputs that are other tensors now
     swaps: list[Recorded] = dataclasses.field(default_factory=list)  # how they came to be that
-    starts: dict[int, Start] = dataclasses.field(default_factory=dict)  # by the id of a value
+    starts: dict[Value, Start] = dataclasses.field(default_factory=dict)
     of_swapped: set[tuple[int, int]] = dataclasses.field(default_factory=set)  # see `is_of_swapped`
     started: int = 0  # how many inputs `starts` is about
     counted: list[int] = dataclasses.field(default_factory=list)
@@ -79,7 +80,7 @@ class Analysis:
     decisions: list[DecisionInfo] = dataclasses.field(default_factory=list)
     checks: list[CheckInfo] = dataclasses.field(default_factory=list)
     inference: dict[int, bool] = dataclasses.field(default_factory=dict)  # graph outputs: made in inference mode?
-    by_fake: dict[int, int] = dataclasses.field(default_factory=dict)  # id of a fake -> graph output
+    by_fake: ById[torch.Tensor, int] = dataclasses.field(default_factory=ById)  # graph output
 
     def written_dtypes(self) -> set[torch.dtype]:
         """The dtypes of what is written with a history."""
@@ -105,7 +106,7 @@ class Analysis:
         self.specs.append(spec)
         self.fakes.append(fake if fake is not None and _carries_gradients(fake) else None)
         if fake is not None:
-            self.by_fake[id(fake)] = len(self.slots) - 1
+            self.by_fake[fake] = len(self.slots) - 1
         return len(self.slots) - 1
 
     def add_decisions(self, made: list[Decided]) -> None:
@@ -117,15 +118,15 @@ class Analysis:
 
     def add_checks(self, made: list[Check], records: list[InputRecord]) -> None:
         """What operators without results are given becomes graph outputs, unless it is an input or one of them."""
-        known: dict[int, Given | Result] = {id(entry): Result(i) for i, entry in enumerate(self.entries)}
-        known |= {id(record.entry): Given(i) for i, record in enumerate(records)}
+        known: dict[Entry, Given | Result] = {entry: Result(i) for i, entry in enumerate(self.entries)}
+        known |= {record.entry: Given(i) for i, record in enumerate(records)}
         for check in made:
             if not check.in_backward:
                 for entry in check.entries():
-                    if id(entry) not in known:
+                    if entry not in known:
                         out = self.add(Checked(check.where), entry, entry.spec, None)  # type: ignore[arg-type]
-                        known[id(entry)] = Result(out)
-                self.checks.append(check.info(lambda entry: known[id(entry)]))
+                        known[entry] = Result(out)
+                self.checks.append(check.info(lambda entry: known[entry]))
 
 
 def _carries_gradients(fake: torch.Tensor) -> bool:

@@ -46,7 +46,7 @@ class Facts:
         self.inputs = inputs
         self.where = where
         # By the input's record, the question and the attribute that it is for: see `note`.
-        self.made: dict[tuple[int, str, str | None], tuple[Asked, Any]] = {}
+        self.made: dict[tuple[Asked, str, Any], Any] = {}
         self.gradients = Gradients(inputs, self.note, where)
 
     def ask(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -67,7 +67,7 @@ class Facts:
         inputs = self.inputs
         if is_wrapper(tensor):  # its class asks itself as it is taken apart; `attributes` sees to all of these
             return
-        if not is_stand_in(tensor) and id(tensor) not in inputs.by_real and not inputs.sources.known(tensor):
+        if not is_stand_in(tensor) and tensor not in inputs.by_real and not inputs.sources.known(tensor):
             return
         record = self._record(tensor)
         if record is not None:
@@ -80,7 +80,7 @@ class Facts:
 
     def note(self, record: Asked, question: str, value: Any, attribute: Any = None) -> None:
         """Note the answer to a question: an expression with `{}` for the input, and with `{name}` for an attribute."""
-        self.made.setdefault((id(record), question, attribute), (record, value))
+        self.made.setdefault((record, question, attribute), value)
 
     def attributes(self, names: set[str] | None) -> None:
         """What the user hung onto tensors, as far as code names it; `None`: code makes names up."""
@@ -110,12 +110,12 @@ class Facts:
             for record in self.inputs.records:
                 self._table(record)
         wrappers = self.inputs.wrappers.inputs
-        number = {id(known): inputs + wrappers.index(known) for known in wrappers}
-        number |= {id(record): index for index, record in enumerate(self.inputs.records)}
+        number: dict[Any, int] = {known: inputs + wrappers.index(known) for known in wrappers}
+        number |= {record: index for index, record in enumerate(self.inputs.records)}
         return tuple(
-            (number[id(record)], question, attribute, value)
-            for (_, question, attribute), (record, value) in self.made.items()
-            if id(record) in number
+            (number[record], question, attribute, value)
+            for (record, question, attribute), value in self.made.items()
+            if record in number
         )
 
     def attribute_set(self) -> str | None:
@@ -137,10 +137,10 @@ class Facts:
         if is_wrapper(tensor):
             inputs.adopt(tensor)
             return inputs.wrappers.find(tensor)
-        found = inputs.by_stand_in.get(id(tensor)) or inputs.by_real.get(id(tensor))
+        found = inputs.by_stand_in.get(tensor) or inputs.by_real.get(tensor)
         if found is None and not is_stand_in(tensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter):
             inputs.adopt(tensor)
-            found = inputs.by_real.get(id(tensor))
+            found = inputs.by_real.get(tensor)
         return found
 
     # ---------------------------------------------------------------- one answer each

@@ -28,7 +28,7 @@ from ..._torch.dispatch import (
 from ..._torch.patches import hooks_off
 from ..._torch.settings import settings
 from ..._torch.stand_ins import is_stand_in
-from ..._torch.symbols import concrete
+from ..._torch.symbols import concrete, is_symbolic
 from ..._torch.tensors import is_inside_transform, storage_key
 from ...errors import UnsupportedAliasError, UnsupportedOpError, UnsupportedSideEffectError, UnsupportedTensorError
 from ...frontend.expected import is_plain
@@ -47,6 +47,7 @@ from ...graph.eager_regions import (
 )
 from ...graph.meta import TensorSpec, contiguous_strides
 from ...graph.python_calls import CALL
+from ...identity import ById
 from ...interrupts import runs_user_code
 from ...subclasses.spec import is_wrapper
 from ..heap.records import InputRecord, is_moved
@@ -373,7 +374,6 @@ _NUMBERS: dict[type, torch.dtype] = {
     float: torch.float64,
     complex: torch.complex128,
 }
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _LASTING = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.nn.Module, type)
 
 
@@ -415,7 +415,7 @@ class Arguments:
         if isinstance(value, torch.Tensor):
             self.tensors.append(value)
             return lambda tensors, _: next(tensors)
-        if isinstance(value, _SYMBOLIC):
+        if is_symbolic(value):
             number = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)](value)
             return lambda *_: number
         opened = open_container(value)
@@ -423,7 +423,7 @@ class Arguments:
             if not (is_plain(value) or isinstance(value, _LASTING) or self.is_old(value)):
                 self.new = value
             return lambda *_: value
-        if self.is_old(value) and not any(is_stand_in(x) or isinstance(x, _SYMBOLIC) for x in flatten(value)[0]):
+        if self.is_old(value) and not any(is_stand_in(x) or is_symbolic(x) for x in flatten(value)[0]):
             return lambda *_: value
         kind, cls, context, items = opened
         if kind == "registered" and any(map(operator.is_not, items, open_container(value)[3])):  # type: ignore[index]
@@ -485,8 +485,8 @@ def take_apart(result: Any, given: list[torch.Tensor]) -> tuple[list[torch.Tenso
     """The tensors among the leaves of a result, and the rest. Numbers, which may be others next time, are tensors."""
     leaves, tree = flatten(result)
     check_leaves(leaves, tree.paths("result"), "the eager region's")
-    arguments = {id(tensor): index for index, tensor in enumerate(given)}
-    known: dict[int, int] = {}
+    arguments = ById((tensor, index) for index, tensor in enumerate(given))
+    known: ById[Any, int] = ById()
     values: list[torch.Tensor] = []
     rest: list[Any] = []
     for leaf in leaves:
@@ -495,18 +495,18 @@ def take_apart(result: Any, given: list[torch.Tensor]) -> tuple[list[torch.Tenso
             values.append(torch.tensor(leaf, dtype=_NUMBERS[type(leaf)], device="cpu"))
         elif not isinstance(leaf, torch.Tensor):
             rest.append(leaf)
-        elif id(leaf) in arguments:
-            rest.append(_At(True, arguments[id(leaf)]))
+        elif leaf in arguments:
+            rest.append(_At(True, arguments[leaf]))
         else:
             if leaf.layout is not torch.strided or type(leaf) not in (torch.Tensor, torch.nn.Parameter):
                 raise UnsupportedSideEffectError(
                     f"an eager region returns a {type(leaf).__name__} of layout {leaf.layout}. Return dense tensors: "
                     "call .to_dense() in the region."
                 )
-            if id(leaf) not in known:
-                known[id(leaf)] = len(values)
+            if leaf not in known:
+                known[leaf] = len(values)
                 values.append(leaf)
-            rest.append(_At(False, known[id(leaf)]))
+            rest.append(_At(False, known[leaf]))
     return values, (tree, rest)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...frontend.libraries import is_outside
-from ..tape.again import CaptureAgain
+from ..tape.tape import CaptureAgain
 
 
 class FirstImports:

@@ -15,12 +15,13 @@ from ...frontend.program_state import ProgramState
 from ...frontend.reads import table_of
 from ...frontend.tree import is_as_opened, open_container
 from ...graph.python_effects import OfArgument, PythonWrite
+from ...identity import ById, IdSet
 from .side_effects import refuse_change
 
 
 class Given:
-    """`args` and `kwargs` with `leaves` in them. `of_argument`: by their ids, the containers among these and the tables
-    of their attributes, as each call knows its own; `named`: the same containers with what people call them.
+    """`args` and `kwargs` with `leaves` in them. `of_argument`: the containers among these and the tables of
+    their attributes, as each call knows its own; `named`: the same containers with what people call them.
     `arguments(leaves, made)` makes them.
     """
 
@@ -32,14 +33,14 @@ class Given:
         paths = [path for _, path in call.containers]
         arrays = {node.number for _, node in call.tree.walk("") if node.kind == "array"}  # which nothing is written to
         self.named = [(value, paths[number]) for number, value in made.items() if number not in arrays]
-        self.of_argument: dict[int, OfArgument] = {}
+        self.of_argument: ById[Any, OfArgument] = ById()
         for number, value in made.items():
-            self.of_argument[id(value)] = OfArgument(number, type(value))
+            self.of_argument[value] = OfArgument(number, type(value))
             if type(table := table_of(value)) is dict:
-                self.of_argument[id(table)] = OfArgument(number, type(value), attributes=True)
+                self.of_argument[table] = OfArgument(number, type(value), attributes=True)
         states = call.tree.children[0].children[: times_lifted(call.function)]
         numbers = {node.number for tree in states for _, node in tree.walk("")}
-        self._of_state = {id(call.containers[number][0]) for number in numbers if number >= 0}
+        self._of_state = IdSet(call.containers[number][0] for number in numbers if number >= 0)
         # Writes to registered pytrees and dataclasses are refused, not replayed.
         closed = [node.number for _, node in call.tree.walk("") if node.kind in ("registered", "dataclass")]
         self._closed = [(made[n], open_container(made[n]), paths[n]) for n in closed if n in made]
@@ -57,36 +58,37 @@ class Given:
         classes = {node.type for _, node in self.call.tree.walk("") if node.kind in ("object", "array")}
         if any(type(write.target) is OfArgument for write in writes):
             classes.update(type(container) for container, _ in self.call.containers)
-        found: dict[type, dict[int, Any]] = {}
+        found: dict[type, IdSet[Any]] = {}
         for value in _objects_in(state) if classes else ():
-            if type(value) in classes and id(value) not in self.of_argument:
-                found.setdefault(type(value), {})[id(value)] = value
+            if type(value) in classes and value not in self.of_argument:
+                found.setdefault(type(value), IdSet()).add(value)
         for container, path in self.call.containers:
-            others = found.get(type(container), {})
+            others = found.get(type(container), IdSet[Any]())
             if self.is_lifted(container, state):
-                others.pop(id(container), None)
-            if id(container) in others or overlaps(container, others.values()):
+                others.discard(container)
+            if container in others or overlaps(container, others):
                 raise UnsupportedSideEffectError(
                     f"`{name}` is given {path}, a {type(container).__name__} that it also reaches by itself: pass it, "
                     "or use it, not both."
                 )
-        return {cls: frozenset(values) for cls, values in found.items()}
+        return {cls: frozenset(map(id, values)) for cls, values in found.items()}
 
     def is_own(self, container: Any, state: ProgramState) -> bool:
         """Whether the items of a container are others in each call: only the guards of arguments ask for them."""
         return is_array(container) or self.is_lifted(container, state)
 
-    def is_lifted(self, container: Any, state: ProgramState, inside: frozenset[int] = frozenset()) -> bool:
+    def is_lifted(self, container: Any, state: ProgramState, inside: IdSet[Any] | None = None) -> bool:
         """Whether the function reaches a container or array only at places that are arguments, see `Lifted`, and what
-        is there. `inside`: the ids of containers on the way.
+        is there. `inside`: containers on the way.
         """
-        if id(container) not in self._of_state or id(container) in inside:
+        inside = inside or IdSet()
+        if container not in self._of_state or container in inside:
             return False
         lifted = {place.identity for place in lifted_places(self.call.function)}
         places = state.references_to(container)
         return bool(places) and all(
             not lifted.isdisjoint({(id(holder.target), key), (id(holder.place), key)})
-            or self.is_lifted(holder.target, state, inside | {id(container)})
+            or self.is_lifted(holder.target, state, inside | [container])
             for holder, key in places
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from ...errors import UnsupportedError, UnsupportedSideEffectError
 from ...graph.effect_log import SetGradient
 from ...graph.signature import OutputInfo, PartOf
 from ...graph.slots import Closure
+from ...identity import ById, IdSet
 from ...subclasses.spec import is_wrapper
 from ..heap.records import InputRecord
 from ..inputs.inputs import GradientSource, Inputs
@@ -41,7 +42,7 @@ class Gradients:
 
     def __init__(self, inputs: Inputs, note: Callable[..., None], where: Callable[[], str]) -> None:
         self.inputs, self.note, self.where = inputs, note, where
-        self._held: dict[int, _Held] = {}  # by the id of the record
+        self._held: dict[InputRecord, _Held] = {}
         self._is_over = False  # the function has run
         self.values: list[torch.Tensor] = []  # that are left in `.grad`, once the function has run
         self.hooks: list[Any] = []  # that backwards inside call
@@ -50,7 +51,7 @@ class Gradients:
 
     def read(self, record: InputRecord) -> Any:
         """What the program gets for `tensor.grad`."""
-        if id(record) in self._held:
+        if record in self._held:
             found = own_gradient(record.stand_in)
             real = None if found is None else self.inputs.real_of(found)
             return found if real is None else real
@@ -71,9 +72,9 @@ class Gradients:
                 f"`.grad` of {record.slot}, {why}, is set at {self.where()}, which a compiled call can't repeat. Set "
                 "it outside the compiled function."
             )
-        if id(record) not in self._held:
+        if record not in self._held:
             self._note(record)
-            self._held[id(record)] = _Held(record, was_cleared=value is None)
+            self._held[record] = _Held(record, was_cleared=value is None)
 
     def accumulating(self, roots: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
         """Context: autograd's engine adds the gradients of `roots` to `.grad`, and calls the hooks of tensors."""
@@ -85,7 +86,7 @@ class Gradients:
                 f"a backward begins at {self.where()}, at a tensor that is not computed in the function, or at a "
                 "gradient edge. Run it outside the compiled function."
             )
-        reached = [by_stand_in[id(leaf)] for leaf in other_leaves(roots, ()) if id(leaf) in by_stand_in]
+        reached = [by_stand_in[leaf] for leaf in other_leaves(roots, ()) if leaf in by_stand_in]
         for record in reached:
             self._enter(record)
         return hooked_as([(record.stand_in, record.real) for record in reached])
@@ -96,14 +97,14 @@ class Gradients:
         for question, answer in hooks.items() if hooks else [(UNHOOKED, True)]:
             self.note(record, question, answer)
         self.hooks += [hook for hook in hooks.values() if not isinstance(hook, int)]
-        if id(record) in self._held or not record.real.is_leaf:
+        if record in self._held or not record.real.is_leaf:
             return
         grad = record.real.grad
         self._note(record)
         if grad is not None:
             self._know(record, grad)
             set_gradient(record.stand_in, self.inputs.adopt(grad))
-        self._held[id(record)] = _Held(record, was_cleared=False)
+        self._held[record] = _Held(record, was_cleared=False)
 
     def _note(self, record: InputRecord) -> None:
         """Each call is to find a gradient in `.grad`, or None, as this one does. PyTorch warns who asks no leaf: a part
@@ -115,7 +116,7 @@ class Gradients:
     def _know(self, record: InputRecord, grad: torch.Tensor) -> None:
         """Where the gradient that an input has at entry is found in each call."""
         source = GradientSource(Closure(f"{record.slot}.grad"), record.real)
-        known = self.inputs.by_real.get(id(grad))
+        known = self.inputs.by_real.get(grad)
         if known is not None and getattr(known.source, "owner", None) is not record.real:
             raise UnsupportedError(
                 f"`.grad` of {record.slot} is {known.slot}, which is used as well at {self.where()}: only one "
@@ -143,18 +144,18 @@ class Gradients:
                 paths.append(f"{record.slot}.grad")
         return self.values, paths
 
-    def effects(self, number: dict[int, int], outputs: int) -> list[SetGradient]:
-        """The entries of the log. `number`: by the id of its record, which input it is; `outputs`: how many there are,
+    def effects(self, number: Mapping[Any, int], outputs: int) -> list[SetGradient]:
+        """The entries of the log. `number`: by its record, which input it is; `outputs`: how many there are,
         the last of which are the `values`.
         """
-        place = {id(value): outputs - len(self.values) + at for at, value in enumerate(self.values)}
+        place = ById((value, outputs - len(self.values) + at) for at, value in enumerate(self.values))
         made = []
         for held in self._held.values():
-            final, at = held.final, number[id(held.record)]
-            if held.record.real.grad is not None and (final is None or id(final) in place):
+            final, at = held.final, number[held.record]
+            if held.record.real.grad is not None and (final is None or final in place):
                 is_first = held.was_cleared
                 made += [SetGradient(at, None, first=is_first)] if final is None or is_first else []
-            made += [SetGradient(at, place[id(final)])] if final is not None and id(final) in place else []
+            made += [SetGradient(at, place[final])] if final is not None and final in place else []
         return made
 
 
@@ -171,16 +172,16 @@ _INTERIOR = "computes other results from it, whose gradients flow to it inside"
 def retained_by(
     tensors: Sequence[torch.Tensor],
     results: Sequence[Any],
-    by_stand_in: Mapping[int, Any],
-    number: Mapping[int, int],
+    by_stand_in: ById[Any, Any],
+    number: Mapping[Any, int],
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Positions among the results of those of the tensors that keep their gradient, and the inputs that do."""
     if not tensors:
         return (), ()
-    kept = set(map(id, tensors))
+    kept = IdSet(tensors)
     records = [by_stand_in[i] for i in kept if i in by_stand_in]
-    inputs = sorted(number[id(r)] for r in records if r.real.requires_grad and not r.real.is_leaf)
-    positions = [i for i, result in enumerate(results) if id(result) in kept and id(result) not in by_stand_in]
+    inputs = sorted(number[r] for r in records if r.real.requires_grad and not r.real.is_leaf)
+    positions = [i for i, result in enumerate(results) if result in kept and result not in by_stand_in]
     return tuple(positions), tuple(inputs)
 
 
@@ -200,26 +201,26 @@ def check_new_leaves(
     name: str,
     results: Sequence[Any],
     infos: Sequence[OutputInfo],
-    known: Collection[int],
+    known: IdSet[Any],
     fakes: Sequence[torch.Tensor | None],
     wrappers: Sequence[Any],
 ) -> None:
     """No output of the graph (`fakes`) was computed from a leaf that the function made and gives back, or leaves in
-    Python's state. `known`: ids of results that are inputs. `wrappers`: results that are wrapper subclasses.
+    Python's state. `known`: results that are inputs. `wrappers`: results that are wrapper subclasses.
     """
-    made = {
-        id(result): info.path
+    made = ById(
+        (result, info.path)
         for result, info in zip(results, infos, strict=True)
-        if isinstance(result, torch.Tensor) and id(result) not in known and _is_leaf(result)
-    }
-    made |= {id(one): f"a {type(one).__qualname__}" for one in wrappers if id(one) not in known and _is_leaf(one)}
+        if isinstance(result, torch.Tensor) and result not in known and _is_leaf(result)
+    )
+    made |= ById((one, f"a {type(one).__qualname__}") for one in wrappers if one not in known and _is_leaf(one))
     if not made:
         return
     outputs = [fake for fake in fakes if fake is not None and history_of(fake) is not None]
     for leaf in other_leaves(outputs, ()):
-        if id(leaf) in made:
+        if leaf in made:
             raise UnsupportedSideEffectError(
-                f"`{name}` makes the leaf {made[id(leaf)]} and computes other results from it: a compiled call would "
+                f"`{name}` makes the leaf {made[leaf]} and computes other results from it: a compiled call would "
                 "not give it their gradient. Make the leaf outside, or compile what computes with it by itself."
             )
 

@@ -32,21 +32,21 @@ def observed_swaps(analysis: Analysis, leaves: list[object]) -> list[tuple[int, 
     recorder, records = analysis.recorder, analysis.inputs.records
     log = recorder.changes.log
     swaps = {index: log.of(records[index].stand_in, SetData) for index in analysis.replaced}
-    number = {id(event.after): (index, at) for index, events in swaps.items() for at, event in enumerate(events)}
-    fakes = [leaf for leaf in leaves if is_stand_in(leaf) and id(leaf) in recorder.values]
+    number = {event.after: (index, at) for index, events in swaps.items() for at, event in enumerate(events)}
+    fakes = [leaf for leaf in leaves if is_stand_in(leaf) and leaf in recorder.values]
     waiting = [recorder.value_of(fake) for fake in fakes]
     waiting += [old for old, _ in recorder.changes.replaced.values()]
     found = {(index, len(events) - 1) for index, events in swaps.items()}
     looking = [index for index in swaps if changes_look(recorder, records[index])]
     found |= {(index, at) for index in looking for at in range(len(swaps[index]))}
     waiting += [event.after for events in swaps.values() for event in events[-1:]]  # type: ignore[misc]
-    seen: set[int] = set()
+    seen: set[Value] = set()
     while waiting:
         for value in chain_of(waiting.pop()):
-            if id(value) not in seen:
-                seen.add(id(value))
-                if id(value) in number:
-                    found.add(number[id(value)])
+            if value not in seen:
+                seen.add(value)
+                if value in number:
+                    found.add(number[value])
     return sorted(found)
 
 
@@ -56,22 +56,22 @@ def _start_of(analysis: Analysis, value: Value) -> tuple[Value, Start] | None:
     if analysis.started != len(records):
         analysis.starts, analysis.started = _starts(analysis.recorder, records), len(records)
     at: Value | None = value
-    while at is not None and id(at) not in analysis.starts:
+    while at is not None and at not in analysis.starts:
         at = at.parent
-    return None if at is None else (at, analysis.starts[id(at)])
+    return None if at is None else (at, analysis.starts[at])
 
 
-def _starts(recorder: Recorder, records: list[InputRecord]) -> dict[int, Start]:
-    starts: dict[int, Start] = {}
+def _starts(recorder: Recorder, records: list[InputRecord]) -> dict[Value, Start]:
+    starts: dict[Value, Start] = {}
     for index, record in enumerate(records):
-        current = recorder.values[id(record.stand_in)]
+        current = recorder.values[record.stand_in]
         swaps = recorder.changes.log.of(record.stand_in, SetData)
-        begins = {id(event.after) for event in swaps}
+        begins = {event.after for event in swaps}
         for epoch, first in enumerate([record.initial, *(event.after for event in swaps)]):
             until = swaps[epoch].at if epoch < len(swaps) else 0
             was: Value | None = first
-            while was is not None and (was is first or id(was) not in begins) and was.storage is first.storage:  # type: ignore[union-attr]
-                starts.setdefault(id(was), Start(index, was is current, epoch, until))
+            while was is not None and (was is first or was not in begins) and was.storage is first.storage:  # type: ignore[union-attr]
+                starts.setdefault(was, Start(index, was is current, epoch, until))
                 was = was.became
     return starts
 
@@ -104,7 +104,7 @@ def memory_of(analysis: Analysis, value: Value, path: str) -> Handle:
             return source
     if value.storage.is_input:
         raise of_exchanged_memory(path)
-    base = analysis.bases[id(value.storage)]
+    base = analysis.bases[value.storage]
     return Handle(path, None, base.output, (*base.back, *steps_between(value, base.value)))
 
 

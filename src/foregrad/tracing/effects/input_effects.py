@@ -29,6 +29,7 @@ from ...graph.effect_log import (
 )
 from ...graph.meta import TensorSpec
 from ...graph.slots import Updated
+from ...identity import IdSet
 from ..heap.metadata_changes import Event, views_with_history
 from ..heap.records import InputRecord, is_moved, is_of_another_kind, is_written_with_history
 from ..heap.refusals import changed_with_gradients, of_exchanged_memory, written_by_lists
@@ -43,19 +44,19 @@ RESIZES = {aten.resize_.default, aten.resize_as_.default}
 # Inputs that the function wrote to: what the graph gives them, which sizes they take on, whose versions move.
 
 
-def written_through_bases(inputs: Inputs) -> dict[int, int]:
+def written_through_bases(inputs: Inputs) -> dict[InputRecord, InputRecord]:
     """{record: the record of the tensor it is a view of}, where writing to that gives the view its new history too."""
-    through: dict[int, int] = {}
+    through: dict[InputRecord, InputRecord] = {}
     for record in inputs.records:
         stand_in = record.stand_in
-        base = inputs.by_stand_in.get(id(base_of(stand_in))) if is_view(stand_in) else None
+        base = inputs.by_stand_in.get(base_of(stand_in)) if is_view(stand_in) else None
         if (
             base is not None
             and _is_written(record)
             and is_written_with_history(record)
             and is_written_with_history(base)
         ):
-            through[id(record)] = id(base)
+            through[record] = base
     return through
 
 
@@ -63,7 +64,7 @@ def check_histories(recorder: Recorder, inputs: Inputs) -> None:
     """Raise for a view that an operator on lists wrote to together with what shares its memory."""
     for record in inputs.records:
         stand_in = record.stand_in
-        is_listed_view = id(stand_in) in recorder.writes.listed and is_view(stand_in)
+        is_listed_view = stand_in in recorder.writes.listed and is_view(stand_in)
         if is_listed_view and stand_in.requires_grad and not leads_to_base(stand_in):
             raise written_by_lists(str(record.slot), recorder.changes.where(stand_in))
 
@@ -76,7 +77,7 @@ def _is_written(record: InputRecord) -> bool:
 
 def is_replaced(recorder: Recorder, record: InputRecord) -> bool:
     """Whether an input is another tensor by now."""
-    current = recorder.values[id(record.stand_in)]
+    current = recorder.values[record.stand_in]
     moves = recorder.changes.log.of(record.stand_in, SetData)
     return bool(moves) or current.storage is not record.initial.storage
 
@@ -113,13 +114,13 @@ def add_updates(
 ) -> None:
     """`views`: outputs that are views of the input."""
     recorder, stand_in, initial = analysis.recorder, record.stand_in, record.initial
-    current = recorder.values[id(stand_in)]
+    current = recorder.values[stand_in]
     written = _is_written(record) or is_written_through_views
     counted = is_moved(record)
     differentiable = written and is_written_with_history(record)
     resized = bool(recorder.changes.log.changes_of(stand_in))
     if not (written or resized or is_view(stand_in)) and is_written_with_history(record):
-        fakes = [value.fake for value in recorder.values.values() if id(value.fake) in recorder.changes.replaced]
+        fakes = [value.fake for value in recorder.values.values() if value.fake in recorder.changes.replaced]
         view = next((fake for fake in fakes if fake is not None and base_of(fake) is stand_in), stand_in)
         raise changed_with_gradients(str(record.slot), recorder.changes.where(view))  # it is written in other memory
     twin = recorder.detached.twin_of(stand_in)
@@ -142,7 +143,6 @@ def add_updates(
     if first:
         with recorder, torch.enable_grad():
             stand_in = stand_in.as_strided(record.spec.shape, record.spec.stride, record.spec.offset)
-        recorder.kept.append(stand_in)
         current = recorder.value_of(stand_in)
     value = current if differentiable else initial
     out = analysis.add(
@@ -164,7 +164,7 @@ def _is_detached_last(recorder: Recorder, record: InputRecord, twin: torch.Tenso
 
 def check_resized(recorder: Recorder, record: InputRecord) -> None:
     """An input that is written with gradients keeps its number of elements."""
-    if recorder.values[id(record.stand_in)].spec.numel != record.spec.numel:
+    if recorder.values[record.stand_in].spec.numel != record.spec.numel:
         raise changed_with_gradients(str(record.slot), recorder.changes.where(record.stand_in))
 
 
@@ -207,24 +207,24 @@ def check_marked(analysis: Analysis) -> None:
     tensor written with a history and given other memory: PyTorch regenerates their `grad_fn` from the new base.
     """
     recorder, records = analysis.recorder, analysis.inputs.records
-    resized = {event.tensor for event in recorder.changes.log.events if event.op in RESIZES}
+    resized = IdSet(event.tensor for event in recorder.changes.log.events if event.op in RESIZES)
     for at, leaf in analysis.aliases if resized or recorder.changes.replaced else ():
         info = analysis.outputs[at]
         if not isinstance(info, Handle) or info.input is None or not is_view(leaf) or analysis.is_of_swapped(info):
             continue
         record = records[info.input]
         is_of_marked = record.stand_in.requires_grad and not record.real.requires_grad
-        _, is_set = recorder.changes.replaced.get(id(record.stand_in), (None, True))
+        _, is_set = recorder.changes.replaced.get(record.stand_in, (None, True))
         is_of_swapped = not is_set and is_written_with_history(record)
         is_unasked = is_of_swapped and not all(step.grad_enabled for step in info.steps)
-        if (is_of_marked and id(leaf) in resized) or is_unasked:
+        if (is_of_marked and leaf in resized) or is_unasked:
             concerned = leaf if is_of_marked else record.stand_in
             raise of_exchanged_memory(f"the output {info.path}", recorder.changes.where(concerned))
 
 
-def views_of_written(memory: list[tuple[InputRecord, list[InputRecord]]], recorder: Recorder) -> set[int]:
-    """The views among the inputs, by id, that share memory that was written and require grad, or do so then."""
-    found: set[int] = set()
+def views_of_written(memory: list[tuple[InputRecord, list[InputRecord]]], recorder: Recorder) -> IdSet[torch.Tensor]:
+    """The views among the inputs that share memory that was written and require grad, or do so then."""
+    found: IdSet[torch.Tensor] = IdSet()
     for whole, members in memory:
         gained = any(r.stand_in.requires_grad and not r.real.requires_grad for r in members)
         storage = whole.initial.storage
@@ -233,13 +233,13 @@ def views_of_written(memory: list[tuple[InputRecord, list[InputRecord]]], record
             everyone = any(r.detached_at is not None and is_moved(r) for r in members)
             known = members if everyone else _known_as_written(members)
             views = [r for r in known if is_view(r.real) and (r.real.requires_grad or gained)]
-            found |= {id(r.real) for r in views}
+            found.update(r.real for r in views)
     return found
 
 
 def is_set_again(recorder: Recorder, record: InputRecord) -> bool:
     """Whether `set_` replaced the input, and may do so again: an input that is a leaf by then loses its gradient."""
-    _, is_set = recorder.changes.replaced.get(id(record.stand_in), (None, False))
+    _, is_set = recorder.changes.replaced.get(record.stand_in, (None, False))
     stand_in = record.stand_in
     return is_set and not is_marked(stand_in)
 
@@ -275,7 +275,7 @@ def check_sizes(analysis: Analysis, gradients: Sequence[Any]) -> frozenset[int]:
     with_history = [fake for fake in analysis.fakes if fake is not None]
     for index in {*analysis.replaced, *resized, *marked}:
         record = records[index]
-        _, is_set = recorder.changes.replaced.get(id(record.stand_in), (None, False))
+        _, is_set = recorder.changes.replaced.get(record.stand_in, (None, False))
         if record.real.is_leaf and _is_parted(with_history, record.leaf):
             raise _refused(recorder, record)
         if index in resized and record.real.requires_grad and record.stand_in.requires_grad:
@@ -402,7 +402,7 @@ def log_of(analysis: Analysis, whole: Sequence[InputRecord]) -> tuple[Effect, ..
     detachments = {event.at for event in recorder.changes.log.events if event.is_detach}
     for index in analysis.counted:
         record = records[index]
-        storages = record.initial.storage, recorder.values[id(record.stand_in)].storage
+        storages = record.initial.storage, recorder.values[record.stand_in].storage
         moves = [change.at for storage in storages for change in storage.changes_of(record.stand_in)]
         counted.append(Recorded(max({*moves} - detachments, default=0), BumpVersion(index)))
     counted += _bumps_after_views([*views, *histories, *before, *after, *counted], records)

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import torch
 
 from ..._torch.asked import tell_type
-from ..._torch.pytree import refuse_flattening
+from ..._torch.nested import refuse_flattening
 from ..._torch.symbols import is_symbolic
 from ...errors import UnsupportedSideEffectError
 from ...frontend.expected import is_plain
@@ -29,6 +29,7 @@ from ...frontend.module_tables import TABLES
 from ...frontend.objects import is_plain_object
 from ...frontend.program_state import ProgramState
 from ...frontend.reads import Reads
+from ...identity import IdSet
 
 Identity = tuple[int, Any]
 Place = tuple[Holder, Any]
@@ -205,11 +206,11 @@ class Journals:
         self.made: list[tuple[Notes, list[Place]]] = []
         self.said: list[tuple[Any, str, str, tuple[Any, ...]]] = []
         self.are_installed = False
-        known: set[int] = set()
+        known: IdSet[Any] = IdSet()
         for holder in state.holders if wanted else ():
             for key, value in holder.items():
-                if (id(holder.target), key) in wanted and id(value) not in known:
-                    known.add(id(value))
+                if (id(holder.target), key) in wanted and value not in known:
+                    known.add(value)
                     places = state.references_to(value)
                     if places:
                         self.made.append((Notes(value), places))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -23,6 +23,7 @@ from ...frontend.objects import is_plain_object, look_into
 from ...frontend.program_state import ProgramState
 from ...frontend.tree import Opened, Tree, Unwrap, check_leaves, flatten, is_leaf, list_of, open_objects
 from ...graph.python_effects import Kept, OfArgument, PythonWrite
+from ...identity import ById, IdSet
 from ..tape.collection import Newborns
 
 _REMEDIES = {  # for classes of PyTorch's, by a part of the place's name: their code is not the user's
@@ -42,24 +43,24 @@ _CONSTANT = (type, types.ModuleType, types.BuiltinFunctionType, enum.Enum, torch
 
 @dataclasses.dataclass(frozen=True)
 class MadeValues:
-    """Values that one run made. `state`: what the function can reach; `arguments` has by their ids the containers that
-    the run was given, and the tables of their attributes; `real_of(fake)` is the tensor that a stand-in stands for;
+    """Values that one run made. `state`: what the function can reach; `arguments` has the containers that the
+    run was given, and the tables of their attributes; `real_of(fake)` is the tensor that a stand-in stands for;
     `newborns` are the objects that the run made.
     """
 
     name: str
     state: ProgramState
-    arguments: Mapping[int, OfArgument]
+    arguments: ById[Any, OfArgument]
     real_of: Callable[[Any], Any]
     newborns: Newborns
 
     def is_argument(self, holder: Holder) -> bool:
         """Whether it is among the arguments: what it holds is guarded, so that it may grow."""
-        return id(holder.target) in self.arguments
+        return holder.target in self.arguments
 
     def in_arguments(self, write: PythonWrite) -> PythonWrite:
         """A write to a container of the run as one to the argument that each call is given."""
-        target = self.arguments.get(id(write.target))
+        target = self.arguments.get(write.target)
         return write if target is None else dataclasses.replace(write, target=target)
 
     def all(self, result: Any, written: list[Any], unwrap: Unwrap, *, objects: bool) -> Opened:
@@ -74,9 +75,9 @@ class MadeValues:
         else:
             leaves, first = flatten(result, unwrap)
             opened = open_objects(written, self._instead, unwrap)
-            returned = {id(c) for c in open_objects([result], self._instead, _left).containers} if written else set()
+            returned = IdSet(open_objects([result], self._instead, _left).containers if written else ())
             for container in opened.containers:
-                if id(container) in returned:
+                if container in returned:
                     self._refuse(container, "what it returns, too", "that it made")
             opened, others = dataclasses.replace(opened, leaves=leaves + opened.leaves), opened.tree.children
         leaves = opened.leaves[: first.size]
@@ -103,11 +104,11 @@ class MadeValues:
         for part in parts:
             is_value = is_plain(part) or isinstance(part, _CONSTANT) or is_symbolic(part)
             is_old = self.state.knows(part) or (not is_value and self.newborns.has(part) is False)
-            if not (is_value or is_old) or id(part) in self.arguments or is_stand_in(part):
+            if not (is_value or is_old) or part in self.arguments or is_stand_in(part):
                 self._refuse(part, path, "as a key")
 
     def _instead(self, value: Any) -> Any:
-        argument = self.arguments.get(id(value))
+        argument = self.arguments.get(value)
         if argument is not None:
             return argument
         if is_plain(value):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Container, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -25,7 +25,8 @@ from ...graph.effect_log import Detach, Handle, MarkRequiresGrad, Recorded, SetD
 from ...graph.meta import TensorSpec
 from ...graph.signature import ConstantOutput, OutputInfo, WrapperOutput
 from ...graph.slots import Base, Output, Updated
-from ..heap.alias import Value, chain_of, is_from_custom_function, memory_root
+from ...identity import ById, IdSet
+from ..heap.alias import Storage, Value, chain_of, is_from_custom_function, memory_root
 from ..heap.metadata_changes import Event, keeps_history
 from ..heap.refusals import detached_and_written, of_exchanged_memory, written_by_lists
 from ..inputs.inputs import Inputs
@@ -66,12 +67,12 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
     recorder.detached.check_stale(views, inputs.by_stand_in)
     through_bases = written_through_bases(inputs)
     for index, record in enumerate(inputs.records):
-        if id(record) in through_bases:
+        if record in through_bases:
             check_resized(recorder, record)
             analysis.replaced += [index] if is_replaced(recorder, record) else []
         else:
             of_it = [view for view, _ in views if is_view(view) and base_of(view) is record.stand_in]
-            add_updates(analysis, index, record, id(record) in through_bases.values(), of_it)
+            add_updates(analysis, index, record, record in through_bases.values(), of_it)
     add_counted(analysis)
     add_wrapper_histories(analysis)
     for whole, _ in inputs.memory:
@@ -83,7 +84,7 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
     analysis.bases = bases = bases_of(analysis, tensors)
     for key, group in tensors.items():
         first = group[0].tensor
-        analysis.inference[bases[key].output if key in bases else analysis.by_fake[id(first)]] = first.is_inference()
+        analysis.inference[bases[key].output if key in bases else analysis.by_fake[first]] = first.is_inference()
     for leaf, path in zip(leaves, paths, strict=True):
         analysis.outputs.append(_counted(analysis, _output(analysis, leaf, path), leaf))
         if getattr(analysis.outputs[-1], "steps", ()):
@@ -115,10 +116,10 @@ def _output(analysis: Analysis, leaf: Any, path: str) -> OutputInfo:
     wrapper = inputs.wrappers.returned(leaf, inputs.adopt)
     if wrapper is not None:
         return WrapperOutput(path, *wrapper)
-    record = inputs.by_stand_in.get(id(leaf)) or inputs.by_real.get(id(leaf))
+    record = inputs.by_stand_in.get(leaf) or inputs.by_real.get(leaf)
     if record is None and not is_stand_in(leaf):
         inputs.adopt(leaf)
-        record = inputs.by_real[id(leaf)]
+        record = inputs.by_real[leaf]
     if record is not None:
         return Handle(path, inputs.records.index(record))
     return _tensor_output(analysis, leaf, path)
@@ -130,8 +131,8 @@ def _counted(analysis: Analysis, info: OutputInfo, leaf: Any) -> OutputInfo:
     if not (recorder.changes.replaced and is_stand_in(leaf) and _counts_with_input(recorder, inputs, info, leaf)):
         return info
     value = recorder.value_of(leaf)
-    chain = {id(link) for link in chain_of(value)}
-    swaps = [e for e in recorder.changes.log.events if id(e.after) in chain and e.tensor not in inputs.by_stand_in]
+    chain = set(chain_of(value))
+    swaps = [e for e in recorder.changes.log.events if e.after in chain and e.tensor not in inputs.by_stand_in]
     event = swaps[-1] if swaps else None
     view = None if event is None else alias_of_input(analysis, event.value, info.path)
     if event is None or event.after is None or view is None or leaf.requires_grad:
@@ -166,10 +167,10 @@ def _marked(analysis: Analysis, leaf: torch.Tensor, value: Value, handle: Handle
 
 def _tensor_output(analysis: Analysis, leaf: torch.Tensor, path: str) -> OutputInfo:
     recorder, inputs = analysis.recorder, analysis.inputs
-    old, _ = recorder.changes.replaced.get(id(leaf), (None, False))
+    old, _ = recorder.changes.replaced.get(leaf, (None, False))
     if old is None and recorder.changes.replaced and is_view(leaf) and leaf.requires_grad:
         _check_memory(recorder, inputs, leaf, path)
-    if old is not None and id(leaf) not in inputs.by_stand_in and has_been_another(leaf, old):
+    if old is not None and leaf not in inputs.by_stand_in and has_been_another(leaf, old):
         set_at = {event.at for event in recorder.changes.log.of(leaf, SetStorage)}
         is_stale = any(old.born < change.at for change in old.storage.changes_of(leaf) if change.at not in set_at)
         is_stale |= not allows_writes(leaf)
@@ -195,7 +196,7 @@ def _what_it_was(analysis: Analysis, old: Value, path: str) -> Handle | None:
     alias = alias_of_input(analysis, old, path)
     if alias is not None or old.storage.is_input:
         return alias or _refuse_former(path)
-    base = analysis.bases.get(id(old.storage))
+    base = analysis.bases.get(old.storage)
     if base is None:
         return None
     return Handle(path, None, base.output, (*base.back, *steps_between(old, base.value)))
@@ -203,8 +204,8 @@ def _what_it_was(analysis: Analysis, old: Value, path: str) -> Handle | None:
 
 def _memory_given(analysis: Analysis, leaf: torch.Tensor, path: str) -> Handle:
     """The memory that an output took over."""
-    value, existing = analysis.recorder.value_of(leaf), analysis.by_fake.get(id(leaf))
-    if existing is not None and id(value.storage) not in analysis.bases:
+    value, existing = analysis.recorder.value_of(leaf), analysis.by_fake.get(leaf)
+    if existing is not None and value.storage not in analysis.bases:
         return Handle(path, None, existing)
     return memory_of(analysis, value, path)
 
@@ -220,13 +221,13 @@ def _memory(analysis: Analysis, leaf: torch.Tensor, path: str) -> OutputInfo:
         return _with_own_history(analysis, alias, leaf, value)[0]
     if value.storage.is_input:
         _refuse_former(path)
-    existing = analysis.by_fake.get(id(leaf))
+    existing = analysis.by_fake.get(leaf)
     if existing is not None:
         handle = Handle(path, None, existing)
         if is_marked(leaf):
             _marked(analysis, leaf, value, handle)
         return handle
-    base = analysis.bases[id(value.storage)]
+    base = analysis.bases[value.storage]
     alias = Handle(path, None, base.output, (*base.back, *steps_between(value, base.value)))
     if base.detached and leaf.requires_grad:
         analysis.views += taken(alias, value)
@@ -288,13 +289,13 @@ def _own_history(analysis: Analysis, alias: Handle, leaf: torch.Tensor, value: V
     above = [link.fake for link in chain_of(value)[1 : len(alias.steps) - cuts[-1]]]
     if alias.input is not None and any(fake is not None and inputs.is_own_leaf(fake) for fake in above):
         return None  # its history begins there
-    current = recorder.values.get(id(owner))
+    current = recorder.values.get(owner)
     if current is None or owner is None or not owner.requires_grad or owner.is_leaf or current not in chain_of(value):
         owner, current = leaf, value
     at = len(alias.steps) - chain_of(value).index(current)
     if at <= cuts[-1]:
         owner, current, at = leaf, value, len(alias.steps)
-    output = analysis.by_fake.get(id(owner))
+    output = analysis.by_fake.get(owner)
     if output is None:
         output = analysis.add(Output(alias.path), current.read(recorder.emit), current.spec, owner)
     return output, at
@@ -316,8 +317,8 @@ def _check_copy(
 def _check_memory(recorder: Recorder, inputs: Inputs, leaf: torch.Tensor, path: str) -> None:
     """Autograd takes a view of a tensor that was given other memory for one of what this was, once it is detached."""
     base = base_of(leaf)
-    is_detached = id(base) in recorder.changes.replaced and id(base) in recorder.detached.twins
-    if is_detached and id(base) not in inputs.by_stand_in:
+    is_detached = base in recorder.changes.replaced and base in recorder.detached.twins
+    if is_detached and base not in inputs.by_stand_in:
         raise of_exchanged_memory(f"the output {path}", recorder.changes.where(base))
 
 
@@ -326,7 +327,7 @@ def _counts_with_input(recorder: Recorder, inputs: Inputs, info: OutputInfo, lea
     which `.data = ...` gave other memory.
     """
     is_of_input = isinstance(info, Handle) and info.input is not None
-    is_known = id(leaf) in recorder.changes.replaced and isinstance(info, Handle) and info.steps
+    is_known = leaf in recorder.changes.replaced and isinstance(info, Handle) and info.steps
     if is_of_input or is_known:
         return False
     storage = recorder.value_of(leaf).storage
@@ -350,13 +351,13 @@ def _refuse_former(path: str) -> NoReturn:
 # Results as Python objects: which are parameters, and what attributes the function set on them.
 
 
-def parameters_made(results: Sequence[Any], known: Collection[int]) -> tuple[int, ...]:
-    """Positions of the results that are parameters which the function made; `known`: ids of results that are inputs."""
+def parameters_made(results: Sequence[Any], known: Container[Any]) -> tuple[int, ...]:
+    """Positions of the results that are parameters which the function made; `known`: results that are inputs."""
     return tuple(at for at, t in _made(results, known) if type(t) is torch.nn.Parameter)
 
 
 def attributes_set(
-    name: str, results: Sequence[Any], paths: Sequence[str], known: Collection[int]
+    name: str, results: Sequence[Any], paths: Sequence[str], known: Container[Any]
 ) -> tuple[tuple[int, str, Any], ...]:
     """(position among the results, name, value) of each attribute that the function set on a result which it made."""
     found = [(at, key, value) for at, t in _made(results, known) for key, value in t.__dict__.items()]
@@ -369,9 +370,9 @@ def attributes_set(
     return tuple(found)
 
 
-def _made(results: Sequence[Any], known: Collection[int]) -> list[tuple[int, torch.Tensor]]:
-    first = {id(t): (at, t) for at, t in reversed(list(enumerate(results))) if is_stand_in(t)}
-    return [pair for key, pair in first.items() if key not in known]
+def _made(results: Sequence[Any], known: Container[Any]) -> list[tuple[int, torch.Tensor]]:
+    first = ById((t, at) for at, t in reversed(list(enumerate(results))) if is_stand_in(t))
+    return [(at, t) for t, at in first.items() if t not in known]
 
 
 # -------------------------------------------------------------------- outputs that share memory
@@ -390,26 +391,26 @@ class _Member:
 
 def tensor_outputs(
     recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[str], swaps: list[tuple[int, int]]
-) -> dict[int, list[_Member]]:
-    """Outputs in memory that is no input's, by the id of their storage; each tensor once."""
-    by_storage: dict[int, list[_Member]] = {}
-    seen: set[int] = set()
+) -> dict[Storage, list[_Member]]:
+    """Outputs in memory that is no input's, by their storage; each tensor once."""
+    by_storage: dict[Storage, list[_Member]] = {}
+    seen: IdSet[torch.Tensor] = IdSet()
     for index, at in swaps:
         record = inputs.records[index]
         value = recorder.changes.log.of(record.stand_in, SetData)[at].after
         if value is not None and not value.storage.is_input:
             member = _Member(record.stand_in, str(record.slot), value)
-            by_storage.setdefault(id(value.storage), []).append(member)
+            by_storage.setdefault(value.storage, []).append(member)
     for leaf, path in zip(leaves, paths, strict=True):
-        if not is_stand_in(leaf) or id(leaf) in seen or id(leaf) in inputs.by_stand_in:
+        if not is_stand_in(leaf) or leaf in seen or leaf in inputs.by_stand_in:
             continue
-        seen.add(id(leaf))
+        seen.add(leaf)
         value = recorder.value_of(leaf)
         if not value.storage.is_input:
-            by_storage.setdefault(id(value.storage), []).append(_Member(leaf, path, value))
-        old, _ = recorder.changes.replaced.get(id(leaf), (None, False))
+            by_storage.setdefault(value.storage, []).append(_Member(leaf, path, value))
+        old, _ = recorder.changes.replaced.get(leaf, (None, False))
         if old is not None and has_been_another(leaf, old) and not old.storage.is_input:
-            by_storage.setdefault(id(old.storage), []).append(_Member(leaf, path, old, was=True))
+            by_storage.setdefault(old.storage, []).append(_Member(leaf, path, old, was=True))
     return {key: group for key, group in by_storage.items() if len(group) > 1 or not group[0].was}
 
 
@@ -418,10 +419,10 @@ def has_been_another(tensor: torch.Tensor, old: Value) -> bool:
     return old.storage.is_input or tensor.requires_grad
 
 
-def bases_of(analysis: Analysis, by_storage: dict[int, list[_Member]]) -> dict[int, BaseOutput]:
+def bases_of(analysis: Analysis, by_storage: dict[Storage, list[_Member]]) -> dict[Storage, BaseOutput]:
     """Graph outputs for every memory; {storage: its base} where outputs are views of one."""
     recorder, inputs = analysis.recorder, analysis.inputs
-    bases: dict[int, BaseOutput] = {}
+    bases: dict[Storage, BaseOutput] = {}
     for key, group in by_storage.items():
         first, path, value = group[0].tensor, group[0].path, group[0].value
         _separate(recorder, value.root)
@@ -432,7 +433,7 @@ def bases_of(analysis: Analysis, by_storage: dict[int, list[_Member]]) -> dict[i
             bases[key] = BaseOutput(root, output, ())
             continue
         is_plain = not (is_view(first) and first.requires_grad and base_of(first) is not None)
-        has_own = id(first) in recorder.changes.replaced or is_from_custom_function(value, first)
+        has_own = first in recorder.changes.replaced or is_from_custom_function(value, first)
         if len(group) == 1 and (is_plain or has_own):
             entry = value.read(recorder.emit)
             is_view_here = value.parent is not None and isinstance(entry.spec, TensorSpec)
@@ -454,14 +455,14 @@ def bases_of(analysis: Analysis, by_storage: dict[int, list[_Member]]) -> dict[i
         assert base.fake is not None
         entry = base.read(recorder.emit)
         own = [member.path for member in group if member.tensor is base.fake]
-        known = analysis.by_fake.get(id(base.fake))
+        known = analysis.by_fake.get(base.fake)
         slot = Output(own[0]) if own else Base(tuple(Output(member.path) for member in group))
         twin = recorder.detached.twin_of(base.fake)
         if twin is not None and any(_keeps_history(recorder, member) for member in group):
             bases[key] = BaseOutput(start, analysis.add(slot, entry, base.spec, twin), back, detached=True)
             at = recorder.changes.log.detached(base.fake)[-1].at
             analysis.happens(at, Detach(-1, result=bases[key].output))
-            analysis.by_fake[id(base.fake)] = bases[key].output
+            analysis.by_fake[base.fake] = bases[key].output
             continue
         leaf = is_marked(base.fake)
         if leaf and base.parent is not None:  # no view of what it was before its sizes changed: that is no leaf
@@ -469,20 +470,21 @@ def bases_of(analysis: Analysis, by_storage: dict[int, list[_Member]]) -> dict[i
         bases[key] = BaseOutput(start, analysis.add(slot, entry, base.spec, base.fake), back, leaf)
         if leaf:
             analysis.happens(marked_at(recorder, base.fake, base), MarkRequiresGrad(-1, result=bases[key].output))
-        if recorder.values.get(id(base.fake)) is not base:
-            analysis.by_fake.pop(id(base.fake))  # that is what it was
-            analysis.by_fake |= {} if known is None else {id(base.fake): known}
+        if recorder.values.get(base.fake) is not base:
+            analysis.by_fake.pop(base.fake)  # that is what it was
+            if known is not None:
+                analysis.by_fake[base.fake] = known
     return bases
 
 
 def _is_given_only(inputs: Inputs, group: list[_Member]) -> bool:
     """Whether nobody but inputs has this memory."""
-    return all(id(member.tensor) in inputs.by_stand_in for member in group)
+    return all(member.tensor in inputs.by_stand_in for member in group)
 
 
 def _owns_more(inputs: Inputs, group: list[_Member]) -> bool:
     """Whether an input takes memory over that has more than its elements."""
-    owners = [member for member in group if id(member.tensor) in inputs.by_stand_in]
+    owners = [member for member in group if member.tensor in inputs.by_stand_in]
     if len(group) > 1 and any(member.tensor.requires_grad for member in group):
         return False
     return any(owner.value.root.spec.nbytes != owner.value.spec.nbytes for owner in owners)
@@ -490,8 +492,8 @@ def _owns_more(inputs: Inputs, group: list[_Member]) -> bool:
 
 def _separate(recorder: Recorder, root: Value) -> None:
     """What `copy_` gave a tensor as it is stays another's, which may be saved, and the user may write to this one."""
-    sources = {id(memory_root(entry)) for entry in recorder.writes.copied.get(id(root), ())}
-    if sources and id(memory_root(root.read(recorder.emit))) in sources:
+    sources = {memory_root(entry) for entry in recorder.writes.copied.get(root, ())}
+    if sources and memory_root(root.read(recorder.emit)) in sources:
         root.separate(recorder.emit)
 
 
@@ -515,13 +517,13 @@ def _common_base(recorder: Recorder, values: list[Value]) -> tuple[Value, Value]
         if any(value is not level[0] for value in level):
             break
         fake = level[0].fake
-        if fake is not None and recorder.values.get(id(fake)) is level[0]:
+        if fake is not None and recorder.values.get(fake) is level[0]:
             common = level[0]
     if common is None or common.fake is None:
         start = chains[0][0]
         return start, start if start.fake is not None else _after_resizing(start)
     own = base_of(common.fake) if is_view(common.fake) else None
-    current = None if own is None else recorder.values.get(id(own))
+    current = None if own is None else recorder.values.get(own)
     if current is None or current.storage is not common.storage:
         return common, common
     earlier = chain_of(current)

@@ -28,7 +28,7 @@ from ...frontend.reads import Reads
 from ...graph.eager_regions import differentiated_twice
 from ...graph.python_calls import CALL, GradientHook
 from ..recorder.recorder import Recorder
-from ..tape.again import CaptureAgain
+from ..tape.tape import CaptureAgain
 from .eager_regions import Once
 from .python_state import BackwardChangesError
 from .result_hooks import needs_nothing, outside_of

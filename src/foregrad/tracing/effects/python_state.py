@@ -24,6 +24,7 @@ from ...frontend.tree import LEAF, Tree, Unwrap, flatten
 from ...graph.console import CONSOLE
 from ...graph.eager_regions import open_journal
 from ...graph.python_effects import PythonWrite, SetAttribute
+from ...identity import ById
 from ...subclasses.spec import is_of_capture
 from ..tape.collection import Newborns
 from ..values.draw_patches import stand_in_for
@@ -72,7 +73,7 @@ class PythonState:
         self._changed: list[Holder] = []  # by the run
         self._standing_in: list[tuple[Holder, Any, Any, Any]] = []  # (holder, key, what was there, what stands for it)
         self._failed: UnsupportedSideEffectError | None = None
-        self._strays: dict[int, tuple[torch.nn.Module, list[Holder]]] = {}
+        self._strays: ById[torch.nn.Module, list[Holder]] = ById()
         self._after: list[tuple[Holder, Any]] = []
         self._given_back: list[Holder] = []  # containers and objects that the run made, in what it returns or leaves
         self._taken_over: list[tuple[Holder, Any, str]] = []
@@ -132,12 +133,12 @@ class PythonState:
 
     def changed_since(self) -> Callable[[], str | None]:
         """What names something that the run changes from now on."""
-        before = {id(holder): holder.kind.read(holder.target) for holder in self.before.changed()}
+        before = {holder: holder.kind.read(holder.target) for holder in self.before.changed()}
         calls = sum(1 for _ in self.journals.calls())
 
         def changed() -> str | None:
             for holder in self.before.changed():
-                if not holder.kind.same(holder.target, before.get(id(holder), holder.before)):
+                if not holder.kind.same(holder.target, before.get(holder, holder.before)):
                     return holder.name() or "an object"
             return None if sum(1 for _ in self.journals.calls()) == calls else "a container"
 
@@ -145,25 +146,25 @@ class PythonState:
 
     def knows(self, value: Any) -> bool:
         """Whether an object is older than the call, and one for all calls."""
-        return self.before.knows(value) and id(value) not in self.made.arguments
+        return self.before.knows(value) and value not in self.made.arguments
 
     def varies(self, value: Any) -> bool:
         """Whether an object is a tensor, a container or an object among the arguments: another in each call."""
         own = self.real_of(value) if isinstance(value, torch.Tensor) else None
         is_leaf = own is not None and any(leaf is own for leaf in self.call.leaves)
-        return is_leaf or id(value) in self.made.arguments
+        return is_leaf or value in self.made.arguments
 
     def enter(self, module: torch.nn.Module) -> None:
         """The code of a module runs. No tensor of the capture is to stay in one that no walk has met."""
-        if not self.before.knows(module) and id(module) not in self.reads.made_here and id(module) not in self._strays:
+        if not self.before.knows(module) and id(module) not in self.reads.made_here and module not in self._strays:
             own = object.__getattribute__(module, "__dict__")
             tables, name = (own, own.get("_buffers", {})), type(module).__name__
             holders = [Holder(kinds.DICT, t, None, name, "attr", kinds.DICT.read(t)) for t in tables]
-            self._strays[id(module)] = module, holders
+            self._strays[module] = holders
 
     def _leave_strays(self) -> Iterator[str]:
         """Take the tensors of the capture out of these modules; what people call their places."""
-        for module, holders in self._strays.values():
+        for module, holders in self._strays.items():
             for holder in holders:
                 for key, value in kinds.DICT.read(holder.target).items():
                     if value is not holder.before.get(key) and _is_made((key, value)):
@@ -242,10 +243,10 @@ class PythonState:
 
     def settle(self) -> None:
         """The run is over, its backward too: everything as it was before."""
-        seen = {id(holder): value for holder, value in self._after}
+        seen = dict(self._after)
         written = self.before.changed()
         for holder in (*written, *self._given_back):
-            if not self._is_still(holder, seen.get(id(holder), holder.before)):
+            if not self._is_still(holder, seen.get(holder, holder.before)):
                 raise BackwardChangesError(
                     f"the backward of `{self.name}` changes {holder.name() or 'an object'}, which a compiled backward "
                     "would not repeat. Do it outside of the hook or Function."
@@ -398,11 +399,11 @@ def _written(state: ProgramState, function: Any) -> list[Holder]:
     stood for it: that was written, which the next call does with another number there.
     """
     changed = state.changed()
-    lifted: dict[int, list[StatePlace]] = {}
+    lifted: ById[Any, list[StatePlace]] = ById()
     for place in lifted_places(function):
-        lifted.setdefault(id(place.target), []).append(place)
+        lifted.setdefault(place.target, []).append(place)
     for holder in state.holders if lifted else ():
-        for place in lifted.get(id(holder.target), ()):
+        for place in lifted.get(holder.target, ()):
             stand_in = stand_in_at(function, place.identity)
             is_written = stand_in is not None and holder.now(place.key) is not stand_in
             if is_written and not any(holder is known for known in changed):

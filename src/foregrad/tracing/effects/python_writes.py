@@ -31,6 +31,7 @@ from ...graph.python_effects import (
     SetItem,
     SetItems,
 )
+from ...identity import ById, IdSet
 from .made_values import MadeValues, remedy_at
 from .side_effects import attribute_set_error
 
@@ -70,7 +71,7 @@ class PythonWrites:
         self.values: list[Any] = []
         self.paths: list[str] = []
         self.made = made
-        self._holders = {id(holder.target): holder for holder in changed}
+        self._holders = ById((holder.target, holder) for holder in changed)
         for holder in changed:
             find = _FINDERS.get(holder.kind)
             if find is None:
@@ -155,8 +156,8 @@ class PythonWrites:
         is_argument = self._is_of_call(holder, len(now))
         if len(now) != len(before) and not is_argument:
             self._check_growth(holder, now[start:])
-        former = {id(item): -1 - i for i, item in reversed(list(enumerate(before)))}
-        moves = any(id(now[i]) in former for i in changed if not is_plain(now[i]))
+        former = ById((item, -1 - i) for i, item in reversed(list(enumerate(before))))
+        moves = any(now[i] in former for i in changed if not is_plain(now[i]))
         if holder.kind is kinds.LIST and len(now) == len(before) and not moves:
             for i in changed:
                 self._put(SetItem, holder, i, now[i], before[i], is_argument=is_argument)
@@ -164,7 +165,7 @@ class PythonWrites:
         start = 0 if holder.kind is kinds.DEQUE else start
         items = []
         for i, item in enumerate(now[start:], start):
-            known = former.get(id(item)) if not is_plain(item) else None
+            known = former.get(item) if not is_plain(item) else None
             if known is None:
                 path = f"{holder.name()}[{i}]"
                 known = self._value(item, path) if is_argument else self._add(item, path, ABSENT)
@@ -173,9 +174,9 @@ class PythonWrites:
 
     def set_(self, holder: Holder) -> None:
         now, before = holder.kind.read(holder.target), holder.before
-        known, left = {id(item) for item in before}, {id(item) for item in now}
-        removed = [item for item in before if id(item) not in left]
-        added = [item for item in now if id(item) not in known]
+        known, left = IdSet(before), IdSet(now)
+        removed = [item for item in before if item not in left]
+        added = [item for item in now if item not in known]
         is_argument = self._is_of_call(holder, len(now))
         if not is_argument:
             self._check_growth(holder, added)
@@ -219,7 +220,7 @@ class PythonWrites:
             return _is_number(now)
         if before is now or type(before) is not type(now) or is_plain(before) or isinstance(before, torch.Tensor):
             return False
-        if (holder := self._holders.get(id(before))) is not None:  # the run has written to it
+        if (holder := self._holders.get(before)) is not None:  # the run has written to it
             before, now = holder.before, holder.kind.read(now)
         (leaves, tree), (_, other) = flatten(before), flatten(now)
         return tree.kind != "leaf" and tree == other and all(isinstance(x, torch.Tensor) or is_plain(x) for x in leaves)

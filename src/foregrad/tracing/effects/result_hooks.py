@@ -26,6 +26,7 @@ from ..._torch.tensors import base_of, history_of, is_view
 from ...errors import UnsupportedSideEffectError
 from ...frontend.code import names_of
 from ...graph.signature import Handle, OutputInfo
+from ...identity import ById, IdSet
 from ...subclasses.spec import is_wrapper
 from ..heap.records import InputRecord, is_moved
 from ..inputs.inputs import Inputs
@@ -130,12 +131,12 @@ class OwnHooks:
             noted.was_called = False  # by a gradient taken inside
         if not self._registered:
             return
-        known: dict[int, Any] = {**inputs.by_stand_in, **inputs.wrappers.by_stand_in}
+        known: ById[Any, Any] = inputs.by_stand_in | inputs.wrappers.by_stand_in
         outside = outside_of(function)
-        in_one_memory = {id(member) for _, members in inputs.memory for member in members}
-        for left in [noted for noted in self._registered if id(noted.tensor) in known and _is_there(noted)]:
-            record = known[id(left.tensor)]
-            is_plain = record.real.requires_grad and not is_moved(record) and id(record) not in in_one_memory
+        in_one_memory = {member for _, members in inputs.memory for member in members}
+        for left in [noted for noted in self._registered if noted.tensor in known and _is_there(noted)]:
+            record = known[left.tensor]
+            is_plain = record.real.requires_grad and not is_moved(record) and record not in in_one_memory
             if not (live and is_plain and needs_nothing(left.hook, outside)) or _names_containers(left.hook):
                 raise UnsupportedSideEffectError(
                     f"`{name}` puts a hook on a tensor from outside (an argument, a parameter), where it stays and is "
@@ -144,19 +145,19 @@ class OwnHooks:
                 )
             self.on_inputs.append((record, left.hook))
             self._take_back(left)
-        hooked = {id(base_of(r.tensor)) for r in self._registered if is_view(r.tensor) and _is_there(r)}
+        hooked = IdSet(base_of(r.tensor) for r in self._registered if is_view(r.tensor) and _is_there(r))
         for leaf in inputs.wrappers.leaves if hooked else ():
-            if is_wrapper(leaf) and is_view(leaf) and id(base_of(leaf)) in hooked:  # each call takes it anew
+            if is_wrapper(leaf) and is_view(leaf) and base_of(leaf) in hooked:  # each call takes it anew
                 raise _hook_on_view(name, f"of a {type(leaf).__qualname__}")
-        positions = {id(t): at for at, t in reversed(list(enumerate(results))) if is_stand_in(t)}
+        positions = ById((t, at) for at, t in reversed(list(enumerate(results))) if is_stand_in(t))
         fakes = [fake for fake in analysis.fakes if fake is not None]
         passed, passed_aliases = passed_through(fakes, analysis.aliases)
-        interior = {id(fakes[at]) for at, _ in passed} | {id(results[at]) for at, _ in passed_aliases}
-        for key, at in positions.items():
-            hooks = [r for r in self._registered if r.tensor is results[at] and _is_there(r)]
-            if not hooks or key in known:
+        interior = IdSet([*(fakes[at] for at, _ in passed), *(results[at] for at, _ in passed_aliases)])
+        for tensor, at in positions.items():
+            hooks = [r for r in self._registered if r.tensor is tensor and _is_there(r)]
+            if not hooks or tensor in known:
                 continue
-            if live and key not in interior and all(needs_nothing(r.hook, outside) for r in hooks):
+            if live and tensor not in interior and all(needs_nothing(r.hook, outside) for r in hooks):
                 self.on_results += ((at, r.hook) for r in hooks)
                 for registered in hooks:
                     self._take_back(registered)
@@ -201,24 +202,24 @@ def _names_containers(hook: Any) -> bool:
     return any(isinstance(value, (list, dict, set, collections.deque)) for value in (*cells, *named))
 
 
-def outside_of(function: Any) -> frozenset[int]:
-    """The ids of what a function closes over, with the functions among that: cells, contents, objects of methods."""
-    found: dict[int, Any] = {}
+def outside_of(function: Any) -> IdSet[Any]:
+    """What a function closes over, with the functions among that: cells, contents, objects of methods."""
+    found: IdSet[Any] = IdSet()
     waiting = [function]
     while waiting:
         value = waiting.pop()
-        if id(value) in found:
+        if value in found:
             continue
-        found[id(value)] = value
+        found.add(value)
         if isinstance(value, types.CellType):
             waiting += [value.cell_contents] if value != types.CellType() else []
         elif isinstance(value, (types.FunctionType, types.MethodType)):
             waiting += [*(value.__closure__ or ()), getattr(value, "__self__", None)]
-    return frozenset(found)
+    return found
 
 
 def needs_nothing(
-    value: Any, outside: frozenset[int], knows: Callable[[Any], bool] = lambda _: False, depth: int = 0
+    value: Any, outside: IdSet[Any], knows: Callable[[Any], bool] = lambda _: False, depth: int = 0
 ) -> bool:
     """Whether a hook, or what it holds, holds nothing that the run made: tensors, symbolic numbers, lists.
 
@@ -226,11 +227,11 @@ def needs_nothing(
     """
     if is_stand_in(value) or is_symbolic(value) or depth > _DEEPEST:
         return False
-    if id(value) in outside or isinstance(value, (*_PLAIN, torch.Tensor, torch.nn.Module)):
+    if value in outside or isinstance(value, (*_PLAIN, torch.Tensor, torch.nn.Module)):
         return True
     held: Iterable[Any]
     if isinstance(value, types.FunctionType):
-        cells = [cell for cell in value.__closure__ or () if id(cell) not in outside]
+        cells = [cell for cell in value.__closure__ or () if cell not in outside]
         cells = [cell.cell_contents for cell in cells if cell != types.CellType()]
         held = (*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
     elif isinstance(value, functools.partial):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -16,6 +16,7 @@ from ...frontend.arrays import are_apart, arrays_in, tensor_over
 from ...frontend.call import FlatCall
 from ...frontend.function_classes import check_classes
 from ...frontend.tree import Unwrap, flatten
+from ...identity import IdSet
 from ...subclasses.spec import is_of_capture
 from ..heap.records import InputRecord
 from .attribute_guards import Facts
@@ -107,9 +108,9 @@ def check_arrays(name: str, call: FlatCall, records: list[InputRecord], met: Ite
     """
     written = [r for r in records if not r.real.is_inference() and r.stand_in._version != r.start_version]
     arrays = [over for value in met if (over := tensor_over(value)) is not None] if written else []
-    own = {id(call.leaves[leaf]) for leaf, _, _ in arrays_in(call.tree)}
+    own = IdSet(call.leaves[leaf] for leaf, _, _ in arrays_in(call.tree))
     for record in written:
-        if id(record.real) not in own and not all(are_apart([array], [record.real]) for array in arrays):
+        if record.real not in own and not all(are_apart([array], [record.real]) for array in arrays):
             raise UnsupportedSideEffectError(
                 f"`{name}` writes to {record.slot}, over whose memory lies a NumPy array that it also reaches: what "
                 "it reads there would be what was there before the call. Use the tensor alone, or a copy."
@@ -120,11 +121,11 @@ def check_results(
     name: str,
     results: Sequence[Any],
     paths: Sequence[str],
-    known: Collection[int],
+    known: Container[Any],
     generators: Container[Any],
     classes: FunctionClasses,
 ) -> None:
-    """No result but an input (by id among those `known`) has a `.grad`, is a generator that the function made, or a
+    """No result but an input (one among those `known`) has a `.grad`, is a generator that the function made, or a
     number that has no value; none is a tensor that only its class knows how to handle (`classes`).
     """
     check_classes(name, results, paths, classes)
@@ -144,7 +145,7 @@ def check_results(
                 f"`{name}` returns a random generator that it makes, {path}: that of each call would be the same. Make "
                 "it outside."
             )
-        if is_of_capture(result) and id(result) not in known and gradient_of(result) is not None:
+        if is_of_capture(result) and result not in known and gradient_of(result) is not None:
             raise UnsupportedSideEffectError(
                 f"`{name}` sets `.grad` of {path}, which it returns; a compiled call would not. Set it outside."
             )

@@ -13,6 +13,7 @@ from ..._torch.tensors import base_of, history_of, is_view
 from ...graph.effect_log import WriteWrapper
 from ...graph.signature import PassedWrapper, WrapperPlace
 from ...graph.slots import Updated
+from ...identity import ById, IdSet
 from ...subclasses.spec import is_wrapper
 from ..heap.refusals import changed_wrapper, returned_wrapper
 from ..inputs.inputs import Inputs
@@ -27,13 +28,13 @@ def add_wrapper_histories(analysis: Analysis) -> None:
     """
     updates = {update.input: update.output for update in analysis.updates}
     inputs = analysis.inputs
-    number = {id(record.stand_in): i for i, record in enumerate(inputs.records)}
+    number = ById((record.stand_in, i) for i, record in enumerate(inputs.records))
     for wrapper, known in inputs.wrappers.rewritten():
         _check_alone(inputs, known)
         spec, parts = inputs.wrappers.apart(known.stand_in)
         outputs = []
         for place in spec.carrying():
-            own = number[id(known.parts[min(place, len(known.parts) - 1)])]
+            own = number[known.parts[min(place, len(known.parts) - 1)]]
             output = updates.get(own) if place < len(spec.carries) else None
             if output is None:
                 value = analysis.recorder.value_of(parts[place])
@@ -47,12 +48,11 @@ def add_wrapper_histories(analysis: Analysis) -> None:
 
 def _check_alone(inputs: Inputs, known: Any) -> None:
     """Raise where a wrapper that has another history now shares memory with another that gradients go through."""
-    own = {id(part) for part in known.parts}
-    storages = {id(inputs.by_stand_in[key].initial.storage) for key in own}
+    storages = {inputs.by_stand_in[part].initial.storage for part in known.parts}
     for other in inputs.wrappers.inputs:
         if other is known or not other.spec.requires_grad:
             continue
-        if any(id(inputs.by_stand_in[id(part)].initial.storage) in storages for part in other.parts):
+        if any(inputs.by_stand_in[part].initial.storage in storages for part in other.parts):
             raise changed_wrapper(
                 f"the function writes with gradients to a {known.spec.cls.__qualname__} that shares memory with another"
             )
@@ -85,16 +85,16 @@ def _targets(analysis: Analysis) -> Iterator[tuple[WrapperPlace | None, Any, fro
     """The wrappers that the caller sees whose histories are the call's: where, and their own graph outputs."""
     wrappers = analysis.inputs.wrappers
     own = _own_outputs(analysis)
-    seen = set()
+    seen: IdSet[Any] = IdSet()
     for at, leaf in enumerate(wrappers.leaves):
-        if is_wrapper(leaf) and id(leaf) not in seen and id(leaf) not in wrappers.by_stand_in:
-            seen.add(id(leaf))
+        if is_wrapper(leaf) and leaf not in seen and leaf not in wrappers.by_stand_in:
+            seen.add(leaf)
             if leaf.requires_grad and history_of(leaf) is not None:
-                yield WrapperPlace("result", at), leaf, own.get(id(leaf), frozenset())
-    bases = {id(base_of(leaf)) for leaf in wrappers.leaves if is_wrapper(leaf) and is_view(leaf)}
-    for key, (made, _) in wrappers.made.items():
-        if key not in seen and key not in bases and own[key]:
-            yield None, made, own[key]
+                yield WrapperPlace("result", at), leaf, own.get(leaf, frozenset())
+    bases = IdSet(base_of(leaf) for leaf in wrappers.leaves if is_wrapper(leaf) and is_view(leaf))
+    for made in wrappers.made:
+        if made not in seen and made not in bases and own[made]:
+            yield None, made, own[made]
     for history in analysis.wrapper_histories:
         stand_in = wrappers.inputs[history.input].stand_in
         yield WrapperPlace("wrapper", history.input), stand_in, frozenset(history.outputs)
@@ -106,30 +106,30 @@ def wrapper_results(analysis: Analysis) -> tuple[tuple[WrapperPlace, frozenset[i
     found: dict[WrapperPlace, frozenset[int]] = {}
     for at, leaf in enumerate(analysis.inputs.wrappers.leaves):
         if is_wrapper(leaf):
-            outputs = own.get(id(base_of(leaf) if is_view(leaf) else leaf))
+            outputs = own.get(base_of(leaf) if is_view(leaf) else leaf)
             if outputs and outputs not in found.values():
                 found[WrapperPlace("result", at)] = outputs
     return tuple(found.items())
 
 
-def _own_outputs(analysis: Analysis) -> dict[int, frozenset[int]]:
-    """By id of a wrapper that is made of them: graph outputs that carry gradients."""
-    outputs = {id(fake): i for i, fake in enumerate(analysis.fakes) if fake is not None}
+def _own_outputs(analysis: Analysis) -> ById[Any, frozenset[int]]:
+    """By a wrapper that is made of them: graph outputs that carry gradients."""
+    outputs = ById((fake, i) for i, fake in enumerate(analysis.fakes) if fake is not None)
     made = analysis.inputs.wrappers.made.items()
-    return {key: frozenset(outputs[id(part)] for part in parts if id(part) in outputs) for key, (_, parts) in made}
+    return ById((one, frozenset(outputs[part] for part in parts if part in outputs)) for one, parts in made)
 
 
 def _places(analysis: Analysis) -> dict[int, WrapperPlace]:
     """By graph output: where what is made of it is found after the call."""
     written = [update for update in analysis.updates if update.differentiable]
     places = {update.output: WrapperPlace("input", update.input) for update in written}
-    outputs = {id(fake): i for i, fake in enumerate(analysis.fakes) if fake is not None}
+    outputs = ById((fake, i) for i, fake in enumerate(analysis.fakes) if fake is not None)
     own = _own_outputs(analysis)
     for at, leaf in enumerate(analysis.inputs.wrappers.leaves):
         if not isinstance(leaf, torch.Tensor):
             continue
         for tensor in (leaf, base_of(leaf)) if is_view(leaf) else (leaf,):
-            made_of = own.get(id(tensor), outputs.get(id(tensor)))
+            made_of = own.get(tensor, outputs.get(tensor))
             for output in made_of if isinstance(made_of, frozenset) else () if made_of is None else (made_of,):
                 places.setdefault(output, WrapperPlace("result", at, tensor is not leaf))
     for history in analysis.wrapper_histories:

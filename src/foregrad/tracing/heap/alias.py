@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,8 +33,7 @@ now = itertools.count(1).__next__
 """The one clock of a capture: the next sequence number, of a view that is taken or of what happens in place."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """A memory was changed through `tensor`, whose version counter tells of it: elements are written, or none, or else
     (`is_write` is False) sizes change, or a history ends.
     """
@@ -44,33 +43,22 @@ class Change:
     is_write: bool = False
 
 
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Storage:
     """The memory that some values share. `generation` counts the writes; `root` is the value it was made as.
 
     `changes`: what autograd can tell apart. `written_at`: when elements were last written, or none of them.
     """
 
-    __slots__ = (
-        "changes",
-        "generation",
-        "is_input",
-        "is_touched",
-        "is_written_anywhere",
-        "is_written_outside",
-        "last_scatter",
-        "root",
-        "written_at",
-    )
-
-    def __init__(self, root: Value) -> None:
-        self.root = root
-        self.generation = self.written_at = 0
-        self.changes: list[Change] = []
-        self.is_input = False
-        self.is_touched = False  # written through a tensor that has no elements: only autograd noticed
-        self.is_written_anywhere = False  # some write may have gone past the edges of the tensor it went through
-        self.is_written_outside = False  # the same of the inputs in a memory that inputs share
-        self.last_scatter: tuple[Entry, Value, Any, Entry] | None = None
+    root: Value
+    generation: int = 0
+    written_at: int = 0
+    changes: list[Change] = dataclasses.field(default_factory=list)
+    is_input: bool = False
+    is_touched: bool = False  # written through a tensor that has no elements: only autograd noticed
+    is_written_anywhere: bool = False  # some write may have gone past the edges of the tensor it went through
+    is_written_outside: bool = False  # the same of the inputs in a memory that inputs share
+    last_scatter: tuple[Entry, Value, Any, Entry] | None = None
 
     @property
     def is_written(self) -> bool:
@@ -367,11 +355,11 @@ def memory_root(entry: Entry) -> Entry:
 
 def not_own(entries: list[Entry]) -> frozenset[int]:
     """Outputs in memory that an input or an earlier output is in: autograd is not to see them as views."""
-    taken: set[int] = set()
+    taken: set[Entry] = set()
     shared = set()
     for index, entry in enumerate(entries):
         root = memory_root(entry)
-        if root is not entry or root.target is None or id(root) in taken:
+        if root is not entry or root.target is None or root in taken:
             shared.add(index)
-        taken.add(id(root))
+        taken.add(root)
     return frozenset(shared)

@@ -5,15 +5,15 @@ The log of what happens in place is kept here, `detach_` too.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Container, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from ..._torch.tensors import base_of, history_of, is_usable, is_view
 from ...errors import UnsupportedAliasError, UnsupportedMutationError
 from ...graph.effect_log import Detach, Effect, Handle, InplaceView, SetData, SetStorage
+from ...identity import ById
 from ..tape.opinfo import IDENTITIES, OpInfo, take_data
 from ..tape.origin import Origin, user_line
 from .alias import Change, Storage, Value, now
@@ -33,8 +33,8 @@ class MetadataChanges:
     def __init__(self, recorder: Recording) -> None:
         self.recorder = recorder
         self.log = EventLog()
-        self.replaced: dict[int, tuple[Value, bool]] = {}  # by id: what a tensor was; whether `set_` replaced it
-        self.changed_at: dict[int, Origin] = {}  # where sizes, memory or history last changed in place, by id
+        self.replaced: ById[torch.Tensor, tuple[Value, bool]] = ById()  # what a tensor was; whether `set_` replaced it
+        self.changed_at: ById[torch.Tensor, Origin] = ById()  # where sizes, memory or history last changed in place
         self.resized: list[Storage] = []  # where tensors are whose sizes changed in place
 
     def run(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
@@ -42,7 +42,7 @@ class MetadataChanges:
         rec, func = self.recorder, info.op
         tensor, rest = args[0], tuple(args[1:])
         old = rec.value_of(tensor)
-        self.changed_at[id(tensor)] = rec.origins.here()
+        self.changed_at[tensor] = rec.origins.here()
         name = func._schema.name
         if name == "aten::set_":
             return self._set(info, tensor, rest, kwargs)
@@ -73,19 +73,18 @@ class MetadataChanges:
 
     def resized_with_gradients(self) -> bool:
         """Whether something requires grad that is in one memory with a tensor whose sizes changed in place."""
-        where = set(map(id, self.resized))
+        where = set(self.resized)
         if not where:
             return False
-        fakes = [v.fake for v in self.recorder.values.values() if v._storage is not None and id(v._storage) in where]
+        fakes = [v.fake for v in self.recorder.values.values() if v._storage is not None and v._storage in where]
         return any(fake is not None and fake.requires_grad for fake in fakes)
 
     def where(self, tensor: torch.Tensor | None) -> str:
         """The user's line that last changed the sizes, the memory or the history of a tensor in place."""
-        return user_line(self.changed_at.get(id(tensor)))
+        return user_line(self.changed_at.get(tensor))
 
     def become_view(self, tensor: torch.Tensor, source: Value, view: View) -> Value:
-        self.recorder.kept.append(tensor)
-        self.recorder.values[id(tensor)] = value = Value(tensor, None, self.recorder.spec_of(tensor), source, view)
+        self.recorder.values[tensor] = value = Value(tensor, None, self.recorder.spec_of(tensor), source, view)
         value.generation = -1
         if source.fake is tensor:
             source.fake, source.became = None, value  # its sizes are no longer those of `source`
@@ -112,13 +111,13 @@ class MetadataChanges:
     def replaced_by(self, tensor: torch.Tensor, source: torch.Tensor, *, is_set: bool = False) -> None:
         """`tensor` took over the memory of `source`: after `set_` or an assignment to `.data`."""
         rec = self.recorder
-        self.changed_at[id(tensor)] = rec.origins.here()
+        self.changed_at[tensor] = rec.origins.here()
         view = View(take_data if is_set else aten.alias.default, (), {}, None, object(), torch.is_grad_enabled())
-        old, _ = self.replaced.get(id(tensor), (rec.value_of(tensor), False))
+        old, _ = self.replaced.get(tensor, (rec.value_of(tensor), False))
         was, given = rec.value_of(tensor), rec.value_of(source).spec
         if not given.same_layout(was.spec) or given.offset != was.spec.offset:
             self.resizes(old)
-        self.replaced[id(tensor)] = old, is_set
+        self.replaced[tensor] = old, is_set
         after = self.become_view(tensor, rec.value_of(source), view)
         effect = SetStorage(-1, SOMETHING) if is_set else SetData(-1, SOMETHING)
         at = self.log.note(effect, tensor, was, after=after)
@@ -152,8 +151,7 @@ class MetadataChanges:
             content = rec.emit(aten.as_strided.default, old.read(rec.emit), [numel], [1])
             flat = rec.emit(aten.slice_scatter.default, flat, content, 0, 0, numel, 1, spec=flat.spec)
         entry = rec.emit(aten.as_strided.default, flat, list(spec.shape), list(spec.stride), 0)
-        rec.kept.append(tensor)
-        rec.values[id(tensor)] = after = Value(tensor, entry, spec)
+        rec.values[tensor] = after = Value(tensor, entry, spec)
         old.storage.changes.append(Change(self.log.note(SetData(-1, SOMETHING), tensor, old, info.op, after), tensor))
         return out
 
@@ -184,9 +182,8 @@ class MetadataChanges:
 SOMETHING = Handle("")  # the source of memory that is not known yet
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Event:
-    """It happened to the tensor with this id, which was `value` until then, at the time `at`.
+class Event(NamedTuple):  # whose `__new__` Dynamo leaves alone, unlike a dataclass's `__init__`, that gets tensors
+    """It happened to `tensor`, which was `value` until then, at the time `at`.
 
     `required_grad`: so it did until then. `after`: what it is since it was given other memory. `op`: what changed its
     sizes or gave it memory.
@@ -194,7 +191,7 @@ class Event:
 
     at: int
     effect: Effect
-    tensor: int
+    tensor: torch.Tensor
     value: Value
     required_grad: bool
     op: Any = None
@@ -216,11 +213,11 @@ class EventLog:
         self, effect: Effect, tensor: torch.Tensor, value: Value, op: Any = None, after: Value | None = None
     ) -> int:
         """Note what happens to a tensor, which is `value`: when."""
-        self.events.append(Event(now(), effect, id(tensor), value, tensor.requires_grad, op, after))
+        self.events.append(Event(now(), effect, tensor, value, tensor.requires_grad, op, after))
         return self.events[-1].at
 
     def of(self, tensor: torch.Tensor, *kinds: type[Effect]) -> list[Event]:
-        return [event for event in self.events if event.tensor == id(tensor) and isinstance(event.effect, kinds)]
+        return [event for event in self.events if event.tensor is tensor and isinstance(event.effect, kinds)]
 
     def changes_of(self, tensor: torch.Tensor) -> list[Event]:
         """When its sizes or its memory changed."""
@@ -235,33 +232,32 @@ class EventLog:
 
 
 class Detached:
-    """`twins`: by the id of the tensor, one with the history that it had until then."""
+    """`twins`: for each tensor, one with the history that it had until then."""
 
     def __init__(self, recorder: Recording) -> None:
         self.recorder = recorder
-        self.twins: dict[int, torch.Tensor] = {}
+        self.twins: ById[torch.Tensor, torch.Tensor] = ById()
 
     def note(self, tensor: torch.Tensor) -> None:
         """`detach_` is about to be called."""
         value = self.recorder.value_of(tensor)
         log = self.recorder.changes.log
         value.storage.changes.append(Change(log.note(Detach(-1), tensor, value), tensor))
-        self.recorder.changes.changed_at[id(tensor)] = self.recorder.origins.here()
+        self.recorder.changes.changed_at[tensor] = self.recorder.origins.here()
         if tensor.grad_fn is not None and not is_view(tensor):
-            self.recorder.kept.append(tensor)
             with torch.enable_grad():
-                self.twins[id(tensor)] = aten._unsafe_view.default(tensor, tensor.shape)
+                self.twins[tensor] = aten._unsafe_view.default(tensor, tensor.shape)
 
     def twin_of(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         """The twin of a tensor that is still detached."""
-        return None if tensor is None or tensor.requires_grad else self.twins.get(id(tensor))
+        return None if tensor is None or tensor.requires_grad else self.twins.get(tensor)
 
-    def check_stale(self, views: Iterable[tuple[torch.Tensor, str]], inputs: Container[int]) -> None:
+    def check_stale(self, views: Iterable[tuple[torch.Tensor, str]], inputs: Container[Any]) -> None:
         """Raise for a view of what the function made and detached, whose history autograd can't take up again: it may
         not require grad any more, once asked.
         """
         for view, path in views if self.twins else ():
-            base = id(base_of(view)) if is_view(view) and view.requires_grad else None
+            base = base_of(view) if is_view(view) and view.requires_grad else None
             if base in self.twins and base not in inputs and not (is_usable(view) and view.requires_grad):
                 raise self.stale(view, path)
 
@@ -272,12 +268,12 @@ class Detached:
         """Raise where a view goes on with a history that the function gave to an input, and took from it again."""
         if not self.twins:
             return
-        by_stand_in = {id(record.stand_in): record for record in records}
+        by_stand_in = ById((record.stand_in, record) for record in records)
         for view, path in views:
             if not (view.requires_grad and is_view(view) and is_usable(view)):
                 continue
             base = base_of(view)
-            record, twin = by_stand_in.get(id(base)), self.twin_of(base)
+            record, twin = by_stand_in.get(base), self.twin_of(base)
             if record is None or twin is None:
                 continue
             history: Any = twin.grad_fn

@@ -14,6 +14,7 @@ from ..._torch.generators import drawing_from
 from ..._torch.nested import tensors_in
 from ..._torch.symbols import has_symbolic
 from ..._torch.tensors import storage_key
+from ...identity import ById, IdSet
 from ..tape.origin import Origins, user_line
 from .refusals import written_by_lists
 
@@ -28,8 +29,8 @@ def check_view(source: torch.Tensor, size: Any) -> None:
 
 def check_lists(targets: list[torch.Tensor], origins: Origins) -> None:
     """Refuse an operator on lists that writes to one tensor twice, with gradients."""
-    tensors = [id(tensor) for tensor in targets if tensor.requires_grad]
-    if len(set(tensors)) < len(tensors):
+    tensors = [tensor for tensor in targets if tensor.requires_grad]
+    if len(IdSet(tensors)) < len(tensors):
         raise written_by_lists("a tensor", user_line(origins.here()))
 
 
@@ -130,14 +131,14 @@ class _Replicas:
 
     def __init__(self) -> None:
         self.nbytes = 0
-        self.made: dict[int, torch.Tensor] = {}
+        self.made: ById[torch.Tensor, torch.Tensor] = ById()
         self.memory: dict[int, torch.UntypedStorage] = {}
 
     def of(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            made = self.made.get(id(value))
+            made = self.made.get(value)
             if made is None:
-                made = self.made[id(value)] = self._tensor(value)
+                made = self.made[value] = self._tensor(value)
             return made
         if isinstance(value, (list, tuple)):
             return type(value)(self.of(item) for item in value)

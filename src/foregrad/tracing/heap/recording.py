@@ -14,6 +14,7 @@ import torch
 from ..._torch.fakes import FakeTensorMode
 from ..._torch.patches import Hooks
 from ...graph.meta import TensorSpec
+from ...identity import ById, IdSet
 from ..tape.origin import Made, Origins
 from ..tape.tape import Entry, Tape
 from .alias import Value
@@ -22,12 +23,12 @@ from .alias import Value
 class Host(Hooks):
     """What a recorder, the mode of stand-ins and the patches ask of the capture, or the derivative, that they work for.
 
-    `name`: the function's. `written`: ids of inputs that its backward is known to write. `learned`: what earlier runs
+    `name`: the function's. `written`: inputs that its backward is known to write. `learned`: what earlier runs
     of the capture found out.
     """
 
     name: str
-    written: set[int]
+    written: IdSet[torch.Tensor]
     learned: Any = None
     lifting: Any  # the mode of stand-ins
 
@@ -99,8 +100,7 @@ class Recording(Protocol):
     fake_mode: FakeTensorMode
     origins: Origins
     tape: Tape
-    values: dict[int, Value]
-    kept: list[torch.Tensor]
+    values: ById[torch.Tensor, Value]
     phases: dict[int, torch.Tensor]
     reshaped: list[tuple[torch.Tensor, int, str]]
     in_backward: bool

@@ -51,15 +51,11 @@ class InputRecord:
     @classmethod
     def of_memory(cls, group: list[InputRecord], spec: TensorSpec, stand_in: torch.Tensor) -> InputRecord:
         """All of the memory that the tensors of `group` share, as one input."""
-        record = cls.__new__(cls)
-        record.real, record.argument, record.source = group[0].real, None, None
-        record.slot = SharedMemory(tuple(r.slot for r in group))
+        record = cls(group[0].real, SharedMemory(tuple(r.slot for r in group)), None, None)
         record.spec, record.entry = spec, Entry(None, spec=spec)
         record.leaf = record.stand_in = stand_in
         record.initial = Value(None, record.entry, spec)
         record.initial.storage.is_input = True
-        record.detached_at, record.is_marked = None, False
-        record.start_version, record.start_sequence_nr = 0, None
         return record
 
 

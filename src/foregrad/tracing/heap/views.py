@@ -7,6 +7,7 @@ A view with no rule here is written through its memory layout with `as_strided_s
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import operator
 from collections.abc import Callable
@@ -208,7 +209,7 @@ def undone(view: Entry, copy: Entry) -> Entry | None:
         return None
 
     def emit(target: Any, *args: Any, kwargs: dict[str, Any] | None = None, spec: TensorSpec | None = None) -> Entry:
-        return Entry(target, args, kwargs, spec or base.spec)
+        return Entry(target, args, kwargs or {}, spec or base.spec)
 
     return rule(emit, view.args, base, base.spec, copy, None)
 
@@ -277,31 +278,19 @@ def _offset(entry: Entry) -> Any:
 # A view operator and its arguments, and how it is taken again of another value of the tensor it was taken of.
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class View:
     """A view operator applied to a value: `op(source, *args)`, output `index` of several when not None."""
 
-    __slots__ = ("args", "call", "grad_enabled", "index", "is_member", "kwargs", "made", "op")
-
-    def __init__(
-        self,
-        op: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        index: int | None,
-        call: object,
-        grad_enabled: bool,
-        *,
-        is_member: bool = False,
-        made: Made | None = None,
-    ) -> None:
-        self.op = op
-        self.args = args  # without the source
-        self.kwargs = kwargs
-        self.index = index
-        self.call = call  # one object for all outputs of one call
-        self.grad_enabled = grad_enabled
-        self.is_member = is_member  # an input's place in a memory that inputs share
-        self.made = made  # where the user's program made it, its autograd sequence number, what was decomposed into it
+    op: Any
+    args: tuple[Any, ...]  # without the source
+    kwargs: dict[str, Any]
+    index: int | None
+    call: object  # one object for all outputs of one call
+    grad_enabled: bool
+    _: dataclasses.KW_ONLY
+    is_member: bool = False  # an input's place in a memory that inputs share
+    made: Made | None = None  # where the program made it, its autograd sequence number, what was decomposed into it
 
     def is_same(self, other: View) -> bool:
         """Whether both give the same view of one tensor."""

@@ -16,10 +16,11 @@ import torch
 from ..._torch.dispatch import plain_execution
 from ..._torch.nested import tensors_in
 from ...graph.meta import TensorSpec
+from ...identity import ById, IdSet
 from ..tape.opinfo import CallOnCopies, OpInfo
 from ..tape.origin import user_line
 from ..tape.tape import Entry
-from .alias import Value
+from .alias import Storage, Value
 from .aliased_kernels import At, RunOnStorageCopies, StorageExtent, extent_of
 from .metadata_changes import MetadataChanges
 from .overlaps import check_cast, check_lists, check_write
@@ -37,8 +38,8 @@ class Writes:
         self.recorder = recorder
         self.changes = changes
         self.outside: list[Value] = []  # views by strides that leave the view they were taken of
-        self.copied: dict[int, list[Entry]] = {}  # by root: values that `copy_` gave it as they are
-        self.listed: set[int] = set()  # by id, tensors that some `_foreach_` operator got and that overlap
+        self.copied: dict[Value, list[Entry]] = {}  # by root: values that `copy_` gave it as they are
+        self.listed: IdSet[torch.Tensor] = IdSet()  # tensors that some `_foreach_` operator got and that overlap
 
     # ---------------------------------------------------------------- elements
 
@@ -55,13 +56,14 @@ class Writes:
         if info.is_out:
             self._resized_outputs(targets)
         values = {at: rec.value_of(tensor) for at, tensor in tensors_at(given).items()}
-        beside = rounds_in_memory(func, targets) and len({id(value.root) for value in values.values()}) < len(values)
+        beside = rounds_in_memory(func, targets) and len({value.root for value in values.values()}) < len(values)
         if func not in _FILLS and (beside or where_order_matters(info, values)):
             if func._schema.name.startswith("aten::_foreach_") and torch.is_grad_enabled():
                 if self.changes.replaced:  # else autograd differentiates the fakes as it does the tensors
                     check_lists(targets, rec.origins)
-                self.listed |= set(map(id, targets))
-                self.changes.changed_at |= dict.fromkeys(map(id, targets), rec.origins.here())
+                self.listed.update(targets)
+                here = rec.origins.here()
+                self.changes.changed_at.update(ById((target, here) for target in targets))
             self._in_memory(info, before, values, targets, out)
             return out
         if func is aten.copy_.default:
@@ -127,9 +129,9 @@ class Writes:
         returned = as_tuple(out)
         entry.spec = (*(rec.specs_of(o) for o in returned), *(_at_start(rec.specs_of(t)) for t in targets))
         parts = [rec.emit(operator.getitem, entry, i, spec=entry.spec[i]) for i in range(len(entry.spec))]
-        written = {id(t) for t in tensors_in(targets)}
+        written = IdSet(tensors_in(targets))
         for tensor, part in zip(returned, parts, strict=False):
-            if isinstance(tensor, torch.Tensor) and id(tensor) not in written:
+            if isinstance(tensor, torch.Tensor) and tensor not in written:
                 bind(rec, tensor, part)
         return flat_entries([split(rec, p) for p in parts[len(returned) :]])
 
@@ -138,13 +140,13 @@ class Writes:
     ) -> None:
         """Run the operator itself on copies of the memories that it writes to."""
         rec = self.recorder
-        roots: dict[int, Value] = {}
+        roots: dict[Value, None] = {}
         for tensor in targets:
             value = rec.value_of(tensor)
             root, spec = value.root, value.root.spec
             if value.storage.is_input and (_leaves_its_root(value) or spec.overlaps_itself or spec.conj or spec.neg):
                 self.recorder.host.past_the_edges(root)
-            roots[id(root)] = root
+            roots[root] = None
         number = {key: i for i, key in enumerate(roots)}
         places: dict[At, StorageExtent] = {}
         arguments = [
@@ -152,25 +154,25 @@ class Writes:
             for argument, value in zip(info.op._schema.arguments, before, strict=True)
         ]
         for (position, index), value in values.items():
-            if id(value.root) not in roots:
+            if value.root not in roots:
                 continue
-            place = extent_of(value, number[id(value.root)])
+            place = extent_of(value, number[value.root])
             if place is None:
                 raise past_the_edges(user_line(rec.origins.here()))
             places[position, index] = place
             given: Any = arguments[position]
             arguments[position] = None if index is None else [None if i == index else x for i, x in enumerate(given)]
-        call = RunOnStorageCopies(info.op, tuple(root.spec for root in roots.values()), places)
-        entry = rec.entry(call, [*(root.read(rec.emit) for root in roots.values()), *arguments], {}, info.is_random)
-        written = {id(tensor) for tensor in targets}
-        made = [tensor for tensor in as_tuple(out) if isinstance(tensor, torch.Tensor) and id(tensor) not in written]
-        entry.spec = (*(rec.spec_of(tensor) for tensor in made), *(_at_start(root.spec) for root in roots.values()))
+        call = RunOnStorageCopies(info.op, tuple(root.spec for root in roots), places)
+        entry = rec.entry(call, [*(root.read(rec.emit) for root in roots), *arguments], {}, info.is_random)
+        written = IdSet(targets)
+        made = [tensor for tensor in as_tuple(out) if isinstance(tensor, torch.Tensor) and tensor not in written]
+        entry.spec = (*(rec.spec_of(tensor) for tensor in made), *(_at_start(root.spec) for root in roots))
         parts = [rec.emit(operator.getitem, entry, i, spec=entry.spec[i]) for i in range(len(entry.spec))]
         for tensor, part in zip(made, parts, strict=False):
             bind(rec, tensor, part)
         for tensor in targets:
             rec.value_of(tensor).mark_written()
-        for root, part in zip(roots.values(), parts[len(made) :], strict=True):
+        for root, part in zip(roots, parts[len(made) :], strict=True):
             root.write(rec.emit, part)
         for tensor in targets:
             rec.value_of(tensor).storage.note_write(tensor)
@@ -188,7 +190,7 @@ class Writes:
             and spec.neg == from_spec.neg
         )
         if same and (value.parent is not None or spec.stride == from_spec.stride):
-            self.copied.setdefault(id(value.root), []).append(source_entry)
+            self.copied.setdefault(value.root, []).append(source_entry)
             return source_entry
         return rec.emit(aten.copy.default, value.read(rec.emit), source_entry, spec=_plain(spec, value))
 
@@ -244,7 +246,7 @@ class Writes:
                     kwargs={"dtype": spec.dtype, "device": spec.device},
                     spec=spec,
                 )
-                rec.values[id(tensor)] = Value(tensor, entry, spec)
+                rec.values[tensor] = Value(tensor, entry, spec)
 
     # ---------------------------------------------------------------- hidden
 
@@ -346,7 +348,7 @@ def flat_entries(values: Any) -> list[Entry]:
 
 
 def bind(rec: Recording, tensor: torch.Tensor, entry: Entry) -> None:
-    rec.values[id(tensor)] = Value(tensor, entry, rec.spec_of(tensor))
+    rec.values[tensor] = Value(tensor, entry, rec.spec_of(tensor))
 
 
 # -------------------------------------------------------------------- writes whose order matters
@@ -371,16 +373,16 @@ def tensors_at(given: dict[int, Any]) -> dict[At, torch.Tensor]:
 
 def where_order_matters(info: OpInfo, values: dict[At, Value]) -> bool:
     """Whether some element that the operator writes is written twice, or read for another one."""
-    by_storage: dict[int, list[At]] = {}
+    by_storage: dict[Storage, list[At]] = {}
     for at, value in values.items():
         if at[0] in info.writes:
             if value.spec.overlaps_itself:
                 return True
-            by_storage[id(value.storage)] = []
+            by_storage[value.storage] = []
     if len(values) == 1:
         return False
     for at, value in values.items():
-        group = by_storage.get(id(value.storage)) if value.parent is not None or value._storage is not None else None
+        group = by_storage.get(value.storage) if value.parent is not None or value._storage is not None else None
         if group is not None:
             group.append(at)
     return any(len(group) > 1 and _order_matters_among(info, values, group) for group in by_storage.values())

@@ -9,6 +9,7 @@ import torch
 
 from ..._torch.tensors import allows_writes, base_of, is_marked, is_usable, is_view, leads_to_base
 from ...graph.effect_log import Detach, MarkRequiresGrad
+from ...identity import IdSet
 from ...subclasses.spec import is_wrapper
 from ..heap.alias import now
 from ..heap.records import InputRecord, is_moved, is_no_grad_view
@@ -29,7 +30,7 @@ class HistoryChanges:
         """`requires_grad_(requires_grad)` is about to be called; whether that is done with."""
         if is_wrapper(tensor):
             return self.inputs.wrappers.requires_grad(tensor, requires_grad, user_line(self.recorder.origins.here()))
-        value = self.recorder.values.get(id(tensor))
+        value = self.recorder.values.get(tensor)
         if value is not None:  # no transform's own
             effect = MarkRequiresGrad(-1) if requires_grad else Detach(-1, in_place=False)
             self.recorder.changes.log.note(effect, tensor, value)
@@ -47,7 +48,7 @@ class HistoryChanges:
 
     def _check_mark(self, stand_in: torch.Tensor) -> None:
         """A view that is made to require grad: so are views of it then, as views of its base are not."""
-        marked = self.inputs.by_stand_in.get(id(stand_in))
+        marked = self.inputs.by_stand_in.get(stand_in)
         if marked is None:
             self.inputs.note_marked(stand_in)
         if marked is not None and marked.real.requires_grad:
@@ -64,7 +65,7 @@ class HistoryChanges:
 
     def _check_detach(self, stand_in: torch.Tensor) -> None:
         """Raise what `detach_` raises for a view; stand-ins are views only where gradients need it."""
-        record = self.inputs.by_stand_in.get(id(stand_in))
+        record = self.inputs.by_stand_in.get(stand_in)
         if record is not None and is_view(record.real):
             raise RuntimeError("Can't detach views in-place. Use detach() instead.")
         if record is None:
@@ -85,8 +86,8 @@ class HistoryChanges:
 
     def look_again(self) -> None:
         """Capture again where the run failed and views are of what was detached: they may be used otherwise by then."""
-        detached = [id(r.real) for r in self.inputs.records if r.detached_at is not None]
-        self.inputs.see_as_views([r for r in self.inputs.records if id(base_of(r.real)) in detached])
+        detached = IdSet(r.real for r in self.inputs.records if r.detached_at is not None)
+        self.inputs.see_as_views([r for r in self.inputs.records if base_of(r.real) in detached])
 
     def check_views(self) -> None:
         """Capture again where views that autograd bars writes to, made under no_grad or several at once, are written by
@@ -99,12 +100,12 @@ class HistoryChanges:
                 raise detached_and_written(str(record.slot), where)  # nothing has changed since
         listed = self.recorder.writes.listed
         barred = [r for r in self.inputs.records if r.real.requires_grad and not allows_writes(r.real) and is_moved(r)]
-        twice = [r for r in self.inputs.records if id(r.stand_in) in listed and r.stand_in.requires_grad]
+        twice = [r for r in self.inputs.records if r.stand_in in listed and r.stand_in.requires_grad]
         self.inputs.see_as_views([*barred, *(record for record in twice if is_view(record.real))])
 
     def _is_used(self, record: InputRecord) -> bool:
         """Whether it was read, or views taken of it, since its memory was written: autograd has that history then."""
-        value = self.recorder.values[id(record.stand_in)]
+        value = self.recorder.values[record.stand_in]
         if value.generation == value.storage.generation:
             return True
         return any(v.parent is value and v.born > value.storage.changed_at for v in self.recorder.values.values())

@@ -33,16 +33,16 @@ from ...frontend.sources import Source
 from ...graph.meta import TensorSpec
 from ...graph.signature import PartOf
 from ...graph.slots import Closure, Input, Slot
+from ...identity import ById, IdSet
 from ...subclasses.conversion import Samples
 from ...subclasses.spec import is_wrapper
 from ..heap.alias import Value
 from ..heap.records import InputRecord, NumberRecord
 from ..heap.refusals import past_the_edges
 from ..recorder.recorder import Recorder
-from ..tape.again import CaptureAgain, SharedClosureFound
 from ..tape.origin import Origin, user_line
 from ..tape.symbols import SizeSymbols
-from ..tape.tape import Entry
+from ..tape.tape import CaptureAgain, Entry, SharedClosureFound
 from .stand_ins import MemoryGroup, StandIns
 from .views_by_place import Watched
 from .wrappers import Wrappers
@@ -60,26 +60,24 @@ class Inputs:
         call: FlatCall,
         fake_mode: FakeTensorMode,
         *,
-        shared_bases: set[int],
-        whole: set[int],
-        viewed: set[int],
-        as_they_are: set[int],
+        shared_bases: IdSet[torch.Tensor],
+        whole: IdSet[torch.Tensor],
+        viewed: IdSet[torch.Tensor],
+        as_they_are: IdSet[torch.Tensor],
         samples: Samples,
         symbols: SizeSymbols | None = None,
     ) -> None:
         self.call = call
         self.symbols = symbols
         self.fake_mode = fake_mode
-        self.shared_bases = shared_bases  # ids of views to be seen so, as their memory is written
-        self.whole = whole  # ids of tensors to be seen as part of all of their memory
-        self.viewed = viewed  # ids of tensors to be seen as views of their bases
-        self.as_they_are = (
-            as_they_are  # ids of arguments that the function also reaches by itself: it gets the real ones
-        )
+        self.shared_bases = shared_bases  # views to be seen so, as their memory is written
+        self.whole = whole  # tensors to be seen as part of all of their memory
+        self.viewed = viewed  # tensors to be seen as views of their bases
+        self.as_they_are = as_they_are  # arguments that the function also reaches by itself: it gets the real ones
         self.records: list[InputRecord] = []
-        self.by_real: dict[int, InputRecord] = {}
+        self.by_real: ById[torch.Tensor, InputRecord] = ById()
         self._by_memory: dict[int, InputRecord] = {}  # the first of each memory
-        self.by_stand_in: dict[int, InputRecord] = {}
+        self.by_stand_in: ById[torch.Tensor, InputRecord] = ById()
         self.numbers: list[NumberRecord] = []
         self.memory: list[tuple[InputRecord, list[InputRecord]]] = []  # (the whole memory, those in it)
         self.recorder: Recorder
@@ -87,9 +85,8 @@ class Inputs:
         self.wrappers: Wrappers
         self.overlapping: list[Watched] = []
         self._samples = samples
-        self._kept: list[torch.Tensor] = []  # so that ids stay theirs
-        self.reached: dict[int, tuple[torch.Tensor, Source]] = {}  # arguments that the function also reached by itself
-        self.marked: dict[int, Origin | None] = {}  # by id, other tensors that `requires_grad_` was called on: where
+        self.reached: ById[torch.Tensor, Source] = ById()  # arguments that the function also reached by itself
+        self.marked: ById[torch.Tensor, Origin | None] = ById()  # others that `requires_grad_` was called on: where
         self.reads = Reads()
         self.sources = TensorSources(self.reads)
 
@@ -103,20 +100,20 @@ class Inputs:
         call = self.call
         plain = [pair for pair in _unique(lifted) if not is_wrapper(pair[0])]  # others when they are met
         new = [InputRecord(tensor, source.slot, None, source) for tensor, source in plain]
-        known = {id(record.real): record for record in new}
+        known = IdSet(record.real for record in new)
         for index, leaf in enumerate(call.leaves):
-            if isinstance(leaf, torch.Tensor) and id(leaf) not in known:
+            if isinstance(leaf, torch.Tensor) and leaf not in known:
                 slot = call.slots.get(index) or Input(call.paths[index])
-                known[id(leaf)] = record = InputRecord(leaf, slot, index, None)
-                new.append(record)
+                known.add(leaf)
+                new.append(InputRecord(leaf, slot, index, None))
         groups = [[new[i] for i in group] for group in memory_groups([record.real for record in new])]
-        grouped = {id(record) for group in groups for record in group}
+        grouped = {record for group in groups for record in group}
         told = self.whole | self.viewed
-        groups += [[record] for record in new if id(record.real) in told and id(record) not in grouped]
-        in_group = {id(record) for group in groups for record in group}
+        groups += [[record] for record in new if record.real in told and record not in grouped]
+        in_group = {record for group in groups for record in group}
         for record in new:
             self._add(record)
-            if id(record) not in in_group:
+            if record not in in_group:
                 self._with_symbols(record)
                 self.stand_ins.alone(record)
         for group in groups:
@@ -130,9 +127,9 @@ class Inputs:
         for record in new:
             self._register(record)
         # An argument that the function also reaches by itself is the real tensor, so that both ways give one object.
-        both = self.as_they_are.union(id(record.real) for record in new if record.argument is None)
-        alone = {id(record.real): record.stand_in for record in new if id(record.real) not in both}
-        leaves = [alone.get(id(leaf), leaf) for leaf in call.leaves]
+        both = self.as_they_are | (record.real for record in new if record.argument is None)
+        alone = ById((record.real, record.stand_in) for record in new if record.real not in both)
+        leaves = [alone.get(leaf, leaf) for leaf in call.leaves]
         for index, leaf in enumerate(call.leaves):
             is_symbol = type(leaf) is torch.SymInt and not is_ragged(leaf)
             if index in call.numbers or (self.symbols is not None and is_symbol):
@@ -142,11 +139,11 @@ class Inputs:
     def check_reached(self, *, compares_identity: bool) -> None:
         """Capture again where the function also reached an argument by itself, or may and compares by identity."""
         if self.reached:
-            raise SharedClosureFound(*self.reached.values())
+            raise SharedClosureFound(*self.reached.items())
         reaches = self.sources.state.reaches
-        found = {id(x) for x in self.call.leaves if isinstance(x, torch.Tensor) and reaches(x)}
+        found = IdSet(x for x in self.call.leaves if isinstance(x, torch.Tensor) and reaches(x))
         if compares_identity and not found <= self.as_they_are:
-            self.as_they_are |= found
+            self.as_they_are.update(found)
             raise CaptureAgain
 
     def arguments(self, array_of: Callable[[Any], Any], leaves: list[Any], made: dict[int, Any]) -> Arguments:
@@ -201,11 +198,11 @@ class Inputs:
 
     def adopt(self, real: torch.Tensor) -> torch.Tensor:
         """The stand-in of a real tensor, making it an input when it is met for the first time."""
-        record = self.by_real.get(id(real))
+        record = self.by_real.get(real)
         if record is not None:
-            is_argument = record.argument is not None and id(real) not in self.as_they_are
+            is_argument = record.argument is not None and real not in self.as_they_are
             if is_argument and (source := self.sources.find(real)):
-                self.reached[id(real)] = real, source
+                self.reached[real] = source
             return record.stand_in
         if is_stand_in(real) or isinstance(real, FakeTensor) or is_dispatch_argument(real):
             return real
@@ -223,12 +220,12 @@ class Inputs:
         return self._adopt(real, way)
 
     def _adopt(self, real: torch.Tensor, source: Source | PartOf) -> torch.Tensor:
-        known = self.by_real.get(id(real))
+        known = self.by_real.get(real)
         if known is not None:
             return known.stand_in
         record = InputRecord(real, source.slot, None, source)
         shared = self._add(record)
-        if shared is not None or id(real) in self.whole | self.viewed:  # capture again, told so at the start
+        if shared is not None or real in self.whole | self.viewed:  # capture again, told so at the start
             raise SharedClosureFound((record.real, source))
         with levels_off() if is_tracing_functorch() else contextlib.nullcontext():  # an input is of no level
             self.stand_ins.alone(record)
@@ -237,7 +234,7 @@ class Inputs:
 
     def real_of(self, stand_in: torch.Tensor) -> torch.Tensor | None:
         """The real tensor that a stand-in is there for; None for any other tensor."""
-        record = self.by_stand_in.get(id(stand_in))
+        record = self.by_stand_in.get(stand_in)
         return None if record is None else record.real
 
     def real_behind(self, entry: Entry) -> torch.Tensor | None:
@@ -253,9 +250,9 @@ class Inputs:
         if isinstance(real, torch.nn.Parameter):
             become_parameter(stand_in)
         stand_in.__dict__.update(real.__dict__)
-        self.by_real[id(real)] = record
-        self.by_stand_in[id(stand_in)] = record
-        self.recorder.values[id(stand_in)] = record.initial
+        self.by_real[real] = record
+        self.by_stand_in[stand_in] = record
+        self.recorder.values[stand_in] = record.initial
         if not stand_in.is_inference():
             record.start_version = version_of(stand_in)
         tracked = base_of(stand_in) if is_view(stand_in) else stand_in
@@ -268,25 +265,24 @@ class Inputs:
         record = next((r for r in self.records if r.initial is root), None)
         if record is None:
             raise past_the_edges()
-        self.whole.add(id(record.real))
+        self.whole.add(record.real)
         raise again_with(record)
 
     def note_marked(self, tensor: torch.Tensor) -> None:
         """`requires_grad_` is called on a tensor that stands for no input."""
-        self.marked[id(tensor)] = self.recorder.origins.here()
-        self._kept.append(tensor)
+        self.marked[tensor] = self.recorder.origins.here()
 
     def see_as_views(self, records: list[InputRecord]) -> None:
         """Capture again where one of these stands for a view and is none."""
         for record in records:
-            if not is_view(record.stand_in) and id(record.real) not in self.viewed:
-                self.viewed.add(id(record.real))
+            if not is_view(record.stand_in) and record.real not in self.viewed:
+                self.viewed.add(record.real)
                 raise again_with(record)
 
     def is_own_leaf(self, tensor: torch.Tensor) -> bool:
         """Whether it is a leaf that gradients arrive at: not so a view made under no_grad, marked through its base."""
         base = base_of(tensor) if is_view(tensor) else None
-        through_base = base is not None and base.requires_grad and id(tensor) not in self.marked
+        through_base = base is not None and base.requires_grad and tensor not in self.marked
         return is_marked(tensor) and not through_base
 
 
@@ -296,10 +292,10 @@ def again_with(record: InputRecord) -> CaptureAgain:
 
 
 def _unique(lifted: list[tuple[torch.Tensor, Source]]) -> list[tuple[torch.Tensor, Source]]:
-    seen: dict[int, tuple[torch.Tensor, Source]] = {}
+    seen: ById[torch.Tensor, Source] = ById()
     for tensor, source in lifted:
-        seen.setdefault(id(tensor), (tensor, source))
-    return list(seen.values())
+        seen.setdefault(tensor, source)
+    return list(seen.items())
 
 
 # -------------------------------------------------------------------- sources
@@ -323,16 +319,16 @@ class TensorSources:
         self.reads = reads
         self.where: Callable[[], str]
         self.state: ProgramState
-        self._added: dict[int, tuple[torch.Tensor, Source]] = {}
+        self._added: ById[torch.Tensor, Source] = ById()
 
     def add(self, real: torch.Tensor, source: Source) -> None:
         """Where a tensor is found that was come by in another way."""
-        self._added[id(real)] = real, source
+        self._added[real] = source
 
     def known(self, real: torch.Tensor) -> Source | None:
         """Where the function can read a tensor; None for one that was made in the call."""
         # A tensor that the function has moved to another place is looked for where it was before.
-        return self._added[id(real)][1] if id(real) in self._added else self.state.source_of(real)
+        return self._added.get(real) or self.state.source_of(real)
 
     def find(self, real: torch.Tensor) -> Source | None:
         """Also where a function that keeps its results gives it; None where nothing leads to it."""

@@ -22,12 +22,13 @@ from ...frontend.program_state import ProgramState
 from ...frontend.reads import Reads
 from ...frontend.scan import Scan
 from ...graph.spelling import in_order
+from ...identity import IdSet
 from ...interrupts import is_of_foregrad
 from ..tape.origin import Origins, user_line
 
 
 class SeenCode:
-    """`modules`: those whose code ran, by id. `rebound`: the names that its code has replacements under."""
+    """`modules`: those whose code ran. `rebound`: the names that its code has replacements under."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class SeenCode:
         """`apart`: functions that run as they are in each call, and look at what is there then."""
         self.call, self.name, self.reads, self.rebound, self.origins = call, name, reads, rebound, origins
         self.apart = tuple(apart)
-        self.modules: dict[int, torch.nn.Module] = {}
+        self.modules: IdSet[torch.nn.Module] = IdSet()
         self.names: dict[int, str] = {}  # of modules, by id
 
     def check(self, state: ProgramState) -> None:
@@ -52,7 +53,7 @@ class SeenCode:
     def enter(self, module: torch.nn.Module) -> None:
         """The code of a module runs."""
         self._check(data_parallel(module))
-        self.modules[id(module)] = module
+        self.modules.add(module)
         name, kind = self.names.get(id(module)) or type(module).__name__, type(module).__qualname__
         self.origins.enter(name, kind, is_marked=REGION in vars(module))
 
@@ -82,7 +83,7 @@ class SeenCode:
             scan.visit(leaf, path)
         for kind in self.call.tree.types():
             scan.visit(kind, kind.__name__)
-        of_modules = (hooks_of(self.modules.values(), in_backward=in_backward) for in_backward in (False, True))
+        of_modules = (hooks_of(self.modules, in_backward=in_backward) for in_backward in (False, True))
         for hook in itertools.chain(*of_modules, of_tensors):
             scan.visit(hook, getattr(hook, "__name__", "a hook"))
         for cls, name in list(reads.class_attributes):
@@ -111,7 +112,7 @@ class SeenCode:
         done = set[tuple[type, str]]()
         while asking := [code.others for _, code in scan.code if "type" in code.loaded or "__class__" in code.others]:
             named = frozenset().union(*asking)
-            modules = [*self.modules.values(), *(module for module, _ in scan.modules.values())]
+            modules = [*self.modules, *(module for module, _ in scan.modules.values())]
             new = []
             for cls in dict.fromkeys(map(type, modules)):
                 own = [base for base in cls.__mro__ if not is_of_library(base)]

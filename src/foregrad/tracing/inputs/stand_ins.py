@@ -20,6 +20,7 @@ from ..._torch.tensors import (
 )
 from ...graph.meta import TensorSpec
 from ...graph.slots import Closure
+from ...identity import ById, IdSet
 from ..heap.alias import Value
 from ..heap.records import InputRecord
 from ..heap.views import View, without_bits
@@ -95,11 +96,11 @@ class StandIns:
 class MemoryGroup:
     """Inputs in one memory, which is itself an input, `whole`, used once something in it is written.
 
-    `group`: those known of; `views`: ids of the real tensors to be seen as views of their bases. `members`: those that
+    `group`: those known of; `views`: the real tensors to be seen as views of their bases. `members`: those that
     have their stand-ins. Call `place_bases`, then `place` with each of `group`.
     """
 
-    def __init__(self, stand_ins: StandIns, group: list[InputRecord], views: set[int]) -> None:
+    def __init__(self, stand_ins: StandIns, group: list[InputRecord], views: IdSet[torch.Tensor]) -> None:
         storage, specs = group[0].real.untyped_storage(), [record.spec for record in group]
         dtype = specs[0].dtype if len({spec.dtype for spec in specs}) == 1 else torch.uint8
         spec = TensorSpec((storage.nbytes() // dtype.itemsize,), (1,), dtype, specs[0].device)
@@ -109,21 +110,21 @@ class MemoryGroup:
         self.members: list[InputRecord] = []
         self._overlapping: list[tuple[InputRecord, InputRecord]] = []  # each with what it is a view of
         self._stand_ins, self._group, self._views = stand_ins, group, views
-        self._bases: dict[int, InputRecord] = {}  # by the id of a tensor that members are differentiable views of
+        self._bases: ById[torch.Tensor, InputRecord] = ById()  # by a tensor that members are differentiable views of
 
     def place_bases(self, add: Callable[[InputRecord], Any], register: Callable[[InputRecord], None]) -> None:
         """Stand-ins of what members are to be seen as views of. Those that are no input yet are handed to `add`, and to
         `register` once they have theirs.
         """
-        by_real = {id(record.real): record for record in self._group}
+        by_real = ById((record.real, record) for record in self._group)
         for record in self._group:
             base = base_of(record.real)
-            is_view = base is not None and id(record.real) in self._views and not record.real.is_inference()
-            if base is None or not is_view or id(base) in self._bases:
+            is_view = base is not None and record.real in self._views and not record.real.is_inference()
+            if base is None or not is_view or base in self._bases:
                 continue
             if base.requires_grad and not record.real.requires_grad:  # taken without gradients
                 continue
-            found = by_real.get(id(base))
+            found = by_real.get(base)
             if found is None:
                 found = InputRecord(base, Closure(f"{record.slot}._base"), None, record)
                 add(found)
@@ -132,11 +133,11 @@ class MemoryGroup:
                 register(found)
             else:
                 self._stand_for(found)
-            self._bases[id(base)] = found
+            self._bases[base] = found
 
     def place(self, record: InputRecord) -> None:
         """Make the stand-in of a member, as a view of its base's where it is to be seen so."""
-        base = self._bases.get(id(base_of(record.real))) if id(record.real) in self._views else None
+        base = self._bases.get(base_of(record.real)) if record.real in self._views else None
         if base is not None and base is not record and not self._is_told_otherwise(record, base):
             # A view made under no_grad is a leaf, which views of it lead to: its gradient is its own.
             is_leaf = record.real.requires_grad and is_usable(record.real) and not leads_to_base(record.real)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from ..._torch.tensors import (
 )
 from ...graph.effect_log import InplaceView
 from ...graph.meta import TensorSpec
+from ...identity import ById
 from ..heap.alias import Value, chain_of
 from ..heap.recording import Recording
 from ..heap.records import InputRecord, is_of_another_kind, is_written_with_history
@@ -48,7 +49,7 @@ RESHAPERS = {_TENSOR.t_, _TENSOR.transpose_, _TENSOR.swapaxes_, _TENSOR.swapdims
 
 def reshape_view(
     recorder: Recording,
-    by_stand_in: Mapping[int, InputRecord],
+    by_stand_in: ById[torch.Tensor, InputRecord],
     stale: list[tuple[torch.Tensor, str]],
     func: Any,
     tensor: torch.Tensor,
@@ -60,7 +61,7 @@ def reshape_view(
     To `stale` come views, and where, that autograd would take again with other sizes than they have.
     """
     if not is_view(tensor):
-        record = by_stand_in.get(id(tensor))
+        record = by_stand_in.get(tensor)
         is_base, before = record is None or not is_view(record.real), version_of(tensor)
         result = _take_views_again(recorder, stale, func, tensor, args, kwargs, is_base=is_base)
         if record is not None and is_of_another_kind(record):
@@ -82,7 +83,7 @@ def reshape_view(
         return NotImplemented  # which raises
     if tensor.is_conj() or tensor.is_neg() or base.is_conj() or base.is_neg():
         raise resized_view(user_line(recorder.origins.here()))
-    record = by_stand_in.get(id(base))
+    record = by_stand_in.get(base)
     outer = base_of(record.real) if record is not None and is_view(record.real) else None
     if outer is not None and outer.requires_grad and outer.is_leaf and leads_to_base(record.real):  # type: ignore[union-attr]
         raise RuntimeError("a view of a leaf Variable that requires grad is being used in an in-place operation.")
@@ -95,7 +96,7 @@ def reshape_view(
     _become(recorder, tensor, again, resized_view(user_line(recorder.origins.here())))
     assert isinstance(event.effect, InplaceView)
     effect = dataclasses.replace(event.effect, grad_enabled=True)
-    events.append(dataclasses.replace(event, effect=effect, tensor=id(tensor), required_grad=True))
+    events.append(event._replace(effect=effect, tensor=tensor, required_grad=True))
     if other_dtype:
         _note(recorder, tensor, before)
     return tensor
@@ -150,7 +151,7 @@ def _see_as(recorder: Recording, view: torch.Tensor, again: torch.Tensor, refuse
     """To autograd `view` is `again` from here on; in memory it stays what it was."""
     value = recorder.value_of(view)
     _become(recorder, view, again, refused)
-    recorder.values[id(view)], value.fake = value, view
+    recorder.values[view], value.fake = value, view
 
 
 def _become(recorder: Recording, tensor: torch.Tensor, new: torch.Tensor, refused: Exception) -> None:
@@ -163,8 +164,7 @@ def _become(recorder: Recording, tensor: torch.Tensor, new: torch.Tensor, refuse
     if old.fake is tensor:
         old.fake = None
     value.fake = tensor
-    recorder.kept += [tensor, new]
-    recorder.values[id(tensor)] = value
+    recorder.values[tensor] = value
 
 
 def check_reshaped(recorder: Recording) -> None:
@@ -257,7 +257,7 @@ class OverlappingViews:
             return False
         if not is_view(source):
             return base_of(tensor) is source
-        value, above = self.recorder.values.get(id(tensor)), self.recorder.values.get(id(source))
+        value, above = self.recorder.values.get(tensor), self.recorder.values.get(source)
         return value is not None and above is not None and above in chain_of(value)
 
 

@@ -158,11 +158,9 @@ _DIVIDING = {getattr(aten, name) for name in _DIVIDE}
 def dead_checks(tape: Tape, outputs: Sequence[Any], after: int) -> Iterator[Check]:
     """A check for each such operator of the forward that none of the outputs needs; `after`: decisions before it."""
     raising = [entry for entry in tape.forward() if _may_raise(entry)]
-    live = set(map(id, tape.live(outputs))) if raising else set()
+    live = set(tape.live(outputs)) if raising else set()
     for entry in raising:
-        if id(entry) not in live and all(
-            isinstance(e.spec, TensorSpec) for e in entries_in([entry.args, entry.kwargs])
-        ):
+        if entry not in live and all(isinstance(e.spec, TensorSpec) for e in entries_in([entry.args, entry.kwargs])):
             yield Check(entry.target, entry.args, entry.kwargs, user_line(entry.origin), after, in_backward=False)
 
 

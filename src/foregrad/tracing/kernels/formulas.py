@@ -123,7 +123,7 @@ def _cat(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
     options = {"dtype": spec.dtype, "device": spec.device}
     empty = rec.emit(aten.empty_strided.default, list(spec.shape), list(spec.stride), kwargs=options, spec=spec)
     entry = rec.emit(aten.copy.default, empty, rec.value_of(out).read(rec.emit), spec=spec)
-    rec.values[id(laid_out)] = Value(laid_out, entry, spec)
+    rec.values[laid_out] = Value(laid_out, entry, spec)
     return laid_out
 
 

@@ -17,6 +17,7 @@ of them is forgotten with it; the guards that a kernel adds are there already wh
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -24,13 +25,14 @@ from typing import Any
 import torch
 
 from ..._torch.dispatch import kernel_switches
+from ..._torch.nested import tensors_in
 from ..._torch.ops import depends_on_values, is_builtin
 from ..._torch.stand_ins import is_stand_in, like, new_stand_in, new_stand_in_over, on_meta, twin
 from ..._torch.symbols import is_symbolic, symbol_made
 from ..._torch.tensors import share_memory, storage_key
-from ...graph.meta import TensorSpec
+from ...graph.meta import TensorSpec, contiguous_strides
 from ...locks import make_lock
-from ..kernels.kernel_answers import as_kernels_have_it
+from ..heap.overlaps import ask_kernel, is_symbolic_tensor
 from ..tape.opinfo import OpInfo
 from .layouts import RULES, layout_of, result_layout, view_layout
 
@@ -141,13 +143,13 @@ _TOKENS = {bool, int, float, complex, str, torch.dtype, torch.device, torch.layo
 class Metadata:
     """Runs operators on the fakes of one capture.
 
-    `spec_of(id of a tensor)` gives what is known of a fake that the capture has seen, or None; `kernels` runs an
+    `known(tensor)` gives what is known of a fake that the capture has seen, or None; `kernels` runs an
     operator in the ordinary way.
     """
 
     def __init__(
         self,
-        known: Callable[[int], Any],
+        known: Callable[[torch.Tensor], Any],
         kernels: Callable[[Any, Any, Any], Any],
     ) -> None:
         self.known = known
@@ -180,7 +182,7 @@ class Metadata:
             elif info.op in _STRIDED and len(tensors) == 1:
                 recipe = self._strided(info.op, tensors[0], args, kwargs)
             elif info.op in RULES:
-                recipe = layout_of(info.op, [self.known(id(t)).spec for t in tensors], args, kwargs)
+                recipe = layout_of(info.op, [self.known(t).spec for t in tensors], args, kwargs)
             if recipe is None:
                 out = self.kernels(info.op, args, kwargs)
                 try:
@@ -188,7 +190,7 @@ class Metadata:
                 except _Uncacheable:
                     return out, None
                 if not info.writes:
-                    specs = [self.known(id(t)).spec for t in tensors]
+                    specs = [self.known(t).spec for t in tensors]
                     recipe = as_kernels_have_it(recipe, info.op, specs, args, kwargs)
             if len(_recipes) >= _LIMIT:
                 forget_all()
@@ -208,7 +210,7 @@ class Metadata:
         for value in values:
             cls = type(value)
             if cls is _TENSOR or cls is _PARAMETER:
-                known = self.known(id(value))
+                known = self.known(value)
                 token = None if known is None else known.spec.token
                 if token is None:
                     token, is_static = None if known is None else _symbolic_token(known.spec), False
@@ -238,7 +240,7 @@ class Metadata:
 
     def _strided(self, op: Any, tensor: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The recipe of a view, from the kernel that all devices have in common: it only computes strides. Or None."""
-        spec, nbytes = self.known(id(tensor)).spec, tensor.untyped_storage().nbytes()
+        spec, nbytes = self.known(tensor).spec, tensor.untyped_storage().nbytes()
         if not isinstance(nbytes, int):  # its sizes came to be known after it had been made
             return None
         out = on_meta(op, spec, nbytes, args[1:], kwargs)
@@ -248,7 +250,7 @@ class Metadata:
 
     def _symbolic_recipe(self, info: OpInfo, tensors: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the rules say of a call with symbolic sizes, or None."""
-        specs = [self.known(id(t)).spec for t in tensors]
+        specs = [self.known(t).spec for t in tensors]
         is_view = info.is_view and len(tensors) == 1 and tensors[0] is args[0]
         found = view_layout(info.op, specs[0], args, kwargs) if is_view else None
         if found is None and not info.is_view and not info.writes and tensors:
@@ -335,3 +337,73 @@ def _shares(info: OpInfo, args: tuple[Any, ...], tensors: list[Any]) -> bool:
         written += value if isinstance(value, (list, tuple)) else [value]
     count = Counter(map(storage_key, tensors))
     return len(written) == 0 or any(not isinstance(t, torch.Tensor) or count[storage_key(t)] > 1 for t in written)
+
+
+# -------------------------------------------------------------------- kernel answers
+# Answers of kernels themselves, which are asked on zeros laid out like the fakes: strides, and errors.
+#
+# Strides of dimensions of size 1, and of tensors without elements, mean nothing. Programs can see them, and kernels
+# choose them as it comes; FakeTensor's Python decompositions often choose others. Where an argument is not contiguous
+# and a result has such dimensions, the kernel is asked.
+
+
+_LIMIT_BYTES = 1 << 16
+_OPAQUE = {"workspace", "reserve", "reserve_space", "reserveSpace", "packed_weights"}
+
+
+def as_kernels_have_it(recipe: Any, op: Any, given: list[TensorSpec], args: Any, kwargs: Any) -> Any:
+    """`recipe`, what FakeTensor says of the results of `op`, with the strides that the kernel gives them."""
+    results = recipe if isinstance(recipe, (list, tuple)) else [recipe]
+    if not any(type(r) is TensorSpec and _is_doubtful(r) for r in results):
+        return recipe
+    if takes_opaque(op) or kwargs.get("generator") is not None:
+        return recipe
+    if all(s.stride == contiguous_strides(s.shape) for s in given) or any(s.device.type != "cpu" for s in given):
+        return recipe
+    if sum(s.nbytes for s in (*given, *(r for r in results if type(r) is TensorSpec))) > _LIMIT_BYTES:
+        return recipe
+    try:
+        out = ask_kernel(op, args, kwargs)
+    except Exception:
+        return recipe  # zeros don't suit it
+    if out is NotImplemented:
+        return recipe
+    if type(recipe) is TensorSpec:
+        return _like(recipe, out)
+    return type(recipe)(map(_like, recipe, out))
+
+
+@functools.cache
+def takes_opaque(op: Any) -> bool:
+    """Whether an argument is memory of a kernel library's own, which it trusts: of zeros it makes a crash."""
+    return any(argument.name in _OPAQUE for argument in op._schema.arguments)
+
+
+def _is_doubtful(spec: TensorSpec) -> bool:
+    return 1 in spec.shape or 0 in spec.shape
+
+
+def _like(spec: Any, tensor: Any) -> Any:
+    if type(spec) is not TensorSpec or not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != spec.shape:
+        return spec
+    return TensorSpec(spec.shape, tensor.stride(), spec.dtype, spec.device, spec.offset, spec.conj, spec.neg)
+
+
+# -------------------------------------------------------------------- errors
+# What kernels say of arguments that they don't take: FakeTensor raises other errors, with other words.
+
+
+_PLAIN = {RuntimeError, IndexError, ValueError, TypeError, OverflowError, AssertionError}
+
+
+def as_kernels_say(op: Any, args: Any, kwargs: Any, error: Exception) -> Exception:
+    """The error of the kernel where it has one, else `error`, which FakeTensor raised."""
+    tensors = tensors_in((args, kwargs))
+    foreign = any(is_symbolic_tensor(t) or t.device.type != "cpu" or t.layout is not torch.strided for t in tensors)
+    if type(error) not in _PLAIN or foreign or takes_opaque(op):
+        return error
+    try:
+        ask_kernel(op, args, kwargs)
+    except Exception as said:
+        return said.with_traceback(None)
+    return error

@@ -14,6 +14,7 @@ from ..._torch.dispatch import current_autograd_node, sequence_nr_of
 from ...errors import UnsupportedLayoutError
 from ...graph.meta import TensorSpec, contiguous_strides
 from ...graph.sparse import BAG_BACKWARD, EMBEDDING_BACKWARD, MAKE, SPARSE, can_take, gives_sparse
+from ...identity import ById
 from ..heap.alias import Value
 from ..heap.recording import Recording
 from ..tape.tape import Entry
@@ -25,18 +26,17 @@ _SAME = {aten.detach.default, aten.alias.default}
 
 
 class SparseGradients:
-    """The sparse tensors of one capture. `entries`: by the id of its fake, a fake and what gives it."""
+    """The sparse tensors of one capture. `entries`: what gives each, by its fake."""
 
     def __init__(self, recorder: Any) -> None:
         self.recorder: Recording = recorder
-        self.entries: dict[int, tuple[torch.Tensor, Entry]] = {}
+        self.entries: ById[torch.Tensor, Entry] = ById()
         # By autograd node, the indices and the gradient of an embedding of which padding is to be left out.
         self.without_padding: dict[int, list[torch.Tensor]] = {}
 
     def entry_of(self, tensor: torch.Tensor) -> Entry | None:
         """What gives a tensor, if it is sparse."""
-        known = self.entries.get(id(tensor))
-        return None if known is None else known[1]
+        return self.entries.get(tensor)
 
     def refused(self) -> UnsupportedLayoutError:
         return UnsupportedLayoutError(
@@ -48,21 +48,21 @@ class SparseGradients:
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What an operator gives for a sparse tensor among its arguments; `NotImplemented` where there is none."""
         entries, rec = self.entries, self.recorder
-        if not any(id(a) in entries for a in args):
+        if not any(a in entries for a in args):
             return NotImplemented
         first = args[0]
         if func in _SAME:
-            return self._like(first, entries[id(first)][1])
+            return self._like(first, entries[first])
         target = _IN_PLACE.get(func, func)
         if not (can_take(target, args, kwargs, self._is_sparse) and self._is_plain(args)):
             raise self.refused()
-        operands = tuple(entries[id(a)][1] if self._is_sparse(a) else rec.to_entries(a) for a in args)
+        operands = tuple(entries[a] if self._is_sparse(a) else rec.to_entries(a) for a in args)
         entry = rec.entry(target, operands, kwargs, False)
         if gives_sparse(target, args, self._is_sparse):
             if target is func:
                 return self._like(first if self._is_sparse(first) else args[1], entry)
             entry.spec = SPARSE
-            entries[id(first)] = first, entry
+            entries[first] = entry
             return first
         shape = tuple(first.shape)
         out = self._bound(entry, shape, first)
@@ -72,7 +72,7 @@ class SparseGradients:
             return aten.copy_.default(first, out)
 
     def _is_sparse(self, value: Any) -> bool:
-        return id(value) in self.entries
+        return value in self.entries
 
     def _is_plain(self, args: Any) -> bool:
         """Whether all tensors are of one dtype and size, but for single numbers."""
@@ -97,14 +97,14 @@ class SparseGradients:
         arguments = (dims, len(size) - dims, list(size), indices, elements)
         fake: Any = rec.run_fake(MAKE, arguments, options)
         entry.spec = SPARSE
-        self.entries[id(fake)] = fake, entry
+        self.entries[fake] = entry
         return fake  # type: ignore[no-any-return]
 
     def _bound(self, entry: Entry, shape: tuple[Any, ...], like: torch.Tensor) -> torch.Tensor:
         """A dense fake of `shape` for what `entry` gives."""
         entry.spec = spec = TensorSpec(shape, contiguous_strides(shape), like.dtype, like.device)
         fake = self.recorder.fake_of(spec)
-        self.recorder.values[id(fake)] = Value(fake, entry, spec)
+        self.recorder.values[fake] = Value(fake, entry, spec)
         return fake
 
     def rows(self, node: Any, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -26,8 +26,9 @@ from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import map_symbolic
 from ..._torch.tensors import is_inside_transform
 from ...errors import UnsupportedOpError
-from ...frontend.eager_region import eager_region
+from ...frontend.region import eager_region
 from ...graph.meta import NodeMeta, TensorSpec, contiguous_strides
+from ...identity import ById, IdSet
 from ...subclasses.spec import is_wrapper
 from ..kernels.plans import QUERIES
 from ..tape.opinfo import op_info
@@ -209,10 +210,9 @@ class _Writer(ThreadDispatchMode):
         super().__init__()
         self.recorder, self.what = recorder, what
         self.writer = GraphWriter()
-        self.nodes: dict[int, fx.Node] = {}
-        self.kept: list[Any] = []  # so that ids stay those of one tensor
+        self.nodes: ById[torch.Tensor, fx.Node] = ById()
         self.others: list[torch.Tensor] = []
-        self.viewed: set[int] = set()
+        self.viewed: IdSet[torch.Tensor] = IdSet()
         self.inputs = [self._input(name, tensor) for name, tensor in inputs]
 
     def _input(self, wanted: str, tensor: torch.Tensor) -> fx.Node:
@@ -225,8 +225,7 @@ class _Writer(ThreadDispatchMode):
         return NodeMeta({"val": self.recorder.fakes.fake_of(value) if is_stand_in(value) else value})
 
     def _bind(self, tensor: torch.Tensor, node: fx.Node) -> None:
-        self.kept.append(tensor)
-        self.nodes[id(tensor)] = node
+        self.nodes[tensor] = node
 
     def add_input(self, name: str, tensor: torch.Tensor) -> None:
         """A further input, behind those that there are."""
@@ -251,7 +250,7 @@ class _Writer(ThreadDispatchMode):
         if info.writes:
             written = args[info.writes[0]] if len(info.writes) == 1 else None
             is_own = written is not None and not any(written is other for other in self.others)
-            if not is_own or id(written) in self.viewed or info.functional is None:
+            if not is_own or written in self.viewed or info.functional is None:
                 raise self._refused(f"writes to a tensor in place (`{func}`)")
             target = info.functional
         result = self.recorder.kernels(target, args, kwargs)
@@ -259,14 +258,14 @@ class _Writer(ThreadDispatchMode):
         given = self._as_nodes(args), self._as_nodes(kwargs)
         node = self.writer.add(name, "call_function", target, *given, self._meta(result))
         if info.writes:
-            self.nodes[id(args[info.writes[0]])] = node
+            self.nodes[args[info.writes[0]]] = node
             return args[info.writes[0]]
         if isinstance(result, torch.Tensor):
             self._bind(result, node)
         elif isinstance(result, (tuple, list)):
             raise self._refused(f"calls an operator with several results (`{func}`)")
         if info.is_view:
-            self.viewed |= {id(result), id(args[0])}
+            self.viewed.update((result, args[0]))
         return result
 
     def _refused(self, why: str) -> UnsupportedOpError:
@@ -280,16 +279,16 @@ class _Writer(ThreadDispatchMode):
         return mapped(value, torch.Tensor, self._of_graph)
 
     def _of_graph(self, tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) in self.nodes:
+        if tensor in self.nodes:
             return tensor
         tensor = tensor if is_stand_in(tensor) else self.recorder.adopt(tensor)
-        if id(tensor) not in self.nodes:
+        if tensor not in self.nodes:
             self.others.append(tensor)
             self.add_input("buffer", tensor)
         return tensor
 
     def _as_nodes(self, value: Any) -> Any:
-        return mapped(value, torch.Tensor, lambda tensor: self.nodes[id(tensor)])
+        return mapped(value, torch.Tensor, lambda tensor: self.nodes[tensor])
 
     def module(self, results: Any, name: str) -> fx.GraphModule:
         """The graph up to now, with these results, and nothing that they do not need."""

@@ -8,7 +8,7 @@ The fakes are put back to what they were after the forward, version counters inc
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ import torch
 from ..._torch.nested import tensors_in
 from ..._torch.tensors import is_view, set_version, version_unseen
 from ...graph.slots import Slot
+from ...identity import ById
 from ..heap.alias import Value
 from ..heap.recording import Recording
 from ..heap.records import InputRecord
@@ -65,25 +66,25 @@ class Run:
 class BackwardWrites:
     """The writes of the backward that is recorded, if one is.
 
-    `live`: inputs known to be written by backwards. `missing`: others that one has written to, by the id of their root.
+    `live`: inputs known to be written by backwards. `missing`: the roots of others that one has written to.
     """
 
     def __init__(self, recorder: Recording) -> None:
         self.recorder = recorder
         self.live: list[LiveInput] = []
         self.tangents: Sequence[torch.Tensor] = ()
-        self.missing: dict[int, Value] = {}
-        self.written: dict[int, tuple[Value, Entry, str]] = {}  # made by the forward, by root: what they were; where
-        self.touched: dict[int, tuple[torch.Tensor, int]] = {}  # by id, what was ever written; its version before
+        self.missing: dict[Value, None] = {}
+        self.written: dict[Value, tuple[Entry, str]] = {}  # made by the forward, by root: what they were; where
+        self.touched: ById[torch.Tensor, int] = ById()  # what was ever written: its version before
         self._versions: list[tuple[torch.Tensor, int]] = []
         self._run = Run()
-        self._known: set[int] | None = None  # ids of the entries from before this run, where there was a backward
+        self._known: set[Entry] | None = None  # the entries from before this run, where there was a backward
         self._start = 0
         self._first_check = 0
 
     def met(self, record: InputRecord) -> None:
         """One more input; the backward itself may be the first to look at it."""
-        if id(record.real) in self.recorder.host.written:
+        if record.real in self.recorder.host.written:
             live = LiveInput(record.initial, record.stand_in, record.slot)
             self.live.append(live)
             if self.recorder.in_backward:
@@ -106,7 +107,7 @@ class BackwardWrites:
         entry.is_backward = True
         self.recorder.tape.append(entry)
         self._run.live.append(entry)
-        self.written[id(live.initial)] = live.initial, _entry_of(live.initial), ""
+        self.written[live.initial] = _entry_of(live.initial), ""
         self._versions.append((live.stand_in, version_unseen(live.stand_in)))
         _hold(live.initial, entry)
 
@@ -123,12 +124,12 @@ class BackwardWrites:
                 before = next(version for fake, version in self._versions if fake is live.stand_in)
                 run.updates.append((position, 0, _entry_of(live.initial), version_unseen(live.stand_in) != before))
         for position, tangent in enumerate(self.tangents):
-            value = rec.values[id(tangent)]
-            if id(value) in self.written:
+            value = rec.values[tangent]
+            if value in self.written:
                 run.updates.append((None, position, _entry_of(value), True))
-        known = {id(live.initial) for live in self.live} | {id(rec.values[id(tangent)]) for tangent in self.tangents}
-        for key, (root, entry, where) in self.written.items():
-            if key not in known and not root.storage.is_input:
+        known = {live.initial for live in self.live} | {rec.values[tangent] for tangent in self.tangents}
+        for root, (entry, where) in self.written.items():
+            if root not in known and not root.storage.is_input:
                 run.written.append((root, where))
                 run.once = (
                     f"a second backward through one call of `{self.recorder.host.name}`: the first has written, at "
@@ -136,20 +137,20 @@ class BackwardWrites:
                 )
             _hold(root, entry)
         for tensor, version in reversed(self._versions):
-            self.touched.setdefault(id(tensor), (tensor, version))
+            self.touched.setdefault(tensor, version)
             if restore:
                 set_version(tensor, version)
         self.written, self._versions, self.tangents, self._run = {}, [], (), Run()
         return run
 
-    def versions(self) -> dict[int, int]:
+    def versions(self) -> ById[torch.Tensor, int]:
         """The version counters, as they are, of what backwards have written to."""
-        return {key: version_unseen(tensor) for key, (tensor, _) in self.touched.items()}
+        return ById((tensor, version_unseen(tensor)) for tensor in self.touched)
 
-    def restore(self, versions: Mapping[int, int]) -> None:
+    def restore(self, versions: ById[torch.Tensor, int]) -> None:
         """Put them back to those; to what the forward left where nothing was known of them by then."""
-        for key, (tensor, version) in self.touched.items():
-            set_version(tensor, versions.get(key, version))
+        for tensor, version in self.touched.items():
+            set_version(tensor, versions.get(tensor, version))
 
     # ---------------------------------------------------------------- a write
 
@@ -172,17 +173,17 @@ class BackwardWrites:
             where = rec.where()
             if is_metadata:
                 raise written_by_backward("a tensor of the forward's", where, "and changes its sizes or memory")
-            keeps_history = not root.storage.is_input or is_view(tensor) or rec.values[id(tensor)] is root
+            keeps_history = not root.storage.is_input or is_view(tensor) or rec.values[tensor] is root
             differentiable = any(t.requires_grad for t in [tensor, *tensors_in(arguments)])
             differentiable |= not root.storage.is_input  # what is saved of it would be what it is by then
             if keeps_history and differentiable and torch.is_grad_enabled():
                 why = "with gradients on, which outlives it: its history can't be given back"
                 raise written_by_backward("a tensor", where, why)
             self._versions.append((tensor, version_unseen(tensor)))
-            if root.storage.is_input and id(root) not in self.written:
+            if root.storage.is_input and root not in self.written:
                 self.recorder.host.on_missing(root, where)
-                self.missing[id(root)] = root
-            self.written.setdefault(id(root), (root, _entry_of(root), where))
+                self.missing[root] = None
+            self.written.setdefault(root, (_entry_of(root), where))
 
     def _is_new(self, root: Value) -> bool:
         """Whether this backward has made the memory itself."""
@@ -190,8 +191,8 @@ class BackwardWrites:
         if original is None or not original.is_backward:
             return False
         if self._known is None:
-            self._known = {id(entry) for entry in self.recorder.tape.entries[: self._start] if entry.is_backward}
-        return id(original) not in self._known
+            self._known = {entry for entry in self.recorder.tape.entries[: self._start] if entry.is_backward}
+        return original not in self._known
 
 
 def _entry_of(root: Value) -> Entry:

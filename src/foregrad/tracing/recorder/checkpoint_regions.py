@@ -77,12 +77,12 @@ class Regions:
     def named(self, tensor: torch.Tensor, name: str) -> None:
         """The user names what `tensor` holds now. A view is kept with the memory it looks at, so that has the name."""
         recorder = self.recorder
-        value = recorder.values.get(id(tensor))
+        value = recorder.values.get(tensor)
         if value is not None:  # else a tensor that the function brought along: there before the call
             entry = value.root.read(recorder.emit)
-            names = recorder.tape.checkpoint_names.get(id(entry), ())
+            names = recorder.tape.checkpoint_names.get(entry, ())
             if name not in names:
-                recorder.tape.checkpoint_names[id(entry)] = (*names, name)
+                recorder.tape.checkpoint_names[entry] = (*names, name)
 
     def _must_run_again(self, entry: Entry) -> None:
         self.must.append(entry)
@@ -93,12 +93,12 @@ class Regions:
                 "PREFER_RECOMPUTE or MUST_SAVE for it."
             )
 
-    def check(self, updates: Mapping[int, str]) -> None:
-        """Nothing that must be computed again reads an input that the call overwrites; these by the id of their entry,
-        with their names.
+    def check(self, updates: Mapping[Entry, str]) -> None:
+        """Nothing that must be computed again reads an input that the call overwrites; these by their entries, with
+        their names.
         """
         for entry in self.must if updates else ():
-            name = next((updates[id(r)] for r in map(memory_root, entries_in(entry.args)) if id(r) in updates), None)
+            name = next((updates[r] for r in map(memory_root, entries_in(entry.args)) if r in updates), None)
             is_view = hasattr(entry.target, "_schema") and op_info(entry.target).is_view
             if name is not None and not is_view:
                 raise UnsupportedMutationError(

@@ -24,9 +24,9 @@ from ..._torch.patches import region_runner
 from ...errors import UnsupportedOpError
 from ...graph.collectives import Collective, arguments_of, returned, written_to
 from ...graph.python_calls import CALL
+from ...identity import ById
 from ..heap.recording import Recording
-from ..tape.again import CaptureAgain
-from ..tape.tape import Entry
+from ..tape.tape import CaptureAgain, Entry
 
 aten = torch.ops.aten
 
@@ -97,10 +97,10 @@ class Collectives:
             return
         needed = self.recorder.tape.needed(outputs)
         for entry in functional:
-            if not entry.is_backward and id(entry) not in needed:
+            if not entry.is_backward and entry not in needed:
                 entry.has_effect = True
         made = [entry for entry in self.made if not entry.is_backward]
-        if made and (self.recorder.decisions.made or not needed.issuperset(map(id, made))):
+        if made and (self.recorder.decisions.made or not needed.issuperset(made)):
             self.run_as_regions()
 
     def run_as_regions(self) -> NoReturn:
@@ -130,13 +130,13 @@ class Collectives:
             if calls is not None:
                 return self._functional(name, [(self._call(*call, group), placed) for call, placed in calls])
         tensors = [t for name, value in given.items() if name != "tensor" for t in tensors_in(value)]
-        at = {id(tensor): i for i, tensor in enumerate(tensors)}
+        at = ById((tensor, i) for i, tensor in enumerate(tensors))
         mode: Any = recorder
         with mode:  # what is in memory that was never written to differs from run to run
-            outputs = {id(t): torch.zeros_like(t) for t in written_to(op, given, only_outputs=True)}
-        tensors = [outputs.get(id(tensor), tensor) for tensor in tensors]
+            outputs = ById((t, torch.zeros_like(t)) for t in written_to(op, given, only_outputs=True))
+        tensors = [outputs.get(tensor, tensor) for tensor in tensors]
         rest = given | {"process_group": None}  # found by its name: a group that is destroyed is to go
-        called = Collective(op, [*rest.values()], group, str(reduction), [at[id(t)] for t in written])
+        called = Collective(op, [*rest.values()], group, str(reduction), [at[t] for t in written])
         if not (is_early and self.by_regions):
             if last is not None and last.target is CALL:
                 last = recorder.emit(operator.getitem, last, 0)

@@ -22,6 +22,7 @@ from ..._torch.stand_ins import FakeRuns, is_stand_in, like_source
 from ..._torch.symbols import map_symbolic
 from ..._torch.tensors import base_of, is_symbolic_zero, is_view
 from ...errors import UnsupportedDataDependentError, UnsupportedOpError
+from ...identity import IdSet
 from ...locks import bound
 from ...subclasses.spec import holds_tensors, is_wrapper
 from ..heap.alias import Value
@@ -31,8 +32,7 @@ from ..heap.recording import Host
 from ..heap.views import View
 from ..heap.writes import Writes
 from ..kernels.checks import Checks
-from ..kernels.kernel_answers import as_kernels_say
-from ..kernels.metadata import Metadata
+from ..kernels.metadata import Metadata, as_kernels_say
 from ..kernels.plans import NO_KEYWORDS, PLAINER, PLAINER_BY_NAME, QUERIES, Plan, has_real
 from ..kernels.sparse import SparseGradients
 from ..tape.opinfo import OpInfo, op_info, returns_tensors, take_data
@@ -74,8 +74,7 @@ class Recorder(Trace, ThreadDispatchMode):
         self.arithmetic = ArithmeticSettings(lambda: user_line(self.origins.here()))
         self.is_symbolic = fake_mode.shape_env is not None
         self.phases: dict[int, torch.Tensor] = {}  # see formulas.py, by autograd sequence number
-        self.wrapper_leaves: dict[int, Any] = {}  # by id, the stand-ins of wrappers that are leaves and require grad
-        self.kept: list[torch.Tensor] = []  # fakes that changed identity: kept so that ids stay theirs
+        self.wrapper_leaves: IdSet[Any] = IdSet()  # the stand-ins of wrappers that are leaves and require grad
         self.reshaped: list[tuple[torch.Tensor, int, str]] = []  # see `check_reshaped`
         self.plans: dict[int, Plan] = {}
         self.fakes = FakeRuns(fake_mode, self.is_symbolic)
@@ -248,7 +247,7 @@ class Recorder(Trace, ThreadDispatchMode):
             )
         grad_enabled = torch.is_grad_enabled()
         if isinstance(out, torch.Tensor):
-            if id(out) in self.values:
+            if out in self.values:
                 return out
             view = View(info.op, rest, kwargs, None, object(), grad_enabled, made=self.made())
             value = Value(out, None, specs or self.spec_of(out), source, view)
@@ -256,7 +255,7 @@ class Recorder(Trace, ThreadDispatchMode):
             value.of_differentiable = args[0].requires_grad
             if info.is_identity:
                 value.entry, value.generation = source.read(self.emit), value.storage.generation
-            self.values[id(out)] = value
+            self.values[out] = value
             if info.op is aten.as_strided.default and not self.in_backward and not self.is_symbolic:
                 self.writes.check_edges(value)
             return out
@@ -266,7 +265,7 @@ class Recorder(Trace, ThreadDispatchMode):
             value = Value(item, None, specs[index] if specs else self.spec_of(item), source, view)
             value.generation = -1
             value.of_differentiable = args[0].requires_grad
-            self.values[id(item)] = value
+            self.values[item] = value
         return out
 
     def taken_as_data(self, tensor: torch.Tensor) -> None:
@@ -328,8 +327,8 @@ class Unrecorded(ThreadDispatchMode):
 _SAID = "a{} leaf Variable that requires grad is being used in an in-place operation."
 
 
-def check_wrapper_leaves(leaves: Mapping[int, Any], func: Any, args: Any, kwargs: Any) -> None:
-    """Raise eager's error where an operator writes to one of the stand-ins `leaves` (by id), or to a view of one."""
+def check_wrapper_leaves(leaves: IdSet[Any], func: Any, args: Any, kwargs: Any) -> None:
+    """Raise eager's error where an operator writes to one of the stand-ins `leaves`, or to a view of one."""
     if not (isinstance(func, OpOverload) and func._schema.is_mutable and torch.is_grad_enabled()):
         return
     info = op_info(func)
@@ -338,9 +337,9 @@ def check_wrapper_leaves(leaves: Mapping[int, Any], func: Any, args: Any, kwargs
         for tensor in value if isinstance(value, (list, tuple)) else (value,):
             if not (is_wrapper(tensor) and tensor.requires_grad):
                 continue
-            if id(tensor) in leaves:
+            if tensor in leaves:
                 raise RuntimeError(_SAID.format(""))
-            if is_view(tensor) and id(base_of(tensor)) in leaves:
+            if is_view(tensor) and base_of(tensor) in leaves:
                 raise RuntimeError(_SAID.format(" view of a"))
 
 
@@ -354,7 +353,7 @@ def decided(trace: Trace, func: OpOverload, args: Any, kwargs: Any, error: Excep
     entry_args, entry_kwargs = trace.to_entries(args), trace.to_entries(kwargs)
     try:
         if func is aten._local_scalar_dense.default:
-            storage = trace.values[id(args[0])].storage
+            storage = trace.values[args[0]].storage
             if storage.is_input and storage.generation and args[0].dtype is not torch.bool:
                 trace.decisions.read_of_written(where)
             return trace.decisions.item(entry_args[0], where, trace.emit_number)

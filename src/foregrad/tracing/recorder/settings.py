@@ -15,8 +15,7 @@ import torch
 from ..._torch.asked import ViewReplay
 from ..._torch.settings import ARITHMETIC, REPLAYED, apply_settings, arithmetic, matters_to, settings, unfinished
 from ...errors import ForegradError, UnsupportedSideEffectError
-from ..tape.again import CaptureAgain
-from ..tape.tape import Entry
+from ..tape.tape import CaptureAgain, Entry
 
 
 class ArithmeticSettings:

@@ -16,6 +16,7 @@ from ..._torch.stand_ins import new_stand_in
 from ..._torch.symbols import map_symbolic
 from ...errors import UnsupportedLayoutError, UnsupportedSideEffectError
 from ...graph.meta import TensorSpec
+from ...identity import ById
 from ...locks import bound
 from ..heap.alias import Value
 from ..kernels.plans import PLAIN, draws_nothing
@@ -30,7 +31,7 @@ aten = torch.ops.aten
 
 
 class Trace(abc.ABC):
-    """Writes entries onto `tape`; `values` maps the id of each fake tensor seen to its `Value`.
+    """Writes entries onto `tape`; `values` maps each fake tensor seen to its `Value`.
 
     `in_backward`: the backward is being recorded. `recompute`: the tag of the checkpointed region that is.
     """
@@ -40,7 +41,7 @@ class Trace(abc.ABC):
         self.fake_mode = fake_mode
         self.origins = origins
         self.tape = Tape()
-        self.values: dict[int, Value] = {}
+        self.values: ById[torch.Tensor, Value] = ById()
         self.in_backward = False
         self.recompute: Any = None
         self.original: Any = None  # the outermost operator that is being decomposed
@@ -66,7 +67,7 @@ class Trace(abc.ABC):
         numbers = self.decisions.numbers
         if numbers.made:
             args, kwargs = map_symbolic(args, numbers.entry_of), map_symbolic(kwargs, numbers.entry_of)
-        entry = Entry(target, args if type(args) is tuple else tuple(args), kwargs)
+        entry = Entry(target, args if type(args) is tuple else tuple(args), kwargs or {})
         entry.has_effect = is_random and not draws_nothing(target, args)
         entry.is_backward = self.in_backward
         entry.recompute = self.recompute
@@ -93,9 +94,9 @@ class Trace(abc.ABC):
     def bind_results(self, entry: Entry, out: Any, specs: Any = None) -> Any:
         """Make `entry` stand for `out`: a tensor, or several through getitem. `specs`: theirs, where known."""
         if isinstance(out, torch.Tensor):
-            if id(out) not in self.values:
+            if out not in self.values:
                 entry.spec = spec = specs or self.spec_of(out)
-                self.values[id(out)] = Value(out, entry, spec)
+                self.values[out] = Value(out, entry, spec)
         elif isinstance(out, (list, tuple)):
             entry.spec = tuple(
                 spec or self.specs_of(t) for t, spec in zip(out, specs or [None] * len(out), strict=True)
@@ -103,11 +104,11 @@ class Trace(abc.ABC):
             for index, item in enumerate(out):
                 if isinstance(item, (list, tuple)):
                     self.bind_results(self.entry(operator.getitem, (entry, index), {}, False), item)
-                if isinstance(item, torch.Tensor) and id(item) not in self.values:
+                if isinstance(item, torch.Tensor) and item not in self.values:
                     take = item_or_empty if index in MAYBE_UNDEFINED.get(entry.target, ()) else operator.getitem
                     part = self.entry(take, (entry, index), {}, False)
                     part.spec = entry.spec[index]
-                    self.values[id(item)] = Value(item, part, entry.spec[index])
+                    self.values[item] = Value(item, part, entry.spec[index])
         return out
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -117,7 +118,7 @@ class Trace(abc.ABC):
         entry.constant = entry.value = tensor
         self.tape.append(entry)
         fake = new_stand_in(spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
-        self.values[id(fake)] = Value(fake, entry, spec)
+        self.values[fake] = Value(fake, entry, spec)
         return fake
 
     def zeros(self, zero: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -125,7 +126,7 @@ class Trace(abc.ABC):
         spec = TensorSpec(tuple(zero.shape), zero.stride(), zero.dtype, device)
         entry = self.emit(aten.zeros.default, list(spec.shape), kwargs={"dtype": spec.dtype, "device": device})
         fake = self.fake_of(entry.spec)  # type: ignore[arg-type]
-        self.values[id(fake)] = Value(fake, entry, entry.spec)  # type: ignore[arg-type]
+        self.values[fake] = Value(fake, entry, entry.spec)  # type: ignore[arg-type]
         return fake
 
     # ---------------------------------------------------------------- where the program is
@@ -154,7 +155,7 @@ class Trace(abc.ABC):
 
     def is_known(self, tensor: torch.Tensor) -> bool:
         """Whether it is one of the capture's own."""
-        return id(tensor) in self.values or id(tensor) in self.sparse.entries
+        return tensor in self.values or tensor in self.sparse.entries
 
     # ---------------------------------------------------------------- from tensors to entries
 
@@ -185,7 +186,7 @@ class Trace(abc.ABC):
         return self.emit(aten.scalar_tensor.default, number, kwargs={"dtype": dtype, "device": spec.device}, spec=spec)
 
     def value_of(self, tensor: torch.Tensor) -> Value:
-        value = self.values.get(id(tensor))
+        value = self.values.get(tensor)
         if value is None:
             if self.sparse.entry_of(tensor) is not None:
                 raise self.sparse.refused()

@@ -17,6 +17,7 @@ from ..._torch.histories import CHOOSING, GIVING_ZEROS, keeps_tensors, nodes_beh
 from ..._torch.hooks import gradients_cut
 from ..._torch.tensors import history_of
 from ...graph.signature import GradientPaths
+from ...identity import ById, IdSet
 
 
 @contextlib.contextmanager
@@ -43,16 +44,16 @@ def reached_from(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor 
     """How outputs lead to each leaf. One walk over the autograd graph; a leaf may be a result where it is cut."""
     roots: list[Any] = [output.grad_fn for output in outputs]
     order = _consumers_first(outputs)
-    masks: dict[int, int] = dict.fromkeys(map(id, order), 0)
-    through_custom: dict[int, int] = dict.fromkeys(map(id, order), 0)
+    masks: dict[Any, int] = dict.fromkeys(order, 0)
+    through_custom: dict[Any, int] = dict.fromkeys(order, 0)
     for position, root in enumerate(roots):
-        masks[id(root)] |= 1 << position
-    of_leaf = {id(leaf): (0, 0) for leaf in leaves if leaf is not None}
+        masks[root] |= 1 << position
+    of_leaf = ById((leaf, (0, 0)) for leaf in leaves if leaf is not None)
     histories = [(leaf, history_of(leaf)) for leaf in leaves if leaf is not None]
     cuts = {(history, leaf.output_nr): leaf for leaf, history in histories if history is not None}
     chooses = any(output.output_nr and root.name() in CHOOSING for output, root in zip(outputs, roots, strict=True))
     for node in order:
-        mask, custom = masks[id(node)], through_custom[id(node)]
+        mask, custom = masks[node], through_custom[node]
         name = node.name()
         if isinstance(node, torch.autograd.function.BackwardCFunction) or name in GIVING_ZEROS or _is_empty(node, name):
             custom = mask
@@ -60,16 +61,16 @@ def reached_from(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor 
             chooses |= bool(number) and following.name() in CHOOSING
             cut = cuts.get((following, number))
             if cut is not None:
-                all_of_leaf, custom_of_leaf = of_leaf[id(cut)]
-                of_leaf[id(cut)] = all_of_leaf | mask, custom_of_leaf | custom
+                all_of_leaf, custom_of_leaf = of_leaf[cut]
+                of_leaf[cut] = all_of_leaf | mask, custom_of_leaf | custom
             elif following is not None:
-                masks[id(following)] |= mask
-                through_custom[id(following)] |= custom
+                masks[following] |= mask
+                through_custom[following] |= custom
         leaf = getattr(node, "variable", None)
-        if leaf is not None and id(leaf) in of_leaf:
-            all_of_leaf, custom_of_leaf = of_leaf[id(leaf)]
-            of_leaf[id(leaf)] = all_of_leaf | mask, custom_of_leaf | custom
-    both = [(0, 0) if leaf is None else of_leaf[id(leaf)] for leaf in leaves]
+        if leaf is not None and leaf in of_leaf:
+            all_of_leaf, custom_of_leaf = of_leaf[leaf]
+            of_leaf[leaf] = all_of_leaf | mask, custom_of_leaf | custom
+    both = [(0, 0) if leaf is None else of_leaf[leaf] for leaf in leaves]
     return [GradientPaths(_positions(a, len(roots)), _positions(b, len(roots)), chooses) for a, b in both]
 
 
@@ -85,32 +86,32 @@ def saving_nodes(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor 
 
     Where all run whenever one does, there is one entry for them; where none keeps any, no entry.
     """
-    sinks = {id(leaf): 1 << i for i, leaf in enumerate(leaves) if leaf is not None}
+    sinks = ById((leaf, 1 << i) for i, leaf in enumerate(leaves) if leaf is not None)
     if len(outputs) < 2 and len(sinks) < 2:
         return ((1, -1),) if any(map(keeps_tensors, nodes_behind(outputs))) else ()
     histories = [(leaf, history_of(leaf)) for leaf in leaves if leaf is not None]
-    cuts = {(history, leaf.output_nr): sinks[id(leaf)] for leaf, history in histories if history is not None}
+    cuts = {(history, leaf.output_nr): sinks[leaf] for leaf, history in histories if history is not None}
     order = _consumers_first(outputs)
     edges = [node.next_functions for node in order]
     is_simple = len(outputs) == 1 and not cuts  # one output leads to all of them
-    masks = dict.fromkeys(map(id, order), int(is_simple))
+    masks: dict[Any, int] = dict.fromkeys(order, int(is_simple))
     if not is_simple:
         for position, output in enumerate(outputs):
-            masks[id(history_of(output))] |= 1 << position
+            masks[history_of(output)] |= 1 << position
         for node, following in zip(order, edges, strict=True):
-            mask = masks[id(node)]
+            mask = masks[node]
             for edge in following:
                 if edge[0] is not None and edge not in cuts:
-                    masks[id(edge[0])] |= mask
-    reached: dict[int, int] = {}
+                    masks[edge[0]] |= mask
+    reached: dict[Any, int] = {}
     found: dict[tuple[int, int], None] = {}
     for node, following in zip(reversed(order), reversed(edges), strict=True):
-        leads_to = 0 if following else sinks.get(id(getattr(node, "variable", None)), 0)
+        leads_to = 0 if following else sinks.get(getattr(node, "variable", None), 0)
         for edge in following:
             if edge[0] is not None:
-                leads_to |= (cuts.get(edge) if cuts else None) or reached[id(edge[0])]
-        reached[id(node)] = leads_to
-        key = masks[id(node)], leads_to
+                leads_to |= (cuts.get(edge) if cuts else None) or reached[edge[0]]
+        reached[node] = leads_to
+        key = masks[node], leads_to
         if key not in found and keeps_tensors(node):
             found[key] = None
     return tuple(found)
@@ -133,14 +134,14 @@ def passed_through(
     after = dict.fromkeys(edges, 0)  # the outputs whose gradients arrive there
     roots: list[Any] = [output.grad_fn for output in outputs]
     order = _consumers_first(outputs)
-    masks: dict[int, int] = dict.fromkeys(map(id, order), 0)
+    masks: dict[Any, int] = dict.fromkeys(order, 0)
     for position, root in enumerate(roots):
-        masks[id(root)] |= 1 << position
+        masks[root] |= 1 << position
     for node in order:
-        mask = masks[id(node)]
+        mask = masks[node]
         for edge in node.next_functions:
             if edge[0] is not None:
-                masks[id(edge[0])] |= mask
+                masks[edge[0]] |= mask
                 if edge in after:
                     after[edge] |= mask
     found = [tuple(sorted(_positions(after[edge], len(outputs)))) for edge in edges]
@@ -153,8 +154,8 @@ def passed_through(
 def other_leaves(outputs: Sequence[torch.Tensor], known: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
     """The leaves that gradients of `outputs` reach, apart from those known."""
     leaves = [getattr(node, "variable", None) for node in _consumers_first(outputs)]
-    ids = set(map(id, known))
-    return [leaf for leaf in leaves if leaf is not None and id(leaf) not in ids]
+    apart = IdSet(known)
+    return [leaf for leaf in leaves if leaf is not None and leaf not in apart]
 
 
 def _positions(mask: int, count: int) -> frozenset[int]:
@@ -164,14 +165,14 @@ def _positions(mask: int, count: int) -> frozenset[int]:
 def _consumers_first(outputs: Sequence[torch.Tensor]) -> list[Any]:
     """The autograd nodes behind outputs, each before those that it passes gradients on to."""
     order: list[Any] = []
-    seen = {id(None)}
+    seen: set[Any] = {None}
     stack: list[tuple[Any, bool]] = [(history_of(output), False) for output in outputs]
     while stack:
         node, done = stack.pop()
         if done:
             order.append(node)
-        elif id(node) not in seen:
-            seen.add(id(node))
+        elif node not in seen:
+            seen.add(node)
             stack.append((node, True))
             stack.extend((following, False) for following, _ in node.next_functions)
     order.reverse()

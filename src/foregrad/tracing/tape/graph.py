@@ -29,17 +29,17 @@ def build_module(
     fake_mode: FakeTensorMode,
     name: str,
     symbolic: bool = False,
-    numbers: Mapping[int, Any] | None = None,
+    numbers: Mapping[Entry, Any] | None = None,
 ) -> fx.GraphModule:
     """`(primals..., tangents...) -> outputs` from the entries that the outputs or an effect need.
 
-    `symbolic`: there may be symbolic sizes. `numbers`: the symbolic numbers that entries are, by the entry's id.
+    `symbolic`: there may be symbolic sizes. `numbers`: the symbolic numbers that entries are, by entry.
     """
     return _Builder(tape, fake_mode, symbolic, numbers or {}).build(primals, tangents, outputs, name)
 
 
 class _Builder:
-    def __init__(self, tape: Tape, fake_mode: FakeTensorMode, symbolic: bool, numbers: Mapping[int, Any]) -> None:
+    def __init__(self, tape: Tape, fake_mode: FakeTensorMode, symbolic: bool, numbers: Mapping[Entry, Any]) -> None:
         self.numbers = numbers
         self.symbolic = symbolic
         self.sizes: SizeNodes | None = None
@@ -48,10 +48,10 @@ class _Builder:
         self.writer = GraphWriter()
         self.graph = self.writer.graph
         self.root = torch.nn.Module()
-        self.nodes: dict[int, fx.Node] = {}
+        self.nodes: dict[Entry, fx.Node] = {}
         self.constants = 0
         self.generators: dict[torch.Generator, fx.Node] = {}
-        self.graphs: dict[int, fx.Node] = {}
+        self.graphs: dict[fx.GraphModule, fx.Node] = {}
         self.operators: dict[int, tuple[str, bool, bool]] = {}  # see `_about`
 
     def build(
@@ -60,14 +60,14 @@ class _Builder:
         for prefix, entries in (("primals", primals), ("tangents", tangents)):
             for number, entry in enumerate(entries, 1):
                 name = self.writer.name(f"{prefix}_{number}")
-                self.nodes[id(entry)] = self.writer.add(name, "placeholder", name, (), {}, self._meta(entry))
+                self.nodes[entry] = self.writer.add(name, "placeholder", name, (), {}, self._meta(entry))
                 entry.name = name
         if self.symbolic:
             self.sizes = SizeNodes(self.graph, primals, self.nodes, self.numbers)
         for entry in self.tape.live(outputs):
-            if id(entry) not in self.nodes:
+            if entry not in self.nodes:
                 self._add(entry)
-        self.graph.output([None if e is None else self.nodes[id(e)] for e in outputs])
+        self.graph.output([None if e is None else self.nodes[e] for e in outputs])
         return make_graph_module(self.root, self.graph, name)
 
     def _add(self, entry: Entry) -> None:
@@ -91,8 +91,8 @@ class _Builder:
             name = self.writer.name(base)
             node = self.writer.add(name, "call_function", entry.target, args, kwargs, self._meta(entry))
         entry.name = node.name
-        self.nodes[id(entry)] = node
-        number = self.numbers.get(id(entry))
+        self.nodes[entry] = node
+        number = self.numbers.get(entry)
         if self.sizes is not None and isinstance(number, torch.SymInt):
             self.sizes.define(number, node)
 
@@ -123,22 +123,22 @@ class _Builder:
 
     def _read(self, value: fx.GraphModule) -> fx.Node:
         """A graph read from the module, which is where compilers look for it."""
-        node = self.graphs.get(id(value))
+        node = self.graphs.get(value)
         if node is None:
             attribute = f"{value.__class__.__name__}_{len(self.graphs)}"
             self.root.add_module(attribute, value)
-            node = self.graphs[id(value)] = self.graph.get_attr(attribute)
+            node = self.graphs[value] = self.graph.get_attr(attribute)
             node.meta = NodeMeta({"val": value})
         return node
 
     def _node(self, entry: Entry) -> fx.Node:
-        return self.nodes[id(entry)]
+        return self.nodes[entry]
 
     def _meta(self, entry: Entry) -> NodeMeta:
         late = _Late(self.fake_mode, entry.spec)
         meta = NodeMeta({"spec": entry.spec}, late=late)
-        if id(entry) in self.numbers:
-            meta["val"] = self.numbers[id(entry)]
+        if entry in self.numbers:
+            meta["val"] = self.numbers[entry]
         if entry.target is None:
             return meta
         meta["partitioner_tag"] = "is_backward" if entry.is_backward else "is_forward"
@@ -153,8 +153,8 @@ class _Builder:
             meta["seq_nr"] = entry.sequence_nr
         if entry.recompute is not None:
             meta["recompute"], meta["ac_graph_id"] = entry.recompute.policy, entry.recompute.region
-        if self.tape.checkpoint_names and id(entry) in self.tape.checkpoint_names:
-            meta["checkpoint_names"] = self.tape.checkpoint_names[id(entry)]
+        if self.tape.checkpoint_names and entry in self.tape.checkpoint_names:
+            meta["checkpoint_names"] = self.tape.checkpoint_names[entry]
         origin = entry.origin
         if origin is None and entry.sequence_nr is not None:
             origin = self.tape.origins.get(entry.sequence_nr)

@@ -7,13 +7,15 @@ the values that their graphs save are to be found again.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from ..._torch.symbols import is_symbolic, symbol_made
+from ..._torch.nested import frozen
+from ..._torch.symbols import SYMBOLIC, is_symbolic, symbol_made
 from ...graph.meta import TensorSpec
 from .tape import Entry, Tape
 
@@ -26,7 +28,7 @@ class Numbering:
         self.first: list[Entry] = []  # by number: the entry it was first seen at
         self._positions: list[int] = []  # by number: where on the tape that is
         self._by_key: dict[Any, int] = {}
-        self._by_entry: dict[int, int] = {}
+        self._by_entry: dict[Entry, int] = {}
         self._orders: dict[int, tuple[int, tuple[int, ...]]] = {}  # by number of a transpose: of what, and how
         self._done = 0
 
@@ -38,7 +40,7 @@ class Numbering:
             if number == len(self.first):
                 self.first.append(entry)
                 self._positions.append(position)
-            self._by_entry[id(entry)] = number
+            self._by_entry[entry] = number
         self._done = len(entries)
 
     def renumber(self, entry: Entry) -> None:
@@ -47,7 +49,7 @@ class Numbering:
         if number == len(self.first):
             self.first.append(entry)
             self._positions.append(next(i for i in reversed(range(self._done)) if self.tape.entries[i] is entry))
-        self._by_entry[id(entry)] = number
+        self._by_entry[entry] = number
 
     def _number(self, entry: Entry) -> int:
         """The entry's number; that of the next new value, if it is one."""
@@ -70,16 +72,16 @@ class Numbering:
         if not isinstance(spec, TensorSpec):
             return None
         order = _order(target, args, len(spec.shape))
-        number = numbers[id(argument) if isinstance(argument, Entry) else argument]
+        number = numbers[argument]
         base, before = self._orders.get(number, (number, None))
         return base, order if before is None else tuple(before[i] for i in order)
 
     def of(self, entry: Entry) -> int:
-        return self._by_entry[id(entry)]
+        return self._by_entry[entry]
 
     def key(self, args: Any) -> Any:
         """Something hashable, equal for arguments of the same values."""
-        return _frozen(args, self._by_entry)
+        return _key(args, self._by_entry)
 
     def position(self, number: int) -> int:
         """Where on the tape a value was first made."""
@@ -95,7 +97,7 @@ class Numbering:
         placeholders = iter(primals)
         for node in module.graph.nodes:
             if node.op == "placeholder":
-                number = self._by_entry.get(id(next(placeholders)))  # sizes are not on the tape
+                number = self._by_entry.get(next(placeholders))  # sizes are not on the tape
             elif node.op == "get_attr":
                 number = self._by_key.get(("constant", id(getattr(module, node.target, None))))
             elif node.op == "call_function":
@@ -114,7 +116,7 @@ class Numbering:
             found = self._permuted(node.target, node.args, numbers)
             if found is not None:
                 return found[0] if found[1] == tuple(range(len(found[1]))) else self._by_key.get(found)
-            return self._by_key.get((node.target, _frozen(node.args, numbers), _frozen(node.kwargs, numbers)))
+            return self._by_key.get((node.target, _key(node.args, numbers), _key(node.kwargs, numbers)))
         except KeyError:
             return None  # made from something that is not on the tape
 
@@ -133,18 +135,20 @@ def _order(target: Any, args: Sequence[Any], rank: int) -> tuple[int, ...]:
     return tuple(dims)
 
 
-def _entry_key(entry: Entry, numbers: Mapping[int, int]) -> Any:
+def _entry_key(entry: Entry, numbers: Mapping[Entry, int]) -> Any:
     if entry.constant is not None:
         return "constant", id(entry.constant)
     if entry.target is None or entry.has_effect:
-        return "own", id(entry)
-    return entry.target, _frozen(entry.args, numbers), _frozen(entry.kwargs, numbers)
+        return "own", entry
+    return entry.target, _key(entry.args, numbers), _key(entry.kwargs, numbers)
 
 
-def _frozen(value: Any, numbers: Any) -> Any:
+def _key(arguments: Any, numbers: Any) -> Any:
     """Something hashable, equal for equal arguments; entries and nodes become their numbers."""
-    if isinstance(value, Entry):
-        return "#", numbers[id(value)]
+    return frozen(arguments, (Entry, fx.Node, *SYMBOLIC), functools.partial(_named, numbers))
+
+
+def _named(numbers: Any, value: Any) -> Any:
     if isinstance(value, fx.Node):
         # A size that an operator found is on the tape too; what is computed with it names the size.
         size = dict.get(value.meta, "val") if dict.get(value.meta, "spec") is None else None
@@ -152,24 +156,7 @@ def _frozen(value: Any, numbers: Any) -> Any:
             size = value.meta.get("val")
         if isinstance(size, torch.SymInt) or (is_symbolic(size) and value not in numbers):
             return _size(size)
-        return "#", numbers[value]
-    if isinstance(value, (list, tuple)):
-        return tuple(_frozen(item, numbers) for item in value)
-    if isinstance(value, dict):
-        return tuple((key, _frozen(item, numbers)) for key, item in value.items())
-    if is_symbolic(value):
-        return _size(value)
-    if isinstance(value, float):
-        return float, value.hex()  # 0.0 is not -0.0, and nan is nan
-    if isinstance(value, complex):
-        return complex, value.real.hex(), value.imag.hex()
-    if isinstance(value, slice):
-        return slice, value.start, value.stop, value.step
-    try:
-        hash(value)
-    except TypeError:
-        return "object", id(value)
-    return type(value), value
+    return _size(value) if is_symbolic(value) else ("#", numbers[value])
 
 
 def _size(number: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import linecache
 import os
 import re
@@ -14,7 +15,7 @@ import torch
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 # All of foregrad's own code that runs around or inside the user's, but for what is a program of its own.
-_PARTS = ("tracing", "frontend", "subclasses", "_torch", "aot.py", "api.py", "dynamo.py", "dispatch", "graph")
+_PARTS = "tracing frontend subclasses _torch aot.py api.py dynamo.py dispatch graph identity.py".split()
 _OURS = [os.path.join(_PACKAGE, part) for part in _PARTS]
 _NOT_THE_USERS = (torch.__path__[0], *_OURS, "<frozen")
 
@@ -26,6 +27,7 @@ class _SourceLine(NamedTuple):
     co_name: str
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Origin:
     """The stack of user frames, innermost first, and the path of modules that were running.
 
@@ -33,19 +35,10 @@ class Origin:
     `metadata` is of the node that the innermost line stands for, in code that was made of another graph.
     """
 
-    __slots__ = ("frames", "marked_call", "metadata", "modules")
-
-    def __init__(
-        self,
-        frames: tuple[tuple[CodeType | _SourceLine, int], ...],
-        modules: tuple[tuple[str, str], ...],
-        metadata: Mapping[str, Any] | None = None,
-        marked_call: int = 0,
-    ) -> None:
-        self.frames = frames
-        self.modules = modules
-        self.metadata = metadata
-        self.marked_call = marked_call
+    frames: tuple[tuple[CodeType | _SourceLine, int], ...]
+    modules: tuple[tuple[str, str], ...]
+    metadata: Mapping[str, Any] | None = None
+    marked_call: int = 0
 
     def text(self) -> str:
         """As in a traceback, outermost first: the form that `node.meta["stack_trace"]` has."""

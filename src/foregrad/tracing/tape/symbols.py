@@ -52,11 +52,11 @@ class SizeSymbols:
         number = self.table.symbol(value, name, (entry, None))
         return TracedInt(number.node) if isinstance(number, torch.SymInt) else value
 
-    def signature(self, number: Mapping[int, int]) -> tuple[SizeSymbol, ...]:
-        """What the signature says of the symbols; `number` has each input's position by the id of its entry."""
+    def signature(self, number: Mapping[Entry, int]) -> tuple[SizeSymbol, ...]:
+        """What the signature says of the symbols; `number` has each input's position by its entry."""
         found = []
         for symbol, (entry, dim) in self.table.bound.items():
-            found.append(SizeSymbol(symbol, number[id(entry)], dim))
+            found.append(SizeSymbol(symbol, number[entry], dim))
         return tuple(found)
 
 
@@ -70,18 +70,18 @@ def following_strides(spec: TensorSpec | WrapperSpec, shape: Sequence[Any]) -> t
     return tuple(stride)
 
 
-def symbols_of_inputs(inputs: Sequence[Entry], numbers: Mapping[int, Any]) -> tuple[SizeSymbol, ...]:
+def symbols_of_inputs(inputs: Sequence[Entry], numbers: Mapping[Entry, Any]) -> tuple[SizeSymbol, ...]:
     """Where each symbol is found: the first dimension of an input that is one, or the input that is that number.
 
-    `numbers` has the symbolic numbers that inputs are, by the id of their entry.
+    `numbers` has the symbolic numbers that inputs are, by entry.
     """
     found: dict[Any, SizeSymbol] = {}
     for position, entry in enumerate(inputs):
         sizes: list[tuple[int | None, Any]] = []
         if isinstance(entry.spec, TensorSpec):
             sizes = list(enumerate(entry.spec.shape))
-        elif id(entry) in numbers:
-            sizes = [(None, numbers[id(entry)])]
+        elif entry in numbers:
+            sizes = [(None, numbers[entry])]
         for dim, size in sizes:
             symbol = symbol_of(size)
             if symbol is not None:
@@ -93,11 +93,11 @@ class SizeNodes:
     """The nodes of a graph that compute with sizes, which they read off the graph's `inputs`."""
 
     def __init__(
-        self, graph: fx.Graph, inputs: Sequence[Entry], nodes: Mapping[int, fx.Node], numbers: Mapping[int, Any]
+        self, graph: fx.Graph, inputs: Sequence[Entry], nodes: Mapping[Entry, fx.Node], numbers: Mapping[Entry, Any]
     ) -> None:
         self.graph = graph
         self.inputs = inputs
-        self.nodes = nodes  # by the id of an input's entry
+        self.nodes = nodes  # by an input's entry
         self.places = {info.symbol: info for info in symbols_of_inputs(inputs, numbers)}
         self.symbols: dict[Any, fx.Node] = {}
         self.written: dict[Any, Any] = {}
@@ -123,7 +123,7 @@ class SizeNodes:
                 f"a derivative needs the size {symbol}, which nothing that it is given has. Compile with dynamic=False."
             )
         entry, dim = self.inputs[place.input], place.dim
-        placeholder = self.nodes[id(entry)]
+        placeholder = self.nodes[entry]
         if dim is None:
             return placeholder
         node = self.graph.create_node("call_function", aten.sym_size.int, (placeholder, dim), {}, f"size_{symbol}")

@@ -6,14 +6,18 @@ values), so the graph is built once, at the end, from the entries that matter.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+import torch
 
 from ...graph.collectives import Collective
 from ...graph.meta import TensorSpec
 from ...graph.python_calls import call_of
 
 
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Entry:
     """One value on the tape: an operator and its arguments, or an input (`target` is None) or a constant.
 
@@ -21,42 +25,19 @@ class Entry:
     recorded in; `sequence_nr` links a backward entry to the forward operator it differentiates.
     """
 
-    __slots__ = (
-        "args",
-        "constant",
-        "has_effect",
-        "is_backward",
-        "kwargs",
-        "name",
-        "origin",
-        "original",
-        "recompute",
-        "sequence_nr",
-        "spec",
-        "target",
-        "value",
-    )
-
-    def __init__(
-        self,
-        target: Callable[..., Any] | None,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-        spec: Any = None,
-    ) -> None:
-        self.target = target
-        self.args = args
-        self.kwargs: dict[str, Any] = kwargs or {}
-        self.spec: TensorSpec | tuple[Any, ...] | None = spec
-        self.name: str | None = None
-        self.origin: Any = None
-        self.original: Any = None  # the operator that the user's program called, when this is part of its decomposition
-        self.sequence_nr: int | None = None
-        self.is_backward = False
-        self.has_effect = False
-        self.recompute: Any = None
-        self.constant: Any = None  # the real tensor, when this is a constant
-        self.value: Any = None  # its value, once evaluated ahead of time (see constants.py)
+    target: Callable[..., Any] | None
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    spec: TensorSpec | tuple[Any, ...] | None = None
+    name: str | None = None
+    origin: Any = None
+    original: Any = None  # the operator that the user's program called, when this is part of its decomposition
+    sequence_nr: int | None = None
+    is_backward: bool = False
+    has_effect: bool = False
+    recompute: Any = None
+    constant: Any = None  # the real tensor, when this is a constant
+    value: Any = None  # its value, once evaluated ahead of time (see constants.py)
 
     @property
     def is_collective(self) -> bool:
@@ -102,7 +83,7 @@ class Tape:
         self.entries: list[Entry] = []
         # Where each forward operator was called, by autograd sequence number.
         self.origins: dict[int, Any] = {} if origins is None else origins
-        self.checkpoint_names: dict[int, tuple[str, ...]] = {}  # by the id of an entry, what the user calls its value
+        self.checkpoint_names: dict[Entry, tuple[str, ...]] = {}  # what the user calls the value of an entry
 
     def append(self, entry: Entry) -> Entry:
         self.entries.append(entry)
@@ -120,20 +101,20 @@ class Tape:
     def live(self, outputs: Iterable[Any]) -> list[Entry]:
         """The entries that `outputs` or an effect (a random number drawn, a collective) need, in order."""
         needed = self.needed([*outputs, *(entry for entry in self.entries if entry.has_effect)])
-        return [entry for entry in self.entries if id(entry) in needed]
+        return [entry for entry in self.entries if entry in needed]
 
-    def needed(self, outputs: Iterable[Any]) -> set[int]:
-        """The ids of the entries that `outputs` need."""
-        needed: set[int] = set()
+    def needed(self, outputs: Iterable[Any]) -> set[Entry]:
+        """The entries that `outputs` need."""
+        needed: set[Entry] = set()
         stack: list[Any] = list(outputs)
         pop, push = stack.pop, stack.extend
         while stack:
             value = pop()
             cls = type(value)
             if cls is Entry:
-                if id(value) in needed:
+                if value in needed:
                     continue
-                needed.add(id(value))
+                needed.add(value)
                 push(value.args)
                 if value.kwargs:
                     push(value.kwargs.values())
@@ -145,3 +126,27 @@ class Tape:
 
 
 _LEAVES = {int, float, bool, str, type(None)}
+
+
+# -------------------------------------------------------------------- capturing again
+# Why a capture starts over: it found out what it should have known from the beginning.
+
+
+class CaptureAgain(BaseException):
+    """Raised to start capture over, knowing more. No error, and nothing for the user's code to catch."""
+
+
+class NumberVaries(CaptureAgain):
+    """Raised to start capture over: the numbers that the line `where` reads from tensors become symbolic."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(f"the number read at {where} is of a tensor that the call has changed")
+        self.where = where
+
+
+class SharedClosureFound(CaptureAgain):
+    """Raised to start capture over with more tensors lifted from the beginning. `found`: pairs (tensor, source)."""
+
+    def __init__(self, *found: tuple[torch.Tensor, Any]) -> None:
+        super().__init__("a closed-over tensor is an input, or shares memory with one")
+        self.found = found

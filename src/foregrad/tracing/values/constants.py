@@ -32,13 +32,13 @@ def evaluate(recorder: Recording, func: Any, args: Any, kwargs: Any) -> tuple[bo
 
 def is_constant(entry: Entry) -> bool:
     """Whether the value of an entry depends on no input and no random number."""
-    seen: set[int] = set()
+    seen: set[Entry] = set()
     stack = [entry]
     while stack:
         entry = stack.pop()
-        if id(entry) in seen or entry.value is not None:
+        if entry in seen or entry.value is not None:
             continue
-        seen.add(id(entry))
+        seen.add(entry)
         if entry.target is None or entry.has_effect or not _has_few_bytes(entry.spec):
             return False
         if has_symbolic(entry.args) or has_symbolic(entry.kwargs):
@@ -57,7 +57,7 @@ def _has_few_bytes(spec: Any) -> bool:
 def evaluate_entry(entry: Entry) -> Any:
     """The real value of an entry that `evaluate` found to be constant."""
     order: list[Entry] = []
-    seen: set[int] = set()
+    seen: set[Entry] = set()
     stack: list[tuple[Entry, bool]] = [(entry, False)]
     while stack:
         current, ready = stack.pop()
@@ -65,8 +65,8 @@ def evaluate_entry(entry: Entry) -> Any:
             continue
         if ready:
             order.append(current)
-        elif id(current) not in seen:
-            seen.add(id(current))
+        elif current not in seen:
+            seen.add(current)
             stack.append((current, True))
             stack.extend((e, False) for e in (*entries_in(current.args), *entries_in(current.kwargs)))
     for current in order:

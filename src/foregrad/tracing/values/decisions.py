@@ -20,10 +20,9 @@ from ..._torch.dispatch import plain_execution
 from ..._torch.ops import OpOverload, depends_on_values
 from ..._torch.symbols import symbol_made
 from ...errors import UnsupportedDataDependentError
-from ...graph.meta import TensorSpec
+from ...graph.meta import TensorSpec, spec_of_value
 from ..heap.views import Emit
-from ..tape.again import NumberVaries
-from ..tape.tape import Entry, Tape, entries_in, map_entries
+from ..tape.tape import Entry, NumberVaries, Tape, entries_in, map_entries
 from .prefix import Prefix, UnknownValue
 from .sizes import OpenCall, SizedCall, shapes_of
 
@@ -68,10 +67,10 @@ class Decisions:
         self.varied, self.numbers, self.sizes = varied, numbers, sizes
         self._prefix: Prefix = Prefix(tape, real_of, checks)
         self._tape = tape
-        self._by_entry: dict[int, Decided] = {}
-        self._contents: dict[int, torch.Tensor] = {}
-        # The symbolic integer in a tensor, by the id of the tensor's entry; None where the integer is plain.
-        self._integers: dict[int, Any] = {}
+        self._by_entry: dict[Entry, Decided] = {}
+        self._contents: dict[Entry, torch.Tensor] = {}
+        # The symbolic integer in a tensor, by the tensor's entry; None where the integer is plain.
+        self._integers: dict[Entry, Any] = {}
 
     def refuse(self, error: Exception) -> None:
         """The capture fails by this, whoever catches it meanwhile."""
@@ -84,7 +83,7 @@ class Decisions:
 
     def item(self, entry: Entry, where: str, emit: Emit) -> Any:
         """The number in a tensor of one element."""
-        known = self._by_entry.get(id(entry))
+        known = self._by_entry.get(entry)
         if known is None and self.varied is not None and where in self.varied:
             value = self.value(entry, where).item()
             if type(value) is float and math.isfinite(value):
@@ -103,21 +102,21 @@ class Decisions:
 
     def _integer(self, entry: Entry, value: int, where: str, emit: Emit) -> Any:
         """The symbol of an integer that the graph reads; None where it can't be one."""
-        if id(entry) not in self._integers:
+        if entry not in self._integers:
             number = self.numbers.integer(value, where)
             if number is not None:
                 self._found(emit(aten._local_scalar_dense.default, entry), value, number.plain(), where)
-            self._integers[id(entry)] = number
-        return self._integers[id(entry)]
+            self._integers[entry] = number
+        return self._integers[entry]
 
     def _found(self, entry: Entry, value: int, number: Any, where: str) -> None:
         """`entry` of the graph finds the symbolic integer `number`, `value` in this call."""
-        self.sizes.made[id(entry)] = number
+        self.sizes.made[entry] = number
         self.add(Decided(entry, value, where, is_tensor=False, symbol=symbol_made(number)))
 
     def decide(self, entry: Entry, value: Any, where: str) -> Any:
         """`value`, which a number's entry gave, from now on a part of the program."""
-        known = self._by_entry.get(id(entry))
+        known = self._by_entry.get(entry)
         return (known or self.add(Decided(entry, value, where, is_tensor=False))).value
 
     def number(self, entry: Entry, where: str) -> Any:
@@ -126,15 +125,15 @@ class Decisions:
 
     def contents(self, entry: Entry, where: str, emit: Emit) -> torch.Tensor:
         """All of a tensor, read at once."""
-        if id(entry) not in self._contents:
+        if entry not in self._contents:
             value = self.value(entry, where)
             with plain_execution():
                 real: torch.Tensor = value.clone()
-            self._contents[id(entry)] = real
+            self._contents[entry] = real
             expected = self._tape.append(Entry(None, spec=entry.spec))
             expected.constant = expected.value = real
             self.add(Decided(emit(aten.equal.default, entry, expected), True, where, is_tensor=False))
-        return self._contents[id(entry)]
+        return self._contents[entry]
 
     def value(self, entry: Entry, where: str) -> Any:
         """What `entry` is in this very call; `UnsupportedDataDependentError` when it can't be known yet."""
@@ -148,7 +147,7 @@ class Decisions:
 
     def supply(self, entry: Entry, value: Any) -> None:
         """An operator with effects has run already, and gave this."""
-        self._prefix.values[id(entry)] = value
+        self._prefix.values[entry] = value
 
     def drawing(self, tensors: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
         """Context: what is drawn on the devices of these tensors is what the call is going to draw."""
@@ -178,7 +177,7 @@ class Decisions:
         if opened is None:
             self.sizes.remember(entry, result)
             entry.target = SizedCall(entry.target, shapes_of(result))
-            entry.spec = _specs_of(result)
+            entry.spec = spec_of_value(result)
         else:
             entry.target, entry.spec = opened.target, opened.specs
         self._decide_numbers(entry, result, where, emit)
@@ -226,7 +225,7 @@ class Decisions:
     def add(self, decided: Decided) -> Decided:
         """One more value that the graph depends on."""
         self.made.append(decided)
-        self._by_entry[id(decided.entry)] = decided
+        self._by_entry[decided.entry] = decided
         return decided
 
 
@@ -240,12 +239,6 @@ def picks_by_masks(entry: Entry) -> bool:
 def sized_by_values(target: Any) -> bool:
     """Whether the size of an operator's result depends on values, as far as it is known to be such a one."""
     return isinstance(target, (SizedCall, OpenCall)) or (isinstance(target, OpOverload) and depends_on_values(target))
-
-
-def _specs_of(result: Any) -> Any:
-    if isinstance(result, torch.Tensor):
-        return TensorSpec.of(result)
-    return tuple(_specs_of(item) for item in result) if isinstance(result, (tuple, list)) else None
 
 
 def _with_specs(result: Any, specs: Any) -> Any:

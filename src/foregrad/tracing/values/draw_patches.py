@@ -75,7 +75,7 @@ def _method(name: str, kind: type = random.Random) -> Callable[..., Any]:
     @functools.wraps(original, assigned=("__doc__", "__name__"), updated=())
     def method(self: random.Random, *args: Any, **kwargs: Any) -> Any:
         draws = getattr(_active, "draws", None)
-        if draws is None or not _is_users() or id(self) in draws.seeded:
+        if draws is None or not _is_users() or self in draws.seeded:
             return original(self, *args, **kwargs)
         with not_drawing():
             of = _SYSTEM if isinstance(self, random.SystemRandom) else self  # which are all alike
@@ -133,7 +133,7 @@ def stand_in_for(value: Any) -> Any:
     if is_generator_of_numpy(value):
         return _Generator(value)
     if not any(value is date for date in DATES):
-        return wrapper_of(value, DRAWN.get(id(value)) or value.__qualname__)
+        return wrapper_of(value, DRAWN.get(value) or value.__qualname__)
     if value is not dt:
         return _dates(value)
     module = types.ModuleType("datetime", dt.__doc__)

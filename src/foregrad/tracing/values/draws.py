@@ -20,6 +20,7 @@ from ...frontend.call import FlatCall
 from ...frontend.expected import is_plain
 from ...frontend.lifted import Converted, Draw, DrawnValue, GivenArray, Step, drawing_form, drawn_in, is_of_given
 from ...frontend.opaque import CLOCKS
+from ...identity import ById, IdSet
 from .drawn_arrays import DrawnArray, dtype_of, is_array
 
 
@@ -66,9 +67,9 @@ class Draws:
         self.known = known  # whether an object is older than the call
         self.made: list[Draw] = []  # that no argument stands for
         self.given: list[tuple[torch.Tensor, int, Any]] = []  # tensors over arrays, their versions then, the arrays
-        self.arguments: dict[int, torch.Tensor] = {}  # over arrays among the arguments, by the ids of these
+        self.arguments: ById[Any, torch.Tensor] = ById()  # over arrays among the arguments, by these
         self.converted: list[Converted] = []  # of these, arrays that became tensors
-        self.seeded: dict[int, Any] = {}  # generators that the function makes itself, by id
+        self.seeded: IdSet[Any] = IdSet()  # generators that the function makes itself
         self.taken = 0
 
     def draw(self, draw: Draw, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -105,8 +106,8 @@ class Draws:
 
     def arrays_of(self, leaves: Sequence[Any]) -> Callable[[torch.Tensor], DrawnArray]:
         """What gives the stand-in of an array among the arguments, of the one among `leaves` for a tensor over it."""
-        over = {id(leaves[i]): (given, self.call.paths[i]) for i, given in self.call.arrays().items()}
-        return lambda tensor: self._given_array(tensor, *over[id(tensor)])
+        over = ById((leaves[i], (given, self.call.paths[i])) for i, given in self.call.arrays().items())
+        return lambda tensor: self._given_array(tensor, *over[tensor])
 
     def _given_array(self, tensor: torch.Tensor, given: GivenArray, path: str) -> DrawnArray:
 
@@ -119,7 +120,7 @@ class Draws:
         def convert(value: Any, array: Any) -> Any:
             return refuse() if given.way is None and isinstance(value, Step) else self._tensor(value, array)
 
-        self.arguments[id(given.array)] = tensor
+        self.arguments[given.array] = tensor
         return DrawnArray(given.array, dataclasses.replace(given, array=None), convert, refuse)
 
     def _refuse_written(self) -> NoReturn:
@@ -148,7 +149,7 @@ class Draws:
     def _tensor(self, value: DrawnValue | GivenArray | Step, array: Any) -> Any:
         """The tensor that stands for an array: an argument, once the draws are."""
         if isinstance(value, GivenArray):
-            tensor = self.arguments[id(array)]
+            tensor = self.arguments[array]
             self.given.append((tensor, tensor._version, array))  # another one in its memory: see `_check_written`
             return tensor
         form, kind = drawing_form(self.function), "of an argument" if is_of_given(value) else "drawn"
@@ -193,7 +194,7 @@ class Draws:
                 "draws before its graph. Seed before the call, or use a generator of the call's own."
             )
         if generator is not None:
-            self.seeded[id(generator)] = generator
+            self.seeded.add(generator)
 
     def _refuse(self, draw: Draw) -> None:
         raise UnsupportedSideEffectError(self._said(draw))

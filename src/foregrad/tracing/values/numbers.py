@@ -30,7 +30,7 @@ class Numbers:
         self.recorder = recorder
         self.table = table
         self.made: list[TracedFloat] = []
-        self.by_entry: dict[int, TracedFloat] = {}
+        self.by_entry: dict[Entry, TracedFloat] = {}
         self.by_symbol: dict[Any, TracedFloat] = {}
         self.integers: dict[Any, str] = {}  # symbols of those that are plain ones to the program: where they are from
         if table is not None:
@@ -41,7 +41,7 @@ class Numbers:
         number = TracedFloat(self._symbols().float_node(value, f"number {len(self.made)}"))
         number.entry, number.numbers, number.value, number.where = entry, self, value, where
         self.made.append(number)
-        self.by_entry[id(entry)] = number
+        self.by_entry[entry] = number
         self.by_symbol[symbol_made(number)] = number
         return number
 

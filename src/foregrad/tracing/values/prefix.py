@@ -15,6 +15,7 @@ import torch
 
 from ..._torch.dispatch import default_generator, plain_execution
 from ..._torch.generators import drawing_from
+from ..._torch.nested import leaves
 from ..._torch.ops import OpOverload
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import concrete, map_symbolic
@@ -38,7 +39,7 @@ class Prefix:
     ) -> None:
         self.tape = tape
         self.real_of = real_of
-        self.values: dict[int, Any] = {}
+        self.values: dict[Entry, Any] = {}
         self.at = 0  # up to here, every random operator has run
         self.checks = checks
         self.checked = 0  # up to here, every check has been made
@@ -82,19 +83,19 @@ class Prefix:
         stack: list[tuple[Entry, bool]] = [(entry, False)]
         while stack:
             current, ready = stack.pop()
-            if id(current) in values:
+            if current in values:
                 continue
             found = None if ready else self.known(current)
             if found is not None:
-                values[id(current)] = found
+                values[current] = found
             elif ready:
-                values[id(current)] = self._call(current)
+                values[current] = self._call(current)
             elif current.target is None:
-                values[id(current)] = self._leaf(current)
+                values[current] = self._leaf(current)
             else:
                 stack.append((current, True))
                 stack.extend((e, False) for e in (*entries_in(current.args), *entries_in(current.kwargs)))
-        return values[id(entry)]
+        return values[entry]
 
     def _leaf(self, entry: Entry) -> torch.Tensor:
         if entry.constant is not None:
@@ -150,7 +151,7 @@ class Prefix:
         return fork
 
     def _known(self, entry: Entry) -> Any:
-        return self.values[id(entry)]
+        return self.values[entry]
 
 
 def generators_drawn_from(entries: list[Entry]) -> tuple[torch.Generator, ...]:
@@ -164,12 +165,5 @@ def _generators(entry: Entry) -> list[torch.Generator]:
     given = [v for v in (*entry.args, *entry.kwargs.values()) if isinstance(v, torch.Generator)]
     if given:
         return given
-    return [default_generator(device) for device in dict.fromkeys(_devices(entry.spec))]
-
-
-def _devices(spec: Any) -> Iterator[torch.device]:
-    if isinstance(spec, TensorSpec):
-        yield spec.device
-    elif isinstance(spec, (tuple, list)):
-        for item in spec:
-            yield from _devices(item)
+    devices = dict.fromkeys(spec.device for spec in leaves(entry.spec) if isinstance(spec, TensorSpec))
+    return [default_generator(device) for device in devices]

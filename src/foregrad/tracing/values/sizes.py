@@ -133,8 +133,8 @@ class OpenSizes:
         self.numbers = numbers
         self.seen = seen
         self.always = always
-        self.made: dict[int, Any] = {}  # by the id of the entry that gives a size: that size
-        self.counts: dict[int, Any] = {}  # by the id of a mask's entry: how many of its elements are chosen
+        self.made: dict[Entry, Any] = {}  # by the entry that gives a size: that size
+        self.counts: dict[Entry, Any] = {}  # by the entry of a mask: how many of its elements are chosen
 
     def are_open(self, where: str, value: int) -> bool:
         """Whether a number of elements, found at this line of the program, may be another at the next call."""
@@ -149,7 +149,7 @@ class OpenSizes:
             return None
         place, size = _find_size(shapes, result)
         mask = mask_counted(entry)
-        known = None if mask is None else self.counts.get(id(mask))
+        known = None if mask is None else self.counts.get(mask)
         if not isinstance(known, torch.SymInt):
             known = None
         if known is None and not self.are_open(where, _first(result).numel()):
@@ -161,7 +161,7 @@ class OpenSizes:
         if number is None:
             return None
         if mask is not None:
-            self.counts[id(mask)] = number
+            self.counts[mask] = number
         specs = [_spec(t, s, number) for t, s in zip(_all(result), shapes, strict=True)]
         target = OpenCall(entry.target, layouts, place)
         one = isinstance(result, torch.Tensor)
@@ -171,12 +171,12 @@ class OpenSizes:
         """`result` has the size that a graph for this size alone has: it tells how many elements a mask chooses."""
         mask, shapes = mask_counted(entry), _open_shapes(entry, result)
         if mask is not None and shapes is not None:
-            self.counts.setdefault(id(mask), _find_size(shapes, result)[1])
+            self.counts.setdefault(mask, _find_size(shapes, result)[1])
 
     def picked(self, entry: Entry) -> TensorSpec | None:
         """What is picked by a mask whose chosen elements were counted before, out of what nobody knows yet."""
         mask = mask_counted(entry)
-        number = None if mask is None else self.counts.get(id(mask))
+        number = None if mask is None else self.counts.get(mask)
         source = entry.args[0].spec
         if number is None or not isinstance(source, TensorSpec) or entry.target is aten.nonzero.default:
             return None
