@@ -384,6 +384,13 @@ def _(wrap):
     return call(torch.ones(1))
 
 
+@silent("it asks whether a size is a `torch.SymInt`")
+def _(wrap):
+    call = wrap(lambda x: x * (2.0 if isinstance(x.shape[0], torch.SymInt) else 1.0))
+    call(torch.ones(2))
+    return call(torch.ones(3))
+
+
 @silent("it reads `_version` of a tensor that it detached")
 def _(wrap):
     call = wrap(lambda x: x.detach().add_(1)._version)
