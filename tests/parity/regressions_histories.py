@@ -641,3 +641,54 @@ def f(x):
     return ()
 """,
 )
+
+regression(
+    "a plain view is used between the mark and the `detach_` of what it is of, and keeps its history",
+    """
+def make_args():
+    return (torch.randn(3, 2),)
+
+
+def f(x):
+    v = x[0]
+    x.mul_(3)
+    x.requires_grad_()
+    w = v * 2
+    x.detach_()
+    return v, w
+""",
+)
+
+regression(
+    "several views are taken at once of what was transposed, and are written through `.data`",
+    """
+def make_args():
+    return (torch.randn((3, 2)).requires_grad_() * 1,)
+
+
+def f(x):
+    x.t_()
+    x.t_()
+    v = x.unbind(0)[0]
+    v.data.mul_(3)
+    v.requires_grad_()
+    return v
+""",
+)
+
+regression(
+    "a view made under no_grad, and one of that, are taken between a write and one through `.data`",
+    """
+def make_args():
+    return (torch.randn((3, 2)).requires_grad_(),)
+
+
+def f(x):
+    with torch.no_grad():
+        x.mul_(2)
+        v = x[0]
+    w = v.view_as(v)
+    x.data.mul_(2)
+    return v, w
+""",
+)

@@ -893,3 +893,35 @@ def f(x, w):
     return x
 """,
 )
+
+regression(
+    "a view is given memory of another place, then what it is of is written",
+    """
+def make_args():
+    x = torch.randn((2, 2)).requires_grad_() * 1
+    return (x, x[:-1], x.detach().requires_grad_())
+
+
+def f(x, w, z):
+    with torch.no_grad():
+        w.set_(z)
+    x.masked_fill_(x > 0, 0.5)
+    return ()
+""",
+)
+
+refusal(
+    "several views are taken at once between a write with gradients and an assignment of other memory",
+    "gradients flow to what it is and to what it was",
+    """
+def make_args():
+    return (torch.randn((3, 2)).requires_grad_() * 1,)
+
+
+def f(x):
+    x.mul_(2)
+    v = x.unbind(0)[0]
+    x.data = x.data.clone()
+    return v
+""",
+)

@@ -116,7 +116,8 @@ def add_updates(
     recorder, stand_in, initial = analysis.recorder, record.stand_in, record.initial
     current = recorder.values[stand_in]
     written = _is_written(record) or is_written_through_views
-    counted = is_moved(record)
+    # Sizes that change in place count by themselves, where no write does.
+    counted = is_moved(record) and (bool(_counted_writes(record)) or not _is_reshaped(recorder, record))
     differentiable = written and is_written_with_history(record)
     resized = bool(recorder.changes.log.changes_of(stand_in))
     if not (written or resized or is_view(stand_in)) and is_written_with_history(record):
@@ -195,9 +196,14 @@ def swapped(analysis: Analysis, index: int, at: int, memory: Handle) -> list[Rec
             raise changed_with_gradients(str(record.slot), recorder.changes.where(stand_in))
     if is_written:
         output = analysis.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in)
+        changed_at = record.initial.storage.changed_at
+        if is_view(stand_in) and changed_at > event.at and not value.is_written_through:
+            return entries  # PyTorch takes the history of its base, by the place it has now
+        views = [e.effect for e in analysis.early if e.at < event.at and isinstance(e.effect, TakeView)]
+        if any(view.input == index and view.steps[-1].index is not None for view in views):
+            raise _refused(recorder, record)  # its version moves with the history, and bars these views
         changes = [e.at for e in recorder.changes.log.of(stand_in, InplaceView) if e.at > event.at]
-        # What it is a view of, to autograd, has its history in the memory that it was given before.
-        written_at = max(value.storage.written_at, record.initial.storage.changed_at, *changes, event.at)
+        written_at = max(value.storage.written_at, changed_at, *changes, event.at)
         entries.append(Recorded(written_at, Write(index, output, differentiable=True, swapped=True)))
     return entries
 
@@ -387,11 +393,13 @@ def log_of(analysis: Analysis, whole: Sequence[InputRecord]) -> tuple[Effect, ..
     queries: list[Recorded] = []
     for number, leaf in analysis.aliases:  # their history is that of the input, which is about to lose it
         info = analysis.outputs[number]
-        if isinstance(info, Handle) and info.input in analysis.detached and views_with_history([leaf]):
-            record = records[info.input]
-            detached = recorder.changes.log.detached(record.stand_in)
-            at = next(event.at for event in detached if event.at > record.initial.storage.written_at)
-            queries.append(Recorded(at, QueryGradFn(info.input, steps=info.steps)))
+        if not isinstance(info, Handle) or info.input is None or not views_with_history([leaf]):
+            continue
+        record = records[info.input]
+        lost = [event for event in recorder.changes.log.of(record.stand_in, Detach) if event.required_grad]
+        was_plain = lost and not (record.real.requires_grad or record.stand_in.requires_grad or leaf.is_leaf)
+        if was_plain or info.input in analysis.detached:
+            queries.append(Recorded(lost[-1].at, QueryGradFn(info.input, steps=info.steps)))
     everything = *records, *whole
     before: list[Recorded] = []
     after: list[Recorded] = []
@@ -466,14 +474,15 @@ def _written_at(analysis: Analysis, write: Write, record: InputRecord) -> tuple[
     It is of elements before the sizes change, of a history after that.
     """
     # Nobody can tell when elements are written that no version counts.
-    at = max(_counted_writes(record), default=record.initial.storage.written_at)
+    counted = _counted_writes(record)
+    at = max(counted, default=record.initial.storage.written_at)
     log = analysis.recorder.changes.log
     changes = [event.at for event in log.of(record.stand_in, InplaceView)]
     swaps = log.of(record.stand_in, SetData)
     if swaps:  # what was its memory is written through it, as long as it has that
         return min(at, swaps[0].at, *changes[:1]), False
     if changes and write.differentiable and write.input not in analysis.first:
-        return max(at, changes[-1]), True
+        return max([*counted, changes[-1]]), True
     return min([at, *changes[:1]]), write.differentiable and not changes
 
 
