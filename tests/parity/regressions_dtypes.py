@@ -415,3 +415,17 @@ def f(x0, x2):
     return ()
 """,
 )
+
+regression(
+    "booleans that nobody reads again are multiplied by a number in lists, in overlapping parts",
+    """
+def make_args():
+    return (torch.ones((2, 2), dtype=torch.bool),)
+
+
+def f(x):
+    v = x.flip(1)
+    torch._foreach_mul_([v[:1], v], 2)
+    return ()
+""",
+)

@@ -58,7 +58,11 @@ class Writes:
         values = {at: rec.value_of(tensor) for at, tensor in tensors_at(given).items()}
         beside = rounds_in_memory(func, targets) and len({value.root for value in values.values()}) < len(values)
         if func not in _FILLS and (beside or where_order_matters(info, values)):
-            if func._schema.name.startswith("aten::_foreach_") and torch.is_grad_enabled():
+            is_listed = func._schema.name.startswith("aten::_foreach_")
+            if is_listed and info.functional is not None:  # fakes of lists are not asked whether the results fit
+                for target, result in zip(targets, rec.run_fake(info.functional, args, kwargs), strict=True):
+                    check_cast(result.dtype, target.dtype)
+            if is_listed and torch.is_grad_enabled():
                 if self.changes.replaced:  # else autograd differentiates the fakes as it does the tensors
                     check_lists(targets, rec.origins)
                 self.listed.update(targets)
