@@ -35,6 +35,7 @@ _UNITS = (
     "memory.cpp",
     "observer.cpp",
     "diverted.cpp",
+    "attributes.cpp",
     "module.cpp",
 )
 _HEADERS = ("program.h",)

@@ -15,7 +15,8 @@ PyMODINIT_FUNC PyInit_foregrad_native() {
   THPObjectPtr module(PyModule_Create(&definition));
   if (!module || !foregrad::add_node_type(module.get()) || !foregrad::add_function_type(module.get()) ||
       !foregrad::add_check_types(module.get()) || !foregrad::add_memory_functions(module.get()) ||
-      !foregrad::add_observer(module.get()) || !foregrad::add_divert(module.get())) {
+      !foregrad::add_observer(module.get()) || !foregrad::add_divert(module.get()) ||
+      !foregrad::add_attribute_reader(module.get())) {
     return nullptr;
   }
   return module.release();

@@ -274,6 +274,19 @@ bool is_looked_at() {
   return known != current->codes.end() && known->second == looked_at;
 }
 
+Unobserved::Unobserved() : observer_(Py_XNewRef(reinterpret_cast<PyObject*>(current))) {
+  if (observer_ != nullptr) {
+    Py_DECREF(pause(observer_, nullptr));
+  }
+}
+
+Unobserved::~Unobserved() {
+  if (observer_ != nullptr) {
+    Py_DECREF(go_on(observer_, nullptr));
+    Py_DECREF(observer_);
+  }
+}
+
 bool add_observer(PyObject* module) {
   static PyTypeObject observer = {PyVarObject_HEAD_INIT(nullptr, 0)};
   observer.tp_name = "foregrad.Observer";

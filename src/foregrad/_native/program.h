@@ -141,8 +141,21 @@ bool add_check_types(PyObject* module);
 bool add_memory_functions(PyObject* module);
 bool add_observer(PyObject* module);
 bool add_divert(PyObject* module);
+bool add_attribute_reader(PyObject* module);
 
 // Whether the code that calls is the user's, as the observer of this thread says; no, without an observer.
 bool is_looked_at();
+
+// While it lives, what runs on this thread is the capture's own, and not observed.
+class Unobserved {
+ public:
+  Unobserved();
+  ~Unobserved();
+  Unobserved(const Unobserved&) = delete;
+  Unobserved& operator=(const Unobserved&) = delete;
+
+ private:
+  PyObject* observer_;
+};
 
 } // namespace foregrad

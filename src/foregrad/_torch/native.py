@@ -96,6 +96,12 @@ def make_observer(
     return None if make is None else make(of_callee, of_code, on_call)
 
 
+def make_attribute_reader(cls: type, active: Any, not_read_by: Callable[[str], str]) -> Any:
+    """The C++ version of `_getattribute` of `patches.py` for a class; None if the extension has none."""
+    make = getattr(native(), "attribute_reader", None)
+    return None if make is None else make(cls, active, not_read_by)
+
+
 def _is_plain(tensor: Any) -> bool:
     """Whether sizes and strides can be read without running anything."""
     return (

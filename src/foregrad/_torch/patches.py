@@ -47,6 +47,7 @@ from . import (
     transforms,
 )
 from .function_classes import FunctionClasses, is_function_class
+from .native import make_attribute_reader
 from .stand_ins import is_stand_in
 
 RunRegion = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
@@ -275,6 +276,11 @@ def _getattribute(self: torch.nn.Module, name: str) -> Any:
     return _original_getattribute(self, name)
 
 
+@functools.cache
+def _attribute_reader() -> Any:
+    return make_attribute_reader(torch.nn.Module, _active, _not_read_by) or _getattribute
+
+
 def _setattr(self: torch.nn.Module, name: str, value: Any) -> None:
     """`Module.__setattr__`: a write of the present object changes nothing while that is there, so it is a read."""
     hooks: Hooks | None = getattr(_active, "hooks", None)
@@ -437,7 +443,7 @@ def _bind_all() -> None:
     bind = _replaced.bind
     dynamo_off.note_tables()
     bind(torch.nn.Module, "__call__", _call)
-    bind(torch.nn.Module, "__getattribute__", _getattribute)
+    bind(torch.nn.Module, "__getattribute__", _attribute_reader())
     bind(torch.nn.Module, "__setattr__", _setattr)
     bind(torch.Tensor, "set_", _set)
     bind(torch.Tensor, "tolist", _tolist)

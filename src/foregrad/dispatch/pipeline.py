@@ -42,7 +42,7 @@ from ..passes.zeros import only_gradients, without_tangents
 from ..phases import compiling, phase
 from ..runtime.compiled import AtHand, Boxed, Compiled, Derived, NeedsInputGrad, Partial, overwriting, owned_among
 from ..runtime.stages import in_stages
-from ..tracing.tape.collection import collect_many, paused_collection
+from ..tracing.tape.collection import paused_collection
 from .compilers import CompiledGraph, call_compiler
 from .naming import log_graph, log_partition
 from .numbers import check_numbers
@@ -92,9 +92,7 @@ class Pipeline:
     def build(self, call: FlatCall, name: str, config: Config) -> Product:
         """Capture, partition, compile."""
         with held, paused_collection(), compiling(name):
-            product = self._build(call, name, config)
-            collect_many()
-            return product
+            return self._build(call, name, config)
 
     def _build(self, call: FlatCall, name: str, config: Config) -> Product:
         from ..tracing.capture import capture_call  # late: a third of the time that importing foregrad would take

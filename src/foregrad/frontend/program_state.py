@@ -59,6 +59,7 @@ _ATOMS = PLAIN | {types.CodeType, type(NotImplemented), types.GetSetDescriptorTy
 _BUFFERS = (bytearray, array.array, memoryview, *OF_CTYPES)
 _OF_PARTIALS, _OF_DESCRIPTORS = ("func", "args", "keywords"), ("__func__", "fget", "fset", "func")
 _WITH_ATTRIBUTES = {dict, list, tuple, set, frozenset, collections.deque, functools.partial, _BUFFERS}
+_NEVER_WRITTEN = (tuple, frozenset, functools.partial, types.BuiltinMethodType, types.MethodWrapperType)
 _PLAIN = {dict, list, tuple, set, frozenset, collections.deque, collections.defaultdict, *_BUFFERS}
 # As modules' tables of hooks are, a dozen each: of those with nothing in them there is nothing to copy.
 _OFTEN_EMPTY: dict[Any, Kind] = {
@@ -124,6 +125,7 @@ class ProgramState:
         self.drawing: list[tuple[Holder | None, Any, Any]] = []  # where functions that draw are held, and which
         self.iterators: list[tuple[Any, Any]] = []  # and under which key, or as what argument, each was met first
         self._libraries: dict[int, Holder] = {}  # modules, classes, functions and objects of libraries
+        self._written_outside: set[tuple[int, str]] = set()  # attributes of these that were not as before at some time
         self.caches: list[Holder] = []  # of functions under `functools.cache` and `lru_cache`
         self._slots: dict[type, bool] = {}
         of = functools.partial
@@ -182,7 +184,6 @@ class ProgramState:
                     waiting.append(self._libraries[id(part)])
             for name in stored - owner.before.keys():
                 owner.before[name] = table.get(name, ABSENT)
-                self.holders.append(Holder(kinds.OUTSIDE, (owner.target, name), owner, name, "", owner.before[name]))
 
     # ---------------------------------------------------------------- afterwards
 
@@ -197,6 +198,13 @@ class ProgramState:
                 holder = Holder(kind, value, parent, step, style, before)
                 holder.is_table = parent is not None and isinstance(parent.owner, torch.nn.Module) and step in TABLES
                 self.holders.append(holder)
+        for owner in self._libraries.values():
+            table = table_of(owner.target) if owner.before else {}
+            for name in [name for name, was in owner.before.items() if table.get(name, ABSENT) is not was]:
+                if (id(owner.target), name) not in self._written_outside:
+                    self._written_outside.add((id(owner.target), name))
+                    place = owner.target, name
+                    self.holders.append(Holder(kinds.OUTSIDE, place, owner, name, "", owner.before[name]))
         return [holder for holder in self.holders if holder.is_written()]
 
     def keeper_of(self, value: Any) -> Any:
@@ -210,7 +218,8 @@ class ProgramState:
         """
         found = [(holder, key) for holder in self.holders for key, value in holder.items() if value is target]
         in_sets = (item for holder in self.holders if holder.kind is kinds.SET for item in holder.before)
-        if any(item is target for item in in_sets) or any(_is_in(value, target) for value in self._seen.values()):
+        fixed = (value for value in self._seen.values() if isinstance(value, _NEVER_WRITTEN))
+        if any(item is target for item in in_sets) or any(_is_in(value, target) for value in fixed):
             return []
         return found
 

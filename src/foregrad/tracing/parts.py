@@ -100,6 +100,7 @@ class CaptureParts(Host):
         known = learned.hooks, self.regions.made, recorder, call.function
         self.eager_hooks = EagerHooks(*known, self.knows, may_run=may_run)
         # What is asked of the capture, and one part answers.
+        inputs.adopt_plain = self.observed.unobserved(inputs.adopt_plain)  # type: ignore[method-assign]
         self.adopt, self.past_the_edges = inputs.adopt, inputs.whole_memory_needed  # type: ignore[method-assign]
         self.on_mark, self.on_detach = self.history_changes.on_mark, self.history_changes.on_detach  # type: ignore[method-assign]
         self.on_hook, self.node_hook = self.hooks.note, self.hooks.on_node  # type: ignore[method-assign]
@@ -108,7 +109,7 @@ class CaptureParts(Host):
         self.accumulating = self.facts.gradients.accumulating  # type: ignore[method-assign]
         self.enter_region, self.leave_region = self.origins.begin, self.origins.end  # type: ignore[method-assign]
         self.leave_module = self.origins.leave  # type: ignore[method-assign]
-        self.read, self.read_scripted = self.reads.note, self.reads.note_scripted  # type: ignore[method-assign]
+        self.read, self.read_scripted = self.observed.unobserved(self.reads.note), self.reads.note_scripted  # type: ignore[method-assign]
         self.storage_as_tensor = self.lifting.storages.as_tensor  # type: ignore[method-assign]
 
     def _written_since(self) -> Callable[[], str | None]:
@@ -150,8 +151,12 @@ class CaptureParts(Host):
             raise CaptureAgain
 
     def enter_module(self, module: torch.nn.Module) -> None:
-        self.state.enter(module)
-        self.code.enter(module)
+        self.pause()
+        try:
+            self.state.enter(module)
+            self.code.enter(module)
+        finally:
+            self.go_on()
 
     def say(self, verb: str, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Note output as an effect of the call, or refuse output that can't be repeated. False: the program's own call

@@ -209,6 +209,10 @@ class Inputs:
         if is_wrapper(real):
             found: torch.Tensor = self.wrappers.adopt(real, self._adopt, self.sources.find, self.adopt)
             return found
+        return self.adopt_plain(real)
+
+    def adopt_plain(self, real: torch.Tensor) -> torch.Tensor:
+        """`adopt` for a tensor that is met for the first time and no wrapper: no code of the program runs."""
         if self.sources.find(real) is None and is_number(real):  # which autograd's C++ asks about
             return real
         way = self.sources.of(real)

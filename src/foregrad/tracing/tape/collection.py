@@ -12,16 +12,18 @@ from typing import Any
 from ...locks import InPlace
 
 _before: list[bool] = []
-_MANY = 100_000
 
 
 def _pause() -> None:
     _before[:] = [gc.isenabled()]
     gc.disable()
+    if _before[0]:
+        gc.collect(1)  # what the program let go of before is not to be kept with what is made from now on
 
 
 def _go_on() -> None:
     if _before[0]:
+        _let_grow_old()
         gc.enable()
 
 
@@ -33,17 +35,20 @@ def paused_collection() -> InPlace:
     return _paused
 
 
-def collect_many() -> None:
-    """Collect before a pause ends, if very much was made in it: the collector would walk all that twice soon after."""
-    if _before[0] and gc.get_count()[0] > _MANY:
-        gc.collect(1)
+def _let_grow_old() -> None:
+    """No object is young any more: the collector would walk them all, twice, and find next to nothing."""
+    if gc.get_freeze_count():  # the program's own
+        gc.collect(0)
+    else:
+        gc.freeze()
+        gc.unfreeze()
 
 
 class Newborns:
     """The objects made since then, while the collector is off: those of its youngest generation."""
 
     def __init__(self) -> None:
-        gc.collect(0)
+        _let_grow_old()
         self._collections = _collections()
         self._ids: set[int] | None = None
 
