@@ -32,6 +32,7 @@ from .._torch.guards import functions_of_c
 from ..graph.spelling import in_order
 from ..locks import Replacements
 from .classes import attributes_of, dict_of_class
+from .code import instructions_of
 from .expected import ABSENT, Expected, is_plain, reference
 from .libraries import FIXED, is_installed, is_outside, is_standard
 from .opaque import asked_of
@@ -40,7 +41,7 @@ from .reads import Reads, table_of
 _CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, torch.device)
 _NUMBERS = {"e", "inf", "nan", "pi"}  # asked of `math`, they would be looked up in `torch` too
 _FILLS = {"add", "append", "clear", "pop", "setdefault", "update"}
-_STORE = dis.opmap["STORE_SUBSCR"]
+_STORE, _SET = dis.opmap["STORE_SUBSCR"], dis.opmap["STORE_GLOBAL"]
 _TELLS = re.compile(r"_?(are|get|has|is)_?|.*_enabled$")
 
 
@@ -143,8 +144,14 @@ class LibraryState:
                     self.object(item, f"{name}.{attribute}")
 
     def ran(self, code: types.CodeType, namespace: dict[str, Any], *, has_tables: bool = False) -> None:
-        """Code of a library ran: the switches that it names, and perhaps the tables."""
+        """Code of a library ran: the switches that it names, and perhaps the tables. What it sets is no switch: a count
+        of its calls, or what is made once.
+        """
+        is_set = _SET in code.co_code[::2]
+        own = {part.value for part in instructions_of(code) if part.name == "STORE_GLOBAL"} if is_set else ()
         for name in code.co_names:
+            if name in own:
+                continue
             value = namespace.get(name, ABSENT)
             is_table = has_tables and type(value) in (dict, list, set)
             is_switch = (is_plain(value) and name[:2] != "__") or type(value) is contextvars.ContextVar
