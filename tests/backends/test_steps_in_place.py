@@ -161,6 +161,7 @@ def test_old_values_that_are_kept_are_not_overwritten():
 def test_an_error_in_the_middle_says_that_updates_were_made(longest, monkeypatch):
     """As eager's, which stops with the first parameter updated."""
     monkeypatch.setattr(eager, "_LONGEST", longest)
+    monkeypatch.setattr(eager, "_PART", longest)
     first, second = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
     indices = torch.zeros(4, dtype=torch.long)
 

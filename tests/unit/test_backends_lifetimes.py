@@ -21,6 +21,7 @@ MIB = 1 << 20
 @pytest.fixture(autouse=True, params=[4000, 2], ids=["whole", "in parts"])
 def longest(request, monkeypatch):
     monkeypatch.setattr(eager, "_LONGEST", request.param)
+    monkeypatch.setattr(eager, "_PART", request.param)
 
 
 def graph_of(build, root=None) -> torch.fx.GraphModule:

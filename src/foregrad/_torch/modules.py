@@ -1,12 +1,14 @@
-"""Graph modules whose Python code is made when first called, and modules that are moved inside a capture.
+"""Graph modules whose Python code is made when first called, or their graph when first read, and modules that are moved
+inside a capture.
 
 Checked on torch 2.13.0.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +32,47 @@ class _Late:
         return getattr(owner if module is None else module, self.name)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class LateGraph:
+    """A graph that is not made yet. Its nodes are nodes of another, which nobody changes before that.
+
+    `inputs`: what its placeholders stand for, and are named as. `constants`: attributes that it may read. `results`:
+    what it returns. `body` gives its other nodes in the order to run; nodes that are not among them may use them, too.
+    `make` gives the graph.
+    """
+
+    inputs: Sequence[fx.Node]
+    constants: Sequence[fx.Node]
+    results: Sequence[Any]
+    body: Callable[[], list[fx.Node]]
+    make: Callable[[], fx.Graph]
+
+
+class _MadeWhenRead:
+    """A class attribute of graph modules whose graph is not made yet: makes it."""
+
+    def __get__(self, module: Any, owner: Any) -> Any:
+        late = late_graph_of(module)
+        if late is None:
+            raise AttributeError("_graph")
+        module.graph = graph = late.make()
+        del module.late_graph
+        return graph
+
+
+def late_graph_of(module: Any) -> LateGraph | None:
+    """The graph of a module that is not made yet; None if it is."""
+    return getattr(module, "__dict__", {}).get("late_graph")
+
+
+def ends_of(module: fx.GraphModule) -> tuple[Sequence[fx.Node], Sequence[Any]]:
+    """The inputs of a graph, and its results; the graph need not be made for that."""
+    late = late_graph_of(module)
+    if late is not None:
+        return late.inputs, late.results
+    return module.graph.find_nodes(op="placeholder"), next(iter(reversed(module.graph.nodes))).args[0]
+
+
 class LateGraphModule(fx.GraphModule):
     """A `GraphModule` that generates its code when it is called, or its `forward` or `code` is read.
 
@@ -41,6 +84,7 @@ class LateGraphModule(fx.GraphModule):
     _code = _Late()
     _lineno_map = _Late()
     _prologue_start = _Late()
+    _graph = _MadeWhenRead()
     without_code = None  # gives the module, on the class that each has for itself
 
     def recompile(self) -> Any:
@@ -53,6 +97,10 @@ class LateGraphModule(fx.GraphModule):
     def make_code(self) -> None:
         if "forward" not in vars(type(self)):
             super().recompile()
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        _ = self.graph  # made now
+        return super().__deepcopy__(memo)
 
     def __reduce__(self) -> Any:
         self.make_code()
@@ -68,6 +116,17 @@ def make_graph_module(
 ) -> fx.GraphModule:
     """A graph module that makes its code late. Attributes that the graph reads are taken from `root`."""
     return LateGraphModule(root, graph, name)
+
+
+def late_graph_module(root: torch.nn.Module, late: LateGraph) -> fx.GraphModule:
+    """A graph module that makes its graph late, too."""
+    constants = fx.Graph()
+    for node in late.constants:
+        constants.create_node("get_attr", node.target)
+    module = LateGraphModule(root, constants)
+    del module._graph
+    vars(module)["late_graph"] = late
+    return module
 
 
 def with_nested_arguments(module: fx.GraphModule, primals: int, tangents: int) -> fx.GraphModule:

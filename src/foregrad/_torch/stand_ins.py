@@ -33,6 +33,8 @@ _mark: Any = _C._set_throw_on_mutable_data_ptr
 _reinterpret = _C._dynamo.guards._reinterpret_tensor
 _set_data: Any = _C.TensorBase.data.__set__
 _keys: Any = _C._dispatch_keys
+use_count: Any = _C.TensorBase._use_count
+"""How many hold the tensor in C++; for all of its references in Python one."""
 _PYTHON: Any = _C.DispatchKey.Python
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 

@@ -7,8 +7,8 @@ One line per node, values named as in the graph. Four things make it quick and s
 - several outputs are unpacked at once, so no tuple keeps the unused ones alive;
 - a function that takes one list, as regions do, gets the only references to values that are not used later.
 
-A graph of more than `_LONGEST` lines is cut in parts that run one after the other: CPython's compiler takes ten times
-the memory for a line of one very long function. Values that a later part uses wait in a dict between parts.
+A graph of more than `_LONGEST` lines is cut in parts of `_PART` that run one after the other: CPython's compiler takes
+ten times the memory for a line of one very long function. Values that a later part uses wait in a dict between parts.
 
 Constants (tensors, dtypes, callables) are the unit's globals; numbers and shapes are literals. `source()` of the
 result is the text that runs.
@@ -20,7 +20,9 @@ uses it last, only right after it; eager is no better there.
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
+import re
 import weakref
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
@@ -30,13 +32,16 @@ from typing import Any, Protocol, cast
 import torch
 
 from .._torch.codegen import OpOverload, return_kinds
+from .._torch.graphs import operands_of
+from .._torch.modules import late_graph_of
+from .._torch.nested import leaves
 from ..graph.meta import as_captured
 from ..graph.role import LAID_OUT, role_of
 from ..graph.source import Names, compile_source, unpacked
 from ..passes.regions import called_region, outlined
 from ..tracing.tape.opinfo import op_info
 from .calls import CallWriter, has_many_outputs, resolve
-from .in_place import tell_of_writes, written_in_place
+from .in_place import InPlace, tell_of_writes, written_in_place
 
 Node = torch.fx.Node
 
@@ -122,7 +127,8 @@ def _stub(args: list[Any]) -> Any:
 
 
 _STUB = _stub.__code__
-_LONGEST = 4000  # lines of a function
+_LONGEST, _PART = 4000, 1000  # lines of a function
+_NOTE = "\0"  # before a comment: in no text that Python's `repr` gives
 _COPY = torch.Tensor.copy_
 
 
@@ -151,10 +157,17 @@ class _Writer:
     ) -> None:
         self.gm = gm
         self.as_list = as_list
-        self.in_place = written_in_place(list(gm.graph.nodes), updates)
-        self.nodes = self.in_place.nodes
-        self.placeholders = [node for node in self.nodes if node.op == "placeholder"]
-        results: Any = self.nodes[-1].args[0]
+        late = None if updates else late_graph_of(gm)
+        results: Any
+        if late is None:
+            self.in_place = written_in_place(list(gm.graph.nodes), updates)
+            *nodes, last = self.in_place.nodes
+            self.placeholders = [node for node in nodes if node.op == "placeholder"]
+            body, results = [node for node in nodes if node.op != "placeholder"], last.args[0]
+        else:
+            self.in_place = InPlace([])
+            self.placeholders, body, results = [*late.inputs], late.body(), late.results
+        self.operands = {node: [*operands_of(node)] for node in body}
         self.results = [*results] if self.in_place.updated else results
         for number, output in self.in_place.updated:  # the input itself
             self.results[output] = self.placeholders[number]
@@ -162,9 +175,11 @@ class _Writer:
         allocate = Names()
         self.calls = CallWriter(gm, allocate)
         self.names = self.calls.names
-        for node in self.nodes:
-            if node.op not in ("get_attr", "output"):
+        for node in (*self.placeholders, *body):
+            if node.op != "get_attr":
                 self.names[node] = allocate.fresh(node.name)
+        self.returned = _nodes_in(self.results)
+        self.read = {*_nodes_in(results), *itertools.chain.from_iterable(self.operands.values())}
         self.unused = allocate.fresh("_")
         self.args = allocate.fresh("args")
         self.operand_list = allocate.fresh("given")
@@ -172,33 +187,33 @@ class _Writer:
         if example_inputs is not None and len(example_inputs) == len(self.placeholders):
             self.calls.learn(self.placeholders, example_inputs)
         self.writing: list[int] = []  # the lines that write to inputs
-        self.starts: dict[Node, int] = {}  # the first line of each node
+        self.starts: dict[Node | None, int] = {}  # the first line of each node, and of the end
         # Outputs of several-output operators get their names when they are unpacked.
         self.picked: set[Node] = set()
 
     def compile(self) -> tuple[str, Any]:
         """The unit's text, and its function."""
-        source, *parts = self.write()
-        function = compile_source(source, "forward", self.calls.globals, label="eager graph", parts=parts)
-        return "".join([source, *parts]), function
+        written = self.write()
+        text = "".join(written).replace(_NOTE, "  # ")
+        units = [re.sub(f"{_NOTE}.*", "", unit) for unit in written]  # CPython's compiler is slow to skip comments
+        return text, compile_source(units, "forward", self.calls.globals, label="eager graph", text=text)
 
     def write(self) -> list[str]:
         """The text of the function, and those of the parts that it calls."""
-        for node in self.nodes:
+        for node in self.operands:
             if node.op == "get_attr":
                 path = str(node.target)
                 self.names[node] = self.calls.bind(resolve(self.gm, path), path.rpartition(".")[2])
-            elif node.users and (has_many_outputs(node) or self._boxed(node) is not None):
+            elif node in self.read and (has_many_outputs(node) or self._boxed(node) is not None):
                 self._find_picks(node)
         dying = self._find_last_uses()
         self._write_head()
-        for node in self.nodes:
-            if node.op not in ("placeholder", "get_attr") and node not in self.picked:
+        for node in self.operands:
+            if node.op != "get_attr" and node not in self.picked:
                 self.starts[node] = len(self.lines)
-                if node.op == "output":
-                    self._write_output()
-                else:
-                    self._write_node(node, dying.get(node, ()))
+                self._write_node(node, dying.get(node, ()))
+        self.starts[None] = len(self.lines)
+        self._write_output()
         if len(self.lines) <= _LONGEST:
             return [self._function(self.lines, [line + 3 for line in self.writing])]
         return self._in_parts()
@@ -215,17 +230,18 @@ class _Writer:
     def _in_parts(self) -> list[str]:
         """`forward`, and its parts. Each takes the values that it uses out of the dict, and returns what it leaves."""
         bounds, taken = [0], [{self.args: True}]
-        made = dict.fromkeys(self.placeholders, 0)  # the part that makes each value
+        made: dict[Node, int] = dict.fromkeys(self.placeholders, 0)  # the part that makes each value
         for node, start in self.starts.items():
-            if start - bounds[-1] >= _LONGEST:
+            if start - bounds[-1] >= _PART:
                 bounds.append(start)
                 taken.append({})
             part = len(bounds) - 1
-            for used in (*self._used_by(node), *(whole for whole, _ in self._copied_after(node))):
+            for used in self.returned if node is None else self._used_by(node, inputs=True):
                 if made.get(used, part) < part:
                     taken[-1][self.names[used]] = True
-            for value in (node, *node.users) if node in self.calls.by_index else (node,):
-                made[value] = part
+            if node is not None:
+                made[node] = part
+                made.update(dict.fromkeys(self._picks_of(node), part))
         values, one, take = map(self.calls.allocate.fresh, ("values", "part", "take"))
         run = f"{self.calls.bind(FunctionType, 'function')}({one}, globals())({values}.pop)"
         lines = [f"{values} = {{{self.args!r}: {self.args}}}", f"for {one} in __parts__[:-1]:"]
@@ -243,25 +259,31 @@ class _Writer:
 
     def _find_picks(self, node: Node) -> None:
         by_index: dict[int, list[Node]] = {}
-        for user in node.users:
+        users = [user for user in node.users if user in self.operands]
+        if node in self.returned:
+            return
+        for user in users:
             if user.target is not operator.getitem or user.kwargs or user.args[0] is not node:
                 return
             index = user.args[1]
             if type(index) is not int or index < 0:
                 return
-            if user.users:
+            if user in self.read:
                 by_index.setdefault(index, []).append(user)
         self.calls.by_index[node] = by_index
-        self.picked.update(node.users)
+        self.picked.update(users)
+
+    def _picks_of(self, node: Node) -> list[Node]:
+        """The nodes that are named by the line of this one."""
+        by_index = self.calls.by_index.get(node)
+        return [user for users in by_index.values() for user in users] if by_index else []
 
     def _find_last_uses(self) -> dict[Node, list[Node]]:
         """The values that no node after this one uses, for each node."""
-        seen: set[Node] = set()
+        seen = set(self.returned)
         dying: dict[Node, list[Node]] = {}
-        for node in reversed(self.nodes):
-            if node.op == "output":
-                seen.update(self._used_by(node))
-            elif node not in self.picked:
+        for node in reversed(self.operands):
+            if node not in self.picked:
                 for used in self._used_by(node):
                     if used not in seen:
                         seen.add(used)
@@ -269,11 +291,12 @@ class _Writer:
                             dying.setdefault(node, []).append(used)
         return dying
 
-    def _used_by(self, node: Node) -> list[Node]:
-        """The nodes whose values the lines of a node use, the inputs that it is copied into apart."""
-        if node.op != "output":
-            return [*node.all_input_nodes, *(new for _, new in self._copied_after(node))]
-        return node.all_input_nodes if not self.in_place.updated else [v for v in self.results if isinstance(v, Node)]
+    def _used_by(self, node: Node, *, inputs: bool = False) -> list[Node]:
+        """The nodes whose values the lines of a node use; `inputs`: and those that it is copied into."""
+        if not self.in_place.copied:
+            return self.operands[node]
+        copied = self._copied_after(node)
+        return [*self.operands[node], *(new for _, new in copied), *(whole for whole, _ in copied if inputs)]
 
     # -- lines
 
@@ -284,11 +307,11 @@ class _Writer:
         self.lines.append(f"{self.args}.clear()")
         for name, node in zip(names, self.placeholders, strict=True):
             own = dict.get(node.meta, LAID_OUT)
-            if own is not None and node.users:  # the graph may take views of it that other strides don't allow
+            if own is not None and node in self.read:  # the graph may take views of it that other strides don't allow
                 as_own = self.calls.bind(functools.partial(as_captured, spec=own), "as_captured")
                 self.lines.append(f"{name} = {as_own}({name})")
         written = {self.placeholders[number] for number, _ in self.in_place.updated}
-        idle = [self.names[node] for node in self.placeholders if not node.users and node not in written]
+        idle = [self.names[node] for node in self.placeholders if node not in self.read and node not in written]
         if idle:
             self.lines.append(f"del {', '.join(idle)}")
 
@@ -310,7 +333,7 @@ class _Writer:
         elif node in dying and not self._copied_after(node):  # read by the result list alone, which has the input
             line, dying = expression, [used for used in dying if used is not node]
         else:
-            line = f"{self.names[node]} = {expression}" if node.users else expression
+            line = f"{self.names[node]} = {expression}" if node in self.read else expression
         copied = self._copied_after(node)
         for whole, new in copied:
             line += f"; {self.calls.bind(_COPY, 'copy_')}({self.names[whole]}, {self.names[new]})"
@@ -321,14 +344,13 @@ class _Writer:
         elif dying:
             line += f"; del {', '.join([self.names[used] for used in reversed(dying)])}"
         spec = dict.get(node.meta, "spec")
-        self.lines.append(line if spec is None else f"{line}  # {spec!r}")
+        self.lines.append(line if spec is None else f"{line}{_NOTE}{spec!r}")
 
     def _copied_after(self, node: Node) -> list[tuple[Node, Node]]:
         """The inputs that are written when a node has run, each with its new value."""
         if not self.in_place.copied:
             return []
-        picks = [user for users in self.calls.by_index.get(node, {}).values() for user in users]
-        return [pair for value in (node, *picks) for pair in self.in_place.copied.get(value, ())]
+        return [pair for value in (node, *self._picks_of(node)) for pair in self.in_place.copied.get(value, ())]
 
     def _name_written(self, node: Node, form: OpOverload) -> Iterator[str]:
         """Assignments to the names of results that were written into operands."""
@@ -373,6 +395,10 @@ class _Writer:
             return
         values = list(result) if isinstance(result, (list, tuple)) else [result]
         self.lines.append(f"return [{', '.join([render(value) for value in values])}]")
+
+
+def _nodes_in(results: Any) -> dict[Node, None]:
+    return {value: None for value in leaves(results) if isinstance(value, Node)}
 
 
 def _number_of_outputs(node: Node) -> int | None:

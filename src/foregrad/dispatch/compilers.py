@@ -127,10 +127,10 @@ def _called(
     instead: Instead | None = None,
 ) -> CompiledGraph:
     result, reported = called_bare(compiler, module, joint, role)
-    is_own = _is_own(compiler)
+    own = is_own(compiler)
     strides = reported or _strides(getattr(result, "output_strides", None))
     writes, updated = tuple(getattr(result, "writes_into", ())), getattr(result, "updated", ())
-    if is_own and getattr(result, "returns_list", False):
+    if own and getattr(result, "returns_list", False):
         return CompiledGraph(as_boxed(result), strides, writes)  # eager's kernels, one by one
     promises = promised(module, _result_names(module, joint, role.phase), **_given_out(joint, role))
     for _, output in updated:
@@ -142,9 +142,9 @@ def _called(
         _input_names(module, joint),
         (*writes, *written_inputs(module), *(number for number, _ in updated)),
         tensors_in(module),
-        is_own=is_own,
+        is_own=own,
         always=always,
-        instead=None if is_own or strides is not None else instead,
+        instead=None if own or strides is not None else instead,
     )
     run: Any = as_boxed(result, backend=contract.backend, graph=f"{role.phase} graph", first_call=contract.first_call)
     run.updated = updated
@@ -156,8 +156,8 @@ def called_bare(
     compiler: Compiler, module: fx.GraphModule, joint: JointGraph, role: GraphRole
 ) -> tuple[Callable[..., Any], list[tuple[Any, ...] | None] | None]:
     """The compiler's result for a graph made of `joint`, and the strides that it reported for the graph's results."""
-    is_own = _is_own(compiler)
-    graph = module if is_own else _for_others(module, joint, role)
+    own = is_own(compiler)
+    graph = module if own else _for_others(module, joint, role)
     if getattr(compiler, "takes_regions", False):
         graph = outlined(graph, regions=role.regions, several=2 if role.regions is True else None)
     role.put_on(graph)
@@ -167,7 +167,7 @@ def called_bare(
     phase, name, reported = role.phase, joint.name, None
     with torch.no_grad(), engine.disable_autocast(), graph_being_compiled(phase):
         try:
-            if is_own:
+            if own:
                 result = compiler(graph, example_inputs)
             else:
                 with _context(joint, role) as strides_reported:
@@ -186,7 +186,8 @@ def called_bare(
     return result, reported
 
 
-def _is_own(compiler: Compiler) -> bool:
+def is_own(compiler: Any) -> bool:
+    """Whether a compiler or partitioner is foregrad's."""
     return str(getattr(compiler, "__module__", "")).startswith("foregrad.")
 
 

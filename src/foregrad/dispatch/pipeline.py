@@ -25,7 +25,7 @@ from ..frontend.sources import Source
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.partitioned import Partitioned
-from ..graph.role import LAID_OUT, PREPARED, GraphRole
+from ..graph.role import LAID_OUT, PREPARED, STAYS, GraphRole
 from ..graph.signature import Signature
 from ..graph.slots import Buffer, Param, Updated
 from ..graph.tangents import BackwardCase
@@ -43,7 +43,7 @@ from ..phases import compiling, phase
 from ..runtime.compiled import AtHand, Boxed, Compiled, Derived, NeedsInputGrad, Partial, overwriting, owned_among
 from ..runtime.stages import in_stages
 from ..tracing.tape.collection import paused_collection
-from .compilers import CompiledGraph, call_compiler
+from .compilers import CompiledGraph, call_compiler, is_own
 from .naming import log_graph, log_partition
 from .numbers import check_numbers
 from .refusals import warn_user
@@ -149,7 +149,10 @@ class Pipeline:
             prepared = self.prepared(forward)
             return (prepared, _EMPTY), prepared is not forward
         module = self.prepared(joint.module)
+        if is_own(getattr(self.partition, "func", self.partition)):
+            module.meta[STAYS] = True
         halves = self.partition(module, joint.example_inputs(), num_fwd_outputs=signature.num_forward_outputs)
+        module.meta.pop(STAYS, None)
         return halves, self.prepare_joint is None or module is not joint.module
 
     def prepared(self, module: fx.GraphModule) -> fx.GraphModule:
@@ -194,6 +197,8 @@ class Pipeline:
             if not backwards and joint.signature.stages:
                 backwards.append(self._in_stages(backward, joint, failures, always))
             if not backwards:
+                if self.bw_compiler is eager_compiler:
+                    values = None  # eager's kernels write into none of them
                 donated = owned_among(donated_inputs(partitioned), values) if values else ()
                 backwards.append(self._compile_late(backward, joint, roles.backward(donated), failures, always))
             return backwards[0]
@@ -303,6 +308,7 @@ class Pipeline:
         from ..tracing.derivatives.higher_order import Differentiation  # late: see `build`
 
         with held, taken(resumable.session.lock), torch.set_grad_enabled(case.create_graph):
+            _ = partitioned.forward.graph  # made, so that what is saved are nodes of it
             saved = [None if i in case.gone else node for i, node in enumerate(partitioned.saved_nodes)]
             results = list(partitioned.saved_results)
             derivative = Differentiation(resumable, partitioned.forward, saved, results, written, case, at_hand).run()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from torch import fx
 
+from .._torch.modules import ends_of
 from ..errors import PartitionError
 from .joint import JointGraph
 from .meta import TensorSpec, nbytes_of, spec_of
@@ -36,7 +36,7 @@ class Partitioned:
     @property
     def saved_nodes(self) -> list[fx.Node]:
         """The forward nodes whose values are kept, as the forward returns them."""
-        return _outputs(self.forward)[self.joint.signature.num_forward_outputs :]
+        return [*ends_of(self.forward)[1]][self.joint.signature.num_forward_outputs :]
 
     @property
     def saved(self) -> list[Saved]:
@@ -46,7 +46,7 @@ class Partitioned:
     def saved_results(self) -> dict[int, int]:
         """Differentiable outputs that are residuals too: their positions among the saved values, by output."""
         signature = self.joint.signature
-        outputs, number = _outputs(self.forward), {node: i for i, node in enumerate(self.saved_nodes)}
+        outputs, number = [*ends_of(self.forward)[1]], {node: i for i, node in enumerate(self.saved_nodes)}
         return {
             position: number[outputs[i]]
             for position, i in enumerate(signature.differentiable)
@@ -72,19 +72,17 @@ class Partitioned:
         If eager's backward raises, there is no backward half: the runtime raises that error in its place.
         """
         signature = self.joint.signature
-        primals = [n for n in self.forward.graph.nodes if n.op == "placeholder"]
+        primals = ends_of(self.forward)[0]
         if len(primals) != len(signature.inputs):
             raise PartitionError(f"the forward takes {len(primals)} inputs, the function has {len(signature.inputs)}")
         if self.joint.backward_error is not None:
             return
         expected = len(self.saved_nodes) + len(signature.tangent_slots())
-        takes = [n for n in self.backward.graph.nodes if n.op == "placeholder"]
+        takes, gives = ends_of(self.backward)
         if len(takes) != expected:
             raise PartitionError(f"the backward takes {len(takes)} inputs; {expected} saved values and tangents exist")
-        if len(_outputs(self.backward)) != len(signature.inputs) + len(signature.in_backward.outputs):
-            raise PartitionError(
-                f"the backward returns {len(_outputs(self.backward))} gradients for {len(signature.inputs)} inputs"
-            )
+        if len(gives) != len(signature.inputs) + len(signature.in_backward.outputs):
+            raise PartitionError(f"the backward returns {len(gives)} gradients for {len(signature.inputs)} inputs")
         names = [n.name for n in takes[: len(self.saved_nodes)]]
         saved = [n.name for n in (*self.saved_sizes, *self.saved_tensors)]
         if names != saved:
@@ -96,7 +94,3 @@ class Partitioned:
             print_graph(shortened(half), header=f"{title} of {self.joint.name}", slots=slots, name=title)
             for title, half in halves.items()
         )
-
-
-def _outputs(module: fx.GraphModule) -> list[Any]:
-    return list(next(iter(reversed(module.graph.nodes))).args[0])

@@ -13,6 +13,8 @@ from torch import fx
 _KEY = "foregrad"
 PREPARED = "foregrad prepared"  # in the `meta` of a graph from a backend's `prepare_joint`, or derived from one
 
+STAYS = "foregrad stays"  # in the `meta` of a graph that nobody changes: what is made of it may be made later
+
 LAID_OUT = "foregrad laid out"  # of a residual whose strides the forward's compiler chose: its own spec
 
 

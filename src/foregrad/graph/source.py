@@ -30,26 +30,28 @@ _units = itertools.count(1)
 
 
 def compile_source(
-    source: str,
+    source: str | Sequence[str],
     name: str,
     globals: dict[str, Any],
     *,
     label: str | None = None,
-    parts: Sequence[str] = (),
+    text: str | None = None,
 ) -> Callable[..., Any]:
     """Compile `source` and return the function called `name` that it defines.
 
-    `parts`: texts of further functions. Each is compiled by itself, and the global `__parts__` lists their code.
+    Several texts: those after the first have a function each, which is compiled by itself; the global `__parts__` lists
+    their code. `text`: all of it with comments at the ends of lines, for debuggers.
     `globals` becomes the function's globals; it may be added to later, and holds anything else that `source` defines.
     The function itself is taken out of it, so that no reference cycle keeps its constants alive.
     The unit's text lives exactly as long as the function's code: frames in a traceback count.
     """
     filename = f"<foregrad {shown(label or name)} {next(_units)}>"
-    whole = "".join([source, *parts])
+    first, *parts = [source] if isinstance(source, str) else source
+    whole = "".join([first, *parts]) if text is None else text
     try:
-        code = compile(source, filename, "exec")
+        code = compile(first, filename, "exec")
         if parts:
-            line = source.count("\n") + 1
+            line = first.count("\n") + 1
             globals["__parts__"] = codes = []
             for part in parts:
                 constants = compile(part, filename, "exec").co_consts

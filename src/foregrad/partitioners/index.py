@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch.graphs import size_hint
+from .._torch.graphs import operands_of, size_hint
 from .._torch.nested import leaves
 from ..errors import PartitionError
 from ..graph.meta import TensorSpec, value_of
@@ -77,7 +77,7 @@ class JointIndex:
         kinds, root, needs_tangent = self.kinds, self.root, self.needs_tangent
         get = dict.get
         for i, node in enumerate(self.nodes):
-            reads = [number[operand] for operand in node.all_input_nodes]
+            reads = [number[operand] for operand in operands_of(node)]
             operands.append(reads)
             op_class = classify(node)
             classes.append(op_class)

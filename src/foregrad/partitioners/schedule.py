@@ -126,7 +126,9 @@ class _Stretch:
 
     def made_bytes(self, i: int) -> int:
         """The bytes of operator i's results."""
-        return sum(self.size(r) for r in self.items.get(i, (i,)) if self.readers.get(r) or r in self.kept)
+        if i not in self.items:
+            return self.size(i) if self.readers.get(i) or i in self.kept else 0
+        return sum(self.size(r) for r in self.items[i] if self.readers.get(r) or r in self.kept)
 
     def freed_bytes(self, i: int) -> int:
         """The bytes that are freed after operator i, if it runs now."""

@@ -18,9 +18,10 @@ import torch
 from torch import fx
 
 from .._torch.graphs import GraphCopier, symbol_of, symbols_in
-from .._torch.modules import make_graph_module
+from .._torch.modules import LateGraph, late_graph_module, make_graph_module
 from ..errors import PartitionError
 from ..graph.meta import TensorSpec, value_of
+from ..graph.role import STAYS
 from .classify import Kind
 from .index import JointIndex, is_number
 from .instead import Hosts, Replays, can_offload
@@ -54,15 +55,28 @@ def split(index: JointIndex, residuals: Iterable[fx.Node], offloaded: Iterable[i
     numbers = _with_size_symbols(index, tensors, numbers)
     away = can_offload(index, offloaded).intersection(tensors)
     replayed = [i for i in sorted(index.replays) if in_backward[i]]
-    forward = _forward_half(index, tensors, numbers, away, replayed)
-    backward = _backward_half(index, [*numbers, *tensors], in_backward, away, replayed)
-    nodes = index.nodes
-    return Split(
-        make_graph_module(index.module, forward, "GraphModule"),
-        make_graph_module(index.module, backward, "GraphModule"),
-        tuple(nodes[i] for i in tensors),
-        tuple(nodes[i] for i in numbers),
+    kept, nodes = [*numbers, *tensors], index.nodes
+    halves = (
+        LateGraph(
+            [nodes[i] for i in index.inputs],
+            constants := [node for node in nodes if node.op == "get_attr"],
+            [*index.forward_outputs, *(nodes[i] for i in (*tensors, *numbers))],
+            lambda: [nodes[i] for i in forward_order(index, kept) if index.kinds[i] is not Kind.INPUT],
+            lambda: _forward_half(index, tensors, numbers, away, replayed),
+        ),
+        LateGraph(
+            [nodes[i] for i in (*kept, *index.backward_inputs)],
+            constants,
+            index.gradients,
+            lambda: [nodes[i] for i in backward_order(index, in_backward, kept)],
+            lambda: _backward_half(index, kept, in_backward, away, replayed),
+        ),
     )
+    if STAYS in index.module.meta and not (away or replayed or index.duplicates):
+        forward, backward = (late_graph_module(index.module, half) for half in halves)
+    else:
+        forward, backward = (make_graph_module(index.module, half.make()) for half in halves)
+    return Split(forward, backward, tuple(nodes[i] for i in tensors), tuple(nodes[i] for i in numbers))
 
 
 def check_split(index: JointIndex, residuals: Iterable[fx.Node]) -> None:

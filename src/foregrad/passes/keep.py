@@ -17,10 +17,7 @@ from ..graph.partitioned import Partitioned
 def results_read(joint: JointGraph) -> set[str]:
     """The differentiable outputs that the backward reads: its dependence on them goes through their own history."""
     signature = joint.signature
-    outputs = joint.outputs()
-    placeholders = joint.placeholders()
-    after = depending_on(joint.graph, placeholders[len(signature.inputs) :])
-    read = set()
+    outputs, after, read = joint.outputs(), None, set()
     for i in signature.differentiable:
         stack, seen = [outputs[i]], set()
         if i in signature.runtime_views:
@@ -29,7 +26,9 @@ def results_read(joint: JointGraph) -> set[str]:
             node = stack.pop()
             seen.add(node)
             for user in node.users:
-                if user in after:
+                if after is None and user.op != "output":
+                    after = depending_on(joint.graph, joint.placeholders()[len(signature.inputs) :])
+                if after is not None and user in after:
                     read.add(outputs[i].name)
                 elif is_alias(user) and user.args[0] is node and user not in seen:
                     stack.append(user)
@@ -38,8 +37,9 @@ def results_read(joint: JointGraph) -> set[str]:
 
 def also_saved(partitioned: Partitioned, names: Iterable[str]) -> Partitioned:
     """The halves with the values of the nodes called `names` saved too, if the forward has them."""
-    saved = {node.name for node in partitioned.saved_nodes}
-    missing = set(names) - saved
+    missing = set(names) - {node.name for node in partitioned.saved_nodes}
+    if not missing:
+        return partitioned
     present = [n for n in partitioned.forward.graph.nodes if n.name in missing]
     more = [n for n in present if isinstance(spec_of(n), TensorSpec)]
     sizes = [n for n in present if isinstance(n.meta.get("val") if n.op == "placeholder" else None, torch.SymInt)]
@@ -57,7 +57,7 @@ def also_saved(partitioned: Partitioned, names: Iterable[str]) -> Partitioned:
         else:
             copies[node] = forward.node_copy(node, copies.__getitem__)
             copies[node].meta = node.meta
-    before_tangents, before_tensors = len(saved), len(partitioned.saved_sizes)
+    before_tangents, before_tensors = len(partitioned.saved_nodes), len(partitioned.saved_sizes)
     copies = {}
     for number, node in enumerate(partitioned.backward.graph.nodes):
         inserted = (sizes if number == before_tensors else []) + (more if number == before_tangents else [])

@@ -111,8 +111,8 @@ def with_mutations_inside(partitioned: Partitioned) -> Partitioned:
 
 def donated_inputs(partitioned: Partitioned) -> tuple[int, ...]:
     """Positions of the backward's inputs that share memory with no input, output, gradient or other saved value."""
-    saved = {node.name: node for node in partitioned.saved_nodes}
     shared = Counter(memory_of(node) for node in results_of(partitioned.forward) if isinstance(node, fx.Node))
+    saved = {node.name: node for node in partitioned.saved_nodes}
     returned = {memory_of(node)[0] for node in dense_results(partitioned.backward) if isinstance(node, fx.Node)}
     positions = []
     for i, node in enumerate(n for n in partitioned.backward.graph.nodes if n.op == "placeholder"):

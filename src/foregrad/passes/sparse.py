@@ -13,7 +13,7 @@ from typing import Any
 from torch import fx
 
 from .._torch.graphs import GraphCopier, depending_on
-from .._torch.modules import make_graph_module
+from .._torch.modules import ends_of, make_graph_module
 from ..graph.sparse import EMBEDDING_BACKWARD, gives_sparse
 from .aliasing import results_of
 
@@ -105,7 +105,7 @@ def dense_results(module: fx.GraphModule) -> list[Any]:
 
 def only_in_gradients(backward: fx.GraphModule) -> frozenset[int]:
     """The tangents from which a backward only makes sparse gradients; these have the layout of the incoming tangent."""
-    tangents = [node for node in backward.graph.nodes if node.op == "placeholder" and node.name.startswith("tangents_")]
+    tangents = [node for node in ends_of(backward)[0] if node.name.startswith("tangents_")]
     return frozenset(
         i
         for i, node in enumerate(tangents)

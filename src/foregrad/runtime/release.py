@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from .._torch.histories import was_freed
+from .._torch.modules import ends_of
 from .._torch.replay import rewinding
 from .._torch.tensors import version_of
 from ..graph.meta import TensorSpec, spec_of
@@ -120,7 +121,7 @@ class Release:
 def saved_inputs(partitioned: Partitioned) -> dict[int, int]:
     """Inputs that are residuals themselves: their positions among the saved values."""
     written = {update.input for update in partitioned.joint.signature.updates}
-    number = {node: i for i, node in enumerate(n for n in partitioned.forward.graph.nodes if n.op == "placeholder")}
+    number = {node: i for i, node in enumerate(ends_of(partitioned.forward)[0])}
     saved = partitioned.saved_nodes
     return {number[n]: at for at, n in enumerate(saved) if n in number and number[n] not in written}
 

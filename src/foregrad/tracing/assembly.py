@@ -112,6 +112,7 @@ class Assembly(CaptureParts):
         tangent_slots = [analysis.slots[i] for i in differentiable]
         effects = effects_of(self.recorder, run, [live.slot for live in late.live], tangent_slots)
         outputs += effects.entries
+        self.recorder.forget_dead()
         module = build_module(
             self.recorder.tape,
             [*(r.entry for r in records), *(n.entry for n in inputs.numbers)],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -60,6 +61,11 @@ def capture_call(
 
 def _take_apart(run: CaptureRun) -> None:
     """The parts of a run refer to one another: they go now, and the arguments with them."""
-    state = getattr(run, "state", None)
-    for part in (run.inputs, run if state is None else state.before, run):
+    state, recorder = getattr(run, "state", None), run.recorder
+    parts: list[Any] = [run, run.inputs, run.facts, run.observed, *(() if state is None else (state.before, state))]
+    if recorder.host is run:  # nothing goes on with it
+        for value in recorder.values.values():
+            value.forget_memory()
+        parts.append(recorder)
+    for part in parts:
         vars(part).clear()

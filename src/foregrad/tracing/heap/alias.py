@@ -129,6 +129,15 @@ class Value:
         return self._storage
 
     @property
+    def is_apart(self) -> bool:
+        """Whether no other value ever shared this one's memory."""
+        return self._storage is None and self.became is None
+
+    def forget_memory(self) -> None:
+        """End the circle of references between a memory and its values, once nothing is read any more."""
+        self._storage = None
+
+    @property
     def root(self) -> Value:
         return self if self.parent is None else self.storage.root
 

@@ -134,7 +134,7 @@ class Lifting(TorchFunctionMode):
         """The arguments, with a stand-in for each real tensor."""
         for arg in args:
             if not is_stand_in(arg) and isinstance(arg, (torch.Tensor, list, tuple, dict)):
-                args = tuple(map(self._swapped, args))
+                args = tuple([arg if is_stand_in(arg) else self._swapped(arg) for arg in args])
                 break
         if kwargs:
             kwargs = {key: self._swapped(value) for key, value in kwargs.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import operator
+from sys import getrefcount
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from ..._torch.dispatch import current_autograd_node, next_sequence_nr, plain_execution, sequence_nr_of
 from ..._torch.fakes import FakeTensorMode
 from ..._torch.nested import mapped
-from ..._torch.stand_ins import new_stand_in
+from ..._torch.stand_ins import new_stand_in, use_count
 from ..._torch.symbols import map_symbolic
 from ...errors import UnsupportedLayoutError, UnsupportedSideEffectError
 from ...graph.meta import TensorSpec
@@ -28,6 +29,7 @@ from ..values.constants import evaluate_entry, is_constant
 from ..values.decisions import Decisions
 
 aten = torch.ops.aten
+_NO_SPEC = TensorSpec((0,), (1,), torch.float32, torch.device("cpu"))
 
 
 class Trace(abc.ABC):
@@ -129,6 +131,17 @@ class Trace(abc.ABC):
         self.values[fake] = Value(fake, entry, entry.spec)  # type: ignore[arg-type]
         return fake
 
+    def forget_dead(self) -> None:
+        """Forget the stand-ins that only this holds, and no view is of: none of them can come again."""
+        sample = torch.Tensor()  # the last: nothing else holds it
+        self.values[sample] = Value(sample, None, _NO_SPEC)
+        del sample
+        held = self.values.items()
+        counts = [getrefcount(fake) for fake, _ in held]
+        for (fake, value), count in zip(held, counts, strict=True):
+            if count == counts[-1] and value.is_apart and value.fake is fake and use_count(fake) == 1:
+                del self.values[fake]
+
     # ---------------------------------------------------------------- where the program is
 
     def made(self) -> Made:
@@ -167,7 +180,12 @@ class Trace(abc.ABC):
         if cls in PLAIN:
             return value
         if isinstance(value, (list, tuple)):
-            return [self.to_entries(item) for item in value] if cls is list else tuple(map(self.to_entries, value))
+            known = self.values
+            entries = [
+                seen.entry if (seen := known.get(item)) is not None and seen.is_apart else self.to_entries(item)
+                for item in value
+            ]
+            return entries if cls is list else tuple(entries)
         if isinstance(value, dict):
             return {key: self.to_entries(item) for key, item in value.items()}
         return value

@@ -57,7 +57,7 @@ def map_entries(value: Any, fn: Callable[[Entry], Any]) -> Any:
     if cls in _LEAVES:
         return value
     if isinstance(value, (list, tuple)):
-        mapped = [map_entries(item, fn) for item in value]
+        mapped = [fn(item) if type(item) is Entry else map_entries(item, fn) for item in value]
         return mapped if isinstance(value, list) else tuple(mapped)
     if isinstance(value, dict):
         return {key: map_entries(item, fn) for key, item in value.items()}

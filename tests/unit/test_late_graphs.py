@@ -1,0 +1,67 @@
+"""Halves whose graphs are made when they are read: with eager's kernels they never need be."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import foregrad
+from foregrad._torch.modules import ends_of, late_graph_of
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.register_buffer("scale", torch.tensor(3.0))
+
+    def forward(self, x):
+        values, indices = torch.relu(self.first(x)).max(dim=0)
+        return self.last(values * torch.tensor([2.0])).sum() * self.scale, indices
+
+
+POLICIES = {"default": foregrad.default_partition, "min_cut": foregrad.min_cut_rematerialization_partition}
+
+
+@pytest.fixture(params=POLICIES)
+def policy(request):
+    return request.param
+
+
+@pytest.fixture
+def halves(policy):
+    module = Net()
+    compiled = foregrad.compile(module, backend="eager", partition=policy)
+    loss, _ = compiled(torch.randn(5, 4))
+    loss.backward()
+    return compiled.foregrad.specializations[0].product.compiled.partitioned
+
+
+def lines(module):
+    return [str(node.format_node()) for node in module.graph.nodes]
+
+
+def test_a_step_with_eagers_kernels_makes_no_graph_of_a_half(halves):
+    assert late_graph_of(halves.forward) is not None
+    assert late_graph_of(halves.backward) is not None
+
+
+def test_a_graph_that_is_read_is_the_one_of_a_partition_at_once(halves, policy):
+    count = halves.joint.signature.num_forward_outputs
+    at_once = POLICIES[policy](halves.joint.module, None, num_fwd_outputs=count)
+    assert [late_graph_of(half) for half in at_once] == [None, None]
+    for half, other in zip((halves.forward, halves.backward), at_once, strict=True):
+        assert [node.name for node in ends_of(half)[0]] == [node.name for node in ends_of(other)[0]]
+        assert lines(half) == lines(other)
+        assert late_graph_of(half) is None
+        half.graph.lint()
+
+
+def test_copies_of_a_late_graph_compute_as_it_does(halves):
+    tensors = [torch.randn([*node.meta["spec"].shape]) for node in ends_of(halves.forward)[0]]
+    copies = [copy.deepcopy(halves.forward), copy.copy(halves.forward), pickle.loads(pickle.dumps(halves.forward))]
+    for got in (each(*tensors) for each in copies):
+        for value, expected in zip(got, halves.forward(*tensors), strict=True):
+            assert value is expected is None or torch.equal(value, expected)
