@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from foregrad.tracing.tape import collection
 from foregrad.tracing.tape.collection import Newborns, paused_collection
 
 
@@ -60,3 +61,17 @@ def test_newborns_are_what_is_made_since() -> None:
         new = [_Node()]
         assert newborns.has(old) is False
         assert newborns.has(new) is True
+
+
+def test_what_was_let_go_of_when_old_is_collected_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropped graphs: a program that compiles in a loop would keep them all."""
+    monkeypatch.setattr(collection, "_MANY", 1000)
+    monkeypatch.setattr(collection, "_enough", 1000)
+    monkeypatch.setattr(collection, "_grown_old", 0)
+    gone = []
+    for _ in range(20):
+        with paused_collection():
+            nodes = [_Node() for _ in range(gc.get_count()[0] + 200_000)]
+        gone.append(weakref.ref(nodes[0]))
+        del nodes
+    assert gone[0]() is None

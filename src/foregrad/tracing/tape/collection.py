@@ -1,7 +1,9 @@
 """No garbage collection while a graph is built: everything made is kept, so there is nothing to find.
 
 A capture allocates hundreds of thousands of small objects. Each few hundred of them make the collector walk the young
-ones, and now and then everything that the process has imported: a third of the time for a large graph.
+ones, and now and then everything that the process has imported: a third of the time for a large graph. Afterwards they
+are old at once, of which the collector does not know. Graphs are circles, so those that were let go of stay until
+everything is walked: the capture that finds many such objects begins with that.
 """
 
 from __future__ import annotations
@@ -11,14 +13,28 @@ from typing import Any
 
 from ...locks import InPlace
 
+_MANY = 1_000_000  # some 100 MB
+
 _before: list[bool] = []
+_grown_old = 0  # objects since everything was walked
+_enough = _MANY  # or a third of what there was then
 
 
 def _pause() -> None:
     _before[:] = [gc.isenabled()]
     gc.disable()
-    if _before[0]:
+    if _before[0] and not _walked_all():
         gc.collect(1)  # what the program let go of before is not to be kept with what is made from now on
+
+
+def _walked_all() -> bool:
+    """Walk everything if that is due."""
+    global _grown_old, _enough
+    if _grown_old < _enough:
+        return False
+    gc.collect()
+    _grown_old, _enough = 0, max(_MANY, len(gc.get_objects()) // 3)
+    return True
 
 
 def _go_on() -> None:
@@ -37,9 +53,11 @@ def paused_collection() -> InPlace:
 
 def _let_grow_old() -> None:
     """No object is young any more: the collector would walk them all, twice, and find next to nothing."""
+    global _grown_old
     if gc.get_freeze_count():  # the program's own
         gc.collect(0)
     else:
+        _grown_old += gc.get_count()[0]
         gc.freeze()
         gc.unfreeze()
 
