@@ -7,7 +7,8 @@ plain objects are noted when any code names them, their absence when it asks for
 AttributeError`); when some code makes names up (`getattr(x, name)`, `vars`, `__dict__`), all attributes of all objects.
 
 Known weaknesses: what the standard library, NumPy and PyTorch keep in their own globals is not looked at, nor what C
-extensions and files hold; that a function gets another `__dict__`; what methods read that made-up names call.
+extensions and files hold; that a function gets another `__dict__`; what methods read that made-up names call; what
+`inspect.signature` and such tell of a function of an installed package.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from .code import OF_CODE, CodeNames, NamesMet, codes_in, imported_modules, name
 from .expected import ABSENT, holds_classes, is_plain
 from .libraries import (
     BAGS,
+    is_installed,
     is_library,
     is_of_library,
     is_of_operators,
@@ -67,7 +69,9 @@ _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 
 
 class Scan:
-    """One walk: `function(f)` adds a callable that may run, none of `apart`; `finish()` follows all to its end."""
+    """One walk: `function(f)` adds a callable that may run, none of `apart`; `finish()` follows all to its end.
+    `of_code()` comes last.
+    """
 
     def __init__(self, reads: Reads, apart: tuple[types.FunctionType, ...], entered: Container[types.CodeType]) -> None:
         """`entered`: the code that ran, and no other is opened."""
@@ -132,10 +136,9 @@ class Scan:
             if not (self._objects_again() or self._namespaces_whole()):
                 break
         self.libraries.again(frozenset(self.names), self.probed)
-        self._of_code()
 
-    def _of_code(self) -> None:
-        """What code asks of functions and classes, whichever they are."""
+    def of_code(self) -> None:
+        """What code asks of functions and classes, whichever they are: of all that were met."""
         for value in [*self._seen.values()] if "cache_info" in self.names else ():
             if is_cached_function(value):
                 ask = functools.partial(_size_of, value)
@@ -152,7 +155,7 @@ class Scan:
                     self.reads.ask(value, f"classes derived from {value.__name__}", _derived_from)
                 elif isinstance(value, type):
                     self.reads.add(self._class_table(value), attribute, value.__dict__.get(attribute, ABSENT))
-                elif _is_users(value) and value.__closure__ is None:
+                elif _is_users(value) and value.__closure__ is None and not is_installed(value.__globals__):
                     self._parts(value, value.__name__, (attribute,))
 
     def has_opened(self, code: types.CodeType) -> bool:

@@ -16,7 +16,7 @@ from ...errors import UnsupportedOpError
 from ...frontend.call import FlatCall
 from ...frontend.classes import values_of
 from ...frontend.code import codes_in, functions_of
-from ...frontend.libraries import is_of_library
+from ...frontend.libraries import is_of_library, is_outside
 from ...frontend.module_tables import hooks_of
 from ...frontend.program_state import ProgramState
 from ...frontend.reads import Reads
@@ -94,7 +94,8 @@ class SeenCode:
         scan.finish()
         # Special methods, and functions that only a library calls, by their own variables.
         made = {inner for code in ran for inner in codes_in(code) if inner is not code}
-        for function in functions_of([c for c in ran if c.co_freevars and c not in made and not scan.has_opened(c)]):
+        own = (code for code, namespace in ran.items() if not is_outside(namespace.get("__name__", "")))
+        for function in functions_of([c for c in own if c.co_freevars and c not in made and not scan.has_opened(c)]):
             scan.visit(function, function.__name__)
         scan.finish()
         for code, namespace in ran.items():
@@ -105,6 +106,8 @@ class SeenCode:
         scan.libraries.told(called)
         scan.finish()
         self._scan_classes(scan)
+        scan.of_code()
+        scan.finish()
         return scan
 
     def _scan_classes(self, scan: Scan) -> None:
