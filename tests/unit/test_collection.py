@@ -18,7 +18,8 @@ class _Node:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_frozen() -> Iterator[None]:
+def nothing_is_frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(collection, "_ASKS_FOR_ONE", 1)
     gc.unfreeze()  # as the run of tests does
     gc.collect()
     yield

@@ -15,7 +15,11 @@ from ...locks import InPlace
 
 _MANY = 1_000_000  # some 100 MB
 
+_ASKS_FOR_ONE = 64
+
 _before: list[bool] = []
+_frozen = False
+_asks = 0
 _grown_old = 0  # objects since everything was walked
 _enough = _MANY  # or a third of what there was then
 
@@ -54,12 +58,21 @@ def paused_collection() -> InPlace:
 def _let_grow_old() -> None:
     """No object is young any more: the collector would walk them all, twice, and find next to nothing."""
     global _grown_old
-    if gc.get_freeze_count():  # the program's own
+    if _has_frozen():
         gc.collect(0)
     else:
         _grown_old += gc.get_count()[0]
         gc.freeze()
         gc.unfreeze()
+
+
+def _has_frozen() -> bool:
+    """Whether the program froze objects. They are counted by walking them all, so an answer holds for a while."""
+    global _frozen, _asks
+    if _asks % _ASKS_FOR_ONE == 0:
+        _frozen = gc.get_freeze_count() > 0
+    _asks += 1
+    return _frozen
 
 
 class Newborns:
