@@ -16,6 +16,7 @@ from ...locks import InPlace
 _MANY = 1_000_000  # some 100 MB
 
 _ASKS_FOR_ONE = 64
+_FEW = 10_000  # Python 3.12 has some hundreds in that generation; a program that freezes has all its modules there
 
 _before: list[bool] = []
 _frozen = False
@@ -70,7 +71,7 @@ def _has_frozen() -> bool:
     """Whether the program froze objects. They are counted by walking them all, so an answer holds for a while."""
     global _frozen, _asks
     if _asks % _ASKS_FOR_ONE == 0:
-        _frozen = gc.get_freeze_count() > 0
+        _frozen = gc.get_freeze_count() > _FEW
     _asks += 1
     return _frozen
 
