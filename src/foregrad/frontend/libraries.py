@@ -91,13 +91,16 @@ def is_library(value: Any) -> bool:
 
 def is_standard(file: str) -> bool:
     """Whether code in a file is the standard library's."""
-    return file.startswith(_STANDARD_FILES) and "site-packages" not in file and "dist-packages" not in file
+    return file.startswith(_STANDARD_FILES) and not _is_of_package(file)
 
 
 def is_installed(namespace: dict[str, Any]) -> bool:
     """Whether these are the globals of a module of a package that was installed."""
-    parts = str(namespace.get("__file__")).replace("\\", "/").split("/")
-    return not {"site-packages", "dist-packages"}.isdisjoint(parts)
+    return _is_of_package(str(namespace.get("__file__")))
+
+
+def _is_of_package(file: str) -> bool:
+    return not {"site-packages", "dist-packages"}.isdisjoint(file.replace("\\", "/").split("/"))
 
 
 def keeps_options(cls: type) -> bool:

@@ -212,7 +212,7 @@ def _may_change(module: types.ModuleType, name: str, value: Any) -> bool:
 
 
 def _names_in(value: Any, names: frozenset[str]) -> frozenset[str]:
-    """Those names under which an object may have something."""
+    """The part of `names` under which an object may have something."""
     table, cls = table_of(value) or {}, value if isinstance(value, type) else type(value)
     settings = table.get("_config") if isinstance(value, types.ModuleType) else None
     own = attributes_of(cls).union(table, settings if type(settings) is dict else ())

@@ -138,7 +138,9 @@ class Scan:
         self.libraries.again(frozenset(self.names), self.probed)
 
     def of_code(self) -> None:
-        """What code asks of functions and classes, whichever they are: of all that were met."""
+        """Note the attributes that C keeps of functions and classes (`__defaults__`, `__doc__`) where any code that was
+        met names them: of all functions and classes that were met, as any may be asked.
+        """
         for value in [*self._seen.values()] if "cache_info" in self.names else ():
             if is_cached_function(value):
                 ask = functools.partial(_size_of, value)
