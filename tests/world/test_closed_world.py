@@ -12,6 +12,7 @@ import hashlib
 import io
 import logging
 import multiprocessing
+import multiprocessing.util
 import os
 import pathlib
 import random
@@ -45,6 +46,7 @@ def observer(request, monkeypatch):
     """Both observers, in C++ and in Python."""
     if not request.param:
         monkeypatch.setattr("foregrad.tracing.effects.observed.make_observer", lambda *_: None)
+    return request.param
 
 
 def called(function, times=3):
@@ -389,20 +391,44 @@ def test_files_are_read_anew_in_each_call():
                 assert torch.equal(compiled(X), X * scale)
 
 
-def test_what_listens_to_the_garbage_collector_is_no_part_of_the_program():
+def test_a_collection_of_garbage_is_of_what_the_call_made(observer):
+    """Neither what listens to the collector nor the finalizer of an older object is part of the program."""
+    finalized = []
+
+    class Circle:
+        def __init__(self, name):
+            self.name, self.me = name, self
+
+        def __del__(self):
+            finalized.append(self.name)
+
     def listener(phase, info):
         os.getloadavg()
 
     def f(x):
+        Circle("made")
         gc.collect()
         return x * 2
 
+    older = Circle("older")
+    multiprocessing.util.Finalize(older, finalized.append, ("finalizer",))
+    call = foregrad.compile(f, backend="eager", on_unsupported="raise")
     gc.callbacks.append(listener)
     try:
-        call = foregrad.compile(f, backend="eager", on_unsupported="raise")
-        assert call(torch.ones(2)).tolist() == [2.0, 2.0]
+        gc.disable()
+        del older
+        if not observer:  # in C++
+            with pytest.raises(UnsupportedSideEffectError, match=r"calls `gc\.collect`"):
+                call(X)
+            return
+        for count in (1, 2):
+            assert torch.equal(call(X), X * 2)
+            assert finalized.count("made") == count
     finally:
+        gc.enable()
         gc.callbacks.remove(listener)
+    gc.collect()
+    assert sorted(finalized) == ["finalizer", "made", "made", "older"]  # each once
 
 
 def test_static_methods_of_c_are_of_their_class():

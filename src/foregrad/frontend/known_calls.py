@@ -165,7 +165,7 @@ _REFUSED_FUNCTIONS: Final = (
 REFUSED_CODE: Final = frozenset(function.__code__ for function in _REFUSED_FUNCTIONS)
 """Python of modules that are not looked at which writes to what nobody tracks, or reads anew in each call."""
 
-DIVERTED: Final = (id, hash, warnings.warn)
+DIVERTED: Final = (id, hash, warnings.warn, gc.collect)
 """A capture is told of these with their arguments, by the C++ part; without it they are refused."""
 
 KNOWN_PACKAGES: Final = tuple(

@@ -271,10 +271,16 @@ def _warned(message: Any, category: Any = None, stacklevel: int = 1, source: Any
     return None if observed.say(verb, "warn", said, {"more": is_more}) else NotImplemented
 
 
+def _collect(generation: int = 2) -> int:
+    """What is older than the call is not the call's: its finalizers run when the program's next collection finds it."""
+    return gc.collect(1 if generation == 2 else generation)
+
+
 @functools.cache
 def _see_asked() -> None:
-    """From now on captures are told of warnings, and of calls that tell one object from another."""
+    """From now on captures are told of warnings, of calls that tell one object from another, and of collections."""
     divert(warnings.warn, _warned, None)
+    divert(gc.collect, _collect, None, asked=True)
     for function in (id, hash):
 
         def instead(value: Any, name: str = function.__name__) -> Any:

@@ -28,8 +28,8 @@ _enough = _MANY  # or a third of what there was then
 def _pause() -> None:
     _before[:] = [gc.isenabled()]
     gc.disable()
-    if _before[0] and not _walked_all():
-        gc.collect(1)  # what the program let go of before is not to be kept with what is made from now on
+    if (_before[0] or _has_frozen()) and not _walked_all():
+        gc.collect(1)  # what the program let go of before is neither kept with what is made from now on, nor the call's
 
 
 def _walked_all() -> bool:
