@@ -384,6 +384,26 @@ def _(wrap):
     return call(torch.ones(1))
 
 
+@silent("a gradient is the sum of several with a dimension of size 1")
+def _(wrap):
+    call = wrap(lambda x: (x * 1).flip(0).sin().sum() + (x * 1).t().cos().sum())
+    x = torch.randn(3, 1, requires_grad=True)
+    return torch.tensor(torch.autograd.grad(call(x), x)[0].stride())
+
+
+@silent("a hook is on the node that accumulates a leaf's gradient")
+def _(wrap):
+    weight = ONES(1)
+    node = weight.expand_as(weight).grad_fn.next_functions[0][0]
+    node.register_prehook(lambda gradients: (gradients[0] * 2,))
+
+    def step(x):
+        (x * weight).sum().backward()
+        return weight.grad * 1
+
+    return wrap(step)(torch.ones(1))
+
+
 @silent("it asks whether a size is a `torch.SymInt`")
 def _(wrap):
     call = wrap(lambda x: x * (2.0 if isinstance(x.shape[0], torch.SymInt) else 1.0))
