@@ -22,7 +22,7 @@ from foregrad._torch.stand_ins import FakeRuns, is_stand_in, new_stand_in, new_s
 from foregrad._torch.tensors import share_memory
 from foregrad.graph.meta import TensorSpec
 from foregrad.tracing.kernels import metadata
-from foregrad.tracing.kernels.layouts import RULES
+from foregrad.tracing.kernels.layouts import RULES, layout_of
 from foregrad.tracing.kernels.metadata import Metadata, forget_all, is_cacheable
 from foregrad.tracing.tape.opinfo import op_info
 
@@ -153,7 +153,7 @@ def compare(op: Any, sample: Any) -> int:
 def test_rules_agree_with_the_kernels() -> None:
     """Every rule is tried on arguments that it answers for, without asking a kernel."""
     x, y = torch.randn(3, 4, 5), torch.randn(3, 5, 4)
-    image, c = torch.randn(2, 3, 4, 4), torch.randn(3)
+    image, c, weight = torch.randn(2, 3, 4, 4), torch.randn(3), torch.randn(3, 3, 3, 3)
     calls: dict[Any, tuple[Any, ...]] = {
         aten.mm.default: (x[0], y[0]),
         aten.addmm.default: (torch.randn(4), x[0], y[0]),
@@ -171,10 +171,15 @@ def test_rules_agree_with_the_kernels() -> None:
         aten.native_batch_norm_backward.default: (
             image, image.clone(), c, c.clone(), c.clone(), c.clone(), c.clone(), True, 1e-5, [True] * 3,
         ),
+        aten.convolution.default: (image, weight, c, [2, 1], [1, 0], [1, 1], False, [0, 0], 1),
+        aten.convolution_backward.default: (
+            torch.randn(2, 3, 2, 2), image, weight, [3], [2, 1], [1, 0], [1, 1], False, [0, 0], 1, [False, True, True],
+        ),
         aten.threshold_backward.default: (x, x.clone(), 0),
         aten.pow.Tensor_Scalar: (x, 3.0),
         aten.mul.Scalar: (x, 2),
         aten.add.Scalar: (x, 2),
+        aten.div.Scalar: (x, 2),
     }  # fmt: skip
     for op in RULES:
         count = sum(str(a.type) == "Tensor" for a in op._schema.arguments)
@@ -189,6 +194,68 @@ def test_rules_agree_with_the_kernels() -> None:
             assert not checked.wrong
             assert checked.count == 1
             assert checked.asked == 0, f"no rule answered for {op}"
+
+
+@pytest.mark.parametrize("channels, groups", [(1, 1), (4, 1), (4, 2), (4, 4)])
+@pytest.mark.parametrize("size", [(5,), (1,), (5, 6), (1, 1), (4, 3, 5)], ids=str)
+def test_convolutions_are_laid_out_as_the_kernels_results_are(
+    size: tuple[int, ...], channels: int, groups: int
+) -> None:
+    """By a rule, no kernel being asked: sizes of one, a stride, a padding, a mask of the gradients among them."""
+    rank = len(size)
+    for batch, kernel, stride, padding, dilation in itertools.product((1, 2), (1, 3), (1, 2), (0, 1), (1, 2)):
+        x = torch.randn(batch, channels, *size)
+        weight, bias = torch.randn(channels * 2, channels // groups, *[kernel] * rank), torch.randn(channels * 2)
+        options = ([stride] * rank, [padding] * rank, [dilation] * rank, False, [0] * rank, groups)
+        try:
+            out = aten.convolution.default(x, weight, bias, *options)
+        except RuntimeError:  # the image is smaller than the kernel
+            continue
+        mask = [batch == 1, stride == 1, padding == 1]
+        backward = (torch.randn_like(out), x, weight, [channels * 2], *options, mask)
+        for op, args in (
+            (aten.convolution.default, (x, weight, bias, *options)),
+            (aten.convolution_backward.default, backward),
+        ):
+            checked = Compared(FakeTensorMode())
+            found, _ = checked.metadata.run(op_info(op), stand_ins(args), {})
+            expected = op(*args)
+            assert checked.asked == 0
+            for ours, theirs in zip(tree_leaves(found), tree_leaves(expected), strict=True):
+                # Some kernels compute a gradient that isn't wanted.
+                assert ours is None or (ours.shape, ours.stride()) == (theirs.shape, theirs.stride())
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{1: (3, 2, 3, 3)}, {3: [1, 1]}, {5: [0, 1]}, {4: [-1, 0]}, {0: (2, 3, 1, 1)}, {8: 2}, {6: True}],
+    ids=str,
+)
+def test_no_rule_answers_for_a_convolution_that_kernels_refuse(changed: dict[int, Any]) -> None:
+    args: list[Any] = [(2, 3, 4, 4), (3, 3, 3, 3), (3,), [1, 1], [0, 0], [1, 1], False, [0, 0], 1]
+    for at, value in changed.items():
+        args[at] = value
+    specs = [TensorSpec.of(torch.empty(shape)) for shape in args[:3]]
+    answered = layout_of(aten.convolution.default, specs, tuple(args), {})
+    try:
+        expected = TensorSpec.of(aten.convolution.default(*map(torch.empty, args[:3]), *args[3:]))
+    except RuntimeError:
+        assert answered is None
+    else:
+        assert answered in (None, expected)
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 4), (1, 1, 1), (2, 3, 4)])
+def test_clones_and_sums_are_laid_out_as_the_kernels_results_are(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    dims = [dims for count in (1, 2, 3) for dims in itertools.combinations(range(-1, 2), count)]
+    calls = [(aten.sum.dim_IntList, (x, list(dim), keep), {}) for dim in dims for keep in (False, True)]
+    calls += [(aten.clone.default, (x.permute(order),), kwargs) for order in itertools.permutations(range(3))
+              for kwargs in ({}, {"memory_format": torch.contiguous_format})]  # fmt: skip
+    for op, args, kwargs in calls:
+        found, _ = Compared(FakeTensorMode()).metadata.run(op_info(op), stand_ins(args), kwargs)
+        expected = op(*args, **kwargs)
+        assert (found.shape, found.stride()) == (expected.shape, expected.stride())
 
 
 def test_errors_are_raised_each_time_and_not_remembered() -> None:
@@ -259,7 +326,9 @@ def test_a_view_follows_the_memory_its_base_has_now() -> None:
     assert view.device == torch.device("cpu")
 
 
-@pytest.mark.parametrize("op", [torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor, torch.ops.aten.div.Tensor])
+@pytest.mark.parametrize(
+    "op", [aten.add.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.add.Scalar, aten.mul.Scalar, aten.div.Scalar]
+)
 def test_arithmetic_with_a_number_is_laid_out_as_the_kernels_result_is(op):
     """A batch of one whose channels come last, as attention over an image leaves it, among others."""
     image = torch.randn(1, 256, 64).transpose(-1, -2).view(1, 64, 16, 16)

@@ -25,9 +25,16 @@ Rule = Callable[[Specs, tuple[Any, ...], dict[str, Any]], Any]
 
 def layout_of(op: Any, specs: Specs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The spec of the operator's result, a tuple of them for several, or None where no rule applies."""
-    rule = RULES.get(op)
+    rule, of_one = RULES.get(op), _OF_ONE.get(op)
+    if of_one is not None and specs:
+        try:
+            return of_one(specs[0], *args[1:], **kwargs)
+        except (_UnknownError, TypeError):  # a signature that the rule has not
+            return None
     if op in _ARITHMETIC and len(specs) == 1 and specs[0].dtype.is_floating_point:
-        return _with_number(specs[0], args, kwargs)
+        found = _with_number(specs[0], args, kwargs)
+        if found is not None:
+            return found
     if rule is None or not specs or not _are_alike(specs):
         return None
     if op not in _ANY_STRIDES and not all(s.stride == contiguous_strides(s.shape) for s in specs):
@@ -171,16 +178,54 @@ def _batch_norm_backward(specs: Specs, args: tuple[Any, ...], kwargs: dict[str, 
     return _new(x.shape, x), channels, channels
 
 
+def _convolved(x: TensorSpec, weight: TensorSpec, options: Sequence[Any]) -> TensorSpec | None:
+    """The result of a convolution; `options`: stride, padding, dilation, transposed, output padding, groups."""
+    stride, padding, dilation, transposed, _, groups = options
+    spatial = x.shape[2:]
+    if transposed or x.device.type != "cpu" or not 1 <= len(spatial) <= 3 or len(weight.shape) != len(x.shape):
+        return None
+    if any(len(numbers) != len(spatial) for numbers in (stride, padding, dilation)):
+        return None
+    if min(*stride, *dilation, groups) < 1 or min(padding) < 0:
+        return None
+    if x.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
+        return None
+    numbers = zip(spatial, weight.shape[2:], stride, padding, dilation, strict=True)
+    sizes = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in numbers]
+    return _new((x.shape[0], weight.shape[0], *sizes), x) if min(sizes) > 0 else None
+
+
+def _convolution(specs: Specs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) != 9 or kwargs or any(bias.shape != specs[1].shape[:1] for bias in specs[2:]):
+        return None
+    return _convolved(specs[0], specs[1], args[3:])
+
+
+def _convolution_backward(specs: Specs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) != 11 or kwargs:
+        return None
+    grad, x, weight = specs
+    out, of_bias = _convolved(x, weight, args[4:10]), weight.shape[:1]
+    if out is None or out.shape != grad.shape or (args[10][2] and tuple(args[3] or ()) != of_bias):
+        return None
+    shapes = zip((x.shape, weight.shape, of_bias), args[10], strict=True)
+    return tuple(_new(shape, x) if is_wanted else None for shape, is_wanted in shapes)
+
+
 def _has_channels(x: TensorSpec, parameters: Specs) -> bool:
     return len(x.shape) > 2 and all(p.shape == x.shape[1:2] for p in parameters)
 
 
-_ARITHMETIC = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor}
+_ARITHMETIC = {
+    aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor,
+    aten.add.Scalar, aten.mul.Scalar, aten.div.Scalar,
+}  # fmt: skip
 _ANY_STRIDES = {aten.mm.default, aten.addmm.default, aten.bmm.default}
 
 _POINTWISE = (
-    aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.mul.Scalar, aten.add.Scalar,
-    aten.neg.default, aten.exp.default, aten.sin.default, aten.cos.default, aten.sqrt.default, aten.rsqrt.default,
+    aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor,
+    aten.add.Scalar, aten.mul.Scalar, aten.div.Scalar, aten.neg.default, aten.exp.default, aten.sin.default,
+    aten.cos.default, aten.sqrt.default, aten.rsqrt.default,
     aten.relu.default, aten.threshold_backward.default, aten.tanh.default, aten.tanh_backward.default,
     aten.sigmoid.default, aten.sigmoid_backward.default, aten.gelu.default, aten.gelu_backward.default,
     aten.silu.default, aten.silu_backward.default, aten.pow.Tensor_Scalar,
@@ -200,6 +245,8 @@ RULES: dict[Any, Rule] = {
     aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten.native_batch_norm.default: _batch_norm,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
+    aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_backward,
 }
 
 
@@ -270,15 +317,11 @@ def _plain(value: Any) -> Any:
 
 def result_layout(op: Any, specs: Sequence[TensorSpec], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """As `layout_of`, of arguments with symbolic sizes."""
-    rule = _RULES.get(op)
-    if rule is None and op not in RULES:
+    if op not in RULES and op not in _OF_ONE:
         return None
     try:
         wrapped = list(map(_wrapped_spec, specs))
-        args, kwargs = map_symbolic(args, _wrapped), map_symbolic(kwargs, _wrapped)
-        if rule is not None:
-            return _plain(rule(wrapped[0], *args[1:], **kwargs))
-        return _plain(layout_of(op, wrapped, args, kwargs))
+        return _plain(layout_of(op, wrapped, map_symbolic(args, _wrapped), map_symbolic(kwargs, _wrapped)))
     except (_UnknownError, TypeError):  # a signature that no rule here has
         return None
 
@@ -324,7 +367,7 @@ def _sum(spec: TensorSpec, dims: Any, keepdim: bool = False) -> TensorSpec | Non
     return _new_layout(spec, shape)
 
 
-_RULES: dict[Any, Callable[..., Any]] = {aten.clone.default: _clone, aten.sum.dim_IntList: _sum}
+_OF_ONE: dict[Any, Callable[..., Any]] = {aten.clone.default: _clone, aten.sum.dim_IntList: _sum}
 
 # ------------------------------------------------------------------------------------------------ views
 

@@ -34,16 +34,17 @@ from ...graph.meta import TensorSpec, contiguous_strides
 from ...locks import make_lock
 from ..heap.overlaps import ask_kernel, is_symbolic_tensor
 from ..tape.opinfo import OpInfo
-from .layouts import RULES, layout_of, result_layout, view_layout
+from .layouts import layout_of, result_layout, view_layout
 
 aten = torch.ops.aten
 
 # Results by key. Recipes are small; a process that makes this many is sweeping over shapes, and starts over.
 _LIMIT = 200_000
 _recipes: dict[Any, Any] = {}
+_UNKNOWN = object()
 _lock = make_lock()
 
-# A recipe: a `TensorSpec` for a new tensor, `_View`, `_Symbolic`, `_Argument`, `_Nothing`, or a list or tuple of these.
+# A recipe: a `TensorSpec` for a new tensor, `_View`, `_Symbolic`, `_Argument`, None, or a list or tuple of these.
 
 
 class _View:
@@ -75,15 +76,6 @@ class _Argument:
 
     def __init__(self, at: int) -> None:
         self.at = at
-
-
-class _Nothing:
-    """A result that is None."""
-
-    __slots__ = ()
-
-
-_NOTHING = _Nothing()
 
 
 class _Uncacheable(Exception):  # noqa: N818 - not an error: asks for the ordinary way
@@ -175,13 +167,14 @@ class Metadata:
             return self.kernels(info.op, args, kwargs), None
         whole = tuple(key)
         recipes = _recipes if is_static else self._symbolic
-        recipe = recipes.get(whole)
-        if recipe is None:
+        recipe = recipes.get(whole, _UNKNOWN)
+        if recipe is _UNKNOWN:
+            recipe = None
             if not is_static:
                 recipe = self._symbolic_recipe(info, tensors, args, kwargs)
             elif info.op in _STRIDED and len(tensors) == 1:
                 recipe = self._strided(info.op, tensors[0], args, kwargs)
-            elif info.op in RULES:
+            else:
                 recipe = layout_of(info.op, [self.known(t).spec for t in tensors], args, kwargs)
             if recipe is None:
                 out = self.kernels(info.op, args, kwargs)
@@ -261,7 +254,7 @@ class Metadata:
 
     def _recipe_of_spec(self, spec: Any, of: int | None) -> Any:
         if type(spec) is tuple:
-            return tuple(self._recipe_of_spec(item, of) for item in spec)
+            return tuple(None if item is None else self._recipe_of_spec(item, of) for item in spec)
         if spec.token is not None:
             return spec if of is None else _View(of, spec)
         return _Symbolic(spec, new_stand_in(spec.shape, spec.stride, spec.dtype, spec.device, spec.offset), of)
@@ -280,7 +273,7 @@ class Metadata:
             return like(recipe.model, None if recipe.of is None else tensors[recipe.of], recipe.nbytes)
         if cls is _Argument:
             return tensors[recipe.at]
-        if cls is _Nothing:
+        if recipe is None:
             return None
         return cls(self._made(item, tensors) for item in recipe)
 
@@ -288,7 +281,7 @@ class Metadata:
         if is_stand_in(out) and type(out) in (_TENSOR, _PARAMETER):
             return self._recipe_of_one(out, tensors)
         if out is None:
-            return _NOTHING
+            return None
         if isinstance(out, (list, tuple)):  # some kernels in Python give named tuples, operators never do
             return (list if isinstance(out, list) else tuple)(self._recipe(item, tensors) for item in out)
         raise _Uncacheable
@@ -324,7 +317,7 @@ def _specs(recipe: Any) -> Any:
         return recipe
     if cls is _View or cls is _Symbolic:
         return recipe.spec
-    if cls is _Argument or cls is _Nothing:
+    if cls is _Argument or recipe is None:
         return None
     return tuple(map(_specs, recipe))
 
