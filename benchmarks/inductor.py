@@ -173,10 +173,11 @@ def step(model, call, inputs):
 
 
 def seconds(device):
-    """CPU seconds. On a GPU those of the wall clock, with all kernels done."""
-    if device == "cpu":
+    """CPU seconds. Of several threads, and on a GPU with all kernels done, those of the wall clock."""
+    if device == "cpu" and torch.get_num_threads() == 1:
         return cpu_seconds()
-    torch.cuda.synchronize()
+    if device != "cpu":
+        torch.cuda.synchronize()
     return time.perf_counter()
 
 
@@ -203,8 +204,8 @@ def peak_bytes(run, device="cpu"):
     return peak
 
 
-def prepare(device="cpu"):
-    torch.set_num_threads(1)
+def prepare(device="cpu", threads=1):
+    torch.set_num_threads(threads)
     torch.set_float32_matmul_precision("highest" if device == "cpu" else "high")
     if device == "cpu":
         import torch._inductor.config as settings

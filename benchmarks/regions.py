@@ -2,11 +2,13 @@
 
     python -m benchmarks.regions [gpt2-12 gpt2-24 gpt2-48 llama-12 bert-12 resnet-50] [--no-steps] [--write]
     python -m benchmarks.regions gpt-12 --device cuda     # 768 wide, 8 texts of 1024 tokens
+    python -m benchmarks.regions --threads 2 --write      # steps alone
 
 Models of the library transformers, 128 wide, random weights, without dropout (each way draws numbers of its own);
 ResNet-50 is whole; `gpt-12` needs no transformers. `compile`, `step` and `peak` as in benchmarks/inductor.py: each
 compilation in a process of its own, with empty caches, the ways in turn; steps of all ways in one process, in turns.
-On a GPU seconds are those of the wall clock, kernels compile in parallel, and products are in TF32.
+With several threads seconds are those of the wall clock; on a GPU too, where kernels compile in parallel and products
+are in TF32.
 """
 
 # ruff: noqa: ANN001, ANN002, ANN201
@@ -54,11 +56,11 @@ def compiled(way, model):
     return foregrad.compile(model, backend="inductor", regions=settings[way])
 
 
-def compile_once(name, device, way):
+def compile_once(name, device, threads, way):
     """In a child: seconds to the end of the first backward."""
     import foregrad
 
-    prepare(device)
+    prepare(device, int(threads))
     foregrad.config.cache = False
     model, inputs = built(name, device)
     started = seconds(device)
@@ -66,11 +68,11 @@ def compile_once(name, device, way):
     return {"seconds": seconds(device) - started, "loss": loss.item()}
 
 
-def run_steps(name, device, ways, rounds):
+def run_steps(name, device, threads, rounds, *ways):
     """In a child: milliseconds of a step for each way, and peaks."""
     import foregrad
 
-    prepare(device)
+    prepare(device, int(threads))
     foregrad.config.cache = False
     model, inputs = built(name, device)
     calls, losses = {}, {}
@@ -80,19 +82,20 @@ def run_steps(name, device, ways, rounds):
         losses[way] = step(model, calls[way], inputs).item()
     tolerance = 1e-5 if device == "cpu" else 1e-2
     assert max(losses.values()) - min(losses.values()) < tolerance * max(1, abs(losses[ways[0]])), losses
-    return steps_and_peaks(model, calls, inputs, rounds, device)
+    return steps_and_peaks(model, calls, inputs, int(rounds), device)
 
 
-def in_child(*arguments, cache):
+def in_child(kind, *arguments, cache):
+    threads = str(arguments[2])
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": os.path.join(cache, "triton")}
-    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment |= {"OMP_NUM_THREADS": threads, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     if "cpu" in arguments:
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-    command = [sys.executable, "-m", "benchmarks.regions", "--child", *map(str, arguments)]
+    command = [sys.executable, "-m", "benchmarks.regions", "--child", kind, *map(str, arguments)]
     out = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=1800)
     if out.returncode:
         raise SystemExit(out.stderr)
-    print(*arguments, out.stdout.strip().splitlines()[-1], file=sys.stderr, flush=True)
+    print(kind, *arguments, out.stdout.strip().splitlines()[-1], file=sys.stderr, flush=True)
     return json.loads(out.stdout.strip().splitlines()[-1])
 
 
@@ -103,24 +106,18 @@ def main():
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--compiles", type=int, default=1)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--no-steps", action="store_true")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--child", nargs="*", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        kind, name, device, detail, *more = arguments.child
-        found = compile_once(name, device, detail) if kind == "compile" else run_steps(name, device, more, int(detail))
-        print(json.dumps(found))
+        kind, *rest = arguments.child
+        print(json.dumps((compile_once if kind == "compile" else run_steps)(*rest)))
         return
-    section = Section(
-        "Regions compiled once" if arguments.device == "cpu" else "Regions compiled once, on a GPU",
-        "CPU seconds to the end of the first backward with cold caches, C++ compiler included; CPU milliseconds of a "
-        "step, one thread; MB over the start of a step. In brackets the ratio to torch.compile's."
-        if arguments.device == "cpu"
-        else "Seconds of the wall clock to the end of the first backward with cold caches; milliseconds of a step, all "
-        "kernels done; MB over the start of a step. In brackets the ratio to torch.compile's.",
-        ["model", "way", "compile, s", "step, ms", "peak, MB"],
-    )
+    if arguments.threads > 1:
+        arguments.compiles = 0
+    section = section_of(arguments)
     stored = Path(__file__).parent / "RESULTS.json"
     if arguments.write and stored.exists():
         stored_rows = json.loads(stored.read_text()).get(section.title, {"rows": [], "data": []})
@@ -133,23 +130,38 @@ def main():
             write_results([section], Path(__file__).parent)
 
 
+def section_of(arguments):
+    title, compile = "Regions compiled once", "to the end of the first backward with cold caches"
+    if arguments.device != "cpu":
+        title += ", on a GPU"
+        text = f"Seconds of the wall clock {compile}; milliseconds of a step, all kernels done;"
+    elif arguments.threads > 1:
+        title += f", {arguments.threads} threads"
+        text = "Milliseconds of a step, by the wall clock;"
+    else:
+        text = f"CPU seconds {compile}, C++ compiler included; CPU milliseconds of a step, one thread;"
+    text += " MB over the start of a step. In brackets the ratio to torch.compile's."
+    return Section(title, text, ["model", "way", "compile, s", "step, ms", "peak, MB"])
+
+
 def compare(name, arguments, section):
-    device = arguments.device
+    device, threads = arguments.device, arguments.threads
     ways = arguments.ways or WAYS[: 4 if device == "cpu" else 3]
     spent = {way: [] for way in ways}
     with tempfile.TemporaryDirectory() as cache:
         for _ in range(arguments.compiles):
             for way in ways:
                 with tempfile.TemporaryDirectory() as empty:
-                    spent[way].append(in_child("compile", name, device, way, cache=empty)["seconds"])
+                    spent[way].append(in_child("compile", name, device, threads, way, cache=empty)["seconds"])
                     shutil.copytree(empty, cache, dirs_exist_ok=True)
         if arguments.no_steps:
             measured = {"step": dict.fromkeys(ways, 0.0), "peak": dict.fromkeys(ways, 0)}
         else:
-            measured = in_child("steps", name, device, arguments.rounds, *ways, cache=cache)
+            measured = in_child("steps", name, device, threads, arguments.rounds, *ways, cache=cache)
     for way in ways:
-        values = [statistics.median(spent[way]), measured["step"][way], measured["peak"][way] / 1e6]
-        base = [statistics.median(spent[ways[0]]), measured["step"][ways[0]], measured["peak"][ways[0]] / 1e6]
+        seconds_of = {way: statistics.median(found or [0.0]) for way, found in spent.items()}
+        values = [seconds_of[way], measured["step"][way], measured["peak"][way] / 1e6]
+        base = [seconds_of[ways[0]], measured["step"][ways[0]], measured["peak"][ways[0]] / 1e6]
         cells = [
             f"{value:.2f} ({value / of:.2f}x)" if value and of else "" for value, of in zip(values, base, strict=True)
         ]
