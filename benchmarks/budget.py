@@ -37,9 +37,8 @@ from benchmarks.memory import MIB, peak_of
 from benchmarks.models import Built, bert, first_tensor, resnet
 from foregrad.partitioners.budget import Frontier
 from foregrad.partitioners.costs import flops
-from foregrad.partitioners.index import JointIndex
+from foregrad.partitioners.index import JointIndex, merge_equal
 from foregrad.partitioners.instead import can_replay
-from foregrad.partitioners.merge import merge_equal
 from foregrad.partitioners.split import split
 
 __all__ = ["DEFAULT", "WITH_INDUCTOR", "collect", "collect_inductor"]

@@ -29,9 +29,8 @@ from .partitioners import (
     policy_partition,
 )
 from .partitioners.budget import Budget, Frontier, Pareto, pareto_of, read_budget
-from .partitioners.index import JointIndex
+from .partitioners.index import JointIndex, merge_equal
 from .partitioners.instead import can_replay
-from .partitioners.merge import merge_equal
 from .partitioners.policies import Policy
 from .partitioners.report import Parts
 from .subclasses.spec import GradientKindError

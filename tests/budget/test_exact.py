@@ -10,9 +10,8 @@ import torch
 import foregrad
 from foregrad.partitioners.budget import Frontier
 from foregrad.partitioners.exact import improved
-from foregrad.partitioners.index import JointIndex
-from foregrad.partitioners.merge import merge_equal
-from foregrad.partitioners.refine import _candidates
+from foregrad.partitioners.index import JointIndex, merge_equal
+from foregrad.partitioners.search import _candidates
 from foregrad.partitioners.uniform import measure
 
 pytest.importorskip("highspy")

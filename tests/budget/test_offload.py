@@ -13,7 +13,7 @@ from foregrad._torch.offload import OFFLOAD, RELOAD
 from foregrad.errors import BudgetError
 from foregrad.graph.meta import TensorSpec
 from foregrad.partitioners.index import JointIndex
-from foregrad.partitioners.tags import to_offload
+from foregrad.partitioners.policies import to_offload
 from tests.budget.test_budget import MODELS, built, plans_of, stepper
 from tests.parity.peak import peak_of
 

@@ -11,9 +11,8 @@ import foregrad
 from foregrad.errors import PartitionError
 from foregrad.partitioners.budget import Frontier
 from foregrad.partitioners.costs import flops
-from foregrad.partitioners.index import JointIndex
+from foregrad.partitioners.index import JointIndex, merge_equal
 from foregrad.partitioners.instead import can_replay
-from foregrad.partitioners.merge import merge_equal
 from tests.budget.test_budget import MODELS, built, stepper
 from tests.parity.peak import peak_of
 

@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 import foregrad
 from foregrad.partitioners.index import JointIndex
-from foregrad.partitioners.liveness import Storages
-from foregrad.partitioners.workspaces import workspace
+from foregrad.partitioners.liveness import Storages, workspace
 from tests.budget.test_liveness import simulated
 from tests.parity.peak import peak_of
 

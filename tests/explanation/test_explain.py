@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import foregrad
-from foregrad.partitioners.tables import in_bytes
+from foregrad.partitioners.report import in_bytes
 from tests.golden.functions import FUNCTIONS
 
 

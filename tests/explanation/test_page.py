@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import foregrad
-from foregrad.partitioners.tables import in_bytes
+from foregrad.partitioners.report import in_bytes
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking

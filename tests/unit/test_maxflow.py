@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foregrad.partitioners.maxflow import max_flow, min_cut
+from foregrad.partitioners.cut import max_flow, min_cut
 
 CAPACITIES = [0, 1, 2, 3, 7, 2**31 - 1, 2**31, 2**41 + 1, 2**53 + 1, 2**64 + 3, 1 << 120]
 

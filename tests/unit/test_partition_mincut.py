@@ -12,8 +12,8 @@ from foregrad.errors import PartitionError
 from foregrad.partitioners import JointIndex, fused_partition, min_cut_rematerialization_partition
 from foregrad.partitioners.classify import Kind
 from foregrad.partitioners.cut import NEVER, cheapest_residuals, required_by_backward
-from foregrad.partitioners.merge import merge_equal
-from foregrad.partitioners.recompute import may_recompute
+from foregrad.partitioners.index import merge_equal
+from foregrad.partitioners.mincut import may_recompute
 from tests.unit.test_partition_default import RECOMPUTE, SAVE, checkpointed
 from tests.unit.test_partition_split import symbolic_joint, write
 from tests.unit.test_partition_support import Joint, assert_valid, ops, saved_names, small_joint

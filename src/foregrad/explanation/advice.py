@@ -19,8 +19,7 @@ from ..dispatch.refusals import reason_of
 from ..errors import PartitionError
 from ..frontend.call import flatten_call
 from ..graph.joint import JointGraph
-from ..partitioners.report import Report
-from ..partitioners.tables import in_bytes
+from ..partitioners.report import Report, in_bytes
 from .tree import Advice, EagerPart, Findings, Saved
 
 Split = Callable[[str], Report]

@@ -4,7 +4,7 @@ The peak is that of one whole step, as liveness.py simulates it for the schedule
 into segments, each under one of the uniform plans (uniform.py). Dynamic programming chooses the segments (search.py),
 on the joint graph, with no module per block.
 
-Plans for small graphs are refined value by value (refine.py), and, where asked, by an integer program (exact.py).
+Plans for small graphs are refined value by value, and, where asked, by an integer program (exact.py).
 Plans are made for a fixed row of budgets, whatever budget the caller asks for, and the cheapest that keeps to it is
 taken. So a smaller budget never has a larger peak.
 """
@@ -23,15 +23,13 @@ from ..errors import BudgetError
 from ..locks import cached_property
 from .blocks import find_blocks
 from .costs import CostModel, analytic_cost, costs, flops
-from .index import JointIndex
+from .index import JointIndex, merge_equal
 from .instead import can_offload, can_replay
 from .liveness import Storages
-from .merge import merge_equal
 from .policies import Policy
-from .refine import refined, undominated
-from .search import Search
+from .report import Table, amount, in_bytes
+from .search import Search, refined, undominated
 from .split import split
-from .tables import Table, amount, in_bytes
 from .uniform import Measured, Proof, Segment, Space, measure
 
 _BUDGETS = 64  # closer together towards the least, where a byte costs most

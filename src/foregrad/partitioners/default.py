@@ -13,9 +13,8 @@ from torch import fx
 
 from .classify import Kind
 from .index import JointIndex, is_number, is_tuple
-from .policies import Policy
+from .policies import Policy, Wish, to_offload, wishes
 from .split import backward_needs, split
-from .tags import Wish, to_offload, wishes
 
 
 def default_partition(
@@ -38,7 +37,8 @@ def default_partition(
         >>> [node.name for node in backward.graph.nodes if node.op == "placeholder"]
         ['primals_1', 'tangents_1']
     """
-    return _divided(JointIndex(joint_module, num_fwd_outputs))
+    index = JointIndex(joint_module, num_fwd_outputs)
+    return divided(index, choose_default(index))
 
 
 def policy_partition(
@@ -47,12 +47,13 @@ def policy_partition(
     """Split a joint graph by the answers of `policy`; values without an answer are treated by `default_partition`."""
     index = JointIndex(joint_module, num_fwd_outputs)
     index.policy = policy
-    return _divided(index)
+    return divided(index, choose_default(index))
 
 
-def _divided(index: JointIndex) -> tuple[fx.GraphModule, fx.GraphModule]:
+def divided(index: JointIndex, residuals: list[fx.Node]) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """(forward, backward) where `residuals` are saved, or views in their place, or copies in host memory as wished."""
     away = to_offload(index)
-    halves = split(index, prefer_views(index, choose_default(index), away), away)
+    halves = split(index, prefer_views(index, residuals, away), away)
     return halves.forward, halves.backward
 
 

@@ -23,9 +23,9 @@ from .costs import flops
 from .cut import NEVER, cheapest_residuals, required_by_backward
 from .index import JointIndex
 from .liveness import Liveness, Storages
-from .recompute import reading_written
+from .mincut import reading_written
+from .policies import Wish, to_offload, wishes
 from .split import Excerpt, backward_needs
-from .tags import Wish, to_offload, wishes
 
 # Operations that a saved byte is worth, from a price that saves all but the cheapest to one that saves nothing.
 _PRICES = tuple(4 << k for k in range(16))
