@@ -133,3 +133,19 @@ def test_a_size_that_depends_on_values_is_named_by_its_line():
     report = str(foregrad.explain_recompiles(f))
     assert "not graph 1: the value read at" in report
     assert "not graph 2: the size found at" in report
+
+
+@pytest.mark.parametrize("which", ["x", "weight", "bias"])
+def test_of_many_tensors_without_attributes_the_one_that_has_got_one_is_named(which):
+    linear, x = nn.Linear(3, 3), torch.ones(2, 3)
+
+    def counting(x):
+        return linear(x) * (1 + sum(len(vars(t)) for t in (x, linear.weight, linear.bias)))
+
+    where = {"x": x, "weight": linear.weight, "bias": linear.bias}[which]
+    said = reason(counting, (x,), lambda: setattr(where, "mark", 1), (x,))
+    assert said.endswith(f"{which}.__dict__) was (), is ('mark',)")
+    f = foregrad.compile(counting, backend="eager")
+    assert torch.equal(f(x), counting(x))
+    where.other = 2
+    assert torch.equal(f(x), counting(x))

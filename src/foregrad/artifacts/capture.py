@@ -25,6 +25,7 @@ from ..graph.joint import JointGraph
 from ..graph.partitioned import Partitioned
 from ..graph.signature import BaseOf, InputInfo, MemoryOf, PartOf, Signature, WrapperOutput
 from ..graph.slots import Buffer, Param
+from ..graph.spelling import ATTRIBUTES
 from ..graph.tangents import ABSENT, VARIABLE, BackwardCase
 from ..identity import ById, IdSet
 from ..interrupts import held
@@ -32,7 +33,6 @@ from ..passes.keep import also_saved, results_read
 from ..subclasses.spec import is_wrapper
 from ..tracing.capture import Captured, capture_call
 from ..tracing.derivatives.resumable_trace import GradientRef, ResumableTrace, WrappedRef
-from ..tracing.effects.attribute_guards import ATTRIBUTES
 from ..tracing.options import Options
 from .attributes import assigned_attributes
 from .guards import context_now

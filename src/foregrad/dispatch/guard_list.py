@@ -303,9 +303,11 @@ class GuardMaker:
         inputs, slots = self.inputs, self.slots
         numbers = {i: number for i, number in enumerate(sharing.memories) if number is not None}
         key, memory = self.bind("storage_key", storage_key), self.names.fresh("memories")
-        self.let(f"{memory} = ({', '.join(f'{key}({inputs[i]})' for i in numbers)},)")
-        groups = [" and ".join(slots[i] for i in numbers if numbers[i] == n) for n in dict.fromkeys(numbers.values())]
-        shared = "; ".join(group for group in groups if " and " in group) or "none"
+        self.let(f"{memory} = (*map({key}, ({', '.join(inputs[i] for i in numbers)},)),)")
+        groups: dict[int, list[str]] = {}
+        for i, number in numbers.items():
+            groups.setdefault(number, []).append(slots[i])
+        shared = "; ".join(" and ".join(group) for group in groups.values() if len(group) > 1) or "none"
         what = "which tensors share memory with one that is written to", Words(shared[:2000])
         self.require(f"len(set({memory})) == {len(groups)}", *what)
         first_at: dict[int, int] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import operator
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from ..frontend.tree import KEPT_WHOLE, Tree
 from ..graph.joint import JointGraph
 from ..graph.signature import BaseOf, GradientOf, InputInfo, MemoryOf, PartOf
 from ..graph.source import Names, unpacked
+from ..graph.spelling import ATTRIBUTES
 from ..subclasses.conversion import unwrapping
 from ..subclasses.spec import WrapperSpec
 from .constants import answers, has_context, has_keys, is_constant, order_of_keywords_matters
@@ -38,6 +40,7 @@ from .guard_list import (
     Lines,
     Sharing,
     Words,
+    in_words,
     sharing_of,
     state_difference,
     tensor_facts,
@@ -112,11 +115,22 @@ class CallGuards(GuardMaker):
         self.list.steps[first:first] = [state, Guard("", look=f"{watch}.difference()")]
         self._bases(inputs)
         self._relations(inputs)
-        asked = [*inputs, *self.wrappers]
+        self._answers([*inputs, *self.wrappers])
+
+    def _answers(self, asked: list[str]) -> None:
+        """Add guards that these tensors answer questions as they did; of all those without attributes by one test."""
+        bare: dict[str, Guard] = {}
         for index, question, attribute_asked, value in self.captured.facts:
-            test, now = answers(question, asked[index], attribute_asked, value, self.bind)
-            slot = self.slots[index] if index < len(self.slots) else "a wrapper"
+            name, slot = asked[index], self.slots[index] if index < len(self.slots) else "a wrapper"
+            if question == ATTRIBUTES and not value:
+                what, now = question.format(slot), question.format(name)
+                bare[name] = Guard(f"not {name}.__dict__", what, in_words(value), now)
+                continue
+            test, now = answers(question, name, attribute_asked, value, self.bind)
             self.require(test, question.format(slot, name=attribute_asked, absent="nothing"), value, now)
+        if bare:
+            test = f"not any(map({self.bind('attributes', operator.attrgetter('__dict__'))}, ({', '.join(bare)},)))"
+            self.list.steps.append(Guard(test, parts=tuple(bare.values())))
 
     # ---------------------------------------------------------------- arguments
 

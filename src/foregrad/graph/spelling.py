@@ -21,6 +21,9 @@ import torch
 
 Bind = Callable[[str, Any], str]
 
+ATTRIBUTES = "tuple({}.__dict__)"
+"""The names of all attributes of a tensor."""
+
 _LONGEST_TEXT = 200  # of a literal; longer texts are bound
 _LARGEST = 2**64
 

@@ -22,7 +22,7 @@ from ...frontend.reads import table_of
 from ...frontend.scan import Scan
 from ...frontend.sources import Source
 from ...graph.slots import Closure
-from ...graph.spelling import key_text
+from ...graph.spelling import ATTRIBUTES, key_text
 from ...subclasses.spec import is_wrapper
 from ..heap.records import InputRecord
 from ..inputs.inputs import Inputs
@@ -33,7 +33,6 @@ _TENSOR: Any = torch.Tensor
 _SET_GRAD = _TENSOR.grad.__set__
 _PARAMETER = torch.nn.Parameter
 _TABLES = {"vars", "__dict__", "__getstate__"}  # names in code by which it comes to all attributes of a tensor
-ATTRIBUTES = "tuple({}.__dict__)"
 _ATTRIBUTE = "{}.__dict__.get({name}, {absent})"
 
 Asked = InputRecord | WrapperInput
