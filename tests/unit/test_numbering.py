@@ -4,8 +4,7 @@ import torch
 from torch import fx
 
 from foregrad.graph.meta import TensorSpec
-from foregrad.tracing.tape.numbering import Numbering
-from foregrad.tracing.tape.tape import Entry, Tape
+from foregrad.tracing.tape.tape import Entry, Numbering, Tape
 
 aten = torch.ops.aten
 

@@ -22,7 +22,7 @@ from ..graph.source import source_of
 from ..interrupts import held
 from ..locks import Turn
 from ..subclasses.spec import GradientKindError
-from ..tracing.recorder.written_arrays import ArraysWritten
+from ..tracing.recorder.recorder import ArraysWritten
 from ..tracing.values.draws import ArrayNeeded, DrawsFound
 from .explain import Difference, Recompile, Recompiles, is_float_text
 from .fallbacks import MOST_IN_A_ROW, Fallbacks

@@ -17,7 +17,7 @@ from .._torch.codegen import OpOverload
 from .._torch.ops import mkldnn_rnn_layer_for_training, operator_called, refusable_namespaces
 from ..errors import ArtifactError
 from ..tracing.kernels.checks import VALUE_CHECKS
-from ..tracing.kernels.formulas import independent_of_phase
+from ..tracing.kernels.plans import independent_of_phase
 from ..tracing.tape.opinfo import item_or_empty, take_data
 from ..tracing.values.numbers import NUMBER_FUNCTIONS
 

@@ -21,7 +21,7 @@ from .._torch.ops import default_generator
 from .._torch.symbols import is_symbolic
 from ..errors import ArtifactError
 from ..graph.meta import TensorSpec
-from ..tracing.heap.aliased_kernels import RunOnStorageCopies, StorageExtent
+from ..tracing.heap.alias import RunOnStorageCopies, StorageExtent
 from ..tracing.tape.opinfo import CallOnCopies
 from .operators import name_of_operator, operator_named
 

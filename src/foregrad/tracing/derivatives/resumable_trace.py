@@ -13,7 +13,7 @@ from ...graph.meta import TensorSpec
 from ...graph.slots import Slot
 from ...identity import ById
 from ..tape.tape import Entry, Tape
-from ..values.residual_decisions import Known
+from ..values.decisions import Known
 from .session import Session
 
 aten = torch.ops.aten

@@ -30,9 +30,8 @@ from ..heap.refusals import in_some_backwards
 from ..inputs.lifting import Lifting
 from ..recorder.checkpoint_regions import NoRegions
 from ..recorder.recorder import Recorder
-from ..tape.numbering import Numbering
-from ..tape.tape import Entry
-from ..values.residual_decisions import KnownDecisions
+from ..tape.tape import Entry, Numbering
+from ..values.decisions import KnownDecisions
 
 
 class Session(Host):

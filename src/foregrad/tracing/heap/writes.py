@@ -20,8 +20,7 @@ from ...identity import ById, IdSet
 from ..tape.opinfo import CallOnCopies, OpInfo
 from ..tape.origin import user_line
 from ..tape.tape import Entry
-from .alias import Storage, Value
-from .aliased_kernels import At, RunOnStorageCopies, StorageExtent, extent_of
+from .alias import At, RunOnStorageCopies, Storage, StorageExtent, Value, extent_of
 from .metadata_changes import MetadataChanges
 from .overlaps import check_cast, check_lists, check_write
 from .recording import Recording
@@ -356,7 +355,8 @@ def bind(rec: Recording, tensor: torch.Tensor, entry: Entry) -> None:
 
 
 # -------------------------------------------------------------------- writes whose order matters
-# Whether the values that a write leaves depend on the order in which its kernel visits elements: see `aliased_kernels`.
+# Whether the values that a write leaves depend on the order in which its kernel visits elements: see
+# `RunOnStorageCopies`.
 
 
 _EXACT_UP_TO_BYTES = 1 << 22

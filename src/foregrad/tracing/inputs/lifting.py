@@ -30,10 +30,9 @@ from ...subclasses.spec import is_of_capture
 from ..heap.recording import Host
 from ..heap.refusals import past_the_edges
 from ..kernels.checks import VALUE_CHECKS
-from ..kernels.formulas import DETERMINANTS, VALUES_ONLY, eigenvalues_only, watch_determinant
-from ..recorder.as_objects import OBJECTS, ValuesAsked
+from ..kernels.plans import DETERMINANTS, VALUES_ONLY, eigenvalues_only, watch_determinant
 from ..recorder.attention import attention, is_by_math
-from ..recorder.functions import READERS
+from ..recorder.functions import OBJECTS, READERS, ValuesAsked
 from ..recorder.recorder import Recorder
 from .views_by_place import RESHAPERS, OverlappingViews, ViewTracking
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from ..._torch.dispatch import current_autograd_node, sequence_nr_of
 from ..._torch.ops import OpOverload
+from ..._torch.stand_ins import is_stand_in
+from ...errors import UnsupportedDataDependentError
+from ...locks import bound
+from ..heap.alias import Value
+from ..heap.recording import Recording
 from ..tape.opinfo import IN_GRAD_MODE, OpInfo
 from .checks import check_formula
-from .formulas import FORMULAS
 from .metadata import is_cacheable
 from .sparse import FORMULAS as SPARSE_FORMULAS
 
@@ -95,3 +104,178 @@ def draws_nothing(target: Any, args: Any) -> bool:
         if argument.name == "dropout_p":
             return True  # left at its default, 0
     return False
+
+
+# -------------------------------------------------------------------- formulas
+# Operators that PyTorch computes in another way while a mode is on: what it does without one, recorded instead.
+#
+# Several of its own formulas ask whether they run on plain tensors, and leave something out when not: a check of
+# values, a cheaper kernel, the layout of a gradient. Checked on torch 2.13.0.
+
+
+Formula = Callable[[Recording, Any, Any, Any], Any]
+
+# These need no vectors, and have none computed, where no gradient is asked for.
+VALUES_ONLY = {
+    torch.linalg.eigvalsh,
+    torch.linalg.svdvals,
+    torch.linalg.cond,
+    torch.linalg.norm,
+    torch.linalg.matrix_norm,
+    torch.linalg.matrix_rank,
+    torch.functional.norm,
+}
+
+_active = threading.local()
+
+
+def eigenvalues_only() -> contextlib.AbstractContextManager[None]:
+    """Context: the function that runs is one of `VALUES_ONLY`."""
+    return bound(_active, "values_only", True)
+
+
+def _decomposition(default: Any) -> Formula:
+    """For an operator whose third argument says whether vectors are wanted; `default` is the second one's."""
+
+    def formula(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
+        differentiated = torch.is_grad_enabled() and args[0].requires_grad
+        if getattr(_active, "values_only", False) and not differentiated and not rec.in_backward:
+            args = (args[0], args[1] if len(args) > 1 else default, False)
+        return rec.pure(plan, args, kwargs)
+
+    return formula
+
+
+# -------------------------------------------------------------------- free phases
+
+_PHASE_NODES = {"LinalgEigBackward0", "LinalgEighBackward0", "LinalgSvdBackward0"}
+
+
+def independent_of_phase(matrix: torch.Tensor, a: Any = None, b: Any = None) -> torch.Tensor:
+    """`matrix`, from which the gradient of eigen- or singular vectors is computed, if that is defined.
+
+    A complex vector stays one when multiplied by a number of size 1: a loss that notices has no gradient. `a`, `b`:
+    what must agree for that; without them, the imaginary parts of the diagonal must be zero.
+    """
+    if a is None:
+        a = matrix.diagonal(0, -2, -1).imag
+        b = torch.zeros_like(a)
+    if not torch.allclose(a, b, rtol=1e-2, atol=1e-2):
+        raise RuntimeError(
+            "the gradient of a decomposition is asked for whose complex vectors are free up to a phase, and the loss "
+            "depends on that phase: it has no gradient."
+        )
+    return matrix
+
+
+def _diagonal(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
+    if rec.in_backward and args[0].is_complex():
+        node = current_autograd_node()
+        if node is not None and node.name() in _PHASE_NODES and sequence_nr_of(node) not in rec.phases:
+            rec.phases[sequence_nr_of(node)] = args[0]
+            if node.name() != "LinalgSvdBackward0":
+                _require(rec, args[0])
+    return rec.pure(plan, args, kwargs)
+
+
+def _allclose(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
+    node = current_autograd_node() if rec.in_backward else None
+    if node is not None and node.name() == "LinalgSvdBackward0" and sequence_nr_of(node) in rec.phases:
+        _require(rec, rec.phases[sequence_nr_of(node)], *(rec.value_of(t).read(rec.emit) for t in args[:2]))
+        return True
+    return rec.pure(plan, args, kwargs)
+
+
+def _require(rec: Recording, matrix: torch.Tensor, *agreeing: Any) -> None:
+    """From here on, `matrix` is what `independent_of_phase` lets through."""
+    value = rec.value_of(matrix)
+    value.entry = rec.emit(independent_of_phase, value.read(rec.emit), *agreeing, spec=value.spec)
+    value.generation = value.storage.generation
+
+
+# -------------------------------------------------------------------- layouts
+
+_HOUSEHOLDER = {"OrmqrBackward0": "_saved_self", "LinalgHouseholderProductBackward0": "_saved_input"}
+
+
+def _cat(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
+    out = rec.pure(plan, args, kwargs)
+    node = current_autograd_node() if rec.in_backward else None
+    if node is None or node.name() not in _HOUSEHOLDER:
+        return out
+    reflectors = getattr(node, _HOUSEHOLDER[node.name()])
+    if reflectors.shape != out.shape:
+        return out
+    laid_out = rec.run_fake(aten.empty_like.default, (reflectors,), {})  # its columns are written one by one
+    spec = rec.spec_of(laid_out)
+    options = {"dtype": spec.dtype, "device": spec.device}
+    empty = rec.emit(aten.empty_strided.default, list(spec.shape), list(spec.stride), kwargs=options, spec=spec)
+    entry = rec.emit(aten.copy.default, empty, rec.value_of(out).read(rec.emit), spec=spec)
+    rec.values[laid_out] = Value(laid_out, entry, spec)
+    return laid_out
+
+
+FORMULAS: dict[Any, Formula] = {
+    aten._linalg_eigh.default: _decomposition("L"),
+    aten._linalg_svd.default: _decomposition(False),
+    aten.diagonal.default: _diagonal,
+    aten.allclose.default: _allclose,
+    aten.cat.default: _cat,
+}
+
+
+# -------------------------------------------------------------------- determinants
+# The gradient of a determinant, where it is to be differentiated again.
+#
+# PyTorch takes it from the equation A^H X = conj(det) grad I where a matrix can be inverted, and from the singular
+# values where it can't. On anything but plain tensors it takes all from the singular values, which is slow and ends in
+# 0/0 at the third order. So which matrices of a batch are singular is looked at here, as eager looks. Checked on torch
+# 2.13.0.
+
+
+DETERMINANTS: Any = (torch.linalg.det, torch.det, torch.Tensor.det)
+
+
+def watch_determinant(result: Any, matrix: Any) -> None:
+    """Have the node of `result`, the determinant of `matrix`, give the gradient that eager's gives."""
+    node = result.grad_fn if is_stand_in(result) else None
+    if node is not None and node.name() == "LinalgDetBackward0":
+        node.register_hook(functools.partial(_instead, matrix))
+
+
+def _instead(matrix: torch.Tensor, gradients: tuple[Any, ...], incoming: tuple[Any, ...]) -> Any:
+    """After the node has run: (the gradient,), or None to leave it as it is."""
+    if not torch.is_grad_enabled() or gradients[0] is None or incoming[0] is None:
+        return None
+    if matrix.shape[-1] == 1 or matrix.numel() == 0:
+        return None
+    det = _determinant(matrix)
+    singular = det.detach().abs() < 100.0 * torch.finfo(matrix.dtype).eps
+    try:
+        count = int(singular.sum().item())
+    except UnsupportedDataDependentError:
+        return None
+    if count == singular.numel():
+        return None
+    scaled = incoming[0] * det.conj()
+    if not count:
+        return (_of_regular(matrix, scaled),)
+    regular, part = singular.logical_not(), matrix[singular]
+    (of_part,) = torch.autograd.grad(_determinant(part), part, incoming[0][singular], create_graph=True)
+    whole = torch.empty_like(matrix).index_put((singular,), of_part)
+    return (whole.index_put((regular,), _of_regular(matrix[regular], scaled[regular])),)
+
+
+def _determinant(matrix: torch.Tensor) -> torch.Tensor:
+    det: torch.Tensor = torch.linalg.det(matrix)
+    watch_determinant(det, matrix)
+    return det
+
+
+def _of_regular(matrix: torch.Tensor, scaled: torch.Tensor) -> torch.Tensor:
+    right = torch.diag_embed(scaled.unsqueeze(-1).expand(matrix.shape[:-1])).mT
+    found: torch.Tensor = torch.linalg.solve(matrix.mH, right)
+    return found
+
+
+prim = torch.ops.prim

@@ -7,7 +7,7 @@ functional on the fly (see alias.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType
 from typing import Any
 
@@ -21,7 +21,10 @@ from ..._torch.settings import arithmetic
 from ..._torch.stand_ins import FakeRuns, is_stand_in, like_source
 from ..._torch.symbols import map_symbolic
 from ..._torch.tensors import base_of, is_symbolic_zero, is_view
-from ...errors import UnsupportedDataDependentError, UnsupportedOpError
+from ...errors import UnsupportedDataDependentError, UnsupportedOpError, UnsupportedSideEffectError
+from ...frontend.arrays import is_array, overlaps, tensor_over
+from ...frontend.lifted import StatePlace
+from ...frontend.reads import Reads
 from ...identity import IdSet
 from ...locks import bound
 from ...subclasses.spec import holds_tensors, is_wrapper
@@ -37,13 +40,12 @@ from ..kernels.plans import NO_KEYWORDS, PLAINER, PLAINER_BY_NAME, QUERIES, Plan
 from ..kernels.sparse import SparseGradients
 from ..tape.opinfo import OpInfo, op_info, returns_tensors, take_data
 from ..tape.origin import Origins, user_line
-from ..values.constants import evaluate
 from ..values.decisions import Decisions
+from ..values.prefix import evaluate
 from .backward_writes import BackwardWrites
 from .collectives import Collectives
 from .settings import ArithmeticSettings
 from .trace import Trace
-from .written_arrays import Borrowed
 
 _UNSAFE = {"inductor.resize_storage_bytes_.default"}  # known by name only once Inductor is imported
 
@@ -73,7 +75,7 @@ class Recorder(Trace, ThreadDispatchMode):
         self.decompositions = decompositions
         self.arithmetic = ArithmeticSettings(lambda: user_line(self.origins.here()))
         self.is_symbolic = fake_mode.shape_env is not None
-        self.phases: dict[int, torch.Tensor] = {}  # see formulas.py, by autograd sequence number
+        self.phases: dict[int, torch.Tensor] = {}  # see `_require` in plans.py, by autograd sequence number
         self.wrapper_leaves: IdSet[Any] = IdSet()  # the stand-ins of wrappers that are leaves and require grad
         self.reshaped: list[tuple[torch.Tensor, int, str]] = []  # see `check_reshaped`
         self.plans: dict[int, Plan] = {}
@@ -376,3 +378,54 @@ def run_for_real(trace: Trace, func: OpOverload, args: Any, kwargs: Any, error: 
     except UnsupportedDataDependentError:
         raise error from None
     return trace.bind_results(entry, trace.fakes_like(specs))
+
+
+# -------------------------------------------------------------------- constants over arrays
+# Writes to tensors over NumPy arrays that the function reaches by itself: each call must make them in the array.
+#
+# A tensor over the memory of such an array is a constant of the graph, which is right as long as the array holds what
+# it held; a write to one is not. As an argument the array is written to by each call.
+
+
+class ArraysWritten(UnsupportedSideEffectError):  # noqa: N818 - asks for another capture, with these as arguments
+    """The function writes to arrays, of which the first is called `array`. `places`: where they are, if they can be
+    arguments.
+    """
+
+    def __init__(self, name: str, array: str, places: tuple[StatePlace, ...]) -> None:
+        super().__init__(
+            f"`{name}` writes to a tensor over the array {array}, which a compiled call would not repeat. "
+            "Pass the array as an argument, or write to a copy (`torch.tensor(array)`)."
+        )
+        self.places = places
+
+
+class Borrowed:
+    """The constants of one run that are in memory of others: over arrays, bytes."""
+
+    def __init__(self) -> None:
+        self._constants: list[tuple[torch.Tensor, Value]] = []
+
+    def note(self, real: torch.Tensor, value: Value) -> None:
+        """`value` stands for a tensor that is `real` in each call."""
+        if real.layout is torch.strided and not real.untyped_storage().resizable():  # PyTorch has not allocated it
+            self._constants.append((real, value))
+
+    def check(self, name: str, reads: Reads) -> None:
+        """Raise where one was written to that is over an array older than the call, of which `reads` knows."""
+        written = [real for real, value in self._constants if value.storage.is_written]
+        if not written:
+            return
+        sites = [site for site in reads.places.values() if is_array(site.holder)]
+        found = [site for site in sites if any(overlaps(site.holder, (real.numpy(),)) for real in written)]
+        if found:
+            places = {place.identity: place for site in found for place in _places_of(site.holder, reads)}
+            raise ArraysWritten(name, found[0].name, tuple(places.values()))
+
+
+def _places_of(array: object, reads: Reads) -> Iterator[StatePlace]:
+    if tensor_over(array) is None:
+        return
+    for site in reads.places.values():
+        for key in site.keys_of(array):
+            yield StatePlace.of_site(site, key, is_array=True)

@@ -25,8 +25,8 @@ from ..kernels.sparse import SparseGradients
 from ..tape.opinfo import MAYBE_UNDEFINED, item_or_empty
 from ..tape.origin import Made, Origins, user_line
 from ..tape.tape import Entry, Tape
-from ..values.constants import evaluate_entry, is_constant
 from ..values.decisions import Decisions
+from ..values.prefix import evaluate_entry, is_constant
 
 aten = torch.ops.aten
 _NO_SPEC = TensorSpec((0,), (1,), torch.float32, torch.device("cpu"))

@@ -7,11 +7,15 @@ values), so the graph is built once, at the end, from the entries that matter.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
+from ..._torch.nested import frozen
+from ..._torch.symbols import SYMBOLIC, is_symbolic, symbol_made
 from ...graph.collectives import Collective
 from ...graph.meta import TensorSpec
 from ...graph.python_calls import call_of
@@ -37,7 +41,7 @@ class Entry:
     has_effect: bool = False
     recompute: Any = None
     constant: Any = None  # the real tensor, when this is a constant
-    value: Any = None  # its value, once evaluated ahead of time (see constants.py)
+    value: Any = None  # its value, once evaluated ahead of time (see `evaluate_entry`)
 
     @property
     def is_collective(self) -> bool:
@@ -150,3 +154,156 @@ class SharedClosureFound(CaptureAgain):
     def __init__(self, *found: tuple[torch.Tensor, Any]) -> None:
         super().__init__("a closed-over tensor is an input, or shares memory with one")
         self.found = found
+
+
+# -------------------------------------------------------------------- value numbers
+# Value numbers: equal for entries of a tape, or nodes of a graph made from it, that hold the same value.
+#
+# A tape has no mutation, so the same operator on the same values gives the same value (Cocke's value numbering, in one
+# pass). Random operators are each a value of their own. Transposes of transposes are one: compilers rewrite those, and
+# the values that their graphs save are to be found again.
+
+
+class Numbering:
+    """Numbers of the entries of `tape`; call `extend` after entries were added."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self.first: list[Entry] = []  # by number: the entry it was first seen at
+        self._positions: list[int] = []  # by number: where on the tape that is
+        self._by_key: dict[Any, int] = {}
+        self._by_entry: dict[Entry, int] = {}
+        self._orders: dict[int, tuple[int, tuple[int, ...]]] = {}  # by number of a transpose: of what, and how
+        self._done = 0
+
+    def extend(self) -> None:
+        entries = self.tape.entries
+        for position in range(self._done, len(entries)):
+            entry = entries[position]
+            number = self._number(entry)
+            if number == len(self.first):
+                self.first.append(entry)
+                self._positions.append(position)
+            self._by_entry[entry] = number
+        self._done = len(entries)
+
+    def renumber(self, entry: Entry) -> None:
+        """The number of an entry whose operator was changed since it was last numbered; nobody uses it yet."""
+        number = self._number(entry)
+        if number == len(self.first):
+            self.first.append(entry)
+            self._positions.append(next(i for i in reversed(range(self._done)) if self.tape.entries[i] is entry))
+        self._by_entry[entry] = number
+
+    def _number(self, entry: Entry) -> int:
+        """The entry's number; that of the next new value, if it is one."""
+        found = self._permuted(entry.target, entry.args, self._by_entry)
+        if found is None:
+            return self._by_key.setdefault(_entry_key(entry, self._by_entry), len(self.first))
+        base, order = found
+        if order == tuple(range(len(order))):
+            return base
+        number = self._by_key.setdefault(found, len(self.first))
+        self._orders[number] = found
+        return number
+
+    def _permuted(self, target: Any, args: Sequence[Any], numbers: Any) -> tuple[int, tuple[int, ...]] | None:
+        """For a transpose: the number of the value, itself none, that it is one of, and the order of dimensions."""
+        if target not in _PERMUTES:
+            return None
+        argument: Entry | fx.Node = args[0]
+        spec = argument.spec if isinstance(argument, Entry) else dict.get(argument.meta, "spec")
+        if not isinstance(spec, TensorSpec):
+            return None
+        order = _order(target, args, len(spec.shape))
+        number = numbers[argument]
+        base, before = self._orders.get(number, (number, None))
+        return base, order if before is None else tuple(before[i] for i in order)
+
+    def of(self, entry: Entry) -> int:
+        return self._by_entry[entry]
+
+    def key(self, args: Any) -> Any:
+        """Something hashable, equal for arguments of the same values."""
+        return _key(args, self._by_entry)
+
+    def position(self, number: int) -> int:
+        """Where on the tape a value was first made."""
+        return self._positions[number]
+
+    def of_nodes(
+        self, module: fx.GraphModule, primals: Sequence[Entry], random: Mapping[str, Entry]
+    ) -> dict[fx.Node, int]:
+        """The numbers of a module's nodes, where they have one. `primals`: what its placeholders are, in order;
+        `random`: entries by the name of the node that was made of them.
+        """
+        numbers: dict[fx.Node, int] = {}
+        placeholders = iter(primals)
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                number = self._by_entry.get(next(placeholders))  # sizes are not on the tape
+            elif node.op == "get_attr":
+                number = self._by_key.get(("constant", id(getattr(module, node.target, None))))
+            elif node.op == "call_function":
+                number = self._of_call(node, numbers, random)
+            else:
+                continue
+            if number is not None:
+                numbers[node] = number
+        return numbers
+
+    def _of_call(self, node: fx.Node, numbers: Mapping[fx.Node, int], random: Mapping[str, Entry]) -> int | None:
+        entry = random.get(node.name)
+        if entry is not None and entry.has_effect and entry.target is node.target:
+            return self.of(entry)
+        try:
+            found = self._permuted(node.target, node.args, numbers)
+            if found is not None:
+                return found[0] if found[1] == tuple(range(len(found[1]))) else self._by_key.get(found)
+            return self._by_key.get((node.target, _key(node.args, numbers), _key(node.kwargs, numbers)))
+        except KeyError:
+            return None  # made from something that is not on the tape
+
+
+_PERMUTES = {torch.ops.aten.t.default, torch.ops.aten.transpose.int, torch.ops.aten.permute.default}
+
+
+def _order(target: Any, args: Sequence[Any], rank: int) -> tuple[int, ...]:
+    """Which dimension of its argument each dimension of a transpose is."""
+    dims = list(range(rank))
+    if target is torch.ops.aten.permute.default:
+        return tuple(dims[i] for i in args[1])
+    first, second = args[1:3] if target is torch.ops.aten.transpose.int else (0, -1)
+    if rank:
+        dims[first], dims[second] = dims[second], dims[first]
+    return tuple(dims)
+
+
+def _entry_key(entry: Entry, numbers: Mapping[Entry, int]) -> Any:
+    if entry.constant is not None:
+        return "constant", id(entry.constant)
+    if entry.target is None or entry.has_effect:
+        return "own", entry
+    return entry.target, _key(entry.args, numbers), _key(entry.kwargs, numbers)
+
+
+def _key(arguments: Any, numbers: Any) -> Any:
+    """Something hashable, equal for equal arguments; entries and nodes become their numbers."""
+    return frozen(arguments, (Entry, fx.Node, *SYMBOLIC), functools.partial(_named, numbers))
+
+
+def _named(numbers: Any, value: Any) -> Any:
+    if isinstance(value, fx.Node):
+        # A size that an operator found is on the tape too; what is computed with it names the size.
+        size = dict.get(value.meta, "val") if dict.get(value.meta, "spec") is None else None
+        if size is None and value not in numbers:
+            size = value.meta.get("val")
+        if isinstance(size, torch.SymInt) or (is_symbolic(size) and value not in numbers):
+            return _size(size)
+    return _size(value) if is_symbolic(value) else ("#", numbers[value])
+
+
+def _size(number: Any) -> Any:
+    expression = number.node.expr if isinstance(number, torch.SymInt) else symbol_made(number)
+    # A size that was found to be one number: the graph has that.
+    return (int, int(expression)) if expression.is_Integer else ("size", expression)

@@ -23,8 +23,7 @@ from ...frontend.libraries import is_outside
 from ...frontend.lifted import Draw
 from ...frontend.opaque import DATES, DRAWN, NAMES_OF, is_generator_of_numpy
 from ...locks import InPlace, Replacements, bound
-from .drawn_arrays import from_numpy
-from .draws import Draws
+from .draws import Draws, from_numpy
 
 _OF_NUMPY = (
     "permutation choice dirichlet multivariate_normal standard_gamma chisquare geometric "

@@ -18,9 +18,10 @@ from ..._torch.generators import drawing_from
 from ..._torch.nested import leaves
 from ..._torch.ops import OpOverload
 from ..._torch.stand_ins import is_stand_in
-from ..._torch.symbols import concrete, map_symbolic
+from ..._torch.symbols import concrete, has_symbolic, map_symbolic
 from ...graph.effects import CheckFailed
 from ...graph.meta import TensorSpec
+from ..heap.recording import Recording
 from ..tape.tape import Entry, Tape, entries_in, map_entries
 
 if TYPE_CHECKING:
@@ -79,23 +80,14 @@ class Prefix:
         return None
 
     def _run(self, entry: Entry) -> Any:
-        values = self.values
-        stack: list[tuple[Entry, bool]] = [(entry, False)]
-        while stack:
-            current, ready = stack.pop()
-            if current in values:
-                continue
-            found = None if ready else self.known(current)
-            if found is not None:
-                values[current] = found
-            elif ready:
-                values[current] = self._call(current)
-            elif current.target is None:
-                values[current] = self._leaf(current)
-            else:
-                stack.append((current, True))
-                stack.extend((e, False) for e in (*entries_in(current.args), *entries_in(current.kwargs)))
-        return values[entry]
+        for current in _to_run(entry, self._is_there):
+            self.values[current] = self._leaf(current) if current.target is None else self._call(current)
+        return self.values[entry]
+
+    def _is_there(self, entry: Entry) -> bool:
+        if entry not in self.values and (found := self.known(entry)) is not None:
+            self.values[entry] = found
+        return entry in self.values
 
     def _leaf(self, entry: Entry) -> torch.Tensor:
         if entry.constant is not None:
@@ -154,6 +146,22 @@ class Prefix:
         return self.values[entry]
 
 
+def _to_run(entry: Entry, is_there: Callable[[Entry], bool]) -> list[Entry]:
+    """The entry and what it needs, in order, but for values that are there."""
+    order: list[Entry] = []
+    seen: set[Entry] = set()
+    stack: list[tuple[Entry, bool]] = [(entry, False)]
+    while stack:
+        current, ready = stack.pop()
+        if ready:
+            order.append(current)
+        elif current not in seen and not is_there(current):
+            seen.add(current)
+            stack.append((current, True))
+            stack.extend((e, False) for e in (*entries_in(current.args), *entries_in(current.kwargs)))
+    return order
+
+
 def generators_drawn_from(entries: list[Entry]) -> tuple[torch.Generator, ...]:
     """The generators that the random operators among `entries` move."""
     drawing = (entry for entry in entries if entry.has_effect and not entry.is_collective)
@@ -167,3 +175,60 @@ def _generators(entry: Entry) -> list[torch.Generator]:
         return given
     devices = dict.fromkeys(spec.device for spec in leaves(entry.spec) if isinstance(spec, TensorSpec))
     return [default_generator(device) for device in devices]
+
+
+# -------------------------------------------------------------------- constants
+# Values that depend on no input: computed while capturing when the program asks for them.
+#
+# A mask built from `torch.arange`, a number read out of a configuration tensor: the entries they need are run for
+# real, on demand, and remembered.
+
+
+_LIMIT_BYTES = 1 << 28
+
+
+def evaluate(recorder: Recording, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """(True, result of `func`) when none of its arguments depends on an input or a random number."""
+    entry_args = recorder.to_entries(args)
+    entry_kwargs = recorder.to_entries(kwargs)
+    for entry in (*entries_in(entry_args), *entries_in(entry_kwargs)):
+        if not is_constant(entry):
+            return False, None
+    with torch.no_grad():
+        real_args = map_entries(entry_args, evaluate_entry)
+        real_kwargs = map_entries(entry_kwargs, evaluate_entry)
+        return True, func(*real_args, **real_kwargs)
+
+
+def is_constant(entry: Entry) -> bool:
+    """Whether the value of an entry depends on no input and no random number."""
+    seen: set[Entry] = set()
+    stack = [entry]
+    while stack:
+        entry = stack.pop()
+        if entry in seen or entry.value is not None:
+            continue
+        seen.add(entry)
+        if entry.target is None or entry.has_effect or not _has_few_bytes(entry.spec):
+            return False
+        if has_symbolic(entry.args) or has_symbolic(entry.kwargs):
+            return False  # another length, another value
+        stack.extend(entries_in(entry.args))
+        stack.extend(entries_in(entry.kwargs))
+    return True
+
+
+def _has_few_bytes(spec: Any) -> bool:
+    if isinstance(spec, tuple):  # of several results, one of which may be a list
+        return all(map(_has_few_bytes, spec))
+    return spec is None or (type(spec.nbytes) is int and spec.nbytes <= _LIMIT_BYTES)
+
+
+def evaluate_entry(entry: Entry) -> Any:
+    """The real value of an entry that `evaluate` found to be constant."""
+    for current in _to_run(entry, lambda e: e.value is not None):
+        assert current.target is not None
+        args = map_entries(current.args, lambda e: e.value)
+        kwargs = map_entries(current.kwargs, lambda e: e.value)
+        current.value = current.target(*args, **kwargs)
+    return entry.value
