@@ -1,4 +1,4 @@
-"""Programs in processes of their own that start warm: forked from one which has imported PyTorch and foregrad.
+"""Programs in processes of their own that start warm: forked from one that has imported PyTorch and foregrad.
 
 To import them takes a process longer than most of these programs run. Not for tests of what a fresh process does.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -32,6 +33,7 @@ _IMPORTED = (
     "foregrad.aot",
     "foregrad.dispatch.dispatcher",
     "foregrad.tracing.capture",
+    "torch._dynamo.convert_frame",  # by every capture
 )
 _servers: dict[int, subprocess.Popen[str]] = {}  # by the process that started them
 _asking = threading.RLock()
@@ -119,6 +121,8 @@ def _serve() -> dict[str, Any] | None:
     """Answer requests until there are no more: None. In each child: what to run."""
     for name in _IMPORTED:
         importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # collections in the children look at what they make, and copy no page of what was imported
     children: dict[int, int | None] = {}
     for line in iter(sys.stdin.readline, ""):
         request = json.loads(line)

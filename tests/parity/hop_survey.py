@@ -8,6 +8,7 @@ refused by name. Each runs in a process of its own, which is to end as it should
 from __future__ import annotations
 
 import argparse
+import gc
 import multiprocessing
 import os
 import re
@@ -153,6 +154,8 @@ def _import_what_captures_do(doors: Any, backend: str) -> None:
     for door in doors:
         compiled(lambda x: x.sin() + 1, door, backend)(torch.ones(2))
     torch._dynamo.reset()
+    gc.collect()
+    gc.freeze()  # a child's collections look at what it makes
 
 
 def in_a_process(case: Any, door: str, backend: str) -> str:

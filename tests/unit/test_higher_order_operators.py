@@ -11,7 +11,7 @@ import sys
 import pytest
 
 PROGRAM = """
-import json, os, sys, traceback
+import gc, json, os, sys, traceback
 import torch, foregrad
 import torch._inductor.inductor_prims
 from torch._higher_order_ops.associative_scan import associative_scan
@@ -94,6 +94,8 @@ torch.compile(lambda x: x.sin(), backend="foregrad", options={"backend": "eager"
 torch._dynamo.reset()
 import torch._inductor.decomposition
 
+gc.collect()
+gc.freeze()  # a child's collections look at what it makes
 print(json.dumps([in_a_child(*case) for case in json.loads(sys.argv[1])]))
 """
 
