@@ -109,6 +109,14 @@ def guards_of_dynamo_are_not_timed():
         torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
 
 
+@pytest.fixture(autouse=True, scope="session")
+def frozen_objects_are_counted_once():
+    """Captures ask, every so often, whether many are: here they are, and to count them takes a twentieth of a second."""
+    from foregrad.tracing.tape import collection
+
+    collection._frozen, collection._ASKS_FOR_ONE = True, 1 << 60
+
+
 @pytest.fixture(autouse=True, scope="module")
 def old_objects_are_left_alone():
     """Collections look at what the tests of one file make: 12,000 tests and their imports are a second each time."""

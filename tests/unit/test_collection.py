@@ -20,6 +20,7 @@ class _Node:
 @pytest.fixture(autouse=True)
 def nothing_is_frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(collection, "_ASKS_FOR_ONE", 1)
+    monkeypatch.setattr(collection, "_frozen", collection._frozen)
     gc.unfreeze()  # as the run of tests does
     gc.collect()
     yield
