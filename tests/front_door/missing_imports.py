@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import sys
 import types
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
+PATH = re.compile(r"\btorch(?:\.\w+)+")  # as code writes it, on one line
 COMPILES = ("torch._inductor", "torch._decomp", "torch._refs", "torch._prims", "torch._subclasses", "torch.fx")
 # In code that does not run before something else has imported them.
 IMPORTED_BEFORE = {
@@ -41,11 +43,14 @@ def in_torch() -> list[str]:
 
 
 def missing(file: Path, names: dict[str, object]) -> Iterator[str]:
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+    text = file.read_text(encoding="utf-8")
+    if names.get("torch") is not torch or not any(first_missing(found.split(".")) for found in set(PATH.findall(text))):
+        return  # most files, before they are parsed: seconds
+    tree = ast.parse(text)
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     for node in ast.walk(tree):
         path = path_of(node)
-        if path[:1] == ["torch"] and names.get("torch") is torch:
+        if path[:1] == ["torch"]:
             submodule = first_missing(path)
             if submodule and submodule not in IMPORTED_BEFORE and not is_imported_for(node, submodule, parents):
                 yield f"{submodule}: {file}:{node.lineno}"
@@ -77,7 +82,7 @@ def first_missing(path: list[str]) -> str:
 def is_submodule(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):
+    except (ImportError, TypeError, ValueError):  # `torch.classes` says of each name that it is there
         return False
 
 
