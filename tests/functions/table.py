@@ -29,12 +29,14 @@ def tensors_in(value):
     return []
 
 
-def outcome(make, compiled, *, order=1):
-    """Two calls of a program: results, gradients of this order, what is in its leaves, the generator; or the error."""
+def outcome(make, compiled, *, orders=(1, 1)):
+    """Calls of a program, for gradients of these orders: results, gradients, what is in its leaves, the generator; or the
+    error.
+    """
     torch.manual_seed(1)
     function, inputs, more = make()
     call, leaves = compiled(function), [*inputs, *more]
-    return [_one_call(call, inputs, leaves, order) for _ in range(2)]
+    return [_one_call(call, inputs, leaves, order) for order in orders]
 
 
 def _one_call(call, inputs, leaves, order):

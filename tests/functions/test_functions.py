@@ -49,36 +49,24 @@ def fresh_dynamo():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in REFUSED | TOLD_OF_RESULTS])
-def test_directly(name):
-    make = PROGRAMS[name]
-    assert difference(outcome(make, lambda f: f), outcome(make, directly)) is None
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in NOT_IN_THE_GRAPH | ANSWERS])
-def test_through_torch_compile(name):
-    make, compiled = PROGRAMS[name], or_eager if name in LOSES_MARK else through_torch_compile
-    assert difference(outcome(make, lambda f: f), outcome(make, compiled)) is None
-
-
+# By one compiled function, after its first call and again from what it has compiled by then.
+BOTH = (1, 2, 1, 2)
 # Dynamo takes the gradient within `torch.func.vjp` as one that is not to be differentiated.
 FIRST_ONLY = {"func_vjp_inside"}
 
 
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in REFUSED | TOLD_OF_RESULTS | ANSWERS])
-def test_second_derivatives_directly(name):
-    make = PROGRAMS[name]
-    assert difference(outcome(make, lambda f: f, order=2), outcome(make, directly, order=2)) is None
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in REFUSED | TOLD_OF_RESULTS])
+def test_first_and_second_derivatives_directly(name):
+    make, orders = PROGRAMS[name], (1, 1) if name in ANSWERS else BOTH
+    assert difference(outcome(make, lambda f: f, orders=orders), outcome(make, directly, orders=orders)) is None
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "name", [name for name in PROGRAMS if name not in REFUSED | NOT_IN_THE_GRAPH | ANSWERS | FIRST_ONLY]
-)
-def test_second_derivatives_through_torch_compile(name):
-    make, compiled = PROGRAMS[name], or_eager if name in LOSES_MARK else through_torch_compile
-    assert difference(outcome(make, lambda f: f, order=2), outcome(make, compiled, order=2)) is None
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in NOT_IN_THE_GRAPH | ANSWERS])
+def test_first_and_second_derivatives_through_torch_compile(name):
+    make, orders = PROGRAMS[name], (1, 1) if name in REFUSED | FIRST_ONLY else BOTH
+    compiled = or_eager if name in LOSES_MARK else through_torch_compile
+    assert difference(outcome(make, lambda f: f, orders=orders), outcome(make, compiled, orders=orders)) is None
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
