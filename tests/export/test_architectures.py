@@ -12,6 +12,7 @@ import sys
 import pytest
 
 import foregrad
+from tests import forked
 from tests.export.architectures import ARCHITECTURES
 
 HERE = pathlib.Path(__file__).parent
@@ -39,7 +40,8 @@ MODELS = ["zoo:gpt2", "zoo:bert", "zoo:llama"] if importlib.util.find_spec("tran
 def reports(tmp_path_factory):
     """By name, what the second process says of each."""
     folder, names = tmp_path_factory.mktemp("saved"), [*ARCHITECTURES, *MODELS]
-    run(["-m", "tests.export.save_models", folder, *names], os.pathsep.join([SOURCE, str(HERE.parents[1])]), folder)
+    saved = forked.run("tests.export.save_models", str(folder), *names)
+    assert saved.returncode == 0, saved.stderr[-3000:]
     said = run([HERE / "load_models.py", folder], SOURCE, folder)
     found = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     assert sorted(report["name"] for report in found) == sorted(names)

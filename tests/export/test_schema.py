@@ -120,10 +120,10 @@ print(sums)
 
 
 @pytest.mark.slow
-def test_the_same_bytes_in_every_process():
-    """Whatever the seed of hashes: constants, symbolic sizes, tied weights, derivatives."""
-    said = {run(EXPORTS, PYTHONHASHSEED=seed) for seed in ("0", "2718")}
-    assert len(said) == 1
+def test_the_same_bytes_in_every_process(capsys):
+    """Whatever the seed of hashes, a random one here: constants, symbolic sizes, tied weights, derivatives."""
+    exec(EXPORTS, {})
+    assert capsys.readouterr().out == run(EXPORTS, PYTHONHASHSEED="2718")
 
 
 def test_the_file_is_json_and_safetensors():
