@@ -447,7 +447,7 @@ def made_up(seed):
     return f
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", range(40))
 def test_programs_made_up_are_bitwise_as_eager(seed):
     assert_same(made_up(seed), x())
 
@@ -523,20 +523,20 @@ def compiled_graphs(monkeypatch):
 
 
 @needs_compiler
-@pytest.mark.parametrize("regions", [True, "auto"])
-def test_inductor_compiles_a_region_once(regions, compiled_graphs):
+def test_inductor_compiles_a_region_once(compiled_graphs):
     model, given = stack_of(0.0), torch.randn(16, 8)
     expected = step(model, model, given)
     whole = step(model, foregrad.compile(model, backend="inductor", regions=False), given)
     sizes = sum(compiled_graphs)
-    compiled_graphs.clear()
-    call = foregrad.compile(model, backend="inductor", regions=regions)
-    for _ in range(2):
-        actual = step(model, call, given)
-    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(actual, whole, atol=1e-6, rtol=1e-5)
-    assert sum(compiled_graphs) < sizes / 2
-    assert len(compiled_graphs) <= 8
+    for regions in (True, "auto"):
+        compiled_graphs.clear()
+        call = foregrad.compile(model, backend="inductor", regions=regions)
+        for _ in range(2):
+            actual = step(model, call, given)
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(actual, whole, atol=1e-6, rtol=1e-5)
+        assert sum(compiled_graphs) < sizes / 2
+        assert len(compiled_graphs) <= 8
 
 
 @needs_compiler
@@ -614,14 +614,6 @@ def test_inductor_in_inference_and_with_results_that_are_views():
     torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
     assert [value.stride() for value in out] == [value.stride() for value in expected]
     assert all(a.data_ptr() == b.data_ptr() for a, b in zip(out[:18:2], out[1:18:2], strict=True))
-
-
-@needs_compiler
-def test_behind_dynamo():
-    model, given = stack_of(0.0), torch.randn(16, 8)
-    expected = step(model, model, given)
-    call = torch.compile(model, backend="foregrad", options={"backend": "inductor", "regions": True})
-    torch.testing.assert_close(step(model, call, given), expected, atol=1e-5, rtol=1e-4)
 
 
 def test_other_values_are_refused():

@@ -245,9 +245,9 @@ def test_eight_processes_read_write_and_clear_at_once(tmp_path):
 
 
 def test_killed_at_any_moment_it_leaves_no_torn_entry(tmp_path):
-    """A hundred times a writer is killed at a random moment, and what it left is read by the next one and here."""
+    """Fifty times a writer is killed at a random moment, and what it left is read by the next one and here."""
     folder = str(tmp_path / "cache")
-    store, chance, rounds, read = Store(folder, 1 << 30), random.Random(0), 100, 0
+    store, chance, rounds, read = Store(folder, 1 << 30), random.Random(0), 50, 0
     for _ in range(rounds):
         process = forked.start("tests.cache.writing", [folder], os.devnull)
         time.sleep(chance.uniform(0.001, 0.03))

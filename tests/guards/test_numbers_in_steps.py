@@ -111,11 +111,16 @@ def check(optimizer, scheduler, foreach, *, inside, most=2, steps=12, settled=7)
     assert graphs[-1] == graphs[settled]
 
 
-@pytest.mark.parametrize("foreach", [True, False])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+ONE_WAY = {"Adafactor", "Muon"}  # no `foreach` in them
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "foreach"),
+    [(name, way) for name in OPTIMIZERS for way in (True, False) if way or name not in ONE_WAY],
+)
 def test_every_optimizer_with_a_scheduler_inside(optimizer, foreach):
     ways = 2 if optimizer == "RAdam" else 1  # it takes another in its first five steps
-    check(optimizer, "cosine", foreach, inside=True, most=1 + ways, steps=50)
+    check(optimizer, "cosine", foreach, inside=True, most=1 + ways)
 
 
 def with_an_optimizer(schedulers):

@@ -7,7 +7,7 @@ import pytest
 from tests import forked
 
 
-@pytest.mark.parametrize(("kind", "count"), [("draws", 2), ("forks", 8), ("calls", 25), ("interrupts", 12)])
+@pytest.mark.parametrize(("kind", "count"), [("draws", 2), ("forks", 4), ("calls", 12), ("interrupts", 6)])
 def test_a_few(kind, count):
     """In a process of its own: it may hang, and is interrupted."""
     done = forked.run("tests.guards.stress", kind, "--count", str(count))

@@ -91,9 +91,9 @@ def test_a_training_step_with_dropout_is_eagers(name):
     assert_trains_like_eager(entry, entry.build(attention_of(name), dropout=0.2), default_compile)
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", ["gpt2", "t5", "mixtral", "resnet"])
 def test_a_training_step_through_aot_module_is_eagers(name):
-    """With PyTorch's attention, and no dropout."""
+    """With PyTorch's attention, and no dropout: tied weights, an encoder and a decoder, experts, buffers."""
     entry = ZOO[name]
     assert_trains_like_eager(entry, entry.build(attention_of(name)), through_aot_module)
 

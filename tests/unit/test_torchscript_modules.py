@@ -190,12 +190,12 @@ FAILING_IN_EAGER = [("frozen", "attends"), ("frozen_trace", "writes")]
 
 
 USES = [("itself", False), ("closure", True), ("part", False), ("argument", True)]
-# Each kind of each model in one use, each scripted and each loaded model in all of them.
+# Each kind of each model in one use, each scripted model in all of them.
 TRAINED = [
     (kind, model, *use)
     for number, kind in enumerate(KINDS)
     for at, model in enumerate(MODELS, number)
-    for use in (USES if kind in ("scripted", "loaded_trace") else [USES[at % len(USES)]])
+    for use in (USES if kind == "scripted" else [USES[at % len(USES)]])
 ]
 
 
