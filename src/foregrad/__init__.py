@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .aot_export import GraphSignature, aot_export_joint_simple, aot_export_module
     from .api import capture, compile, explain_recompiles, pareto, partition  # noqa: A004
     from .artifacts.artifact import Artifact, export, load
-    from .artifacts.attributes import check_attribute_assignment
+    from .artifacts.capture import check_attribute_assignment
     from .backends.boxed import make_boxed_compiler, make_boxed_func, nop
     from .backends.registry import get_backend, list_backends, register_backend
     from .composite import hessian_vector_product, value_and_grad
@@ -136,7 +136,7 @@ _HOMES = {
     "aot_export": "GraphSignature aot_export_joint_simple aot_export_module",
     "api": "capture compile explain_recompiles pareto partition",
     "artifacts.artifact": "Artifact export load",
-    "artifacts.attributes": "check_attribute_assignment",
+    "artifacts.capture": "check_attribute_assignment",
     "backends.boxed": "make_boxed_compiler make_boxed_func nop",
     "backends.registry": "get_backend list_backends register_backend",
     "composite": "hessian_vector_product value_and_grad",

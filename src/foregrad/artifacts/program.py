@@ -21,8 +21,7 @@ from ..graph.signature import Signature
 from ..serialize.graphs import graph_from, graph_to
 from ..serialize.values import Reader, Writer, checked
 from ..tracing.derivatives.resumable_trace import ValueRef
-from .containers import tree_from, tree_to
-from .records import record_from, record_to
+from .records import record_from, record_to, tree_from, tree_to
 from .validate import check_derivative, check_partitioned
 
 _DEEPEST = 8  # orders of derivatives

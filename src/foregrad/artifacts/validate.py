@@ -34,7 +34,7 @@ from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.partitioned import Partitioned
 from ..graph.signature import BaseOf, Handle, MemoryOf, Signature
-from ..serialize.operators import is_check, is_view
+from ..serialize.values import is_check, is_view
 from ..tracing.derivatives.resumable_trace import ValueRef
 
 

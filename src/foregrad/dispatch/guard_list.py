@@ -1,7 +1,7 @@
 """Guards as data: the conditions under which a graph is right for a call, in the order in which calls are tested.
 
 A `GuardList` is made once for each graph: by `guards.CallGuards` from a call and its capture, or by
-`artifacts.guards.StoredGuards` from a specialization of an artifact. Its steps are lines, which bind variables, and
+`artifacts.module.StoredGuards` from a specialization of an artifact. Its steps are lines, which bind variables, and
 guards:
 
     Guard(test, name, expected, now)
