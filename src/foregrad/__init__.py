@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from .backends.boxed import make_boxed_compiler, make_boxed_func, nop
     from .backends.registry import get_backend, list_backends, register_backend
     from .composite import hessian_vector_product, value_and_grad
-    from .dispatch.naming import (
+    from .dispatch.compilers import (
         get_aot_compilation_context,
         get_aot_graph_name,
         get_graph_being_compiled,
         set_model_name,
     )
-    from .dispatch.shapes import mark_dynamic
+    from .dispatch.varying import mark_dynamic
     from .dynamo import (
         AotAutograd,
         aot_autograd,
@@ -140,8 +140,8 @@ _HOMES = {
     "backends.boxed": "make_boxed_compiler make_boxed_func nop",
     "backends.registry": "get_backend list_backends register_backend",
     "composite": "hessian_vector_product value_and_grad",
-    "dispatch.naming": "get_aot_compilation_context get_aot_graph_name get_graph_being_compiled set_model_name",
-    "dispatch.shapes": "mark_dynamic",
+    "dispatch.compilers": "get_aot_compilation_context get_aot_graph_name get_graph_being_compiled set_model_name",
+    "dispatch.varying": "mark_dynamic",
     "dynamo": "AotAutograd aot_autograd device_from_inputs dtype_from_inputs fake_tensor_unsupported",
     "explanation.collect": "explain",
     "explanation.text": "Explanation",

@@ -38,8 +38,8 @@ from .api import pipeline_for
 from .backends.boxed import nop
 from .config import config
 from .dispatch.dispatcher import Dispatcher
+from .dispatch.explain import Once
 from .dispatch.pipeline import Pipeline
-from .dispatch.refusals import Once
 from .errors import BackendError, UnsupportedError
 from .frontend.call import flatten_call
 from .frontend.tree import flatten

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import foregrad
-from foregrad.dispatch.refusals import Once
+from foregrad.dispatch.explain import Once
 from foregrad.errors import UnsupportedSideEffectError
 from tests.dynamo.installed import make_known
 from tests.functions import programs_identity, programs_marked, programs_once, programs_saved, programs_solvers

@@ -38,7 +38,7 @@ from .._torch import engine
 from .._torch.guards import count_function_modes, current_device, is_inference
 from .._torch.symbols import is_symbolic
 from .._torch.tensors import storage_key
-from ..dispatch.constants import is_constant
+from ..dispatch.conditions import is_constant
 from ..dispatch.guard_list import STATE, Facts, Guard, GuardMaker, Words, state_difference
 from ..frontend.tree import Tree
 from ..graph.signature import BaseOf, InputInfo, MemoryOf

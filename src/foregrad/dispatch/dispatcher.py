@@ -24,16 +24,14 @@ from ..locks import Turn
 from ..subclasses.spec import GradientKindError
 from ..tracing.recorder.recorder import ArraysWritten
 from ..tracing.values.draws import ArrayNeeded, DrawsFound
-from .explain import Difference, Recompile, Recompiles, is_float_text
-from .fallbacks import MOST_IN_A_ROW, Fallbacks
-from .graphs import Graphs, Paths, Specialization
+from .explain import Difference, Once, Recompile, Recompiles, is_float_text
+from .fallbacks import MOST_IN_A_ROW, Fallbacks, Refusals
+from .graphs import Graphs, Paths, Specialization, Specializer
 from .guard_list import MISS
 from .pipeline import Pipeline
-from .refusals import Once, Refusals
-from .shapes import SizesSeen, numbers_read
-from .specializer import Specializer
 from .stateful import only_written_by, render_stateful, state_that_varies
 from .transformed import Transformed
+from .varying import SizesSeen, numbers_read
 
 # -------------------------------------------------------------------- forms
 # The forms of a function: other functions that take calls which its own graphs can't serve.

@@ -1,13 +1,23 @@
-"""Reports of why a function was compiled again, and of calls that ran eagerly."""
+"""What people are told: why a function was compiled again, which calls of it ran eagerly, and why."""
 
 from __future__ import annotations
 
 import dataclasses
+import linecache
+import os
 import re
+import sys
+import sysconfig
 import time
+import traceback
+import types
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
+from ..errors import ForegradError, ForegradWarning
 from ..graph.signature import DecisionInfo
 
 
@@ -155,3 +165,87 @@ def decided(decisions: Sequence[DecisionInfo]) -> Difference:
     lines = list(dict.fromkeys(decision.where for decision in decisions))
     shown = "; ".join(lines[:3]) + ("; ..." if len(lines) > 3 else "")
     return Difference(f"a value read at {shown}", "one", "another")
+
+
+# ------------------------------------------------------------------------------------------ refusals
+# The reason why a call can't be compiled, as text, and the warning.
+
+
+_FOREGRAD = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_FOLDERS = {sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib", "stdlib", "platstdlib")}
+_LIBRARIES = (_FOREGRAD, _TORCH, *_FOLDERS, "<foregrad", "<frozen", "<eval_with_key")
+
+
+class Once:
+    """Gives the one warning of a function and its forms."""
+
+    def __init__(self) -> None:
+        self.has_warned = False
+
+    def warn(self, message: str) -> None:
+        """Warn at the line of the user's program that is being run, once."""
+        if not self.has_warned:
+            self.has_warned = True
+            warn_user(message)
+
+
+def reason_of(function: Callable[..., Any], name: str, error: BaseException) -> str:
+    """The reason for people: the error's message, with the user's line if the message has none."""
+    text = str(error).strip() or type(error).__name__
+    if not isinstance(error, ForegradError):
+        summary = f"{type(error).__name__}: {text.splitlines()[0]}"
+        text = f"`{name}` runs eagerly and can't be captured: {_cause_of(error)} (it raised {_shortened(summary)})."
+        text += " Make that part a foregrad.eager_region, so that the rest is compiled."
+    line = _line_of(error) or _definition(function)
+    if line and line.partition(" in ")[0] not in text:
+        text += f" ({line})"
+    return text
+
+
+def _cause_of(error: BaseException) -> str:
+    """Why a call that eager runs can't be captured, told by the code that raised an error that is not ours."""
+    *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
+    file = innermost.f_code.co_filename
+    if file.startswith(_FOREGRAD) and isinstance(error, (LookupError, AttributeError, TypeError, AssertionError)):
+        return "foregrad fails where eager does not; that is a fault, please report it"
+    if file.startswith((_TORCH, _FOREGRAD)):
+        return "PyTorch refuses this for the tensors of a capture, which have neither values nor memory"
+    return "the code there does not take the tensors of a capture, which have neither values nor memory"
+
+
+def _shortened(text: str) -> str:
+    text = re.split(r"(?<!e\.g)\. (?=[A-Z])", text)[0].rstrip(".")
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+def _line_of(error: BaseException) -> str:
+    """The innermost line of the user's program, of no library, that an exception went through."""
+    innermost, trace = None, error.__traceback__
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_LIBRARIES):
+            innermost = trace
+        trace = trace.tb_next
+    if innermost is None:
+        return ""
+    code = innermost.tb_frame.f_code
+    source = linecache.getline(code.co_filename, innermost.tb_lineno).strip()
+    return f"{code.co_filename}:{innermost.tb_lineno} in {code.co_name}" + (f": {source}" if source else "")
+
+
+def _definition(function: Any) -> str:
+    while not isinstance(function, (types.FunctionType, type(None))):
+        function = getattr(function, "__func__", None) or getattr(function, "func", None)
+    if function is None or function.__code__.co_filename.startswith(_LIBRARIES):
+        return ""
+    return f"{function.__code__.co_filename}:{function.__code__.co_firstlineno} in {function.__name__}"
+
+
+def warn_user(message: str) -> None:
+    """Give a `ForegradWarning` at the line of the user's program that is being run."""
+    frame: Any = sys._getframe(1)
+    level = 2
+    while frame is not None and frame.f_code.co_filename.startswith((_FOREGRAD, "<foregrad", _TORCH)):
+        frame = frame.f_back
+        level += 1
+    warnings.warn(message, ForegradWarning, stacklevel=level)

@@ -1,9 +1,18 @@
-"""Calls without a graph: the outcome of the capture decides whether they run eagerly, and with which warning."""
+"""Calls without a graph: the outcome of the capture decides whether they run eagerly, and with which warning.
+
+A refusal is remembered by the kind of the call: the types of its arguments, the metadata of tensors among them, plain
+values that may choose what the function does, and the modes in force. A call of that kind is not captured again. After
+some kinds no other kind is tried either, so the time spent on failed captures is bounded.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
+
+import torch
 
 from ..config import Config
 from ..errors import (
@@ -16,12 +25,110 @@ from ..errors import (
 )
 from ..graph.eager_regions import give_up
 from ..graph.effects import CheckFailed
+from ..identity import ById
 from ..interrupts import is_interrupt
 from ..tracing.values.draws import DrawsDiffer
-from .explain import Difference, EagerCalls
+from .explain import Difference, EagerCalls, Once, reason_of
 from .graphs import Graphs, Specialization
 from .pipeline import is_of_capture
-from .refusals import Refusals, reason_of
+
+_log = logging.getLogger("foregrad.eager")
+
+_MOST_KINDS = 8
+_MOST_TRIES = 3  # of calls that made a container grow, once it does not
+_CHOOSING = (bool, str, type(None))
+
+
+@dataclasses.dataclass
+class _Growing:
+    container: Any
+    length: int  # at the last look
+
+
+class Refusals:
+    """The calls of one function that run eagerly. `mode` is "eager", or "raise" if no call may run eagerly."""
+
+    def __init__(self, function: Callable[..., Any], name: str, mode: str, once: Once | None = None) -> None:
+        self.function = function
+        self.name = name
+        self.mode = mode
+        self.by_kind: dict[Any, EagerCalls] = {}
+        self.always: EagerCalls | None = None  # counts every call that fits no graph, once no kind is tried
+        self.entries: list[EagerCalls] = []
+        self.once = once or Once()
+        self._growing: ById[EagerCalls, _Growing] = ById()
+        self._tries = 0
+        self._module = getattr(function, "__self__", None)
+
+    def __bool__(self) -> bool:
+        return bool(self.entries)
+
+    def covers(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> EagerCalls | None:
+        """The count of calls of the same refused kind, with this one added; None if the kind was not refused."""
+        entry = self.always
+        if entry is None:
+            entry = self.by_kind.get(self.kind(args, kwargs))
+            if entry is None or self._has_grown(entry):
+                return None
+        entry.count += 1
+        return entry
+
+    def _has_grown(self, entry: EagerCalls) -> bool:
+        """Whether a container that grew in such calls has stopped growing, so that they are tried again."""
+        growing = self._growing.get(entry)
+        if growing is None:
+            return False
+        now = len(growing.container)
+        is_full, growing.length = now == growing.length, now
+        if is_full:
+            del self._growing[entry]
+            self.by_kind = {kind: other for kind, other in self.by_kind.items() if other is not entry}
+        return is_full
+
+    def note(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: BaseException) -> EagerCalls:
+        """Record that a call is refused for `error`: it runs eagerly, and so do others of its kind. `tell` warns."""
+        entry = self.count_only(reason_of(self.function, self.name, error))
+        container = getattr(error, "container", None)
+        if container is not None and self._tries < _MOST_TRIES:
+            self._tries += 1
+            self._growing[entry] = _Growing(container, len(container))
+        self.by_kind[self.kind(args, kwargs)] = entry
+        if len(self.by_kind) > _MOST_KINDS:
+            self.always = entry
+        return entry
+
+    def tell(self, entry: EagerCalls) -> None:
+        """Warn once that calls run eagerly."""
+        _log.info("%s", entry)
+        self.once.warn(
+            f"{entry.reason} Such calls run eagerly: the results are eager's, only not compiled. "
+            '(foregrad.compile(..., on_unsupported="raise") makes this an error, '
+            "explain_recompiles() counts and times the calls.)"
+        )
+
+    def count_only(self, reason: str) -> EagerCalls:
+        """Count one more call that runs eagerly for a reason that was reported elsewhere."""
+        entry = next((entry for entry in self.entries if entry.reason == reason), None)
+        if entry is None:
+            entry = EagerCalls(reason)
+            self.entries.append(entry)
+        entry.count += 1
+        return entry
+
+    def kind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The kind of a call: refused calls of equal kinds are treated alike."""
+        module = self._module
+        modes = torch.is_grad_enabled(), getattr(module, "training", None), torch.is_inference_mode_enabled()
+        return modes, tuple(map(_kind_of, args)), tuple((key, _kind_of(value)) for key, value in kwargs.items())
+
+
+def _kind_of(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return type(value), value.dtype, value.requires_grad, value.layout, value.dim()
+    cls = type(value)
+    if cls in _CHOOSING:
+        return cls, value
+    return (cls, tuple(map(_kind_of, value))) if cls in (tuple, list) and len(value) <= _MOST_KINDS else cls
 
 
 class Fallbacks:

@@ -35,7 +35,7 @@ from ..graph.signature import BaseOf, MemoryOf, Signature
 from ..graph.source import Names, compile_source, unpacked
 from ..graph.spelling import attribute, item, key_text
 from ..runtime.decisions import range_text
-from .constants import has_keys
+from .conditions import has_keys
 from .explain import Difference
 
 Facts = tuple[tuple[str, Mapping[str, Any]], ...]

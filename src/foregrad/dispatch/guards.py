@@ -30,7 +30,16 @@ from ..graph.source import Names, unpacked
 from ..graph.spelling import ATTRIBUTES
 from ..subclasses.conversion import unwrapping
 from ..subclasses.spec import WrapperSpec
-from .constants import answers, has_context, has_keys, is_constant, order_of_keywords_matters
+from .conditions import (
+    answers,
+    apart_guards,
+    arrays_apart_guards,
+    has_context,
+    has_keys,
+    is_constant,
+    object_lines,
+    order_of_keywords_matters,
+)
 from .explain import Difference
 from .guard_list import (
     STATE,
@@ -45,7 +54,6 @@ from .guard_list import (
     state_difference,
     tensor_facts,
 )
-from .objects import apart_guards, arrays_apart_guards, object_lines
 from .watch import Watch
 
 if TYPE_CHECKING:

@@ -44,14 +44,16 @@ from ..runtime.compiled import AtHand, Boxed, Compiled, Derived, NeedsInputGrad,
 from ..runtime.stages import in_stages
 from ..tracing.tape.collection import paused_collection
 from .compilers import CompiledGraph, call_compiler, is_own
-from .naming import log_graph, log_partition
-from .numbers import check_numbers
-from .refusals import warn_user
+from .explain import warn_user
+from .varying import check_numbers
 
 if TYPE_CHECKING:
     from ..cache.keeper import Keeper
     from ..tracing.capture import Captured
     from ..tracing.derivatives.resumable_trace import Derivative, ResumableTrace
+import logging
+
+from .._torch.graphs import trace_artifact
 
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
@@ -448,3 +450,36 @@ def _by_tangents(compiled: Boxed, in_operators: Callable[[], Boxed], count: int)
         return compiled(values)
 
     return backward
+
+
+# -------------------------------------------------------------------- logs
+# Logs of a compilation, and its texts in PyTorch's structured trace, which `tlparse` shows.
+
+
+_graphs_log, _partition_log, _guards_log = (
+    logging.getLogger(f"foregrad.{name}") for name in ("graphs", "partition", "guards")
+)
+
+
+def log_graph(joint: JointGraph) -> None:
+    """Log the graph of a capture."""
+    if _graphs_log.isEnabledFor(logging.INFO):
+        _graphs_log.info("%s", joint)
+    trace_artifact("foregrad_joint_graph", lambda: str(joint))
+
+
+def log_partition(parts: Parts) -> None:
+    """Log the split of a joint graph."""
+    signature = parts.joint.signature
+    if signature.is_inference or parts.joint.backward_error is not None:
+        return
+    if _partition_log.isEnabledFor(logging.INFO):
+        _partition_log.info("%s: %s", parts.joint.name, parts.report())
+        _partition_log.debug("%s", parts)
+    trace_artifact("foregrad_partition", lambda: f"{parts.report()}\n\n{parts}")
+
+
+def log_guards(name: str, source: str) -> None:
+    """Log the code around a graph."""
+    _guards_log.info("%s:\n%s", name, source)
+    trace_artifact("foregrad_guards", lambda: source)

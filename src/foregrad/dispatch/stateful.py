@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,8 +31,10 @@ from ..graph.python_effects import CallMethod
 from ..graph.source import Names, compile_source
 from ..graph.spelling import attribute, item, literal
 from ..tracing.values.draws import DrawsDiffer
-from .graphs import Specialization
 from .guard_list import MISS
+
+if TYPE_CHECKING:
+    from .graphs import Specialization
 
 
 def state_that_varies(

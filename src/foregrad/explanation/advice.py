@@ -13,9 +13,8 @@ import torch
 
 from .._torch.patches import MARK
 from ..dispatch.dispatcher import Dispatcher
-from ..dispatch.explain import Recompiles, split_reason
+from ..dispatch.explain import Recompiles, reason_of, split_reason
 from ..dispatch.module import forward_of
-from ..dispatch.refusals import reason_of
 from ..errors import PartitionError
 from ..frontend.call import flatten_call
 from ..graph.joint import JointGraph

@@ -24,11 +24,10 @@ from ..api import pipeline_for
 from ..backends.registry import list_backends
 from ..config import config
 from ..dispatch.dispatcher import Dispatcher
-from ..dispatch.explain import Recompiles
+from ..dispatch.explain import Recompiles, reason_of
 from ..dispatch.graphs import Specialization
 from ..dispatch.module import forward_of
 from ..dispatch.pipeline import Pipeline
-from ..dispatch.refusals import reason_of
 from ..errors import ForegradWarning, UnknownLeafError, UnsupportedError
 from ..graph.eager_regions import give_up
 from ..graph.partitioned import Partitioned
