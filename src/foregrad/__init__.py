@@ -10,7 +10,18 @@ from . import errors
 from .config import config
 
 if TYPE_CHECKING:
-    from .aot import aot_function, aot_module, aot_module_simplified, compiled_function, compiled_module
+    from .aot import (
+        aot_function,
+        aot_module,
+        aot_module_simplified,
+        compiled_function,
+        compiled_module,
+        construct_fake_mode,
+        mem_efficient_fusion_kwargs,
+        memory_efficient_fusion,
+        process_inputs,
+        ts_compile,
+    )
     from .aot_export import GraphSignature, aot_export_joint_simple, aot_export_module
     from .api import capture, compile, explain_recompiles, pareto, partition  # noqa: A004
     from .artifacts.artifact import Artifact, export, load
@@ -34,9 +45,7 @@ if TYPE_CHECKING:
     )
     from .explanation.collect import explain
     from .explanation.text import Explanation
-    from .frontend.fakify import construct_fake_mode, process_inputs
     from .frontend.region import eager_region, region
-    from .fusion import mem_efficient_fusion_kwargs, memory_efficient_fusion, ts_compile
     from .graph.joint import JointGraph
     from .graph.partitioned import Partitioned
     from .logs import set_logs
@@ -132,7 +141,8 @@ __all__ = [
 
 # Where a name comes from: its module is imported when it is first asked for.
 _HOMES = {
-    "aot": "aot_function aot_module aot_module_simplified compiled_function compiled_module",
+    "aot": "aot_function aot_module aot_module_simplified compiled_function compiled_module construct_fake_mode "
+    "mem_efficient_fusion_kwargs memory_efficient_fusion process_inputs ts_compile",
     "aot_export": "GraphSignature aot_export_joint_simple aot_export_module",
     "api": "capture compile explain_recompiles pareto partition",
     "artifacts.artifact": "Artifact export load",
@@ -145,9 +155,7 @@ _HOMES = {
     "dynamo": "AotAutograd aot_autograd device_from_inputs dtype_from_inputs fake_tensor_unsupported",
     "explanation.collect": "explain",
     "explanation.text": "Explanation",
-    "frontend.fakify": "construct_fake_mode process_inputs",
     "frontend.region": "eager_region region",
-    "fusion": "mem_efficient_fusion_kwargs memory_efficient_fusion ts_compile",
     "graph.joint": "JointGraph",
     "graph.partitioned": "Partitioned",
     "partitioners": "budget_partition default_partition min_cut_rematerialization_partition",
@@ -165,7 +173,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 
 def __getattr__(name: str) -> Any:
     if name == "default_decompositions":  # not kept: a fresh table for each who asks
-        from .fusion import default_decompositions
+        from .aot import default_decompositions
 
         return default_decompositions()
     if name in _PARTS:

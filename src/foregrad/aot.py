@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx, nn
 
+from ._torch.codegen import OpOverload
+from ._torch.contexts import fake_mode_of, is_opaque, new_symbolic_integer, shape_env, symbolic_context_of
+from ._torch.fakes import FakeTensor, FakeTensorMode, NewFakeMode
+from ._torch.tensors import is_wrapper_subclass
+from ._torch.torchscript import decomposition_table, scripted
 from .api import compile_function, compile_module
+from .backends.boxed import make_boxed_compiler
 from .config import config
 from .dispatch.dispatcher import Dispatcher
 from .dispatch.guard_list import offset_dependent, size_reads
 from .dispatch.module import Recipe, behind
 from .dispatch.pipeline import Pipeline, Product
-from .errors import UnsupportedError, UnsupportedSideEffectError
+from .errors import UnsupportedError, UnsupportedSideEffectError, UnsupportedTensorError
 from .frontend.call import FlatCall, flatten_call
-from .frontend.sources import FoundWrappers, Source
+from .frontend.reads import FoundWrappers, Source
 from .frontend.tree import Tree
 from .graph.effects import CheckFailed
 from .graph.signature import ConstantOutput, PartOf, Signature
 from .graph.slots import Buffer, Param
 from .graph.source import Names, compile_source, unpacked
-from .partitioners import default_partition
+from .partitioners import default_partition, min_cut_rematerialization_partition
 from .runtime.render import render_run
 from .subclasses.conversion import unwrapping
 from .subclasses.spec import WrapperSpec
@@ -337,3 +345,205 @@ class _UnguardedInputs:
 
 compiled_function = aot_function
 compiled_module = aot_module
+
+
+# -------------------------------------------------------------------- fakes
+# What comes in from a front end, made into fakes: `construct_fake_mode`, `process_inputs`.
+#
+# The names and parameters are AOTAutograd's. The fakes may be given to `aot_module_simplified`, whose graphs are then
+# right for every call that meets the conditions in the mode's `ShapeEnv`; to check those is the front end's part.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AOTConfig:
+    """What the functions here look at; any object with these attributes will do.
+
+    num_params_buffers: how many of the inputs, from the first, are parameters and buffers: their sizes are static.
+    is_export: Python integers are parts of the program, not inputs.
+    dynamic_shapes: a fake mode made here has a `ShapeEnv`.
+    static_weight_shapes: False lets the sizes of parameters and buffers be symbolic as well.
+    """
+
+    num_params_buffers: int = 0
+    is_export: bool = False
+    dynamic_shapes: bool = False
+    static_weight_shapes: bool = True
+
+
+class FakifiedFlatArgs(list[Any]):
+    """Flat inputs, with a fake for every tensor."""
+
+
+def construct_fake_mode(flat_args: Sequence[Any], aot_config: Any) -> tuple[FakeTensorMode, Any]:
+    """(fake mode, its `ShapeEnv` or None): that of the fakes given or of the trace going on, else a new one.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> from foregrad.aot import AOTConfig
+        >>> mode, symbols = foregrad.construct_fake_mode([torch.ones(2)], AOTConfig())
+        >>> symbols is None
+        True
+    """
+    mode = fake_mode_of(list(flat_args))
+    if mode is None:
+        mode = NewFakeMode(shape_env=shape_env() if aot_config.dynamic_shapes else None)
+    return mode, mode.shape_env
+
+
+def process_inputs(
+    flat_args: Sequence[Any],
+    aot_config: Any,
+    fake_mode: FakeTensorMode,
+    shape_env: Any,
+    ignore_shape_env: bool = False,
+) -> FakifiedFlatArgs:
+    """A fake of `fake_mode` for each tensor and, with a `shape_env`, a symbolic integer for each Python integer.
+
+    Fakes stay as they are, and so does everything else. A tensor that the trace going on made a fake of gets the same
+    sizes. With `ignore_shape_env`, every size is a plain number. Raises `UnsupportedTensorError` for a fake of
+    another mode, and `UnsupportedError` for an opaque object (a TorchScript object, say), by its class.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> from foregrad.aot import AOTConfig
+        >>> inputs = [torch.ones(2), 3]
+        >>> mode, symbols = foregrad.construct_fake_mode(inputs, AOTConfig())
+        >>> fakes = foregrad.process_inputs(inputs, AOTConfig(), mode, symbols)
+        >>> fakes[0].shape, fakes[1]
+        (torch.Size([2]), 3)
+    """
+    env = None if ignore_shape_env else shape_env
+    with fake_mode:
+        return FakifiedFlatArgs(
+            _converted(index, value, aot_config, fake_mode, env) for index, value in enumerate(flat_args)
+        )
+
+
+def _converted(index: int, value: Any, config: Any, mode: FakeTensorMode, env: Any) -> Any:
+    if type(value) is int and env is not None and not config.is_export:
+        return new_symbolic_integer(env, value, f"sym_{index}")
+    if not isinstance(value, torch.Tensor):
+        if is_opaque(value):
+            raise UnsupportedError(
+                f"input {index} is a {_class_name(value)}, an opaque object, which can't be captured. Let the function "
+                "reach it by itself, or keep the operators that take it outside."
+            )
+        return value
+    if isinstance(value, FakeTensor):
+        if value.fake_mode is not mode:
+            raise UnsupportedTensorError(
+                f"input {index} is a fake tensor of another fake mode. Make all fakes under one mode."
+            )
+        return value
+    if is_wrapper_subclass(value):
+        names, _ = value.__tensor_flatten__()  # type: ignore[attr-defined]
+        parts = [getattr(value, name) for name in names]
+        if all(isinstance(part, FakeTensor) and part.fake_mode is mode for part in parts):
+            return value
+    context = symbolic_context_of(value)
+    if context is None and index < config.num_params_buffers and getattr(config, "static_weight_shapes", True):
+        return mode.from_tensor(value, static_shapes=True)
+    return mode.from_tensor(
+        value,
+        static_shapes=env is None,
+        symbolic_context=context,
+        source=None if context is None else context.tensor_source,
+    )
+
+
+def _class_name(value: Any) -> str:
+    name = getattr(value, "_type", None)
+    return str(name().qualified_name()) if callable(name) else f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+# -------------------------------------------------------------------- fusion
+# Fusion by TorchScript, under the names of PyTorch's `functorch.compile`: `memory_efficient_fusion` and its parts.
+#
+# Kept for code written for it. Inductor (`backend="inductor"`) makes faster kernels and is maintained.
+
+aten = torch.ops.aten
+
+
+@functools.cache
+def default_decompositions() -> dict[Any, Callable[..., Any]]:
+    """Decompositions for a fuser of elementwise operators: activations and normalizations, and their backwards;
+    `{operator: function}`.
+    """
+    families = (
+        "gelu", "silu", "mish", "elu", "leaky_relu", "hardtanh", "hardswish", "hardsigmoid", "softplus", "softshrink",
+        "hardshrink", "threshold", "sigmoid", "tanh", "log_sigmoid", "rsub", "addcmul", "addcdiv", "masked_fill",
+        "native_layer_norm", "native_group_norm", "native_dropout", "_softmax", "_log_softmax", "mse_loss",
+        "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "detach", "slice_backward", "select_backward",
+        "_softmax_backward_data", "_log_softmax_backward_data",
+    )  # fmt: skip
+    names = {name for family in families for name in (family, f"{family}_backward")}
+    names.remove("sigmoid")  # which adds a number by an operator that TorchScript does not have
+    return {
+        op: function
+        for op, function in decomposition_table().items()
+        if op.namespace == "aten" and op.overloadpacket.__name__ in names and not op._schema.is_mutable
+    }
+
+
+@make_boxed_compiler
+def ts_compile(fx_g: fx.GraphModule, inps: Sequence[Any]) -> Any:
+    """Compile a graph with TorchScript. Raises TorchScript's errors for operators that it can't compile.
+
+    Examples:
+        >>> import torch, warnings, foregrad
+        >>> with warnings.catch_warnings():  # PyTorch deprecates TorchScript
+        ...     warnings.simplefilter("ignore")
+        ...     foregrad.aot_function(lambda x: x * 2, fw_compiler=foregrad.ts_compile)(torch.ones(2))
+        tensor([2., 2.])
+    """
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(fx_g.graph, {}))
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        if isinstance(node.target, OpOverload):
+            # TorchScript chooses overloads by itself, and has `to` in place of `_to_copy`.
+            plain = set(node.kwargs) == {"dtype"} and len(node.args) == 1
+            cast = node.target is aten._to_copy.default and plain
+            node.target = aten.to if cast else node.target.overloadpacket
+        node.kwargs = {
+            name: value.type if isinstance(value, torch.device) else value for name, value in node.kwargs.items()
+        }
+    real = [] if any(isinstance(value, FakeTensor) for value in inps) else list(inps)
+    return scripted(fx.GraphModule(fx_g, graph), real)
+
+
+def mem_efficient_fusion_kwargs(use_decomps: bool) -> dict[str, Any]:
+    """The arguments for `aot_function` or `aot_autograd` that make it `memory_efficient_fusion`.
+
+    Examples:
+        >>> import foregrad
+        >>> sorted(foregrad.mem_efficient_fusion_kwargs(use_decomps=True))
+        ['bw_compiler', 'decompositions', 'fw_compiler', 'partition_fn']
+    """
+    kwargs: dict[str, Any] = {
+        "fw_compiler": ts_compile,
+        "bw_compiler": ts_compile,
+        "partition_fn": min_cut_rematerialization_partition,
+    }
+    if use_decomps:
+        kwargs["decompositions"] = default_decompositions()
+    return kwargs
+
+
+def memory_efficient_fusion(fn: Callable[..., Any] | nn.Module, **kwargs: Any) -> Any:
+    """Compile a function or module: TorchScript for both halves, split so that the fewest bytes are saved.
+
+    `kwargs` are for `aot_function` (`aot_module` for a module) and override the ones chosen here.
+
+    Examples:
+        >>> import torch, warnings, foregrad
+        >>> with warnings.catch_warnings():  # PyTorch deprecates TorchScript
+        ...     warnings.simplefilter("ignore")
+        ...     foregrad.memory_efficient_fusion(lambda x: x * 2)(torch.ones(2))
+        tensor([2., 2.])
+    """
+    settings = {**mem_efficient_fusion_kwargs(use_decomps=True), **kwargs}
+    if isinstance(fn, nn.Module):
+        return compile_aot_module(fn, (), settings, functools.partial(memory_efficient_fusion, **kwargs))
+    return aot_function(fn, **settings)

@@ -10,7 +10,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 import foregrad
 from foregrad import construct_fake_mode, process_inputs
-from foregrad.frontend.fakify import AOTConfig
+from foregrad.aot import AOTConfig
 
 
 def dynamic_fake(mode, tensor, *dims):

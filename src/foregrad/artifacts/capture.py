@@ -20,7 +20,7 @@ from ..errors import ArtifactError, AttributeAssignedError, UnsupportedError, Un
 from ..frontend.call import FlatCall, flatten_call
 from ..frontend.holders import CLASS, SET, Holder
 from ..frontend.program_state import ProgramState
-from ..frontend.sources import Source
+from ..frontend.reads import Source
 from ..frontend.tree import flatten
 from ..graph.effects import CheckFailed
 from ..graph.joint import JointGraph
@@ -37,8 +37,7 @@ from ..tracing.capture import Captured, capture_call
 from ..tracing.derivatives.resumable_trace import GradientRef, ResumableTrace, WrappedRef
 from ..tracing.options import Options
 from .container import StateEntry
-from .module import context_now
-from .program import QUESTIONS, CallSpec, DerivedProgram, Leaf, Program, Specialization
+from .program import QUESTIONS, CallSpec, DerivedProgram, Leaf, Program, Specialization, context_now
 from .records import Named, Stored
 
 Limits = tuple["int | None", "int | None"]

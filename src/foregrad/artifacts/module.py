@@ -35,7 +35,7 @@ from .program import Program, Specialization
 if TYPE_CHECKING:
     from .artifact import Artifact
 from .._torch import engine
-from .._torch.guards import count_function_modes, current_device, is_inference
+from .._torch.guards import count_function_modes
 from .._torch.symbols import is_symbolic
 from .._torch.tensors import storage_key
 from ..dispatch.conditions import is_constant
@@ -43,7 +43,7 @@ from ..dispatch.guard_list import STATE, Facts, Guard, GuardMaker, Words, state_
 from ..frontend.tree import Tree
 from ..graph.signature import BaseOf, InputInfo, MemoryOf
 from ..graph.spelling import item
-from .program import QUESTIONS
+from .program import QUESTIONS, context_now
 from .records import Named, Stored, fields_of
 
 
@@ -452,28 +452,6 @@ def _apart(written: tuple[torch.Tensor, ...], all_: tuple[torch.Tensor, ...]) ->
     keys = [storage_key(tensor) for tensor in all_ if tensor.numel()]
     targets = {storage_key(tensor) for tensor in written if tensor.numel()}
     return sum(k in targets for k in keys) == len(targets)
-
-
-# -------------------------------------------------------------------- context
-# Settings of the thread and of the library that a captured graph depends on, and under which alone it holds.
-
-
-_DEVICES = ("cpu", "cuda", "mps", "xpu")
-
-
-def context_now() -> dict[str, Any]:
-    """The settings in force, by name."""
-    settings: dict[str, Any] = {
-        "grad mode": torch.is_grad_enabled(),
-        "inference mode": is_inference(),
-        "default dtype": torch.get_default_dtype(),
-        "default device": current_device(),
-        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-    }
-    for device in _DEVICES:
-        on = torch.is_autocast_enabled(device)
-        settings[f"autocast of {device}"] = torch.get_autocast_dtype(device) if on else False
-    return settings
 
 
 def state_to_refuse() -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,6 +23,10 @@ from ..serialize.values import Reader, Writer, checked
 from ..tracing.derivatives.resumable_trace import ValueRef
 from .records import record_from, record_to, tree_from, tree_to
 from .validate import check_derivative, check_partitioned
+
+if TYPE_CHECKING:
+    pass
+from .._torch.guards import current_device, is_inference
 
 _DEEPEST = 8  # orders of derivatives
 _OPTIONAL = {"backward_error", "failing", "raising", "derived"}  # of a program, left out if empty
@@ -356,3 +360,25 @@ QUESTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "{0}.is_leaf and {0}.grad is None": lambda x: x.is_leaf and x.grad is None,
     UNHOOKED: lambda x: not gradient_hooks(x),
 }
+
+
+# -------------------------------------------------------------------- context
+# Settings of the thread and of the library that a captured graph depends on, and under which alone it holds.
+
+
+_DEVICES = ("cpu", "cuda", "mps", "xpu")
+
+
+def context_now() -> dict[str, Any]:
+    """The settings in force, by name."""
+    settings: dict[str, Any] = {
+        "grad mode": torch.is_grad_enabled(),
+        "inference mode": is_inference(),
+        "default dtype": torch.get_default_dtype(),
+        "default device": current_device(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+    }
+    for device in _DEVICES:
+        on = torch.is_autocast_enabled(device)
+        settings[f"autocast of {device}"] = torch.get_autocast_dtype(device) if on else False
+    return settings

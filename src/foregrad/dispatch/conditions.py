@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from .._torch.contexts import is_opaque_value
-from ..frontend.arrays import are_apart
-from ..frontend.call import FlatCall
+from ..frontend.call import FlatCall, are_apart
 from ..frontend.expected import ABSENT, Expected, same_value
 from ..frontend.objects import Layout, slot_members
 from ..frontend.opaque import is_number_of_numpy

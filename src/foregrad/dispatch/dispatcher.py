@@ -287,7 +287,7 @@ class Dispatcher:
 
     def _take(self, places: tuple[Place, ...], why: tuple[Difference, ...] = ()) -> None:
         lifted = Lifted(self.function, places)
-        varied = self._sizes.varied | numbers_read(self.specializations)
+        varied = self._sizes.varied | numbers_read(self.graphs.decisions)
         inner = self._compiling(
             lifted,
             Outer(why, self._outer.only_written, varied, once=self._outer.once),
@@ -371,7 +371,7 @@ class Dispatcher:
         fills, written = self.fallbacks.may_fill, frozenset(self._outer.only_written)
         call = dataclasses.replace(call, fills_caches=fills, only_written=written)
         try:
-            return self.specializer.specialize(call, self.specializations)
+            return self.specializer.specialize(call, self.graphs.decisions)
         except GradientKindError:  # the class is noted now
             if not tries:
                 raise

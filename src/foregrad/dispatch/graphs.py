@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from .._torch.symbols import ClosedSizesError
 from ..config import Config
-from ..errors import EscapedTensorError, UnsupportedDataDependentError
+from ..errors import EscapedTensorError, UnsupportedDataDependentError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall
+from ..frontend.lifted import (
+    Draw,
+    Lifted,
+)
 from ..graph.console import CONSOLE
+from ..graph.signature import DecisionInfo, Signature
 from ..graph.source import Names, compile_source, source_of
 from ..identity import ById
 from ..locks import make_lock
@@ -30,7 +35,6 @@ from .explain import Difference, Once, decided, warn_user
 from .guard_list import MISS, GuardList
 from .guards import CallGuards
 from .pipeline import Pipeline, Product, is_of_capture, log_guards
-from .stateful import check_draws
 from .varying import ConstantNumbers, SizesSeen, check_marked, fixed_numbers
 from .watch import Watch
 
@@ -105,6 +109,11 @@ class Graphs:
             count += 1
         return count
 
+    @property
+    def decisions(self) -> list[DecisionInfo]:
+        """The decisions of all of them."""
+        return [decision for s in self.specializations for decision in s.signature.decisions]
+
     def remove(self, specialization: Specialization) -> None:
         call = specialization.call
         with self._order:
@@ -162,7 +171,7 @@ class Paths:
     def _message(self, specializations: Sequence[Specialization]) -> str:
         values: dict[str, set[str]] = {}
         for specialization in specializations:
-            for decision in specialization.product.captured.joint.signature.decisions:
+            for decision in specialization.signature.decisions:
                 values.setdefault(decision.where, set()).add(repr(decision.value))
         where, different = max(values.items(), key=lambda item: len(item[1]), default=("an unknown line", set()))
         if _says_values(specializations):
@@ -179,14 +188,12 @@ class Paths:
 
 def _ways(specializations: Sequence[Specialization]) -> set[tuple[str, ...]]:
     """The distinct decisions of the graphs that decide anything: graphs for other shapes may share a path."""
-    signatures = [s.product.captured.joint.signature for s in specializations if s.decides]
-    return {tuple(f"{d.where} {d.value!r}" for d in signature.decisions) for signature in signatures}
+    return {tuple(f"{d.where} {d.value!r}" for d in s.signature.decisions) for s in specializations if s.decides}
 
 
 def _says_values(specializations: Sequence[Specialization]) -> bool:
     """Whether two graphs print, log or warn and are for different values, as those are whose text has a number."""
-    signatures = ((s, s.product.captured.joint.signature) for s in specializations)
-    saying = [s for s, signature in signatures if any(write.target is CONSOLE for write in signature.python_writes)]
+    saying = [s for s in specializations if any(write.target is CONSOLE for write in s.signature.python_writes)]
     return len(_ways(saying)) > 1
 
 
@@ -201,12 +208,16 @@ class Specialization:
     guards: GuardList
 
     @property
+    def signature(self) -> Signature:
+        return self.product.captured.joint.signature
+
+    @property
     def decides(self) -> bool:
-        return bool(self.product.captured.joint.signature.decisions)
+        return bool(self.signature.decisions)
 
     def difference(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Difference:
         """The reason why the graph is not right for a call with these arguments, made now."""
-        return self.guards.first_difference(args, kwargs) or decided(self.product.captured.joint.signature.decisions)
+        return self.guards.first_difference(args, kwargs) or decided(self.signature.decisions)
 
     def makes_the_same_of_it(self, other: Specialization) -> bool:
         """Whether another capture has an equal graph, and equal outputs that are no tensors."""
@@ -247,11 +258,11 @@ class Specializer:
         self._of_compiler = ""  # the error of a compiler where sizes or numbers were symbolic, in this capture
         self._once = Once()
 
-    def specialize(self, call: FlatCall, specializations: Sequence[Specialization]) -> Specialization:
-        """Capture, partition, compile and render for this call. `specializations`: the graphs so far."""
+    def specialize(self, call: FlatCall, decisions: Sequence[DecisionInfo]) -> Specialization:
+        """Capture, partition, compile and render for this call. `decisions`: those of the graphs so far."""
         self._of_compiler = ""
         with compiling(self.name):
-            call = self.sizes.observe(call, specializations)
+            call = self.sizes.observe(call, decisions)
             while True:
                 try:
                     call, product = self._build(call)
@@ -364,3 +375,16 @@ class Specializer:
         if plain is not None:
             self._errors.add((type(plain), str(plain)))
         return (type(error), str(error)) not in self._errors
+
+
+def check_draws(name: str, call: FlatCall, constants: Collection[str]) -> None:
+    """Raise `UnsupportedSideEffectError` if the program needs the value of a float that it draws: no graph would be
+    right twice.
+    """
+    places = call.function.places if isinstance(call.function, Lifted) else ()
+    for place, value in zip(places, call.leaves, strict=False):
+        if isinstance(place, Draw) and place.path in constants and type(value) is float:
+            raise UnsupportedSideEffectError(
+                f"`{name}` needs to know the number that it takes from {place.path.partition('(')[0]} (`float()`, "
+                "text). Compute with it as with a tensor, or take it before the call and pass it."
+            )

@@ -21,8 +21,7 @@ from .._torch.symbols import is_symbolic
 from .._torch.tensors import share_memory
 from ..frontend.call import FlatCall
 from ..frontend.expected import Expected
-from ..frontend.reads import Reads
-from ..frontend.sources import FoundWrappers, Source
+from ..frontend.reads import FoundWrappers, Reads, Source
 from ..frontend.tree import KEPT_WHOLE, Tree
 from ..graph.joint import JointGraph
 from ..graph.signature import BaseOf, GradientOf, InputInfo, MemoryOf, PartOf

@@ -20,8 +20,7 @@ from ..backends.eager import eager_compiler
 from ..backends.failures import Failures
 from ..config import Config
 from ..frontend.call import FlatCall
-from ..frontend.reads import Reads
-from ..frontend.sources import Source
+from ..frontend.reads import Reads, Source
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.partitioned import Partitioned

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from ..errors import UnsupportedSideEffectError
-from ..frontend.arrays import is_array as is_numpy_array
-from ..frontend.call import FlatCall
 from ..frontend.lifted import (
     ConstantArray,
     Converted,
@@ -26,15 +23,14 @@ from ..frontend.lifted import (
     place_of,
     times_lifted,
 )
+from ..frontend.opaque import is_array as is_numpy_array
 from ..frontend.program_state import ProgramState
 from ..graph.python_effects import CallMethod
 from ..graph.source import Names, compile_source
 from ..graph.spelling import attribute, item, literal
 from ..tracing.values.draws import DrawsDiffer
+from .graphs import Specialization
 from .guard_list import MISS
-
-if TYPE_CHECKING:
-    from .graphs import Specialization
 
 
 def state_that_varies(
@@ -47,7 +43,7 @@ def state_that_varies(
     """
     places: dict[tuple[int, Any], StatePlace] = {}
     for specialization in specializations:
-        for write in specialization.product.captured.joint.signature.python_writes:
+        for write in specialization.signature.python_writes:
             place = place_of(write) if write.counts else None
             if place is not None:
                 places.setdefault(place.identity, place)
@@ -70,21 +66,8 @@ def _values_that_differ(specialization: Specialization) -> Iterator[StatePlace]:
 
 def only_written_by(specialization: Specialization) -> set[tuple[int, Any]]:
     """The places of containers that a graph adds to without reading them."""
-    writes = specialization.product.captured.joint.signature.python_writes
+    writes = specialization.signature.python_writes
     return {(id(write.target), write.key) for write in writes if isinstance(write, CallMethod) and write.kind != "self"}
-
-
-def check_draws(name: str, call: FlatCall, constants: Collection[str]) -> None:
-    """Raise `UnsupportedSideEffectError` if the program needs the value of a float that it draws: no graph would be
-    right twice.
-    """
-    places = call.function.places if isinstance(call.function, Lifted) else ()
-    for place, value in zip(places, call.leaves, strict=False):
-        if isinstance(place, Draw) and place.path in constants and type(value) is float:
-            raise UnsupportedSideEffectError(
-                f"`{name}` needs to know the number that it takes from {place.path.partition('(')[0]} (`float()`, "
-                "text). Compute with it as with a tensor, or take it before the call and pass it."
-            )
 
 
 def render_stateful(

@@ -20,7 +20,7 @@ from .._torch.patches import swapping
 from ..config import Config
 from ..errors import EscapedTensorError, UnsupportedError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall, flatten_call
-from ..frontend.sources import Source
+from ..frontend.reads import Source
 from ..graph.signature import InputInfo, Signature
 from ..graph.source import Names, compile_source
 from ..interrupts import held

@@ -19,11 +19,10 @@ from ..errors import UnsupportedError
 from ..frontend.call import FlatCall
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec, spec_of
-from ..graph.signature import ConstantOutput, Handle
+from ..graph.signature import ConstantOutput, DecisionInfo, Handle
 
 if TYPE_CHECKING:
     from ..tracing.capture import Captured
-    from .graphs import Specialization
 
 Limits = tuple["int | None", "int | None"]
 _MARK = "_foregrad_dynamic"
@@ -95,14 +94,16 @@ class SizesSeen:
         """Note that the function can't be captured with symbols: from now on every size gets a graph of its own."""
         self._hopeless = True
 
-    def observe(self, call: FlatCall, specializations: Sequence[Specialization] = ()) -> FlatCall:
-        """The call with the symbolic dimensions, and the lines that read symbolic numbers, noted on it."""
+    def observe(self, call: FlatCall, decisions: Sequence[DecisionInfo]) -> FlatCall:
+        """The call with the symbolic dimensions, and the lines that read symbolic numbers, noted on it. `decisions`:
+        those of the graphs so far.
+        """
         if self._hopeless:
             return call
         if self.dynamic is not False:
-            call = dataclasses.replace(call, varied=self.varied | numbers_read(specializations))
+            call = dataclasses.replace(call, varied=self.varied | numbers_read(decisions))
         if self.dynamic is not False and not self._closed:
-            call = dataclasses.replace(call, sizes=sizes_found(specializations), every_size=bool(self.dynamic))
+            call = dataclasses.replace(call, sizes=sizes_found(decisions), every_size=bool(self.dynamic))
         numbers = self._numbers(call)
         if numbers:
             call = dataclasses.replace(call, numbers=numbers)
@@ -144,23 +145,21 @@ class SizesSeen:
         return frozenset(leaves)
 
 
-def numbers_read(specializations: Sequence[Specialization]) -> frozenset[str]:
+def numbers_read(decisions: Sequence[DecisionInfo]) -> frozenset[str]:
     """The lines at which the graphs so far read a number from a tensor. Another graph is needed since it varies."""
     return frozenset(
         decision.where
-        for s in specializations
-        for decision in s.product.captured.joint.signature.decisions
+        for decision in decisions
         if type(decision.value) is float or (type(decision.value) is int and decision.is_tensor)
     )
 
 
-def sizes_found(specializations: Sequence[Specialization]) -> dict[str, frozenset[int]]:
+def sizes_found(decisions: Sequence[DecisionInfo]) -> dict[str, frozenset[int]]:
     """The sizes that depend on values, as the graphs so far computed them: by line."""
     sizes_by_line: dict[str, set[int]] = {}
-    for s in specializations:
-        for decision in s.product.captured.joint.signature.decisions:
-            if not decision.is_tensor and type(decision.value) is int:
-                sizes_by_line.setdefault(decision.where, set()).add(decision.value)
+    for decision in decisions:
+        if not decision.is_tensor and type(decision.value) is int:
+            sizes_by_line.setdefault(decision.where, set()).add(decision.value)
     return {where: frozenset(values) for where, values in sizes_by_line.items()}
 
 

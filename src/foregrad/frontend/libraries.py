@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import argparse
 import collections
-import contextvars
 import ctypes
 import functools
-import io
 import logging
 import optparse
 import os
@@ -19,7 +17,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 OF_CTYPES = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union)
@@ -153,32 +151,3 @@ def referent(value: Any) -> Any:
         except ReferenceError:
             return None
     return value() if isinstance(value, weakref.ref) else None
-
-
-def asked_of_library(value: Any) -> Callable[[Any], Any] | None:
-    """How to ask an object without attributes for what it holds, as a plain value or one object; None for others."""
-    if isinstance(value, weakref.ref):
-        return referent
-    if isinstance(value, OF_CTYPES):
-        return bytes
-    if isinstance(value, contextvars.Context):
-        return _in_context
-    if type(value).__module__ in HASHES and value.digest_size:
-        return type(value).digest  # type: ignore[no-any-return]
-    if isinstance(value, ctypes._Pointer):
-        return _pointed_to
-    if isinstance(value, (io.StringIO, io.BytesIO)):
-        return _written
-    return None
-
-
-def _in_context(context: contextvars.Context) -> int:
-    return hash(tuple((id(variable), id(value)) for variable, value in context.items()))
-
-
-def _pointed_to(pointer: Any) -> Any:
-    return bytes(pointer.contents) if pointer else None
-
-
-def _written(file: Any) -> Any:
-    return (None, 0) if file.closed else (file.getvalue(), file.tell())

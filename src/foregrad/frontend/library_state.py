@@ -31,10 +31,10 @@ import torch
 from .._torch.guards import functions_of_c
 from ..graph.spelling import in_order
 from ..locks import Replacements
-from .classes import attributes_of, dict_of_class
 from .code import instructions_of
 from .expected import ABSENT, Expected, is_plain, reference
 from .libraries import FIXED, is_installed, is_outside, is_standard
+from .objects import attributes_of, dict_of_class
 from .opaque import asked_of
 from .reads import Reads, table_of
 

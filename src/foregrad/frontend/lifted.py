@@ -16,8 +16,8 @@ from typing import Any
 
 from ..graph.python_effects import PythonWrite, SetAttribute, SetCell, SetItem
 from ..locks import bound
-from .classes import dict_of_class
 from .holders import NUMPY_RANDOM, RANDOM
+from .objects import dict_of_class
 from .opaque import used_up
 
 _MOST_NESTED = 3

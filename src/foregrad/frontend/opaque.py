@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import array
 import contextvars
+import ctypes
 import datetime as dt
 import functools
 import gc
+import io
 import mmap
 import os
 import random
@@ -19,18 +21,20 @@ import sys
 import time
 import types
 import uuid
-from collections.abc import Callable, Hashable
+import weakref
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
-from .libraries import asked_of_library
+from .libraries import HASHES, OF_CTYPES, referent
 
 _LRU = type(functools.lru_cache(lambda: None))
 _LINK = "_lru_list_elem"
+_OF_BYTES = (bytearray, array.array, mmap.mmap, *OF_CTYPES)
 
 
 def asked_of(value: Any) -> Callable[[Any], Any] | None:
     """How to ask an object for what it holds now, as a plain value or as one object; None for other objects."""
-    if isinstance(value, (bytearray, array.array, mmap.mmap)):
+    if isinstance(value, _OF_BYTES):
         return bytes
     if isinstance(value, memoryview):
         return memoryview.tobytes
@@ -45,7 +49,17 @@ def asked_of(value: Any) -> Callable[[Any], Any] | None:
         if type(value) not in (numpy.ndarray, numpy.memmap):
             return _bytes  # others say for themselves what is in them, as masked arrays do
         return functools.partial(_numbers, numpy, numpy.array(value, order="K"))
-    return asked_of_library(value)
+    if isinstance(value, weakref.ref):
+        return referent
+    if isinstance(value, contextvars.Context):
+        return _in_context
+    if type(value).__module__ in HASHES and value.digest_size:
+        return type(value).digest  # type: ignore[no-any-return]
+    if isinstance(value, ctypes._Pointer):
+        return _pointed_to
+    if isinstance(value, (io.StringIO, io.BytesIO)):
+        return _written
+    return None
 
 
 def context_value(variable: Any) -> Any:
@@ -132,6 +146,32 @@ def is_number_of_numpy(value: Any) -> bool:
     """Whether a value is a NumPy scalar: immutable, and compared by value."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and issubclass(type(value), numpy.generic) and not value.dtype.hasobject
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is a NumPy array, of no subclass."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and type(value) is numpy.ndarray
+
+
+def overlaps(value: Any, others: Iterable[Any]) -> bool:
+    """Whether a value is an array with memory that may be that of one of the others, of its class."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(value, numpy.ndarray):
+        return False
+    return any(numpy.may_share_memory(value, other) for other in others)
+
+
+def _in_context(context: contextvars.Context) -> int:
+    return hash(tuple((id(variable), id(value)) for variable, value in context.items()))
+
+
+def _pointed_to(pointer: Any) -> Any:
+    return bytes(pointer.contents) if pointer else None
+
+
+def _written(file: Any) -> Any:
+    return (None, 0) if file.closed else (file.getvalue(), file.tell())
 
 
 # -------------------------------------------------------------------- what is used up

@@ -33,7 +33,6 @@ from .._torch.stand_ins import is_stand_in
 from .._torch.torchscript import attributes_of
 from ..graph.slots import Buffer, Closure, Param
 from . import holders as kinds
-from .classes import CODE_OF_CLASSES
 from .code import Seen, imported_modules, look_at, stored_in
 from .expected import ABSENT, PLAIN, stored
 from .holders import Holder, Kind, own_globals, slots_of
@@ -47,10 +46,9 @@ from .libraries import (
     is_outside,
     referent,
 )
-from .module_tables import TABLES
+from .objects import CODE_OF_CLASSES
 from .opaque import DRAWN, is_cached_function, is_of_dates, is_random_generator, results_of, used_up
-from .reads import VIEWS, Reads, keys_in, table_of
-from .sources import Source
+from .reads import TABLES, VIEWS, Reads, Source, keys_in, table_of
 
 _MOST_VISITS = 200_000
 _LARGE = 10_000  # items, from which on those of a container are not looked into

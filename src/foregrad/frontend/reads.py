@@ -1,4 +1,4 @@
-"""The places that a function read besides its tensors: attributes of modules, globals, closure cells, containers.
+"""What a function reaches by itself: the places that it read (attributes, globals, cells, containers), and its tensors.
 
 `Reads` keeps, for each place that was looked at (a dict, list, set, cell or object), the value at the first look,
 in a form that a later look can be compared with: plain values by type and value, tensors by their being
@@ -9,23 +9,24 @@ containers are places of their own, with all their items.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import gc
 import operator
 import threading
 import types
 import weakref
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from .._torch.stand_ins import is_stand_in
-from ..graph.spelling import key_text
-from .arrays import is_array
-from .expected import ABSENT, Expected, describe, holds_classes, is_plain, reference, stored
+from ..graph.slots import Slot
+from ..graph.spelling import attribute, item, key_text
+from ..subclasses.spec import WrapperSpec
+from .expected import ABSENT, Expected, Strong, describe, holds_classes, is_plain, reference, stored
 from .libraries import is_of_library
-from .module_tables import HOOKS, TABLES, ScriptedAttribute, scripted_place
-from .opaque import asked_of
+from .opaque import asked_of, is_array
 
 _MOST_ITEMS = 10_000
 _CONTAINERS = (dict, list, set, collections.deque)
@@ -352,3 +353,126 @@ class Reads:
 def _is_only_module(cls: type) -> bool:
     """Whether objects of a class are modules, with nothing of a container or another type of C's."""
     return issubclass(cls, torch.nn.Module) and cls.__basicsize__ == torch.nn.Module.__basicsize__
+
+
+# -------------------------------------------------------------------- tables of modules
+# Where a module keeps its attributes: tables in its `__dict__`, or, of TorchScript's, an object in C++.
+
+TABLES = ("_parameters", "_buffers", "_modules")
+HOOKS = frozenset(
+    "_forward_hooks _forward_pre_hooks _backward_hooks _backward_pre_hooks _forward_hooks_with_kwargs "
+    "_forward_hooks_always_called _forward_pre_hooks_with_kwargs _is_full_backward_hook".split()
+)
+
+
+_IN_FORWARDS = ("_forward_pre_hooks", "_forward_hooks")
+_IN_BACKWARDS = ("_backward_pre_hooks", "_backward_hooks")
+
+
+def hooks_of(modules: Iterable[torch.nn.Module], *, in_backward: bool = False) -> Iterator[Any]:
+    """The hooks that calls of modules call, those of all modules first; or those that their backwards call."""
+    names = _IN_BACKWARDS if in_backward else _IN_FORWARDS
+    for name in names:
+        yield from vars(torch.nn.modules.module)[f"_global{name}"].values()
+    for module in modules:
+        own = object.__getattribute__(module, "__dict__")
+        for name in names:
+            yield from own.get(name, {}).values()
+
+
+def scripted_place(module: torch.nn.Module, name: str) -> tuple[Any, str, Any] | None:
+    """(holder, kind of place, value) of an attribute of a scripted or traced module; None where it can't change."""
+    own = object.__getattribute__(module, "__dict__")
+    actual = own.get("_actual_script_module")  # what a traced module keeps its state in
+    if actual is not None:
+        return scripted_place(actual, name)
+    if name in own.get("_modules", ()):
+        return None
+    if name in own:
+        return own, "dict", own[name]
+    state = own.get("_c")
+    return (state, "object", getattr(state, name)) if state is not None and state.hasattr(name) else None
+
+
+class ScriptedAttribute:
+    """A container of a scripted module: each look at it gives a copy."""
+
+    def __init__(self, state: Any, name: str) -> None:
+        self.state = state
+        self.name = name
+
+    def contents(self) -> Any:
+        return _contents(getattr(self.state, self.name))
+
+
+def _contents(value: Any) -> Any:
+    if isinstance(value, dict):
+        return tuple((key, _contents(item)) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return (type(value).__name__, *map(_contents, value))
+    return id(value) if isinstance(value, torch.Tensor) else value
+
+
+# -------------------------------------------------------------------- sources
+# Where a tensor that a function reaches by itself is kept, so that it is read again on every call.
+#
+# Rebinding anything on the way is noticed, because the chain of steps is walked again at each call.
+
+
+class Source:
+    """How to reach an object: from `root`, by `steps` of ("attr", name) or ("item", key).
+
+    A root that can be referred to weakly is not kept alive, unless it is a tensor: one that nothing leads to is read
+    from here alone.
+    """
+
+    __slots__ = ("_root", "slot", "steps")
+
+    def __init__(self, slot: Slot, root: Any, steps: tuple[tuple[str, Any], ...]) -> None:
+        self.slot = slot
+        self.steps = steps
+        self._root = Strong(root) if isinstance(root, torch.Tensor) else reference(root)
+
+    @property
+    def root(self) -> Any:
+        """Where to start; None when that is no more."""
+        return self._root()
+
+    def bound(self, bind: Callable[[str, Any], str]) -> str:
+        """Python source that reads the root; `bind` gives globals names."""
+        return bind("root", self._root) + "()"
+
+    def __repr__(self) -> str:
+        return f"Source({self.slot}, {self.steps})"
+
+    def get(self) -> Any:
+        """The object now."""
+        value = self.root
+        for kind, key in self.steps:
+            value = getattr(value, key) if kind == "attr" else value[key]
+        return value
+
+    def expression(self, root: str, bind: Callable[[str, Any], str]) -> str:
+        """Python source that reads it, given the name of a variable holding the root; `bind` gives globals names."""
+        for kind, key in self.steps:
+            root = attribute(root, key, bind) if kind == "attr" else item(root, key, bind)
+        return root
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReachedWrapper:
+    """A wrapper that the function reached by itself: where, and the spec of its gradient (None: as predicted)."""
+
+    source: Source
+    spec: WrapperSpec
+    gradient: WrapperSpec | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FoundWrappers:
+    """The wrappers that a function was given: those that it reached by itself, and of those among its arguments, by
+    their first leaf, what they are like and what their gradients are like.
+    """
+
+    reached: tuple[ReachedWrapper, ...]
+    arguments: Mapping[int, tuple[WrapperSpec, WrapperSpec | None]]

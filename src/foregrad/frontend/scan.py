@@ -32,18 +32,6 @@ import torch
 
 from ..graph.spelling import in_order
 from ..locks import Replacements
-from .arrays import is_array
-from .classes import (
-    CODE_OF_CLASSES,
-    SPECIAL,
-    attributes_of,
-    dict_of_class,
-    kept_by_c,
-    makers_of,
-    slots_in,
-    special_names,
-    values_of,
-)
 from .code import OF_CODE, CodeNames, NamesMet, codes_in, imported_modules, names_of
 from .expected import ABSENT, holds_classes, is_plain
 from .libraries import (
@@ -58,7 +46,18 @@ from .libraries import (
     referent,
 )
 from .library_state import LibraryState
-from .opaque import context_value, is_cached_function
+from .objects import (
+    CODE_OF_CLASSES,
+    SPECIAL,
+    attributes_of,
+    dict_of_class,
+    kept_by_c,
+    makers_of,
+    slots_in,
+    special_names,
+    values_of,
+)
+from .opaque import context_value, is_array, is_cached_function
 from .reads import VIEWS, Reads, ReadSite, items_in, table_of
 from .region import is_eager_region
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge
 
-from ..frontend.sources import Source
+from ..frontend.reads import Source
 from ..graph.effect_log import Effect, MarkWrapper, Write, WriteWrapper, attached
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec

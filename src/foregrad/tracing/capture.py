@@ -11,7 +11,7 @@ from .._torch.jagged import dispatch_argument_of_capture
 from .._torch.requirements import warn_if_untested
 from ..errors import InternalError
 from ..frontend.call import FlatCall
-from ..frontend.sources import Source
+from ..frontend.reads import Source
 from ..graph.eager_regions import begin, in_one_call
 from ..interrupts import held
 from .options import Learned, Options

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..frontend.classes import called_by_autograd
+from ..frontend.objects import called_by_autograd
 from ..identity import IdSet
 from ..subclasses.conversion import Samples
 

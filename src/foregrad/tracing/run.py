@@ -19,8 +19,7 @@ from .._torch.transforms import levels_put_back
 from ..errors import ForegradError
 from ..frontend.lifted import capturing
 from ..frontend.program_state import ProgramState
-from ..frontend.reads import Reads
-from ..frontend.sources import FoundWrappers, Source
+from ..frontend.reads import FoundWrappers, Reads, Source
 from ..frontend.tree import Tree
 from ..graph.effects import CheckFailed
 from ..graph.joint import JointGraph

@@ -18,9 +18,8 @@ from ..._torch.tensors import without_marks
 from ...errors import UnsupportedError, UnsupportedSideEffectError
 from ...frontend.expected import ABSENT
 from ...frontend.libraries import is_of_library
-from ...frontend.reads import table_of
+from ...frontend.reads import Source, table_of
 from ...frontend.scan import Scan
-from ...frontend.sources import Source
 from ...graph.slots import Closure
 from ...graph.spelling import ATTRIBUTES, key_text
 from ...subclasses.spec import is_wrapper

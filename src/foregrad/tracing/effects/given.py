@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ...errors import UnsupportedSideEffectError
-from ...frontend.arrays import is_array, overlaps
 from ...frontend.call import FlatCall
 from ...frontend.holders import DICT, SET
 from ...frontend.lifted import lifted_places, times_lifted
+from ...frontend.opaque import is_array, overlaps
 from ...frontend.program_state import ProgramState
 from ...frontend.reads import table_of
 from ...frontend.tree import is_as_opened, open_container

@@ -25,10 +25,9 @@ from ...errors import UnsupportedSideEffectError
 from ...frontend.expected import is_plain
 from ...frontend.holders import CELL, DEQUE, DICT, NAMESPACE, Holder
 from ...frontend.lifted import StatePlace
-from ...frontend.module_tables import TABLES
 from ...frontend.objects import is_plain_object
 from ...frontend.program_state import ProgramState
-from ...frontend.reads import Reads
+from ...frontend.reads import TABLES, Reads
 from ...identity import IdSet
 
 Identity = tuple[int, Any]

@@ -19,12 +19,11 @@ import torch
 
 from ..._torch.dispatch import without_torch_functions
 from ...errors import UnsupportedError, UnsupportedMutationError, UnsupportedOpError, UnsupportedSideEffectError
-from ...frontend.classes import dict_of_class, values_of
 from ...frontend.code import instructions_of, names_of
 from ...frontend.expected import ABSENT, is_plain
 from ...frontend.libraries import is_installed, is_of_library, is_outside
-from ...frontend.module_tables import hooks_of
-from ...frontend.reads import Reads
+from ...frontend.objects import dict_of_class, values_of
+from ...frontend.reads import Reads, hooks_of
 from ...graph.eager_regions import differentiated_twice
 from ...graph.python_calls import CALL, GradientHook
 from ..recorder.recorder import Recorder

@@ -12,8 +12,7 @@ from ..._torch.generators import MadeGenerators
 from ..._torch.jagged import is_ragged
 from ..._torch.tensors import gradient_of, is_usable
 from ...errors import UnsupportedSideEffectError, UnsupportedTensorError
-from ...frontend.arrays import are_apart, arrays_in, tensor_over
-from ...frontend.call import FlatCall
+from ...frontend.call import FlatCall, are_apart, arrays_in, tensor_over
 from ...frontend.function_classes import check_classes
 from ...frontend.tree import Unwrap, flatten
 from ...identity import IdSet

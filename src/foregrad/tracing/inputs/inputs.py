@@ -28,8 +28,7 @@ from ..._torch.transforms import levels_off
 from ...errors import ForegradWarning
 from ...frontend.call import FlatCall, check_tensor, memory_groups
 from ...frontend.program_state import ProgramState
-from ...frontend.reads import Reads
-from ...frontend.sources import Source
+from ...frontend.reads import Reads, Source
 from ...graph.meta import TensorSpec
 from ...graph.signature import PartOf
 from ...graph.slots import Closure, Input, Slot

@@ -14,12 +14,11 @@ from ..._torch.distributed import data_parallel
 from ..._torch.patches import REGION
 from ...errors import UnsupportedOpError
 from ...frontend.call import FlatCall
-from ...frontend.classes import values_of
 from ...frontend.code import codes_in, functions_of
 from ...frontend.libraries import is_of_library, is_outside
-from ...frontend.module_tables import hooks_of
+from ...frontend.objects import values_of
 from ...frontend.program_state import ProgramState
-from ...frontend.reads import Reads
+from ...frontend.reads import Reads, hooks_of
 from ...frontend.scan import Scan
 from ...graph.spelling import in_order
 from ...identity import IdSet

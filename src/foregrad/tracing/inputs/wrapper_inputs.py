@@ -15,7 +15,7 @@ from ..._torch.symbols import concrete, has_symbolic, is_symbolic, same_numbers
 from ..._torch.tensors import history_of, is_view, share_counters, storage_key, version_of
 from ...errors import UnsupportedTensorError
 from ...frontend.expected import ABSENT
-from ...frontend.sources import Source
+from ...frontend.reads import Source
 from ...graph.effect_log import Detach, Effect
 from ...subclasses.conversion import give_history, has_plain_gradient, learn_carriers, learn_gradient, taken_apart, wrap
 from ...subclasses.spec import (

@@ -22,7 +22,7 @@ from ..._torch.tensors import (
     numbers_of_view,
 )
 from ...errors import UnsupportedAliasError
-from ...frontend.sources import FoundWrappers, ReachedWrapper, Source
+from ...frontend.reads import FoundWrappers, ReachedWrapper, Source
 from ...frontend.tree import SharedWrapper, Tree, Unwrap, flatten
 from ...graph.signature import PartOf
 from ...graph.slots import Buffer, Closure, Param, Slot

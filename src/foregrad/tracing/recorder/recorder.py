@@ -22,8 +22,9 @@ from ..._torch.stand_ins import FakeRuns, is_stand_in, like_source
 from ..._torch.symbols import map_symbolic
 from ..._torch.tensors import base_of, is_symbolic_zero, is_view
 from ...errors import UnsupportedDataDependentError, UnsupportedOpError, UnsupportedSideEffectError
-from ...frontend.arrays import is_array, overlaps, tensor_over
+from ...frontend.call import tensor_over
 from ...frontend.lifted import StatePlace
+from ...frontend.opaque import is_array, overlaps
 from ...frontend.reads import Reads
 from ...identity import IdSet
 from ...locks import bound
