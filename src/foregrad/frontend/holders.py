@@ -238,7 +238,10 @@ def _put_back_deque(items: Any, before: list[Any]) -> None:
 
 
 def _same_set(items: Any, before: set[Any]) -> bool:
-    return len(items) == len(before) and {*map(id, set.__iter__(items))} == {*map(id, before)}
+    if len(items) != len(before):
+        return False
+    # A copy mostly has them in the same order.
+    return all(map(operator.is_, set.__iter__(items), before)) or {*map(id, set.__iter__(items))} == {*map(id, before)}
 
 
 def _put_back_set(items: Any, before: set[Any]) -> None:
@@ -454,7 +457,7 @@ DEQUE = Kind(
     enumerate,
     collections.deque.__setitem__,
 )
-SET = Kind(lambda items: set(set.__iter__(items)), _same_set, _put_back_set)
+SET = Kind(set, _same_set, _put_back_set)
 CELL = Kind(
     _read_cell,
     lambda cell, before: _read_cell(cell) is before,

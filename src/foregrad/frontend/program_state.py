@@ -180,8 +180,9 @@ class ProgramState:
                 if isinstance(part, (types.ModuleType, types.FunctionType, type)) and id(part) not in self._libraries:
                     self._library(part, owner, name)
                     waiting.append(self._libraries[id(part)])
-            for name in stored - owner.before.keys():
-                owner.before[name] = table.get(name, ABSENT)
+            for name in stored:
+                if name not in owner.before:
+                    owner.before[name] = table.get(name, ABSENT)
 
     # ---------------------------------------------------------------- afterwards
 
@@ -216,7 +217,8 @@ class ProgramState:
         """
         found = [(holder, key) for holder in self.holders for key, value in holder.items() if value is target]
         in_sets = (item for holder in self.holders if holder.kind is kinds.SET for item in holder.before)
-        fixed = (value for value in self._seen.values() if isinstance(value, _NEVER_WRITTEN))
+        classes = {cls for cls in self._actions if issubclass(cls, _NEVER_WRITTEN)}
+        fixed = (value for value in self._seen.values() if type(value) in classes)
         if any(item is target for item in in_sets) or any(_is_in(value, target) for value in fixed):
             return []
         return found

@@ -187,7 +187,7 @@ class Scan:
         imported = dict(imported_modules(named.imports, namespace))
         for module in imported.values():
             self.libraries.named(module, others, self.probed)
-        missing = {name for name, level in named.imports if not level} - sys.modules.keys()
+        missing = {name for name, level in named.imports if not level and name not in sys.modules}
         self.libraries.modules(imported, missing)
         return named
 

@@ -212,9 +212,11 @@ class Inputs:
 
     def adopt_plain(self, real: torch.Tensor) -> torch.Tensor:
         """`adopt` for a tensor that is met for the first time and no wrapper: no code of the program runs."""
-        if self.sources.find(real) is None and is_number(real):  # which autograd's C++ asks about
-            return real
-        way = self.sources.of(real)
+        way = self.sources.find(real)
+        if way is None:
+            if is_number(real):  # which autograd's C++ asks about
+                return real
+            way = self.sources.constant(real)
         try:
             check_tensor(real, str(way.slot))
         except TypeError as error:  # Python takes one of an operator's (`x @ w`) for "not that way round"
@@ -228,7 +230,7 @@ class Inputs:
             return known.stand_in
         record = InputRecord(real, source.slot, None, source)
         shared = self._add(record)
-        if shared is not None or real in self.whole | self.viewed:  # capture again, told so at the start
+        if shared is not None or real in self.whole or real in self.viewed:  # capture again, told so at the start
             raise SharedClosureFound((record.real, source))
         with levels_off() if is_tracing_functorch() else contextlib.nullcontext():  # an input is of no level
             self.stand_ins.alone(record)
@@ -343,18 +345,15 @@ class TensorSources:
         self.reads.contents(keeper, keeper.__name__)  # guarded: it gives this very tensor as long as it isn't cleared
         return self._constant(real)
 
-    def of(self, real: torch.Tensor) -> Source:
-        """`find`; what nothing leads to is the same in every call, and a warning says so."""
-        source = self.find(real)
-        if source is None:
-            source = self._constant(real)
-            warnings.warn(
-                f"a tensor {TensorSpec.of(real)} used at {self.where()} can't be reached from the compiled function; "
-                "this very tensor object will be used on every call, even if the program rebinds it.",
-                ForegradWarning,
-                stacklevel=2,
-            )
-        return source
+    def constant(self, real: torch.Tensor) -> Source:
+        """Of what nothing leads to, see `find`: it is the same in every call, and a warning says so."""
+        warnings.warn(
+            f"a tensor {TensorSpec.of(real)} used at {self.where()} can't be reached from the compiled function; "
+            "this very tensor object will be used on every call, even if the program rebinds it.",
+            ForegradWarning,
+            stacklevel=2,
+        )
+        return self._constant(real)
 
     def _constant(self, real: torch.Tensor) -> Source:
         return Source(Closure(f"tensor at {self.where()}"), real, ())
