@@ -170,7 +170,7 @@ def test_second_derivatives_raise_where_eagers_do(name, door, native):
             with pytest.raises(foregrad.errors.UnsupportedError, match="have no gradient"):
                 derivatives(compiled, (0, 1), (0,), square=False)
             return
-        for outputs in ((0, 1), (0,)):
+        for outputs in ((0, 1), (0,)) if door == "directly" else ((0, 1),):
             for of in ((0, 1), (0,), (1,)):
                 for square in (False, True):
                     eager, ours = (derivatives(f, outputs, of, square=square) for f in (PROGRAMS[name], compiled))

@@ -283,8 +283,10 @@ def check(read, holder, changes):
 
 @pytest.mark.parametrize("kind", HOLDERS)
 def test_a_change_of_an_attribute_is_seen(kind):
+    """Each change by who reads the attribute, and by half of the other readers."""
     for number, (name, read) in enumerate(READERS.items()):
-        assert not check(read, HOLDERS[kind](), CHANGES[number:] + CHANGES[:number]), name
+        changes = CHANGES[number:] + CHANGES[:number]
+        assert not check(read, HOLDERS[kind](), changes[::2] if number else changes), name
 
 
 @pytest.mark.parametrize("kind", ["plain", "slots", "module", "class"])

@@ -91,6 +91,8 @@ def test_what_the_caller_sees_has_been_through_the_hooks_inside(door, result, na
     for hook, watch in itertools.product(HOOKS, WATCH):
         if hook == "writes" and watch != "nobody":
             continue  # eager's own depends on which tensor the engine adds into
+        if door == "under torch.compile" and watch != ("nobody" if hook == "writes" else "a hook"):
+            continue  # who watches a result is outside of the graph
         if hook == "keeps" and result == "written later":
             continue  # such a hook is traced, and may not change what is outside
         wanted = run(lambda f: f, hook, watch, result)
