@@ -624,7 +624,7 @@ def weights_averaged_from_some_step_on(wrap):
 
 
 @program(graphs=5)
-def fifty_steps_of_a_transformer(wrap):
+def twenty_steps_of_a_transformer(wrap):
     """Dropout, clipping, a schedule, gradients of two batches a step."""
     model = nn.Sequential(
         nn.Embedding(20, 16),
@@ -644,7 +644,7 @@ def fifty_steps_of_a_transformer(wrap):
         return loss.detach()
 
     call, losses = wrap(step), []
-    for _ in range(50):
+    for _ in range(20):
         losses += [call(torch.randint(0, 20, (2, 9)), is_last) for is_last in (False, True)]
         scheduler.step()
     return [losses, seen(model), optimizer.state_dict()], call

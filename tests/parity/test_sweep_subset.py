@@ -26,7 +26,7 @@ ALWAYS = (
 def op_subset() -> list[Case]:
     cases = list(op_cases(["float32", "int64"]))
     chosen = [c for c in cases if c.name in ALWAYS and (c.dtype == "float32" or c.variant == "in-place")]
-    return list(dict.fromkeys(chosen + cases[3::25]))
+    return list(dict.fromkeys(chosen + cases[3::50]))
 
 
 def module_subset() -> list[Case]:
