@@ -36,7 +36,7 @@ from .partitioners import default_partition, min_cut_rematerialization_partition
 from .runtime.render import render_run
 from .subclasses.conversion import unwrapping
 from .subclasses.spec import WrapperSpec
-from .tracing.run import Captured
+from .tracing.capture import Captured
 
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 

@@ -152,7 +152,7 @@ def _capture(
     call: FlatCall, name: str, decompositions: Decompositions, sources: Sequence[Any], *, dynamic: bool, grad: bool
 ) -> JointGraph:
     from .tracing.capture import capture_call  # late, as in the pipeline
-    from .tracing.options import Options
+    from .tracing.parts import Options
 
     if dynamic:
         tensors = [(i, leaf) for i, leaf in enumerate(call.leaves) if isinstance(leaf, torch.Tensor)]

@@ -322,7 +322,7 @@ def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> JointGraph:
         ['sin', 'sum_1', 'cos', 'expand', 'mul']
     """
     from .tracing.capture import capture_call  # late, as in the pipeline
-    from .tracing.options import Options
+    from .tracing.parts import Options
 
     function = fn.forward if isinstance(fn, torch.nn.Module) else fn
     name = getattr(fn, "__name__", type(fn).__name__)

@@ -11,7 +11,7 @@ import pathlib
 import pytest
 
 import foregrad
-import foregrad.tracing.run
+import foregrad.tracing.capture
 from tests.golden.functions import FUNCTIONS
 
 HERE = pathlib.Path(__file__).parent
@@ -24,13 +24,13 @@ RUNS = {"recurrent": 2}
 def runs(monkeypatch):
     """How often each capture ran the function."""
     counted = []
-    run = foregrad.tracing.run.run_function
+    run = foregrad.tracing.capture.run_function
 
     def counting(*args):
         counted.append(args[0])
         return run(*args)
 
-    monkeypatch.setattr(foregrad.tracing.run, "run_function", counting)
+    monkeypatch.setattr(foregrad.tracing.capture, "run_function", counting)
     return counted
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import foregrad
-import foregrad.tracing.run as capturing
+import foregrad.tracing.capture as capturing
 
 
 def images(channels=168):

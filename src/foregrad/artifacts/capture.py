@@ -35,7 +35,7 @@ from ..passes.keep import also_saved, results_read
 from ..subclasses.spec import is_wrapper
 from ..tracing.capture import Captured, capture_call
 from ..tracing.derivatives.resumable_trace import GradientRef, ResumableTrace, WrappedRef
-from ..tracing.options import Options
+from ..tracing.parts import Options
 from .container import StateEntry
 from .program import QUESTIONS, CallSpec, DerivedProgram, Leaf, Program, Specialization, context_now
 from .records import Named, Stored

@@ -97,7 +97,7 @@ class Pipeline:
 
     def _build(self, call: FlatCall, name: str, config: Config) -> Product:
         from ..tracing.capture import capture_call  # late: a third of the time that importing foregrad would take
-        from ..tracing.options import Options
+        from ..tracing.parts import Options
 
         # One run on fakes: forward and backward as one functional graph.
         lifted = [(source.get(), source) for source in self.lifted]

@@ -90,7 +90,7 @@ class Transformed:
         reported, or the eager call raises the error.
         """
         from ..tracing.capture import capture_call  # late, as in the pipeline
-        from ..tracing.options import Options
+        from ..tracing.parts import Options
 
         try:
             call = flatten_call(self.function, args, kwargs)

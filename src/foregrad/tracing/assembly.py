@@ -5,31 +5,40 @@ from __future__ import annotations
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge
 
+from .._torch.tensors import base_of, history_of, is_view
 from ..frontend.reads import Source
 from ..graph.effect_log import Effect, MarkWrapper, Write, WriteWrapper, attached
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
-from ..graph.signature import BaseOf, GradientOf, GradientPaths, InputInfo, MemoryOf, Signature, SizeSymbol
+from ..graph.signature import (
+    BaseOf,
+    GradientOf,
+    GradientPaths,
+    InputInfo,
+    MemoryOf,
+    PassedWrapper,
+    Signature,
+    SizeSymbol,
+    WrapperPlace,
+)
 from ..identity import ById, IdSet
 from ..subclasses.spec import is_wrapper
 from .derivatives.backward import Differentiated, takes_gradient
-from .derivatives.derived_effects import effects_of
-from .derivatives.resumable_trace import ResumableTrace, read_again
-from .derivatives.session import Session
+from .derivatives.derived_graph import effects_of
+from .derivatives.resumable_trace import ResumableTrace, Session, read_again
 from .effects.analysis import Analysis
-from .effects.gradients import check_new_leaves, check_watched_inside, retained_by
+from .effects.attribute_guards import check_new_leaves, check_watched_inside, retained_by
 from .effects.input_effects import fitting, log_of, log_of_results
 from .effects.outputs import attributes_set, parameters_made
-from .effects.wrapper_histories import passed_wrappers, wrapper_results
 from .heap.alias import memory_root
 from .heap.records import InputRecord
-from .heap.refusals import changed_with_gradients
+from .heap.refusals import changed_with_gradients, returned_wrapper
 from .inputs.inputs import GradientSource
 from .parts import CaptureParts
 from .tape.gradient_paths import passed_through, saving_nodes
@@ -195,8 +204,8 @@ class Assembly(CaptureParts):
             checks=tuple(analysis.checks),
             eager_regions=tuple(self.regions.made),
             wrapper_parts=tuple(tuple(of_part[p] for p in known.parts) for known in inputs.wrappers.inputs),
-            wrapper_results=wrapper_results(analysis),
-            passed_wrappers=passed_wrappers(analysis, differentiable),
+            wrapper_results=_wrapper_results(analysis),
+            passed_wrappers=_passed_wrappers(analysis, differentiable),
             in_backward=effects.of([r.leaf for r in records], self._live(records) if run.live else ()),
         )
         errors = self.backward.error, table, self.backward.failing, self.backward.raising
@@ -359,3 +368,86 @@ def _input_info(
         argument=None if index in shared_of else record.argument,
         source=source,
     )
+
+
+# -------------------------------------------------------------------- wrappers on the way of gradients
+# Gradients that pass through a wrapper subclass on their way inside.
+
+
+def _passed_wrappers(analysis: Analysis, differentiable: Sequence[int]) -> tuple[PassedWrapper, ...]:
+    """The wrappers that others were computed from, inside."""
+    targets = list(_targets(analysis))
+    if not targets:
+        return ()
+    fakes: list[Any] = [analysis.fakes[i] for i in differentiable]
+    _, passed = passed_through(fakes, [(at, tensor) for at, (_, tensor, _) in enumerate(targets)])
+    found, places = [], _places(analysis)
+    for at, positions in passed:
+        place, tensor, own = targets[at]
+        after = tuple(position for position in positions if differentiable[position] not in own)
+        others = dict.fromkeys(places.get(differentiable[position]) for position in after)
+        others.pop(place, None)
+        if after and (place is None or None in others):
+            raise returned_wrapper(
+                f"results are computed from a {type(tensor).__qualname__} that is given back too, and one of them is "
+                "left in an object"
+            )
+        if after and place is not None:
+            found.append(PassedWrapper(place, after, tuple(filter(None, others))))
+    return tuple(sorted(found, key=lambda one: -len(one.after)))
+
+
+def _targets(analysis: Analysis) -> Iterator[tuple[WrapperPlace | None, Any, frozenset[int]]]:
+    """The wrappers that the caller sees whose histories are the call's: where, and their own graph outputs."""
+    wrappers = analysis.inputs.wrappers
+    own = _own_outputs(analysis)
+    seen: IdSet[Any] = IdSet()
+    for at, leaf in enumerate(wrappers.leaves):
+        if is_wrapper(leaf) and leaf not in seen and leaf not in wrappers.by_stand_in:
+            seen.add(leaf)
+            if leaf.requires_grad and history_of(leaf) is not None:
+                yield WrapperPlace("result", at), leaf, own.get(leaf, frozenset())
+    bases = IdSet(base_of(leaf) for leaf in wrappers.leaves if is_wrapper(leaf) and is_view(leaf))
+    for made in wrappers.made:
+        if made not in seen and made not in bases and own[made]:
+            yield None, made, own[made]
+    for history in analysis.wrapper_histories:
+        stand_in = wrappers.inputs[history.input].stand_in
+        yield WrapperPlace("wrapper", history.input), stand_in, frozenset(history.outputs)
+
+
+def _wrapper_results(analysis: Analysis) -> tuple[tuple[WrapperPlace, frozenset[int]], ...]:
+    """Where wrappers are that are made of graph outputs which carry gradients, and of which."""
+    own = _own_outputs(analysis)
+    found: dict[WrapperPlace, frozenset[int]] = {}
+    for at, leaf in enumerate(analysis.inputs.wrappers.leaves):
+        if is_wrapper(leaf):
+            outputs = own.get(base_of(leaf) if is_view(leaf) else leaf)
+            if outputs and outputs not in found.values():
+                found[WrapperPlace("result", at)] = outputs
+    return tuple(found.items())
+
+
+def _own_outputs(analysis: Analysis) -> ById[Any, frozenset[int]]:
+    """By a wrapper that is made of them: graph outputs that carry gradients."""
+    outputs = ById((fake, i) for i, fake in enumerate(analysis.fakes) if fake is not None)
+    made = analysis.inputs.wrappers.made.items()
+    return ById((one, frozenset(outputs[part] for part in parts if part in outputs)) for one, parts in made)
+
+
+def _places(analysis: Analysis) -> dict[int, WrapperPlace]:
+    """By graph output: where what is made of it is found after the call."""
+    written = [update for update in analysis.updates if update.differentiable]
+    places = {update.output: WrapperPlace("input", update.input) for update in written}
+    outputs = ById((fake, i) for i, fake in enumerate(analysis.fakes) if fake is not None)
+    own = _own_outputs(analysis)
+    for at, leaf in enumerate(analysis.inputs.wrappers.leaves):
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        for tensor in (leaf, base_of(leaf)) if is_view(leaf) else (leaf,):
+            made_of = own.get(tensor, outputs.get(tensor))
+            for output in made_of if isinstance(made_of, frozenset) else () if made_of is None else (made_of,):
+                places.setdefault(output, WrapperPlace("result", at, tensor is not leaf))
+    for history in analysis.wrapper_histories:
+        places |= dict.fromkeys(history.outputs, WrapperPlace("wrapper", history.input))
+    return places

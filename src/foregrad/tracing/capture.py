@@ -1,27 +1,267 @@
-"""Capture: one run of a function on fakes gives its joint graph."""
+"""Capture: one run of a function on fakes gives its joint graph; called, analyzed, differentiated, captured."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import functools
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from .._torch.jagged import dispatch_argument_of_capture
+from .._torch.dispatch import (
+    force_view_tracking,
+    no_saved_tensors_hooks,
+    symbolic_composites,
+)
+from .._torch.function_classes import FunctionClasses
+from .._torch.generators import MadeGenerators
+from .._torch.jagged import dispatch_argument_of_capture, is_ragged
+from .._torch.patches import patched
 from .._torch.requirements import warn_if_untested
-from ..errors import InternalError
-from ..frontend.call import FlatCall
-from ..frontend.reads import Source
+from .._torch.tensors import gradient_of, is_usable
+from .._torch.transforms import levels_put_back
+from ..errors import ForegradError, InternalError, UnsupportedSideEffectError, UnsupportedTensorError
+from ..frontend.call import FlatCall, are_apart, arrays_in, tensor_over
+from ..frontend.function_classes import check_classes
+from ..frontend.lifted import capturing
+from ..frontend.program_state import ProgramState
+from ..frontend.reads import FoundWrappers, Reads, Source
+from ..frontend.tree import Tree, Unwrap, flatten
 from ..graph.eager_regions import begin, in_one_call
-from ..interrupts import held
-from .options import Learned, Options
-from .run import Captured, CaptureRun
+from ..graph.effects import CheckFailed
+from ..graph.joint import JointGraph
+from ..identity import IdSet
+from ..interrupts import held, is_interrupt, note_escaping
+from ..subclasses.spec import is_of_capture
+from .assembly import Assembly
+from .derivatives.backward import Differentiated, differentiate
+from .derivatives.derived_graph import check_outputs, written_by
+from .derivatives.resumable_trace import ResumableTrace, fresh_autocast_cache
+from .effects.analysis import Analysis
+from .effects.attribute_guards import Facts
+from .effects.input_effects import check_marked, check_sizes, views_of_written
+from .effects.outputs import analyze
+from .effects.python_in_backwards import check_module_hooks
+from .effects.python_state import Given, PythonState, refuse_change
+from .effects.python_writes import attribute_set_error
+from .heap.records import InputRecord
+from .inputs.views_by_place import check_reshaped
+from .kernels.checks import dead_checks
+from .parts import Learned, Options, run_function
 from .tape.collection import paused_collection
 from .tape.tape import CaptureAgain, NumberVaries, SharedClosureFound
-
-__all__ = ["Captured", "capture_call"]
+from .values.draw_patches import drawing
+from .values.draws import Draws, DrawsFound
+from .values.numbers import trace_math
 
 _MOST_RUNS = 1000  # each learns of one more tensor, or of none
+_OF_FOREGRAD = (ForegradError, CaptureAgain, CheckFailed, DrawsFound)
+
+
+class CaptureRun(Assembly):
+    """One run of the function."""
+
+    def run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
+        """The captured function; None: capture again with what was learned, such as common bases (see `Learned`)."""
+        self.imports.import_ahead()
+        what = "self" if isinstance(self.call.function, torch.nn.Module) else self.name
+        classes = [(kind, kind.__name__) for kind in self.call.tree.types()]
+        leaves_named = zip(self.call.leaves, self.call.paths, strict=True)
+        state = ProgramState([(self.call.function, what), *leaves_named, *classes])
+        self.inputs.sources.state = state
+        with self.unrecorded:
+            leaves = self.inputs.add_arguments(self.recorder, lifted)
+        self.draws = Draws(self.name, self.call, lambda value: self.state.before.knows(value))
+        given = Given(self.call, leaves, functools.partial(self.inputs.arguments, self.draws.arrays_of(leaves)))
+        state.walk(given.named)
+        containers = self.learned.containers
+        self.state = PythonState(self.call, self.name, state, self.reads, self.inputs.real_of, containers, given)
+        captured, is_kept = None, False
+        try:
+            captured = self._run(given)
+        except BaseException as error:
+            is_kept = is_interrupt(error) and not isinstance(error, _OF_FOREGRAD)
+            is_stumble = not is_kept and self.state.stumbled(is_foreign=not isinstance(error, _OF_FOREGRAD))
+            if is_stumble or self.functions.isolate(error) | self.eager_hooks.isolate(error):
+                raise CaptureAgain from None
+            if isinstance(error, RuntimeError):
+                self.history_changes.look_again()
+            raise
+        finally:
+            if captured is None:
+                self.state.give_up(is_interrupted=is_kept)
+                if not is_kept:
+                    self.observed.give_up()
+            self.reads.release()
+        return captured
+
+    def _run(self, given: Given) -> Captured | None:
+        self.code.check(self.state.before)
+        with (
+            patched(self),
+            self.settings.view_replay,
+            force_view_tracking(self.learned.replays_views),
+            no_saved_tensors_hooks(),  # those around the call are for what the compiled function saves
+            fresh_autocast_cache(),
+            symbolic_composites(self.call.may_have_symbolic_sizes),
+            self.code.rebound,
+        ):
+            called = self._called(given)
+            if called is None:
+                return None
+            with self.unrecorded:
+                result = self._checked(given, *called)
+                if result is None:
+                    return None
+                out_leaves, paths, out_tree = result
+                analysis = self._analyzed(out_leaves, paths)
+                described = self._differentiated(analysis, out_leaves, paths)
+                if described is None:
+                    return None
+        self.lifting.values_asked.raise_failed()  # by a hook, in the backward
+        self.functions.check_absent(self.name, len(described.tangents))
+        with self.unrecorded:
+            _check_gradients(self.name, self.inputs.records, self.lifting.accumulated_at)
+            late = check_sizes(analysis, described.gradients)
+            check_marked(analysis)
+            return self._captured(analysis, dataclasses.replace(described, late=late), out_leaves, out_tree)
+
+    def _called(self, given: Given) -> tuple[Any] | None:
+        """Run the function: what it returns."""
+        recorder, call = self.recorder, self.call
+        trace_math()
+        self.state.put_stand_ins(recorder.where)
+        with self.settings.put_back(), self.imports.watched(), levels_put_back(), self.lifting, recorder:
+            try:
+                for tensor in self.state.before.with_attributes():  # so that they are guarded
+                    if tensor not in self.inputs.by_real:
+                        self.inputs.adopt(tensor)
+                with self.options.around(), capturing(), drawing(self.draws):
+                    result = run_function(self.observed.of(call.function), given.args, given.kwargs)
+            except Exception as error:
+                note_escaping(error)
+                if self.learned.replays_views and recorder.changes.resized:
+                    self.learned.replays_views = False
+                    return None
+                raise
+            finally:
+                self.state.take_stand_ins()
+                self.code.rebound.unbind()
+                self.origins.forget()
+                recorder.decisions.raise_failed()
+                self.lifting.values_asked.raise_failed()
+                self.state.raise_failed()
+                self.observed.raise_failed()
+        return None if self.state.needs_another_run() else (result,)
+
+    def _checked(self, given: Given, result: Any) -> tuple[list[Any], list[str], Tree] | None:
+        """The leaves of what the function returned and of what it wrote to Python's state, and their paths."""
+        recorder, inputs, call = self.recorder, self.inputs, self.call
+        with recorder:
+            recorder.collectives.finish()
+            self.overlapping.finish()
+        self.draws.check()
+        inputs.check_reached(compares_identity=False)
+        _check_run(self.name, call, (given.args, given.kwargs), given.leaves, inputs.wrappers.unwrap)
+        self.regions.check()
+        self.observed.check(self.state.made.newborns)
+        needed = views_of_written(inputs.memory, recorder)
+        if not needed <= inputs.shared_bases:
+            inputs.shared_bases.update(needed)
+            return None
+        self.history_changes.check_views()
+        changed = recorder.writes.follows_strides() or recorder.changes.resized_with_gradients()
+        if self.learned.replays_views and changed and any(r.stand_in.requires_grad for r in inputs.records):
+            self.learned.replays_views = False
+            return None
+        gradients = self.facts.gradients.finish()
+        return self.state.outputs(result, inputs.wrappers.of_results(result, inputs.adopt), gradients)
+
+    def _analyzed(self, out_leaves: list[Any], paths: list[str]) -> Analysis:
+        """How each written input and each output is given back."""
+        recorder, inputs = self.recorder, self.inputs
+        _check_tensors(self.name, inputs.records, self.facts, self.lifting.accumulated_at)
+        _check_arrays(self.name, self.call, inputs.records, self.state.before.met())
+        _check_results(self.name, out_leaves, paths, inputs.by_stand_in, self.made_generators, self.lifting.classes)
+        check_reshaped(recorder)
+        analysis = analyze(recorder, inputs, out_leaves, paths)
+        self.hooks.settle(self.name, self.call.function, out_leaves, analysis, inputs, live=self.options.live_hooks)
+        self.lifting.settle(has_hooks=bool(self.hooks))
+        return analysis
+
+    def _differentiated(self, analysis: Analysis, out_leaves: list[Any], paths: list[str]) -> Differentiated | None:
+        """The backward, run on fakes; None: capture again, with what it was found to write to."""
+        recorder, records, backward = self.recorder, self.inputs.records, self.backward
+        with_history = [fake for fake in analysis.fakes if fake is not None]
+        if with_history:
+            check_module_hooks(self.name, self.code.modules, self.state.knows)
+        keep = self.options.higher_order
+        described = self.observed.of(differentiate)(backward, analysis, keep=keep)
+        self.observed.raise_failed()
+        self.observed.check(self.state.made.newborns)
+        self.inputs.wrappers.check_gradients()
+        if with_history:
+            self.hooks.check_nodes(self.name)
+        if recorder.late.missing:
+            self.learned.late.update(written_by(recorder, records))
+            return None
+        check_outputs(recorder, backward.run, out_leaves, paths)
+        if backward.error is not None:
+            reached = described.reached or backward.reached(with_history, least=1)
+            described = dataclasses.replace(described, reached=reached)
+            backward.forget_unreached(reached)
+        described = described.parted(backward, analysis)
+        if self.inner.was_asked and backward.error is None:
+            outputs = {i: analysis.fakes[i] for i in described.outputs}
+            backward.on_dead_ends(outputs, [fake for fake, _ in described.tangents])
+        return described
+
+    def _captured(
+        self, analysis: Analysis, described: Differentiated, out_leaves: list[Any], out_tree: Tree
+    ) -> Captured:
+        """The joint graph, and what goes with it."""
+        recorder, inputs = self.recorder, self.inputs
+        self.separate_outputs(analysis)
+        recorder.decisions.numbers.decide_fixed()
+        analysis.add_decisions(recorder.decisions.made)
+        dead = dead_checks(recorder.tape, [*analysis.entries, *described.gradients], len(recorder.decisions.made))
+        analysis.add_checks([*recorder.checks.made, *dead], inputs.records)
+        settings = self.settings.after, self.settings.inside
+        records, joint = self.joint(analysis, described, out_tree, out_leaves, settings)
+        self.checkpoints.check({records[u.input].entry: str(records[u.input].slot) for u in joint.signature.updates})
+        tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
+        self.state.settle()
+        observed = self.observed
+        scan = self.code.scan(observed.ran, observed.entered, observed.called, self.facts.gradients.hooks)
+        if "Generator" in scan.names:
+            _check_generators(self.name, self.made_generators)
+        inputs.check_reached(compares_identity=self.reads.compares_identity)
+        recorder.borrowed.check(self.name, self.reads)
+        self.state.check_taken_over(self.name)
+        higher = bool(described.outputs) and self.options.higher_order
+        again = self.resumable(analysis, records, joint) if higher else None
+        facts = self.facts.of(len(joint.signature.inputs), scan)
+        found = self.reads, facts, again, inputs.wrappers.found(self.call.tree), self.state.reached()
+        return Captured(joint, tuple(tensors), tuple(self.code.modules), *found)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Captured:
+    """What a capture gives: the joint graph, the real tensors behind its inputs (None for whole memories), the modules
+    whose code ran, what the function read besides tensors, what it asked of which input (an expression, its value),
+    what it takes to differentiate it again, the wrapper subclasses that it was given, and, by class, the ids of objects
+    that it reaches by itself, which its arguments must not be.
+    """
+
+    joint: JointGraph
+    tensors: tuple[torch.Tensor | None, ...]
+    modules: tuple[torch.nn.Module, ...]
+    reads: Reads
+    facts: tuple[tuple[int, str, str | None, Any], ...] = ()
+    resumable: ResumableTrace | None = None
+    wrappers: FoundWrappers | None = None
+    reached: Mapping[type, frozenset[int]] = dataclasses.field(default_factory=dict)
 
 
 def capture_call(
@@ -69,3 +309,119 @@ def _take_apart(run: CaptureRun) -> None:
         parts.append(recorder)
     for part in parts:
         vars(part).clear()
+
+
+# -------------------------------------------------------------------- side effects
+# What a function did besides computing, that a compiled call would not repeat: found after its run, and refused.
+
+
+def _check_run(
+    name: str,
+    call: FlatCall,
+    arguments: tuple[Any, Any],
+    leaves: list[Any],
+    unwrap: Unwrap,
+) -> None:
+    """A run left the containers among its arguments as they were, where no write to them is an effect of the call."""
+    if call.objects:
+        return
+    after, tree = flatten(arguments, unwrap)
+    if tree != call.tree or any(a is not b for a, b in zip(after, leaves, strict=True)):
+        refuse_change(name, "a container among its arguments")
+
+
+def _check_tensors(name: str, records: list[InputRecord], facts: Facts, accumulated_at: str) -> None:
+    """Nothing was hung onto a tensor among the inputs, its gradient included."""
+    attribute = facts.attribute_set()
+    if attribute is not None:
+        raise attribute_set_error(name, attribute)
+    _check_gradients(name, records, accumulated_at)
+    for wrapper in facts.inputs.wrappers.inputs:
+        if wrapper.is_given_gradient():
+            raise _written_gradient(name, wrapper.slot, accumulated_at)
+
+
+def _check_gradients(name: str, records: list[InputRecord], where: str) -> None:
+    """`.grad` of no input was written to. `where`: the line that last did so to some tensor, if one did."""
+    for record in records:
+        for stand_in in (record.stand_in, record.leaf):
+            if stand_in is not None and is_usable(stand_in) and stand_in.is_leaf and stand_in.grad is not None:
+                stand_in.grad = None
+                raise _written_gradient(name, record.slot, where, goes_on=not record.real.is_leaf)
+
+
+def _written_gradient(name: str, slot: Any, where: str, *, goes_on: bool = False) -> UnsupportedSideEffectError:
+    if goes_on:
+        return UnsupportedSideEffectError(
+            f"`backward()` in `{name}`{' at ' + where if where else ''} goes on into what {slot} was computed from, "
+            f"before the call; a compiled call can't. Call it outside, or use `.detach()` of {slot}."
+        )
+    return UnsupportedSideEffectError(
+        f"`{name}` writes to `.grad` of {slot}{' at ' + where if where else ''}, which a compiled call can't repeat; "
+        "use torch.autograd.grad, or do it outside."
+    )
+
+
+def _check_generators(name: str, made: MadeGenerators) -> None:
+    """It is known of each random generator whether the function makes it."""
+    if made.unknown():
+        raise UnsupportedSideEffectError(
+            f"`{name}` draws from a new random generator, of which it can't be told whether the function makes it: "
+            "make it as `torch.Generator(...)`, or outside and draw from it before the first call."
+        )
+
+
+def _check_arrays(name: str, call: FlatCall, records: list[InputRecord], met: Iterable[Any]) -> None:
+    """No tensor that was written to is over the memory of an array that the function reaches by itself: what is
+    read there is read before the graph runs.
+    """
+    written = [r for r in records if not r.real.is_inference() and r.stand_in._version != r.start_version]
+    arrays = [over for value in met if (over := tensor_over(value)) is not None] if written else []
+    own = IdSet(call.leaves[leaf] for leaf, _, _ in arrays_in(call.tree))
+    for record in written:
+        if record.real not in own and not all(are_apart([array], [record.real]) for array in arrays):
+            raise UnsupportedSideEffectError(
+                f"`{name}` writes to {record.slot}, over whose memory lies a NumPy array that it also reaches: what "
+                "it reads there would be what was there before the call. Use the tensor alone, or a copy."
+            )
+
+
+def _check_results(
+    name: str,
+    results: Sequence[Any],
+    paths: Sequence[str],
+    known: Container[Any],
+    generators: Container[Any],
+    classes: FunctionClasses,
+) -> None:
+    """No result but an input (one among those `known`) has a `.grad`, is a generator that the function made, or a
+    number that has no value; none is a tensor that only its class knows how to handle (`classes`).
+    """
+    check_classes(name, results, paths, classes)
+    for result, path in zip(results, paths, strict=True):
+        if is_ragged(result):
+            raise UnsupportedTensorError(
+                f"`{name}` returns the size of a ragged dimension, {path}, which belongs to its offsets and has no "
+                "value. Return the tensor."
+            )
+        if isinstance(result, torch.nn.Module) and any(map(is_of_capture, _tensors_of(result))):
+            raise UnsupportedSideEffectError(
+                f"`{name}` returns a module that it makes, {path}: that of each call would be the same, with no values "
+                "in it. Make it outside."
+            )
+        if result in generators:
+            raise UnsupportedSideEffectError(
+                f"`{name}` returns a random generator that it makes, {path}: that of each call would be the same. Make "
+                "it outside."
+            )
+        if is_of_capture(result) and result not in known and gradient_of(result) is not None:
+            raise UnsupportedSideEffectError(
+                f"`{name}` sets `.grad` of {path}, which it returns; a compiled call would not. Set it outside."
+            )
+
+
+def _tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    for part in module.modules():
+        own = object.__getattribute__(part, "__dict__")
+        for table in (own.get("_parameters", {}), own.get("_buffers", {}), own):
+            yield from (value for value in table.values() if isinstance(value, torch.Tensor))

@@ -1,50 +1,104 @@
-"""The parts of a capture, and what they ask of each other."""
+"""What a capture is made of: what it is to do, what its runs learn, and its parts, which ask each other."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import io
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from .._torch.asked import ReboundNames
+from .._torch.cache_folder import why_no_folder
+from .._torch.fakes import FakeTensor, FakeTensorMode, NewFakeMode
 from .._torch.generators import MadeGenerators
+from .._torch.symbols import has_symbolic
 from ..errors import ProgramOutputError
 from ..frontend.call import FlatCall
+from ..frontend.objects import called_by_autograd
 from ..graph.console import CONSOLE, Said, action_for, is_recording_warnings, log_of, print_of, warn_of, would_raise
+from ..identity import IdSet
 from ..interrupts import runs_user_code
+from ..subclasses.conversion import Samples
 from .derivatives.backward import Backward, InnerGradients
 from .effects.attribute_guards import Facts
 from .effects.eager_regions import EagerRegions
-from .effects.first_imports import FirstImports
 from .effects.observed import Observed
-from .effects.python_in_backwards import CustomFunctions, EagerHooks
+from .effects.python_in_backwards import CustomFunctions, EagerHooks, OwnHooks
 from .effects.python_state import PythonState, is_read_by_handlers
-from .effects.result_hooks import OwnHooks
 from .heap.recording import Host
 from .heap.records import InputRecord
-from .inputs.history_changes import HistoryChanges
-from .inputs.inputs import Inputs
+from .inputs.inputs import HistoryChanges, Inputs
 from .inputs.lifting import Lifting
-from .inputs.seen_code import SeenCode
+from .inputs.seen_code import FirstImports, SeenCode
 from .inputs.views_by_place import OverlappingViews, reshape_view
-from .options import Learned, Options
 from .recorder.attention import Attention
 from .recorder.checkpoint_regions import Regions
 from .recorder.recorder import Recorder, Unrecorded
 from .recorder.settings import SettingsLeft
 from .tape.origin import Origins, user_line
-from .tape.symbols import fake_mode_of, symbols_of
 from .tape.tape import CaptureAgain
 from .values.decisions import Decisions
 from .values.draws import Draws
 from .values.numbers import Numbers
 from .values.prefix import generators_drawn_from
-from .values.sizes import OpenSizes
+from .values.sizes import OpenSizes, SizeSymbols
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Options:
+    """What a capture is to do.
+
+    `higher_order`: keep what it takes to differentiate the function again. `around`: makes a context for each run of
+    the function. `live_hooks`: hooks may stay Python functions that each call puts on its results.
+    `takes_output`: what the function prints or logs is an effect, and not written now; `runs_regions`: an eager region
+    is called now, and not refused.
+    """
+
+    name: str = "function"
+    decompositions: Mapping[Any, Callable[..., Any]] = dataclasses.field(default_factory=dict)
+    higher_order: bool = True
+    around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+    live_hooks: bool = False
+    takes_output: bool = False
+    runs_regions: bool = True
+
+
+@dataclasses.dataclass(slots=True)
+class Learned:
+    """What makes the next run another one.
+
+    `shared_bases`, `whole`, `viewed` and `as_they_are`: see `Inputs`; `late`: see `BackwardWrites`. `containers`: the
+    places of those that change how many items they have, and whether the function reads them, see `Journals`.
+    `replays_views`: autograd replays the operators that made views; it does not once the sizes of tensors with
+    gradients change in place.
+    `regions`: custom Functions that use NumPy, which run as eager regions; `hooks`: see `EagerHooks`. `samples`: see
+    `Wrappers`. `collectives_by_regions`: see `Collectives`. `imports`: see `FirstImports`.
+    """
+
+    shared_bases: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
+    whole: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
+    viewed: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
+    as_they_are: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
+    late: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
+    containers: dict[tuple[int, Any], bool] = dataclasses.field(default_factory=dict)
+    replays_views: bool = True
+    regions: set[Any] = dataclasses.field(default_factory=set)
+    hooks: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    samples: Samples = dataclasses.field(default_factory=Samples)
+    collectives_by_regions: bool = False
+    imports: dict[str, bool] = dataclasses.field(default_factory=dict)
+
+    @property
+    def apart(self) -> list[Any]:
+        """Functions that run as they are in each backward."""
+        return [*called_by_autograd(self.regions), *self.hooks.values()]
 
 
 class CaptureParts(Host):
@@ -199,3 +253,22 @@ class CaptureParts(Host):
 def run_function(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     # The frame of this function ends the user's part of a stack trace.
     return function(*args, **kwargs)
+
+
+def symbols_of(call: FlatCall) -> SizeSymbols | None:
+    """For the sizes that are to be symbolic, or are so in fake tensors that were given."""
+    for leaf in call.leaves:
+        if has_symbolic(leaf.shape if isinstance(leaf, torch.Tensor) else leaf):
+            return SizeSymbols(fake_mode_of(call, None).shape_env)
+    return SizeSymbols() if call.dynamic or call.numbers else None
+
+
+def fake_mode_of(call: FlatCall, symbols: SizeSymbols | None) -> FakeTensorMode:
+    """The mode of the fake tensors that were given, or else a new one."""
+    for leaf in call.leaves:
+        if isinstance(leaf, FakeTensor):
+            return leaf.fake_mode
+    why_no_folder()  # PyTorch imports its compilers for fake tensors
+    mode = NewFakeMode(shape_env=None if symbols is None else symbols.table.env)
+    mode.cache_enabled = False  # what operators give is remembered by `Metadata`; once is enough
+    return mode

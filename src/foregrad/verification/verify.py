@@ -22,7 +22,7 @@ from ..graph.joint import JointGraph
 from ..identity import ById, IdSet
 from ..phases import compiling, phase
 from ..tracing.capture import capture_call
-from ..tracing.options import Options
+from ..tracing.parts import Options
 from ..tracing.tape.collection import paused_collection
 from .captured import EagerValues, first_not_eager, with_program
 from .compare import Verdict, compare

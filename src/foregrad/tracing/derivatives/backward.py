@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,16 +22,14 @@ from ..effects.analysis import Analysis
 from ..heap.metadata_changes import keeps_history
 from ..heap.records import InputRecord, is_no_grad_view
 from ..heap.refusals import in_some_backwards
+from ..inputs.inputs import Inputs
+from ..inputs.lifting import Lifting
 from ..recorder.backward_writes import Run
 from ..recorder.recorder import Recorder
 from ..tape.gradient_paths import other_leaves, reached_from
 from ..tape.origin import user_line
 from ..tape.tape import Entry
-from .session import make_tangent, run_engine
-
-if TYPE_CHECKING:
-    from ..inputs.inputs import Inputs
-    from ..inputs.lifting import Lifting
+from .resumable_trace import make_tangent, run_engine
 
 
 def takes_gradient(record: InputRecord) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,20 +13,25 @@ from ..._torch.graphs import symbol_of, symbols_in
 from ..._torch.nested import leaves
 from ..._torch.symbols import is_symbolic
 from ...errors import UnsupportedError
+from ...graph.effect_log import Write
+from ...graph.effects import BackwardEffects, LateUpdate, Result, WrappedGradient
 from ...graph.joint import JointGraph
 from ...graph.signature import DecisionInfo, GradientPaths, InputInfo, Signature
-from ...graph.slots import Decision, Grad, Live, Saved, Slot, Tangent
+from ...graph.slots import Checked, Decision, Grad, Live, Part, Saved, Slot, Tangent, Updated
 from ...identity import ById, IdSet
-from ..heap.alias import not_own
+from ..heap.alias import memory_root, not_own
+from ..heap.records import InputRecord
+from ..heap.refusals import written_by_backward
 from ..heap.views import undone
 from ..recorder.backward_writes import Run
+from ..recorder.recorder import Recorder
 from ..tape.gradient_paths import passed_through, reached_from, saving_nodes
-from ..tape.graph import build_module
-from ..tape.symbols import symbols_of_inputs
+from ..tape.graph import build_module, symbols_of_inputs
 from ..tape.tape import Entry, Tape, entries_in, map_entries
 from ..values.prefix import generators_drawn_from
-from .derived_effects import DerivedEffects
 from .resumable_trace import Derivative, GradientRef, ResumableTrace, ValueRef, read_again
+
+aten = torch.ops.aten
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -81,16 +87,14 @@ class _Graph:
         self.recorded = recorded
         origin, session = recorded.origin, recorded.origin.session
         self.session, self.numbering, recorder = session, session.numbering, session.recorder
-        self.effects = DerivedEffects(
-            recorder,
-            recorded.done,
-            recorded.second_done,
-            [Tangent(origin.output_slots[i]) for i in recorded.given],
-            [Tangent(output.slot) for output in recorded.sources],
-        )
+        live = [live.slot for live in recorder.late.live]
+        tangents = [Tangent(origin.output_slots[i]) for i in recorded.given]
+        seeds = [Tangent(output.slot) for output in recorded.sources]
+        self.own = effects_of(recorder, recorded.done, live, tangents)  # what the backward does that it is
+        self.later = effects_of(recorder, recorded.second_done, live, seeds)  # what its own backward does
         self.numbering.extend()
         gradient_of = ById(zip(recorded.variables, recorded.second, strict=True))
-        wrapped = IdSet(self.effects.later.leaves)
+        wrapped = IdSet(self.later.leaves)
         outputs = [(i, origin.outputs[i]) for i in recorded.results]
         results = [i for i, output in outputs if gradient_of[output] is not None or output in wrapped]
         self.cut = cut = Cut(recorded, results)
@@ -98,7 +102,7 @@ class _Graph:
         ends = (
             *(output.entry for output in recorded.outputs),
             *(decided.entry for decided in self.decided),
-            *self.effects.own.entries,
+            *self.own.entries,
         )
         self.entries = [cut.copy(entry) for entry in ends]
         drawn = [entry for entry in recorder.tape.entries[recorded.start :] if entry.has_effect]
@@ -107,7 +111,7 @@ class _Graph:
                 cut.copy(entry)
         cut.in_backward = True
         gradients = [None if (e := gradient_of[v]) is None else cut.copy(e) for v in recorded.variables]
-        self.late = [cut.copy(entry) for entry in self.effects.later.entries]
+        self.late = [cut.copy(entry) for entry in self.later.entries]
         for entry in drawn:
             cut.copy(entry)
         cut.drop_unused(wrapped | (leaf for leaf, entry in gradient_of.items() if entry is not None))
@@ -132,8 +136,10 @@ class _Graph:
         )
 
     def signature(self) -> Signature:
-        recorded, own, decided = self.recorded, self.effects.own, self.decided
+        recorded, own, decided = self.recorded, self.own, self.decided
         outputs, sources = recorded.outputs, recorded.sources
+        count = len(outputs) + len(decided)
+        live = sorted((place.index, i) for i, place in enumerate(self.feeds) if place.kind == "live")
         fakes = [output.fake for output in sources]
         may_stop = bool(decided or own.effects.checks)
         drawn = [original for _, original in self.random_originals] if may_stop else []
@@ -159,10 +165,19 @@ class _Graph:
             generators=generators_drawn_from(drawn),
             saving=saving_nodes(fakes, self.leaves),
             passed=passed_through(fakes)[0],
-            **self.effects.fields(
-                len(outputs) + len(decided), self.feeds, self.leaves, recorded.given, has_late=bool(sources)
-            ),
+            checks=tuple(check.behind(count) for check in own.effects.checks),
+            log=self._writes(count),
+            in_backward=self.later.of(self.leaves, tuple(i for _, i in live) if sources else ()),
         )
+
+    def _writes(self, count: int) -> tuple[Write, ...]:
+        """The writes of the backward that this is. `count`: outputs before those for them."""
+        number = {(place.kind, place.index): i for i, place in enumerate(self.feeds)}
+        found = []
+        for update in self.own.effects.updates:
+            key = ("tangent", self.recorded.given[update.tangent]) if update.live is None else ("live", update.live)
+            found.append(Write(number[key], update.output + count, differentiable=False, counted=update.counted))
+        return tuple(found)
 
     @property
     def differentiable(self) -> tuple[int, ...]:
@@ -406,3 +421,85 @@ class Cut:
             if copy.has_effect:
                 random.append((copy, first))
         return tape, random
+
+
+# -------------------------------------------------------------------- derived effects
+# What the backwards of a capture do besides giving gradients, as outputs of their graphs and fields of signatures.
+
+
+def written_by(recorder: Recorder, records: Sequence[InputRecord]) -> IdSet[torch.Tensor]:
+    """The inputs that the backward turned out to write to, for another capture to know from the start."""
+    found: IdSet[torch.Tensor] = IdSet()
+    for root in recorder.late.missing:
+        record = next((r for r in records if r.initial is root), None)
+        if record is None or recorder.values[record.stand_in] is not root:
+            slots = [str(r.slot) for r in records if r.initial.storage is root.storage]
+            what = "shares memory with another input" if record is None else "is given other memory or sizes"
+            raise written_by_backward(" and ".join(slots), f"the backward of `{recorder.host.name}`", f"which {what}")
+        found.add(record.real)
+    return found
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outputs:
+    """The outputs of a graph for what a run did, and what the signature says of them."""
+
+    entries: list[Entry]
+    slots: list[Slot]
+    effects: BackwardEffects
+    leaves: tuple[Any, ...]  # those whose gradients are wrapper subclasses
+
+    def of(self, leaves: Sequence[torch.Tensor | None], live: tuple[int, ...]) -> BackwardEffects:
+        """The effects of a graph with inputs that have these leaves, of which the backward writes to those `live`."""
+        number = ById((leaf, i) for i, leaf in enumerate(leaves) if leaf is not None)
+        given = zip(self.effects.wrapped, self.leaves, strict=True)
+        wrapped = tuple(dataclasses.replace(one, input=number[leaf]) for one, leaf in given)
+        return dataclasses.replace(self.effects, live=live, wrapped=wrapped)
+
+
+def effects_of(recorder: Recorder, run: Run, slots: Sequence[Slot], tangents: Sequence[Slot]) -> Outputs:
+    """For a backward at the end of a joint graph; `slots` are those of the live inputs. `Outputs.of` tells the rest."""
+    entries: list[Entry] = []
+    found: list[Slot] = []
+
+    def add(entry: Entry, slot: Slot) -> int:
+        for number, known in enumerate(entries):
+            if known is entry:
+                return number
+        entries.append(entry)
+        found.append(slot)
+        return len(entries) - 1
+
+    checks = tuple(check.info(lambda e, c=check: Result(add(e, Checked(c.where)))) for check in run.checks)  # type: ignore[misc]
+    updates = []
+    for live, tangent, entry, counted in run.updates:
+        slot = Updated(tangents[tangent] if live is None else slots[live])
+        updates.append(LateUpdate(add(_own_copy(recorder, entry), slot), live, tangent, counted))
+    drawn = [entry for entry in recorder.tape.entries if entry.is_backward] if checks else []
+    wrapped = []
+    for _, of, spec, parts in run.wrapped:
+        part_slots = [Part(Grad(of), path) for path in spec.paths()]
+        wrapped.append(WrappedGradient(-1, spec, tuple(map(add, parts, part_slots))))
+    made = tuple(updates), run.once, tuple(wrapped)
+    effects = BackwardEffects(tuple(found), checks, generators_drawn_from(drawn), (), *made)
+    return Outputs(entries, found, effects, tuple(leaf for leaf, *_ in run.wrapped))
+
+
+def _own_copy(recorder: Recorder, entry: Entry) -> Entry:
+    """The entry, or a copy of it where it is in memory that another write may change first."""
+    root = memory_root(entry)
+    if root.target is not None:
+        return entry
+    copy = recorder.emit(aten.clone.default, entry)
+    copy.is_backward = True
+    return copy
+
+
+def check_outputs(recorder: Recorder, run: Run, leaves: Sequence[Any], paths: Sequence[str]) -> None:
+    """No backward writes to what the function returns."""
+    where = {root.storage: place for root, place in run.written}
+    for leaf, path in zip(leaves, paths, strict=True) if where else ():
+        value = recorder.values.get(leaf) if isinstance(leaf, torch.Tensor) else None
+        if value is not None and value.storage in where:
+            why = "which the caller has by then"
+            raise written_by_backward(f"memory of the output {path}", where[value.storage], why)

@@ -30,14 +30,13 @@ from ...graph.tangents import CONSTANT, STOP, VARIABLE, BackwardCase, TangentKin
 from ...identity import ById
 from ...subclasses.conversion import taken_apart, wrap
 from ...subclasses.spec import WrapperSpec, bare_spec, is_wrapper, parts_of
-from ..inputs.wrapper_inputs import with_sizes_of
 from ..recorder.backward_writes import Run
 from ..tape.gradient_paths import cut_at, other_leaves, reached_from
 from ..tape.tape import Entry
+from ..values.sizes import with_sizes_of
 from .backward import errors_behind, raise_behind
 from .derived_graph import DerivedOutput, RecordedBackward, derivative_of
-from .resumable_trace import Derivative, GradientRef, ResumableTrace, ValueRef, WrappedRef
-from .session import run_engine
+from .resumable_trace import Derivative, GradientRef, ResumableTrace, ValueRef, WrappedRef, run_engine
 
 
 class Differentiation(RecordedBackward):

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 
-from ..._torch.tensors import history_of
-from ...graph.effect_log import Effect, Handle, Recorded, ViewStep, Write, WriteWrapper
+from ..._torch.stand_ins import is_stand_in
+from ..._torch.tensors import allows_writes, history_of, is_view
+from ...graph.effect_log import (
+    Effect,
+    Handle,
+    MarkRequiresGrad,
+    Recorded,
+    SetData,
+    TakeView,
+    ViewStep,
+    Write,
+    WriteWrapper,
+)
 from ...graph.effects import CheckInfo, Given, Result
 from ...graph.meta import TensorSpec
 from ...graph.signature import DecisionInfo, OutputInfo
 from ...graph.slots import Checked, Decision, Slot
 from ...identity import ById
-from ..heap.alias import Storage, Value
-from ..heap.records import InputRecord
+from ..heap.alias import Storage, Value, chain_of
+from ..heap.metadata_changes import Event, changes_look, toggles
+from ..heap.records import InputRecord, is_moved
+from ..heap.refusals import of_exchanged_memory
+from ..heap.views import View
 from ..inputs.inputs import Inputs
 from ..kernels.checks import Check
 from ..recorder.recorder import Recorder
@@ -131,3 +146,196 @@ class Analysis:
 
 def _carries_gradients(fake: torch.Tensor) -> bool:
     return fake.requires_grad and history_of(fake) is not None
+
+
+# -------------------------------------------------------------------- handles
+# Handles: which input or graph output a tensor is a view of, by which steps, and when these have to be taken.
+#
+# An input that was given other memory is the same input since: which of the memories a view is of is told by the steps
+# and by when the first of them was taken.
+
+
+aten = torch.ops.aten
+
+
+def observed_swaps(analysis: Analysis, leaves: list[object]) -> list[tuple[int, int]]:
+    """(input, number of a swap) of those that somebody sees: the last of each input, and those that outputs, or the
+    memory that comes by another one, are views since.
+    """
+    recorder, records = analysis.recorder, analysis.inputs.records
+    log = recorder.changes.log
+    swaps = {index: log.of(records[index].stand_in, SetData) for index in analysis.replaced}
+    number = {event.after: (index, at) for index, events in swaps.items() for at, event in enumerate(events)}
+    fakes = [leaf for leaf in leaves if is_stand_in(leaf) and leaf in recorder.values]
+    waiting = [recorder.value_of(fake) for fake in fakes]
+    waiting += [old for old, _ in recorder.changes.replaced.values()]
+    found = {(index, len(events) - 1) for index, events in swaps.items()}
+    looking = [index for index in swaps if changes_look(recorder, records[index])]
+    found |= {(index, at) for index in looking for at in range(len(swaps[index]))}
+    waiting += [event.after for events in swaps.values() for event in events[-1:]]  # type: ignore[misc]
+    seen: set[Value] = set()
+    while waiting:
+        for value in chain_of(waiting.pop()):
+            if value not in seen:
+                seen.add(value)
+                if value in number:
+                    found.add(number[value])
+    return sorted(found)
+
+
+def _start_of(analysis: Analysis, value: Value) -> tuple[Value, Start] | None:
+    """The nearest tensor on the way from a value to its root that is an input's, or was; None where there is none."""
+    records = analysis.inputs.records
+    if analysis.started != len(records):
+        analysis.starts, analysis.started = _starts(analysis.recorder, records), len(records)
+    at: Value | None = value
+    while at is not None and at not in analysis.starts:
+        at = at.parent
+    return None if at is None else (at, analysis.starts[at])
+
+
+def _starts(recorder: Recorder, records: list[InputRecord]) -> dict[Value, Start]:
+    starts: dict[Value, Start] = {}
+    for index, record in enumerate(records):
+        current = recorder.values[record.stand_in]
+        swaps = recorder.changes.log.of(record.stand_in, SetData)
+        begins = {event.after for event in swaps}
+        for epoch, first in enumerate([record.initial, *(event.after for event in swaps)]):
+            until = swaps[epoch].at if epoch < len(swaps) else 0
+            was: Value | None = first
+            while was is not None and (was is first or was not in begins) and was.storage is first.storage:  # type: ignore[union-attr]
+                starts.setdefault(was, Start(index, was is current, epoch, until))
+                was = was.became
+    return starts
+
+
+def alias_of_input(analysis: Analysis, value: Value, path: str) -> Handle | None:
+    """A view of an input, from what the input is after the call."""
+    found = _start_of(analysis, value)
+    if found is None:
+        return None
+    at, start = found
+    steps = steps_between(value, at)
+    early = _early_views(analysis, value, found, Handle(path, start.input, None, steps))
+    analysis.early += early
+    if start.epoch:
+        analysis.of_swapped |= {(start.input, step.call) for step in steps[:1]}
+    # The input's own sizes have changed since: start from the memory layout it had. One to be replaced still has it.
+    if not start.is_current and not early and (start.input not in analysis.replaced or not steps):
+        steps = (as_it_was(at), *steps)
+    return Handle(path, start.input, None, steps)
+
+
+def memory_of(analysis: Analysis, value: Value, path: str) -> Handle:
+    """The memory that a tensor took over, which is `value` since."""
+    if value.parent is not None:
+        found = _start_of(analysis, value.parent)
+        if found is not None:
+            at, start = found
+            source = Handle(path, start.input, None, steps_between(value, at))
+            analysis.early += _early_views(analysis, value, found, source)
+            return source
+    if value.storage.is_input:
+        raise of_exchanged_memory(path)
+    base = analysis.bases[value.storage]
+    return Handle(path, None, base.output, (*base.back, *steps_between(value, base.value)))
+
+
+# -------------------------------------------------------------------- steps
+
+
+def steps_between(value: Value, base: Value) -> tuple[ViewStep, ...]:
+    """The way from `base` to `value`."""
+    return tuple(_step(value) for value in _values_between(value, base))
+
+
+def taken(handle: Handle, value: Value) -> list[Recorded]:
+    """The views on the way to `handle`, each as of when the function took it. `value`: what `handle` names."""
+    found = []
+    for count, link in zip(range(len(handle.steps), 0, -1), chain_of(value), strict=False):
+        if link.view is None or handle.steps[count - 1].call != id(link.view.call):
+            break
+        found.append(Recorded(link.born, TakeView(path=handle.path, **place_of(handle, count))))
+    return found
+
+
+def place_of(handle: Handle, count: int | None = None) -> dict[str, Any]:
+    """The fields of an entry that say what it happens to: the view that the first `count` steps lead to."""
+    input = -1 if handle.input is None else handle.input
+    return {"input": input, "result": handle.output, "steps": handle.steps[:count]}
+
+
+def marked_at(recorder: Recorder, tensor: torch.Tensor, value: Value) -> int:
+    """When `requires_grad_()` was last called on it; when it was made, where its maker said so."""
+    return max((event.at for event in recorder.changes.log.of(tensor, MarkRequiresGrad)), default=value.born)
+
+
+def _values_between(value: Value, base: Value) -> list[Value]:
+    chain = chain_of(value)
+    if base not in chain:
+        raise of_exchanged_memory("an output")
+    return chain[: chain.index(base)][::-1]
+
+
+def _step(value: Value) -> ViewStep:
+    view = value.view
+    assert isinstance(view, View)
+    return ViewStep(view.op, view.args, tuple(view.kwargs.items()), view.index, id(view.call), view.grad_enabled)
+
+
+def _early_views(analysis: Analysis, value: Value, origin: tuple[Value, Start], handle: Handle) -> list[Recorded]:
+    """Entries for views that must be taken before what happens later, with the marks on them: views on the way from the
+    tensor of an input, `origin`, to `value`. `handle` names `value`.
+    """
+    recorder, inputs, (base, start) = analysis.recorder, analysis.inputs, origin
+    record = inputs.records[start.input]
+    is_marked = record.stand_in.requires_grad and not record.real.requires_grad
+    is_marked = is_marked or record.is_marked
+    marked = [event for event in recorder.changes.log.events if _is_mark_of_view(event, value)]
+    toggled_at = max(start.until, *(event.at for event in (*toggles(recorder, record), *marked)), 0)
+    at_start = base is record.initial
+    detached_at = record.detached_at
+    # Of one of several views made at once none may be taken once a version moves, be it of other memory by now.
+    is_one_of_several = is_view(record.real) and not allows_writes(record.real)
+    changes = [change.at for change in value.storage.changes_of(record.stand_in)]
+    counts_elsewhere = is_one_of_several and is_moved(record) and not changes
+    found: list[Recorded] = []
+    above: ViewStep | None = None
+    early: tuple[int, bool, bool] | None = None  # when it is taken, and see `TakeView`
+    for count, (taken, step) in enumerate(zip(_values_between(value, base), handle.steps, strict=True), start=1):
+        before, early = early, None
+        if is_marked and not taken.of_differentiable:
+            was_changed = bool(changes) and changes[0] < taken.born
+            early = taken.born, True, not was_changed or (at_start and taken.born < changes[-1])
+        elif taken.born < max([*changes, toggled_at]):
+            early = taken.born, False, False
+        elif counts_elsewhere:
+            early = 0, False, False
+        # Of a view that was taken under no_grad none may be taken, but under no_grad, once its base is written.
+        if before is not None and above is not None and step.grad_enabled and not above.grad_enabled:
+            is_barred = any(before[0] < at < taken.born for at in changes)
+            early = before if is_barred and detached_at is None and not (is_marked or marked) else early
+        if early is None:
+            break
+        at, of_plain, first = early
+        where = place_of(handle, count)
+        found.append(Recorded(at, TakeView(path=handle.path, of_plain=of_plain, first=first, **where)))
+        own = [event for event in marked if event.value is taken and event.tensor not in inputs.by_stand_in]
+        found += [Recorded(event.at, MarkRequiresGrad(**where)) for event in own]
+        above = step
+    return found
+
+
+def _is_mark_of_view(event: Event, value: Value) -> bool:
+    """Whether a view in the memory of `value` was made to require grad."""
+    view = event.value.view
+    if not isinstance(event.effect, MarkRequiresGrad) or view is None or view.is_member:
+        return False
+    return event.value.storage is value.storage
+
+
+def as_it_was(value: Value) -> ViewStep:
+    """The step back to the sizes `value` had, from any tensor in the same memory."""
+    spec = value.spec
+    where = (list(spec.shape), list(spec.stride), spec.offset)
+    return ViewStep(aten.as_strided.default, where, (), None, id(value), True)

@@ -18,7 +18,6 @@ from ...graph.effect_log import (
     Effect,
     Handle,
     InplaceView,
-    MarkRequiresGrad,
     QueryGradFn,
     Recorded,
     SetData,
@@ -30,7 +29,7 @@ from ...graph.effect_log import (
 from ...graph.meta import TensorSpec
 from ...graph.slots import Updated
 from ...identity import IdSet
-from ..heap.metadata_changes import Event, views_with_history
+from ..heap.metadata_changes import changes_look, is_alike, looks_of, toggles, views_with_history
 from ..heap.records import InputRecord, is_moved, is_of_another_kind, is_written_with_history
 from ..heap.refusals import changed_with_gradients, of_exchanged_memory, written_by_lists
 from ..inputs.inputs import Inputs
@@ -322,34 +321,12 @@ def _refused(recorder: Recorder, record: InputRecord) -> UnsupportedMutationErro
     return changed_with_gradients(str(record.slot), recorder.changes.where(record.stand_in))
 
 
-def _looks(recorder: Recorder, record: InputRecord) -> list[TensorSpec]:
-    """What an input was, and what it is after each change of its memory or sizes."""
-    events = recorder.changes.log.changes_of(record.stand_in)
-    return [record.spec, *(_after(event) for event in events)]
-
-
-def _after(event: Event) -> TensorSpec:
-    after = event.value.became if event.after is None else event.after
-    assert after is not None
-    return after.spec
-
-
-def _is_alike(one: TensorSpec, other: TensorSpec) -> bool:
-    return one.shape == other.shape and one.dtype is other.dtype
-
-
-def changes_look(recorder: Recorder, record: InputRecord) -> bool:
-    """Whether a leaf that requires grad has other sizes or another dtype for some time: all its swaps matter then."""
-    is_leaf = record.stand_in.requires_grad and record.real.is_leaf
-    return is_leaf and not all(_is_alike(record.spec, look) for look in _looks(recorder, record))
-
-
 def _has_looked(recorder: Recorder, record: InputRecord, spec: TensorSpec) -> bool:
     """Whether a leaf, which is no view, has looked as its gradient does once it had changed."""
     stand_in = record.stand_in
     if is_view(record.real) or is_view(stand_in) or not is_marked(stand_in) or not record.real.is_leaf:
         return False
-    return any(_is_alike(spec, look) for look in _looks(recorder, record)[1:])
+    return any(is_alike(spec, look) for look in looks_of(recorder, record)[1:])
 
 
 def fitting(analysis: Analysis, gradients: Sequence[Any]) -> dict[int, set[int]]:
@@ -365,9 +342,9 @@ def fitting(analysis: Analysis, gradients: Sequence[Any]) -> dict[int, set[int]]
                 {index: {0}} if any(isinstance(event.effect, (InplaceView, SetStorage)) for event in events) else {}
             )
         elif changes_look(recorder, record):
-            looks = enumerate(_looks(recorder, record))
+            looks = enumerate(looks_of(recorder, record))
             resized = max((at for at, event in enumerate(events, start=1) if event.op in RESIZES), default=0)
-            found[index] = {at for at, look in looks if _is_alike(look, gradient.spec) and at >= resized}
+            found[index] = {at for at, look in looks if is_alike(look, gradient.spec) and at >= resized}
     return found
 
 
@@ -496,11 +473,3 @@ def _check_epochs(recorder: Recorder, record: InputRecord) -> None:
     is_leaf = not record.real.is_leaf and record.real.requires_grad and is_marked(stand_in)
     if is_leaf and not is_view(record.real):
         raise changed_with_gradients(str(record.slot), recorder.changes.where(stand_in))
-
-
-def toggles(recorder: Recorder, record: InputRecord) -> list[Event]:
-    """When the function made the input a leaf that requires grad, or one that does not."""
-    log, stand_in = recorder.changes.log, record.stand_in
-    marked = [e for e in log.of(stand_in, MarkRequiresGrad) if not e.required_grad or record.is_marked]
-    unmarked = [event for event in log.of(stand_in, Detach) if event.required_grad]
-    return sorted((*marked, *unmarked), key=lambda event: event.at)

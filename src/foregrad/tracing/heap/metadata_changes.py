@@ -6,23 +6,22 @@ The log of what happens in place is kept here, `detach_` too.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ..._torch.tensors import base_of, history_of, is_usable, is_view
 from ...errors import UnsupportedAliasError, UnsupportedMutationError
-from ...graph.effect_log import Detach, Effect, Handle, InplaceView, SetData, SetStorage
+from ...graph.effect_log import Detach, Effect, Handle, InplaceView, MarkRequiresGrad, SetData, SetStorage
+from ...graph.meta import TensorSpec
 from ...identity import ById
 from ..tape.opinfo import IDENTITIES, OpInfo, take_data
 from ..tape.origin import Origin, user_line
 from .alias import Change, Storage, Value, now
 from .recording import Recording
+from .records import InputRecord
 from .refusals import detached_and_written, set_with_gradients
 from .views import View
-
-if TYPE_CHECKING:
-    from .records import InputRecord
 
 aten = torch.ops.aten
 
@@ -290,3 +289,37 @@ def keeps_history(view: torch.Tensor) -> bool:
     """Whether gradients of a view, of a tensor that was detached since, go anywhere."""
     node = history_of(view)
     return node is not None and any(following is not None for following, _ in node.next_functions)
+
+
+# -------------------------------------------------------------------- what an input was
+# What an input was at one time and another, as the log tells.
+
+
+def looks_of(recorder: Recording, record: InputRecord) -> list[TensorSpec]:
+    """What an input was, and what it is after each change of its memory or sizes."""
+    events = recorder.changes.log.changes_of(record.stand_in)
+    return [record.spec, *(_after(event) for event in events)]
+
+
+def _after(event: Event) -> TensorSpec:
+    after = event.value.became if event.after is None else event.after
+    assert after is not None
+    return after.spec
+
+
+def is_alike(one: TensorSpec, other: TensorSpec) -> bool:
+    return one.shape == other.shape and one.dtype is other.dtype
+
+
+def changes_look(recorder: Recording, record: InputRecord) -> bool:
+    """Whether a leaf that requires grad has other sizes or another dtype for some time: all its swaps matter then."""
+    is_leaf = record.stand_in.requires_grad and record.real.is_leaf
+    return is_leaf and not all(is_alike(record.spec, look) for look in looks_of(recorder, record))
+
+
+def toggles(recorder: Recording, record: InputRecord) -> list[Event]:
+    """When the function made the input a leaf that requires grad, or one that does not."""
+    log, stand_in = recorder.changes.log, record.stand_in
+    marked = [e for e in log.of(stand_in, MarkRequiresGrad) if not e.required_grad or record.is_marked]
+    unmarked = [event for event in log.of(stand_in, Detach) if event.required_grad]
+    return sorted((*marked, *unmarked), key=lambda event: event.at)

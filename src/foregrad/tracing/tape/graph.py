@@ -11,14 +11,17 @@ import torch
 from torch import fx
 
 from ..._torch.fakes import FakeTensorMode, new_fake
-from ..._torch.graphs import GraphWriter, is_higher_order
+from ..._torch.graphs import GraphWriter, is_higher_order, symbol_of
 from ..._torch.modules import make_graph_module
 from ..._torch.nested import mapped
-from ..._torch.symbols import map_symbolic
+from ..._torch.symbols import expression_in, map_symbolic, symbol_made, write_expression
+from ...errors import UnsupportedError
 from ...graph.meta import NodeMeta, TensorSpec
+from ...graph.signature import SizeSymbol
 from .origin import Origin
-from .symbols import SizeNodes
 from .tape import Entry, Tape, map_entries
+
+aten = torch.ops.aten
 
 
 def build_module(
@@ -251,3 +254,68 @@ def _name(target: Any) -> str:
     packet = getattr(target, "overloadpacket", None)
     raw = packet.__name__ if packet is not None else getattr(target, "__name__", "op")
     return str(raw).strip("_") or "op"
+
+
+# -------------------------------------------------------------------- sizes
+# How the graph computes with symbolic sizes: read off its inputs.
+
+
+def symbols_of_inputs(inputs: Sequence[Entry], numbers: Mapping[Entry, Any]) -> tuple[SizeSymbol, ...]:
+    """Where each symbol is found: the first dimension of an input that is one, or the input that is that number.
+
+    `numbers` has the symbolic numbers that inputs are, by entry.
+    """
+    found: dict[Any, SizeSymbol] = {}
+    for position, entry in enumerate(inputs):
+        sizes: list[tuple[int | None, Any]] = []
+        if isinstance(entry.spec, TensorSpec):
+            sizes = list(enumerate(entry.spec.shape))
+        elif entry in numbers:
+            sizes = [(None, numbers[entry])]
+        for dim, size in sizes:
+            symbol = symbol_of(size)
+            if symbol is not None:
+                found.setdefault(symbol, SizeSymbol(symbol, position, dim))
+    return tuple(found.values())
+
+
+class SizeNodes:
+    """The nodes of a graph that compute with sizes, which they read off the graph's `inputs`."""
+
+    def __init__(
+        self, graph: fx.Graph, inputs: Sequence[Entry], nodes: Mapping[Entry, fx.Node], numbers: Mapping[Entry, Any]
+    ) -> None:
+        self.graph = graph
+        self.inputs = inputs
+        self.nodes = nodes  # by an input's entry
+        self.places = {info.symbol: info for info in symbols_of_inputs(inputs, numbers)}
+        self.symbols: dict[Any, fx.Node] = {}
+        self.written: dict[Any, Any] = {}
+
+    def node(self, number: Any) -> Any:
+        """The node of a symbolic number, or the plain number that it can only be."""
+        expression = expression_in(number, self.symbols | self.places)
+        if expression not in self.written:
+            for symbol in sorted(expression.free_symbols, key=str):
+                if symbol not in self.symbols:
+                    self.symbols[symbol] = self._size(symbol)
+            self.written[expression] = write_expression(self.graph, number, self.symbols, expression)
+        return self.written[expression]
+
+    def define(self, number: Any, node: fx.Node) -> None:
+        """`node` computes this symbolic number."""
+        self.symbols.setdefault(symbol_made(number), node)
+
+    def _size(self, symbol: Any) -> fx.Node:
+        place = self.places.get(symbol)
+        if place is None:
+            raise UnsupportedError(
+                f"a derivative needs the size {symbol}, which nothing that it is given has. Compile with dynamic=False."
+            )
+        entry, dim = self.inputs[place.input], place.dim
+        placeholder = self.nodes[entry]
+        if dim is None:
+            return placeholder
+        node = self.graph.create_node("call_function", aten.sym_size.int, (placeholder, dim), {}, f"size_{symbol}")
+        node.meta = NodeMeta({"val": entry.spec.shape[dim], "partitioner_tag": "is_forward"})  # type: ignore[union-attr]
+        return node

@@ -13,7 +13,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -24,14 +24,11 @@ from ..._torch.symbols import symbol_made
 from ...errors import UnsupportedDataDependentError
 from ...graph.meta import TensorSpec, spec_of_value
 from ..heap.views import Emit
+from ..kernels.checks import Checks
 from ..tape.tape import Entry, Numbering, NumberVaries, Tape, entries_in, map_entries
+from .numbers import Numbers
 from .prefix import Prefix, UnknownValue
-from .sizes import OpenCall, SizedCall, shapes_of
-
-if TYPE_CHECKING:
-    from ..kernels.checks import Checks
-    from .numbers import Numbers
-    from .sizes import OpenSizes
+from .sizes import OpenCall, OpenSizes, SizedCall, shapes_of
 
 aten = torch.ops.aten
 
@@ -167,7 +164,7 @@ class Decisions:
             picked = self.sizes.picked(entry)
             if picked is not None:
                 return picked
-            masks = self._masks_that_decide(entry)
+            masks = _masks_of(entry)
             if masks is None:
                 self.value(entry, where)
                 raise
@@ -205,16 +202,6 @@ class Decisions:
             if isinstance(item, (bool, int, float, complex)):
                 self.add(Decided(emit(operator.getitem, entry, index), item, where, is_tensor=False))
 
-    def _masks_that_decide(self, entry: Entry) -> list[Entry] | None:
-        """For picking elements by masks: the masks."""
-        if entry.target is aten.index.Tensor:
-            found = [e for e in entries_in(entry.args[1]) if _dtype_of(e) in (torch.bool, torch.uint8)]
-        elif entry.target is aten.masked_select.default:
-            found = [entry.args[1]]
-        else:
-            return None
-        return found
-
     def _picked(self, entry: Entry, where: str) -> torch.Tensor:
         """The picked elements, with zeros for what they are picked from."""
         source = entry.args[0].spec
@@ -233,9 +220,14 @@ class Decisions:
 
 def picks_by_masks(entry: Entry) -> bool:
     """Whether an entry picks elements by masks."""
+    return bool(_masks_of(entry))
+
+
+def _masks_of(entry: Entry) -> list[Entry] | None:
+    """For picking elements by masks: the masks."""
     if entry.target is aten.index.Tensor:
-        return any(_dtype_of(e) in (torch.bool, torch.uint8) for e in entries_in(entry.args[1]))
-    return entry.target is aten.masked_select.default
+        return [e for e in entries_in(entry.args[1]) if _dtype_of(e) in (torch.bool, torch.uint8)]
+    return [entry.args[1]] if entry.target is aten.masked_select.default else None
 
 
 def sized_by_values(target: Any) -> bool:

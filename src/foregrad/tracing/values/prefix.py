@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,10 +22,8 @@ from ..._torch.symbols import concrete, has_symbolic, map_symbolic
 from ...graph.effects import CheckFailed
 from ...graph.meta import TensorSpec
 from ..heap.recording import Recording
+from ..kernels.checks import Check, Checks
 from ..tape.tape import Entry, Tape, entries_in, map_entries
-
-if TYPE_CHECKING:
-    from ..kernels.checks import Check, Checks
 
 
 class UnknownValue(Exception):  # noqa: N818

@@ -1,8 +1,9 @@
-"""Sizes that the program's operators find by looking at values: nonzero, masks, unique and others.
+"""Symbolic sizes of a capture: those of inputs that vary, and those that operators find by looking at values.
 
-The first capture takes such a size for a part of the program (see decisions.py). When it was another at the next, the
-size becomes a symbol, whose value the graph itself computes and hands to the runtime among its outputs: what was found
-out about it while capturing is looked at there, before anything the call did can be seen. 0 and 1 never are symbols.
+The first capture takes a size that an operator finds (`nonzero`, a mask, `unique`) for a part of the program, see
+decisions.py. When it was another at the next, the size becomes a symbol, whose value the graph itself computes and
+hands to the runtime among its outputs: what was found out about it while capturing is looked at there, before anything
+the call did can be seen. 0 and 1 never are symbols.
 
 Which dimension of which result is that size, only a table of operators can tell; any other stays a part of the program.
 """
@@ -10,18 +11,20 @@ Which dimension of which result is that size, only a table of operators can tell
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
-from ..._torch.symbols import concrete, same_numbers
+from ..._torch.graphs import symbol_of
+from ..._torch.jagged import is_jagged
+from ..._torch.symbols import SymbolTable, TracedInt, concrete, is_symbolic, same_numbers
 from ...graph.meta import TensorSpec, contiguous_strides
-from ..tape.symbols import following_strides
+from ...graph.signature import SizeSymbol
+from ...subclasses.spec import WrapperSpec, outer_sizes
 from ..tape.tape import Entry, entries_in
-
-if TYPE_CHECKING:
-    from .numbers import Numbers
+from .numbers import Numbers
 
 aten = torch.ops.aten
 
@@ -306,3 +309,80 @@ _RULES: dict[Any, Rule] = {
     aten.unique_consecutive.default: lambda e, r: _unique(e, r) if len(e.args) < 4 and "dim" not in e.kwargs else None,
     aten.unique_dim.default: lambda e, r: _unique_along(e, e.args[1], r),
 }
+
+
+# -------------------------------------------------------------------- sizes of inputs
+# Which dimensions of which inputs vary, and what follows from that.
+
+
+Limits = tuple["int | None", "int | None"]
+
+
+class SizeSymbols:
+    """The symbols made for the sizes of inputs; `bound` of the table says (entry of the input, dimension)."""
+
+    def __init__(self, env: Any = None) -> None:
+        self.table = SymbolTable(env)
+
+    def spec(self, spec: TensorSpec, dims: Mapping[int, Limits], name: str, entry: Any) -> TensorSpec:
+        """`spec` with symbols for the sizes at `dims`, and the strides that follow from them."""
+        shape = [
+            self.table.symbol(size, f"{name}.size({dim})", (entry, dim), dims[dim]) if dim in dims else size
+            for dim, size in enumerate(spec.shape)
+        ]
+        stride = following_strides(spec, shape)
+        return TensorSpec(tuple(shape), stride, spec.dtype, spec.device, spec.offset, conj=spec.conj, neg=spec.neg)
+
+    def given(self, numbers: Iterable[Any], entry: Any) -> None:
+        """Sizes that are symbolic already: those of a fake tensor, or one number (dimension None)."""
+        for dim, number in numbers:
+            symbol = symbol_of(number)
+            if symbol is not None:
+                self.table.bound.setdefault(symbol, (entry, dim))
+
+    def number(self, value: int, name: str, entry: Any) -> Any:
+        """A symbol for an argument that is an integer; the plain integer, where it can't be one."""
+        number = self.table.symbol(value, name, (entry, None))
+        return TracedInt(number.node) if isinstance(number, torch.SymInt) else value
+
+    def signature(self, number: Mapping[Entry, int]) -> tuple[SizeSymbol, ...]:
+        """What the signature says of the symbols; `number` has each input's position by its entry."""
+        found = []
+        for symbol, (entry, dim) in self.table.bound.items():
+            found.append(SizeSymbol(symbol, number[entry], dim))
+        return tuple(found)
+
+
+def following_strides(spec: TensorSpec | WrapperSpec, shape: Sequence[Any]) -> tuple[Any, ...]:
+    """The strides of a tensor laid out as `spec` is, of another, symbolic `shape`."""
+    stride = list(spec.stride)
+    order = sorted(range(len(shape)), key=lambda dim: (spec.stride[dim], -dim))
+    for inner, outer in itertools.pairwise(order):
+        if spec.stride[outer] and spec.stride[outer] == spec.stride[inner] * spec.shape[inner]:
+            stride[outer] = stride[inner] * shape[inner]
+    return tuple(stride)
+
+
+def with_sizes_of(spec: WrapperSpec, parts: Sequence[Any]) -> WrapperSpec:
+    """`spec` for a wrapper around plain stand-ins, some of whose sizes vary.
+
+    A size of the wrapper is taken to be the one of a plain tensor that it is equal to: guards look at each call.
+    """
+    parts = parts[: len(spec.carries)]
+    varying = [(dim, size) for part in parts for dim, size in enumerate(part.shape) if is_symbolic(size)]
+    if not varying or is_jagged(spec.cls):  # its class computes its sizes
+        return spec
+    inner: list[WrapperSpec | None] = []
+    first = 0
+    for held in spec.inner:
+        count = 1 if held is None else len(held.carries)
+        inner.append(None if held is None else with_sizes_of(held, parts[first : first + count]))
+        first += count
+    shape = tuple(_same_size(size, dim, varying) for dim, size in enumerate(spec.shape))
+    sizes = outer_sizes(spec.cls, shape, following_strides(spec, shape), parts)
+    return dataclasses.replace(spec, sizes=sizes, inner=tuple(inner))
+
+
+def _same_size(size: int, dim: int, varying: Sequence[tuple[int, Any]]) -> Any:
+    equal = [(other_dim != dim, other) for other_dim, other in varying if concrete(other) == size]
+    return min(equal, key=lambda pair: pair[0])[1] if equal else size
