@@ -48,9 +48,9 @@ from .effects.python_writes import attribute_set_error
 from .heap.records import InputRecord
 from .inputs.views_by_place import check_reshaped
 from .kernels.checks import dead_checks
-from .parts import Learned, Options, run_function
+from .parts import Options, run_function
 from .tape.collection import paused_collection
-from .tape.tape import CaptureAgain, NumberVaries, SharedClosureFound
+from .tape.tape import CaptureAgain, Learned, NumberVaries, SharedClosureFound
 from .values.draw_patches import drawing
 from .values.draws import Draws, DrawsFound
 from .values.numbers import trace_math
@@ -315,13 +315,7 @@ def _take_apart(run: CaptureRun) -> None:
 # What a function did besides computing, that a compiled call would not repeat: found after its run, and refused.
 
 
-def _check_run(
-    name: str,
-    call: FlatCall,
-    arguments: tuple[Any, Any],
-    leaves: list[Any],
-    unwrap: Unwrap,
-) -> None:
+def _check_run(name: str, call: FlatCall, arguments: tuple[Any, Any], leaves: list[Any], unwrap: Unwrap) -> None:
     """A run left the containers among its arguments as they were, where no write to them is an effect of the call."""
     if call.objects:
         return

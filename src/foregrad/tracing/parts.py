@@ -1,4 +1,4 @@
-"""What a capture is made of: what it is to do, what its runs learn, and its parts, which ask each other."""
+"""The parts of a capture, what they are to do, and what they ask of each other."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ from ..errors import ProgramOutputError
 from ..frontend.call import FlatCall
 from ..frontend.objects import called_by_autograd
 from ..graph.console import CONSOLE, Said, action_for, is_recording_warnings, log_of, print_of, warn_of, would_raise
-from ..identity import IdSet
 from ..interrupts import runs_user_code
-from ..subclasses.conversion import Samples
 from .derivatives.backward import Backward, InnerGradients
 from .effects.attribute_guards import Facts
 from .effects.eager_regions import EagerRegions
@@ -43,7 +41,7 @@ from .recorder.checkpoint_regions import Regions
 from .recorder.recorder import Recorder, Unrecorded
 from .recorder.settings import SettingsLeft
 from .tape.origin import Origins, user_line
-from .tape.tape import CaptureAgain
+from .tape.tape import CaptureAgain, Learned
 from .values.decisions import Decisions
 from .values.draws import Draws
 from .values.numbers import Numbers
@@ -70,41 +68,11 @@ class Options:
     runs_regions: bool = True
 
 
-@dataclasses.dataclass(slots=True)
-class Learned:
-    """What makes the next run another one.
-
-    `shared_bases`, `whole`, `viewed` and `as_they_are`: see `Inputs`; `late`: see `BackwardWrites`. `containers`: the
-    places of those that change how many items they have, and whether the function reads them, see `Journals`.
-    `replays_views`: autograd replays the operators that made views; it does not once the sizes of tensors with
-    gradients change in place.
-    `regions`: custom Functions that use NumPy, which run as eager regions; `hooks`: see `EagerHooks`. `samples`: see
-    `Wrappers`. `collectives_by_regions`: see `Collectives`. `imports`: see `FirstImports`.
-    """
-
-    shared_bases: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
-    whole: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
-    viewed: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
-    as_they_are: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
-    late: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
-    containers: dict[tuple[int, Any], bool] = dataclasses.field(default_factory=dict)
-    replays_views: bool = True
-    regions: set[Any] = dataclasses.field(default_factory=set)
-    hooks: dict[Any, Any] = dataclasses.field(default_factory=dict)
-    samples: Samples = dataclasses.field(default_factory=Samples)
-    collectives_by_regions: bool = False
-    imports: dict[str, bool] = dataclasses.field(default_factory=dict)
-
-    @property
-    def apart(self) -> list[Any]:
-        """Functions that run as they are in each backward."""
-        return [*called_by_autograd(self.regions), *self.hooks.values()]
-
-
 class CaptureParts(Host):
     """The parts of one run of the function, each with what it needs of the others."""
 
     notes_reads = True
+    learned: Learned
     state: PythonState  # these two when the stand-ins of the arguments are there
     draws: Draws
 
@@ -115,16 +83,7 @@ class CaptureParts(Host):
         self.call, self.options, self.learned, self.name = call, options, learned, options.name
         self.symbols = symbols_of(call)
         self.fake_mode = fake_mode_of(call, self.symbols)
-        self.inputs = inputs = Inputs(
-            call,
-            self.fake_mode,
-            shared_bases=learned.shared_bases,
-            whole=learned.whole,
-            viewed=learned.viewed,
-            as_they_are=learned.as_they_are,
-            samples=learned.samples,
-            symbols=self.symbols,
-        )
+        self.inputs = inputs = Inputs(call, self.fake_mode, learned, self.symbols)
         self.origins = Origins(run_function.__code__)
         self.written = learned.late
         self.recorder = recorder = Recorder(self.fake_mode, self.origins, self, options.decompositions, self._decisions)
@@ -139,7 +98,8 @@ class CaptureParts(Host):
         may_run = options.runs_regions
         self.functions: CustomFunctions = CustomFunctions(learned.regions, self.reads, self.knows, may_run=may_run)
         self.facts = Facts(inputs, self.where)
-        self.code = SeenCode(call, self.name, self.reads, ReboundNames(), self.origins, learned.apart)
+        apart = [*called_by_autograd(learned.regions), *learned.hooks.values()]
+        self.code = SeenCode(call, self.name, self.reads, ReboundNames(), self.origins, apart)
         self.overlapping = OverlappingViews(recorder, inputs.overlapping)
         self.imports = FirstImports(learned.imports)
         varies, begins = (lambda value: self.state.varies(value)), self.code.rebound.runs

@@ -1,4 +1,4 @@
-"""A captured function that can be differentiated again, and what comes of it: data."""
+"""A captured function that can be differentiated again, and the session in which its capture then goes on."""
 
 from __future__ import annotations
 

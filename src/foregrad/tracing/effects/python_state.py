@@ -409,7 +409,7 @@ def _written(state: ProgramState, function: Any) -> list[Holder]:
     return changed
 
 
-# -------------------------------------------------------------------- given
+# -------------------------------------------------------------------- what a run is given
 # What a run is given: its arguments, made anew with stand-ins in them, so that the user's own stay as they are.
 
 

@@ -16,7 +16,7 @@ from ..._torch.patches import Hooks
 from ...graph.meta import TensorSpec
 from ...identity import ById, IdSet
 from ..tape.origin import Made, Origins
-from ..tape.tape import Entry, Tape
+from ..tape.tape import Entry, Learned, Tape
 from .alias import Value
 
 
@@ -29,7 +29,7 @@ class Host(Hooks):
 
     name: str
     written: IdSet[torch.Tensor]
-    learned: Any = None
+    learned: Learned | None = None
     lifting: Any  # the mode of stand-ins
 
     def pause(self) -> None:

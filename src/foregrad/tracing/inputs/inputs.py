@@ -37,14 +37,13 @@ from ...graph.meta import TensorSpec
 from ...graph.signature import PartOf
 from ...graph.slots import Closure, Input, Slot
 from ...identity import ById, IdSet
-from ...subclasses.conversion import Samples
 from ...subclasses.spec import is_wrapper
 from ..heap.alias import Value, now
 from ..heap.records import InputRecord, NumberRecord, is_moved, is_no_grad_view
 from ..heap.refusals import detached_and_written, past_the_edges
 from ..recorder.recorder import Recorder
 from ..tape.origin import Origin, user_line
-from ..tape.tape import CaptureAgain, Entry, SharedClosureFound
+from ..tape.tape import CaptureAgain, Entry, Learned, SharedClosureFound
 from ..values.sizes import SizeSymbols
 from .stand_ins import MemoryGroup, StandIns
 from .views_by_place import Watched
@@ -59,24 +58,15 @@ class Inputs:
     """All inputs of one capture. Call `add_arguments` first; `adopt` then finds stand-ins for the tensors met."""
 
     def __init__(
-        self,
-        call: FlatCall,
-        fake_mode: FakeTensorMode,
-        *,
-        shared_bases: IdSet[torch.Tensor],
-        whole: IdSet[torch.Tensor],
-        viewed: IdSet[torch.Tensor],
-        as_they_are: IdSet[torch.Tensor],
-        samples: Samples,
-        symbols: SizeSymbols | None = None,
+        self, call: FlatCall, fake_mode: FakeTensorMode, learned: Learned, symbols: SizeSymbols | None = None
     ) -> None:
         self.call = call
         self.symbols = symbols
         self.fake_mode = fake_mode
-        self.shared_bases = shared_bases  # views to be seen so, as their memory is written
-        self.whole = whole  # tensors to be seen as part of all of their memory
-        self.viewed = viewed  # tensors to be seen as views of their bases
-        self.as_they_are = as_they_are  # arguments that the function also reaches by itself: it gets the real ones
+        self.shared_bases = learned.shared_bases  # views to be seen so, as their memory is written
+        self.whole = learned.whole  # tensors to be seen as part of all of their memory
+        self.viewed = learned.viewed  # tensors to be seen as views of their bases
+        self.as_they_are = learned.as_they_are  # arguments that the function also reaches by itself: the real ones
         self.records: list[InputRecord] = []
         self.by_real: ById[torch.Tensor, InputRecord] = ById()
         self._by_memory: dict[int, InputRecord] = {}  # the first of each memory
@@ -87,7 +77,7 @@ class Inputs:
         self.stand_ins: StandIns
         self.wrappers: Wrappers
         self.overlapping: list[Watched] = []
-        self._samples = samples
+        self._samples = learned.samples
         self.reached: ById[torch.Tensor, Source] = ById()  # arguments that the function also reached by itself
         self.marked: ById[torch.Tensor, Origin | None] = ById()  # others that `requires_grad_` was called on: where
         self.reads = Reads()

@@ -48,7 +48,7 @@ class Collectives:
     def by_regions(self) -> bool:
         """Whether those of the forward run as eager regions."""
         learned = self.recorder.host.learned
-        return learned is not None and bool(learned.collectives_by_regions)
+        return learned is not None and learned.collectives_by_regions
 
     def run(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What an operator of `c10d` gives, which exchanges tensors with other processes."""

@@ -332,8 +332,7 @@ def _is_called_by(code: types.CodeType) -> bool:
 
 
 def _copied(tensor: Any) -> Any:
-    shared = tensor.data
-    return _as_plain(tensor, shared, dict(tensor.__dict__))
+    return _as_plain(tensor, tensor.data, dict(tensor.__dict__))
 
 
 def _deep_copy(asked: ValuesAsked, tensor: Any, memo: dict[int, Any]) -> Any:

@@ -19,6 +19,8 @@ from ..._torch.symbols import SYMBOLIC, is_symbolic, symbol_made
 from ...graph.collectives import Collective
 from ...graph.meta import TensorSpec
 from ...graph.python_calls import call_of
+from ...identity import IdSet
+from ...subclasses.conversion import Samples
 
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
@@ -154,6 +156,32 @@ class SharedClosureFound(CaptureAgain):
     def __init__(self, *found: tuple[torch.Tensor, Any]) -> None:
         super().__init__("a closed-over tensor is an input, or shares memory with one")
         self.found = found
+
+
+@dataclasses.dataclass(slots=True)
+class Learned:
+    """What makes the next run of a capture another one.
+
+    `shared_bases`, `whole`, `viewed` and `as_they_are`: see `Inputs`; `late`: see `BackwardWrites`. `containers`: the
+    places of those that change how many items they have, and whether the function reads them, see `Journals`.
+    `replays_views`: autograd replays the operators that made views; it does not once the sizes of tensors with
+    gradients change in place.
+    `regions`: custom Functions that use NumPy, which run as eager regions; `hooks`: see `EagerHooks`. `samples`: see
+    `Wrappers`. `collectives_by_regions`: see `Collectives`. `imports`: see `FirstImports`.
+    """
+
+    shared_bases: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
+    whole: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
+    viewed: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
+    as_they_are: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
+    late: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
+    containers: dict[tuple[int, Any], bool] = dataclasses.field(default_factory=dict)
+    replays_views: bool = True
+    regions: set[Any] = dataclasses.field(default_factory=set)
+    hooks: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    samples: Samples = dataclasses.field(default_factory=Samples)
+    collectives_by_regions: bool = False
+    imports: dict[str, bool] = dataclasses.field(default_factory=dict)
 
 
 # -------------------------------------------------------------------- value numbers

@@ -44,7 +44,8 @@ class DrawsFound(UnsupportedSideEffectError):  # noqa: N818 - asks for another c
             f"`{name}` takes other numbers from {draws[0].path} in each call, which a graph would not. Take from it "
             "before the call and pass what it gives (for random numbers, torch's own functions work)."
             if draws
-            else _COMPUTES.format(name)
+            else f"`{name}` computes with an array that it is given, in NumPy and in another way than before. Make a "
+            "tensor of the array (`torch.from_numpy`) and compute with that."
         )
         self.name, self.draws, self.converted = name, draws, converted
 
@@ -55,12 +56,6 @@ class DrawsFound(UnsupportedSideEffectError):  # noqa: N818 - asks for another c
         return UnsupportedSideEffectError(
             f"`{self.name}` takes from {self.draws[0].path} in another way in each call; take from it before the call."
         )
-
-
-_COMPUTES = (
-    "`{}` computes with an array that it is given, in NumPy and in another way than before. Make a tensor of the array "
-    "(`torch.from_numpy`) and compute with that."
-)
 
 
 class DrawsDiffer(UnsupportedSideEffectError):  # noqa: N818 - the call is captured in another way
@@ -220,8 +215,6 @@ class Draws:
 
 
 # -------------------------------------------------------------------- drawn arrays
-
-
 # Functions and methods that give a new array, or a view, whose shape follows from shapes.
 _METHODS = set(
     "all any argmax argmin argsort astype clip copy cumprod cumsum flatten max mean min prod ravel reshape round "

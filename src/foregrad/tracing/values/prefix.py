@@ -163,8 +163,7 @@ def _to_run(entry: Entry, is_there: Callable[[Entry], bool]) -> list[Entry]:
 def generators_drawn_from(entries: list[Entry]) -> tuple[torch.Generator, ...]:
     """The generators that the random operators among `entries` move."""
     drawing = (entry for entry in entries if entry.has_effect and not entry.is_collective)
-    found = {generator: None for entry in drawing for generator in _generators(entry)}
-    return tuple(found)
+    return tuple(dict.fromkeys(generator for entry in drawing for generator in _generators(entry)))
 
 
 def _generators(entry: Entry) -> list[torch.Generator]:

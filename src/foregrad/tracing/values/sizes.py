@@ -347,10 +347,7 @@ class SizeSymbols:
 
     def signature(self, number: Mapping[Entry, int]) -> tuple[SizeSymbol, ...]:
         """What the signature says of the symbols; `number` has each input's position by its entry."""
-        found = []
-        for symbol, (entry, dim) in self.table.bound.items():
-            found.append(SizeSymbol(symbol, number[entry], dim))
-        return tuple(found)
+        return tuple(SizeSymbol(symbol, number[entry], dim) for symbol, (entry, dim) in self.table.bound.items())
 
 
 def following_strides(spec: TensorSpec | WrapperSpec, shape: Sequence[Any]) -> tuple[Any, ...]:
