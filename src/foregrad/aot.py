@@ -33,6 +33,7 @@ from .graph.signature import ConstantOutput, PartOf, Signature
 from .graph.slots import Buffer, Param
 from .graph.source import Names, compile_source, unpacked
 from .partitioners import default_partition, min_cut_rematerialization_partition
+from .runtime.lines import LineWriter
 from .runtime.render import render_run
 from .subclasses.conversion import unwrapping
 from .subclasses.spec import WrapperSpec
@@ -140,12 +141,14 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         >>> linear.bias.grad
         tensor([1., 1.])
     """
-    return compile_aot_module(mod, args, kwargs, functools.partial(_aot_module, args, kwargs))
+    settings = inspect.signature(aot_function).bind_partial(None, *args, **kwargs).arguments
+    del settings["fn"]
+    return compile_aot_module(mod, settings, functools.partial(aot_module, **settings))
 
 
-def compile_aot_module(mod: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], recipe: Recipe) -> nn.Module:
-    """`mod` compiled with the arguments of `aot_function`; `recipe` compiles its copies."""
-    bound = inspect.signature(aot_function).bind(mod, *args, **kwargs)
+def compile_aot_module(mod: nn.Module, settings: Mapping[str, Any], recipe: Recipe) -> nn.Module:
+    """`mod` compiled with these arguments of `aot_function`; `recipe` compiles its copies."""
+    bound = inspect.signature(aot_function).bind(mod, **settings)
     bound.apply_defaults()
     settings = dict(bound.arguments)
     dynamic = settings.pop("dynamic")
@@ -156,10 +159,6 @@ def compile_aot_module(mod: nn.Module, args: tuple[Any, ...], kwargs: Mapping[st
     if not hasattr(mod, "orig_module"):
         type(compiled).orig_module = property(behind)  # type: ignore[attr-defined]
     return compiled
-
-
-def _aot_module(args: tuple[Any, ...], kwargs: Mapping[str, Any], mod: nn.Module) -> nn.Module:
-    return aot_module(mod, *args, **kwargs)
 
 
 def named_sources(module: nn.Module) -> list[Source]:
@@ -293,13 +292,12 @@ def _check_counters(signature: Signature, name: str) -> None:
             )
 
 
-class _UnguardedInputs:
+class _UnguardedInputs(LineWriter):
     """`variables` of the inputs, `lines` that set them, `globals` of these lines, and the variables of wrappers."""
 
     def __init__(self, call: FlatCall, captured: Captured, names: Names) -> None:
-        self.names, self.wrapper_specs = names, captured.wrappers or FoundWrappers((), {})
-        self.lines: list[str] = []
-        self.globals: dict[str, Any] = {}
+        super().__init__(names)
+        self.wrapper_specs = captured.wrappers or FoundWrappers((), {})
         self.wrappers: list[str] = []
         leaves = self._leaves(call.tree.children[0].children)
         parts = [self._parts(self._read(w.source), w.spec, w.gradient) for w in self.wrapper_specs.reached]
@@ -329,17 +327,12 @@ class _UnguardedInputs:
     def _parts(self, name: str, spec: WrapperSpec, gradient: WrapperSpec | None) -> list[str]:
         self.wrappers.append(name)
         parts = [self.names.fresh(f"{name}_{i}") for i in range(spec.count)]
-        self.lines.append(f"{unpacked(parts)}{self._bind('unwrap', unwrapping(spec, gradient))}({name})")
+        self.lines.append(f"{unpacked(parts)}{self.bind('unwrap', unwrapping(spec, gradient))}({name})")
         return parts
 
     def _read(self, source: Source) -> str:
-        name, root = self.names.fresh("param"), self._bind("root", source.root)
-        self.lines.append(f"{name} = {source.expression(root, self._bind)}")
-        return name
-
-    def _bind(self, hint: str, value: Any) -> str:
-        name = self.names.fresh(hint)
-        self.globals[name] = value
+        name, root = self.names.fresh("param"), self.bind("root", source.root)
+        self.lines.append(f"{name} = {source.expression(root, self.bind)}")
         return name
 
 
@@ -545,5 +538,5 @@ def memory_efficient_fusion(fn: Callable[..., Any] | nn.Module, **kwargs: Any) -
     """
     settings = {**mem_efficient_fusion_kwargs(use_decomps=True), **kwargs}
     if isinstance(fn, nn.Module):
-        return compile_aot_module(fn, (), settings, functools.partial(memory_efficient_fusion, **kwargs))
+        return compile_aot_module(fn, settings, functools.partial(memory_efficient_fusion, **kwargs))
     return aot_function(fn, **settings)

@@ -249,16 +249,12 @@ class _Writer:
 
     def _copy(self, node: fx.Node) -> None:
         for operand in node.all_input_nodes:
-            if operand not in self.made:  # the tangent of the loss
-                assert self.seed is not None
-                loss = self._of(self.old_outputs[self.seed])
-                self.made[operand] = one = self.graph.call_function(aten.ones_like.default, (loss,))
-                one.meta = loss.meta.copy()
+            self._of(operand)
         copy = self.made[node] = self.graph.node_copy(node, self.made.__getitem__)
         copy.meta = node.meta
 
     def _of(self, node: Any) -> Any:
-        if isinstance(node, fx.Node) and node not in self.made:  # a gradient that is the tangent itself
+        if isinstance(node, fx.Node) and node not in self.made:  # the tangent of the loss
             assert self.seed is not None
             loss = self.made[self.old_outputs[self.seed]]
             self.made[node] = one = self.graph.call_function(aten.ones_like.default, (loss,))

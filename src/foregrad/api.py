@@ -351,14 +351,7 @@ def partition(
         >>> foregrad.partition(joint, "min_cut").saved_bytes  # the argument is there anyway
         0
     """
-    none = get_backend("nop")
-    pipeline = Pipeline(
-        none.fw_compiler,
-        none.bw_compiler,
-        none.inference_compiler,
-        _partition_fn(policy, memory_budget, none.keeps_order),
-    )
-    return pipeline.split(joint)
+    return pipeline_for(backend="nop", partition=policy, memory_budget=memory_budget).split(joint)
 
 
 def pareto(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Pareto:

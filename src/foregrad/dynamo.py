@@ -196,9 +196,11 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
     may_share = [i for i, value in enumerate(example_inputs) if isinstance(value, torch.Tensor)]
     may_share = [i for i in may_share if i in written or graph_inputs[i].kind == "argument"]
     if written and len(may_share) > 1:
-        forward = _unless_memory_is_shared(forward, dispatcher, may_share)
-    if any(isinstance(value, FakeTensor) for value in example_inputs):
-        forward = _first_on_fakes(forward, gm)
+        forward = _unless(
+            lambda args: len({storage_key(args[i]) for i in may_share}) < len(may_share), dispatcher, forward
+        )
+    if _has_fakes(example_inputs):  # some first run it on fakes to learn its outputs' layouts, as DDP's splitter does
+        forward = _unless(_has_fakes, gm, forward)
     return forward
 
 
@@ -295,24 +297,17 @@ def _has_open_sizes(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape)
 
 
-def _unless_memory_is_shared(
-    forward: Callable[..., Any], dispatcher: Callable[..., Any], may_share: Sequence[int]
+def _has_fakes(args: Sequence[Any]) -> bool:
+    return any(isinstance(value, FakeTensor) for value in args)
+
+
+def _unless(
+    is_other: Callable[[Sequence[Any]], bool], other: Callable[..., Any], forward: Callable[..., Any]
 ) -> Callable[..., Any]:
-    def run(*args: Any) -> Any:
-        if len({storage_key(args[i]) for i in may_share}) < len(may_share):
-            return dispatcher(*args)
-        return forward(*args)
-
-    return run
-
-
-def _first_on_fakes(forward: Callable[..., Any], gm: fx.GraphModule) -> Callable[..., Any]:
-    """`forward` for callers that first run it on fakes to learn its outputs' layouts, as DDP's splitter does."""
+    """`forward`, or `other` for the arguments that are of the other kind."""
 
     def run(*args: Any) -> Any:
-        if any(isinstance(value, FakeTensor) for value in args):
-            return gm(*args)
-        return forward(*args)
+        return other(*args) if is_other(args) else forward(*args)
 
     return run
 

@@ -98,7 +98,7 @@ class Artifact:
         if not fresh:
             return self.specializations[number]
         if self._again is None:
-            return _again(self)(number)
+            return _read(io.BytesIO(self.to_bytes()), "the artifact").specialization_for(number, fresh=True)
         return self._again(number)
 
     def exported_program(self, number: int = 0) -> Any:
@@ -190,12 +190,6 @@ def _copies(entries: Sequence[StateEntry]) -> list[StateEntry]:
     """The entries over copies of their memory, which share as the originals do."""
     data, layouts, content = dump_tensors(entries)
     return read_tensors(data, layouts, content)
-
-
-def _again(artifact: Artifact) -> Callable[[int], Specialization]:
-    """Specializations read anew from the data of an artifact that is in memory."""
-    content = artifact.to_bytes()
-    return lambda number: _read(io.BytesIO(content), "the artifact").specialization_for(number, fresh=True)
 
 
 # ------------------------------------------------------------------------------------------------------ the doors

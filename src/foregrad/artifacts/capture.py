@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import itertools
 import sys
@@ -136,7 +137,9 @@ class Exporter:
     def _capture(self, call: FlatCall, *, higher: bool) -> Captured:
         table = self.pipeline.decompositions
         table = table() if callable(table) else table
-        around = contextlib.nullcontext if self.module is None else self._strictly
+        around: Callable[[], Any] = contextlib.nullcontext
+        if self.module is not None:  # the capture handles all other writes
+            around = functools.partial(assigned_attributes, self.module, puts_back=False)
         captured = capture_call(call, Options(self.name, table or {}, higher_order=higher, around=around))
         _check_wrappers(captured, self.name)
         for region in captured.joint.signature.eager_regions:
@@ -145,10 +148,6 @@ class Exporter:
                 "code of Python's. Export the parts around it."
             )
         return captured
-
-    def _strictly(self) -> contextlib.AbstractContextManager[Any]:
-        assert self.module is not None
-        return assigned_attributes(self.module, puts_back=False)  # the capture handles all other writes
 
     def _program(self, captured: Captured, derivatives: int, call: FlatCall) -> tuple[Program, list[Any]]:
         joint = captured.joint
@@ -235,7 +234,7 @@ class Exporter:
                 continue
             slot = captured.joint.signature.inputs[number].slot
             if attribute is not None:
-                if type(value) is object or repr(value) == "ABSENT" or not _is_plain(value):
+                if type(value) is object or repr(value) == "ABSENT" or not isinstance(value, (*_PLAIN, torch.Tensor)):
                     continue
                 raise ArtifactError(f"`{self.name}` reads the attribute {attribute} of {slot}: pass it as an argument")
             if question == ATTRIBUTES and not value:  # a tensor without attributes answers alike
@@ -320,10 +319,6 @@ def _is_exported_program(value: Any) -> bool:
     """Whether the value is a program of torch.export's, without importing that: it is slow."""
     library = sys.modules.get("torch.export")
     return library is not None and isinstance(value, library.ExportedProgram)
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, (*_PLAIN, torch.Tensor))
 
 
 # ---------------------------------------------------------------------------------------------------- dynamic shapes

@@ -182,17 +182,22 @@ def _check_seal(file: IO[bytes]) -> None:
     seal, digits = file.read(len(_SEAL)), file.read(_DIGITS)
     if seal != _SEAL:
         raise ArtifactError("it is cut off, or no artifact of foregrad's: the checksum at its end is missing")
+    if _digest_of(file, size - _DIGITS) != digits:
+        raise ArtifactError("its checksum is not that of its content: it was damaged or changed")
     file.seek(0)
-    digest, left = hashlib.sha256(), size - _DIGITS
+
+
+def _digest_of(file: IO[bytes], left: int) -> bytes:
+    """The SHA-256 of the first bytes of a file, as hexadecimal digits."""
+    file.seek(0)
+    digest = hashlib.sha256()
     while left:
         chunk = file.read(min(_CHUNK, left))
         if not chunk:
             raise ArtifactError("it became shorter while it was read")
         digest.update(chunk)
         left -= len(chunk)
-    if digest.hexdigest().encode() != digits:
-        raise ArtifactError("its checksum is not that of its content: it was damaged or changed")
-    file.seek(0)
+    return digest.hexdigest().encode()
 
 
 # ------------------------------------------------------------------------------------------------------ writing
@@ -220,14 +225,9 @@ def pack(file: IO[bytes], manifest: dict[str, Any], programs: list[Any], tensors
     archive.comment = _SEAL + b"0" * _DIGITS
     archive.close()
     size = file.seek(0, os.SEEK_END)
-    file.seek(0)
-    digest, left = hashlib.sha256(), size - _DIGITS
-    while left:
-        chunk = file.read(min(_CHUNK, left))
-        digest.update(chunk)
-        left -= len(chunk)
+    digest = _digest_of(file, size - _DIGITS)
     file.seek(size - _DIGITS)
-    file.write(digest.hexdigest().encode())
+    file.write(digest)
 
 
 def _dumped(value: Any, *, sort: bool = True) -> bytes:

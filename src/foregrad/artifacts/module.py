@@ -16,18 +16,19 @@ import torch
 
 from ..api import pipeline_for
 from ..config import config
+from ..dispatch.graphs import rendered
 from ..dispatch.guard_list import MISS
 from ..dispatch.pipeline import Pipeline
 from ..errors import ArtifactCallError
 from ..graph.joint import JointGraph
 from ..graph.partitioned import Partitioned
-from ..graph.source import Names, compile_source, source_of
+from ..graph.source import Names, source_of
 from ..graph.tangents import ABSENT, STOP, BackwardCase
 from ..interrupts import held
 from ..locks import make_lock, taken
+from ..partitioners import default_partition
 from ..passes.decompose import decompose
 from ..runtime.compiled import Compiled, Derived
-from ..runtime.render import render_run
 from ..tracing.derivatives.resumable_trace import Derivative
 from .container import StateEntry
 from .program import Program, Specialization
@@ -137,9 +138,6 @@ class LoadedModule(torch.nn.Module):
         names = "; ".join(specialization.name for specialization in self.artifact.specializations)
         return f"{self.artifact.name}: {names}"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_runtime": _Runtime()}
-
     def __deepcopy__(self, memo: dict[int, Any]) -> LoadedModule:
         module = memo[id(self)] = LoadedModule.__new__(LoadedModule)
         shared = ("artifact", "backend", "_settings")
@@ -167,9 +165,6 @@ class _Runtime:
         self.functions: dict[int, Callable[..., Any]] = {}
         self.guards: dict[int, StoredGuards] = {}
         self.lock = make_lock()
-
-    def __reduce__(self) -> Any:
-        return _Runtime, ()
 
     def find(self, module: LoadedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Compile and run the first specialization that fits. Raises `ArtifactCallError` with all differences."""
@@ -207,27 +202,19 @@ def _compiled(module: LoadedModule, number: int) -> Callable[..., Any]:
     """One specialization as a function of (args, kwargs)."""
     pipeline = pipeline_for(backend=module.backend, **module._settings)
     specialization = module.artifact.specialization_for(number, fresh=_changes_graphs(pipeline))
-    joint = specialization.joint
+    joint, places = specialization.joint, module._places()
+    where = "; ".join(dict.fromkeys(check.where for check in joint.signature.checks))
     with torch.set_grad_enabled(bool(specialization.context["grad mode"])):
         compiled = _Builder(pipeline, specialization).build(specialization.program)
-        while True:
-            names = Names(["args", "kwargs", "MISS", "call", "error", "difference", "differs"])
-            guards = StoredGuards(specialization, module, names, module._places())
-            lines = guards.lines()
-            num_guards = joint.num_guards()
-            failed = guards.list.globals
-            where = "; ".join(dict.fromkeys(check.where for check in joint.signature.checks))
-            failure = names.fresh("failed")
-            failed[failure] = functools.partial(_fail, where)
-            run = render_run(compiled, guards.inputs, names, symbols=guards.symbols, eagerly=f"return {failure}(None)")
-            if joint.num_guards() == num_guards:
-                break
-    body = "\n".join("    " + line for line in (*lines, *run.lines))
-    source = f"def call(args, kwargs):\n{body}\n"
-    return compile_source(source, "call", {**guards.list.globals, **run.globals}, label=f"runtime of {joint.name}")
+        return rendered(
+            joint.name,
+            compiled,
+            lambda names: StoredGuards(specialization, module, names, places),
+            functools.partial(_fail, where),
+        )[0]
 
 
-def _fail(where: str, _: Any) -> Any:
+def _fail(where: str, *_: Any, **__: Any) -> Any:
     raise RuntimeError(f"a check of the exported function failed: one of those at {where}")
 
 
@@ -291,7 +278,7 @@ class _Builder:
         pipeline, partitioned = self.pipeline, program.partitioned
         table = pipeline.decompositions() if callable(pipeline.decompositions) else pipeline.decompositions
         if program.derived or not _changes_graphs(pipeline):
-            own = pipeline.partition is _default() or program.derived
+            own = pipeline.partition is default_partition or program.derived
             return partitioned if own else pipeline.split(partitioned.joint)
         joint: JointGraph = partitioned.joint
         if table:
@@ -302,12 +289,6 @@ class _Builder:
         return halves
 
 
-def _default() -> Any:
-    from ..partitioners import default_partition
-
-    return default_partition
-
-
 # -------------------------------------------------------------------- guards
 # The guards of a specialization, as the list of `dispatch.guard_list`.
 #
@@ -316,10 +297,7 @@ def _default() -> Any:
 
 
 class StoredGuards(GuardMaker):
-    """The guards for calls of `module`; `find` has, for the name of each tensor of the module, its table and key.
-
-    After the guards `inputs[i]` names the variable of input i, `symbols` has that of each symbolic size.
-    """
+    """The guards for calls of `module`; `find` has, for the name of each tensor of the module, its table and key."""
 
     def __init__(
         self, specialization: Specialization, module: torch.nn.Module, names: Names, find: Mapping[str, Any]

@@ -316,10 +316,8 @@ def _check_call(tree: Any, leaves: Sequence[Leaf], facts: Sequence[Any], joint: 
 # Relations of memory between the inputs of a specialization, as data.
 
 
-def sharing_to(sharing: Sharing | None) -> Any:
+def sharing_to(sharing: Sharing) -> Any:
     """The relations as data."""
-    if sharing is None:
-        return None
     return {
         "memories": list(sharing.memories),
         "counters": [list(pair) for pair in sharing.counters],

@@ -50,12 +50,8 @@ def _classes() -> dict[str, type]:
     for module in (effect_log, signature, slots, effects):
         classes = {name: value for name, value in vars(module).items() if isinstance(value, type)}
         own = {name: cls for name, cls in classes.items() if cls.__module__ == module.__name__}
-        class_by_name |= {name: cls for name, cls in own.items() if _is_record(cls)}
+        class_by_name |= {name: cls for name, cls in own.items() if dataclasses.is_dataclass(cls)}
     return {name: cls for name, cls in class_by_name.items() if cls not in _FORMAT_NAMES.values()} | _FORMAT_NAMES
-
-
-def _is_record(cls: type) -> bool:
-    return dataclasses.is_dataclass(cls)
 
 
 _CLASSES = _classes()

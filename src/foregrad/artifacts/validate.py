@@ -63,7 +63,7 @@ def check_partitioned(partitioned: Partitioned) -> None:
             partitioned.check()
     except (ForegradError, RuntimeError) as error:
         raise ArtifactError(f"its graphs don't fit together: {error}") from None
-    if len(partitioned.saved_nodes) < 0 or any(not hasattr(node, "name") for node in partitioned.saved_nodes):
+    if any(not hasattr(node, "name") for node in partitioned.saved_nodes):
         raise ArtifactError("the forward saves a result that is no value")
 
 
@@ -209,12 +209,8 @@ def _check_handle(
     _within([input], inputs, "input")
     _within([output], outputs, "output")
     for step in steps:
-        _check_step(step)
-
-
-def _check_step(step: ViewStep) -> None:
-    if not is_view(step.op):
-        raise ArtifactError(f"a view taken by {step.op}, which is no view operator")
+        if not is_view(step.op):
+            raise ArtifactError(f"a view taken by {step.op}, which is no view operator")
 
 
 def check_derivative(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import foregrad
 from foregrad.cli.cache import add_cache
 from foregrad.cli.doctor import add_build_native, add_doctor
 from foregrad.cli.inspect import add_inspect
-from foregrad.cli.target import TargetError, add_bench, add_explain, add_verify
+from foregrad.cli.target import TargetError, add_bench, add_explain, add_verify, load_module
 from foregrad.errors import ForegradError
 
 __all__ = ["main"]
@@ -71,9 +70,5 @@ def demo_package() -> ModuleType:
     folders = [parent / "examples" / "demo" for parent in (package, package.parents[1])]
     folder = next(folder for folder in folders if folder.is_dir())
     if "foregrad_demo" not in sys.modules:
-        spec = importlib.util.spec_from_file_location("foregrad_demo", folder / "__init__.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules["foregrad_demo"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        load_module("foregrad_demo", folder / "__init__.py")
     return sys.modules["foregrad_demo"]

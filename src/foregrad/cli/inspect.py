@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import dataclasses
 import os
 import sys
 from typing import Any
@@ -48,35 +47,35 @@ def run_inspect(options: argparse.Namespace) -> int:
         print(f"foregrad inspect: {error}", file=sys.stderr)
         return 1
     if options.json:
-        print_json(dataclasses.asdict(artifact))
+        print_json(artifact)
         return 0
-    versions = f"by foregrad {shown(artifact.foregrad)}, PyTorch {shown(artifact.torch)}"
-    print(f"{shown(artifact.name)}: version {artifact.version} of the format, {versions}")
-    kinds = collections.Counter(tensor.kind for tensor in artifact.tensors)
+    versions = f"by foregrad {shown(artifact['foregrad'])}, PyTorch {shown(artifact['torch'])}"
+    print(f"{shown(artifact['name'])}: version {artifact['version']} of the format, {versions}")
+    kinds = collections.Counter(tensor["kind"] for tensor in artifact["tensors"])
     sizes = ", ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in kinds.items())
-    print(f"{len(artifact.tensors)} tensors ({sizes or 'none'}), {_bytes(artifact.tensor_bytes)}")
-    listed = artifact.tensors if options.all else artifact.tensors[:_MOST_TENSORS]
+    print(f"{len(artifact['tensors'])} tensors ({sizes or 'none'}), {_bytes(artifact['tensor_bytes'])}")
+    listed = artifact["tensors"] if options.all else artifact["tensors"][:_MOST_TENSORS]
     for tensor in listed:
-        grad = "  requires grad" if tensor.requires_grad else ""
-        names = f"  also {', '.join(tensor.aliases)}" if tensor.aliases else ""
-        print(f"  {tensor.kind} {shown(tensor.name)}: {tensor.layout}{grad}{shown(names)}")
-    if len(listed) < len(artifact.tensors):
-        print(f"  ... and {len(artifact.tensors) - len(listed)} more (--all)")
-    for specialization in artifact.specializations:
+        grad = "  requires grad" if tensor["requires_grad"] else ""
+        names = f"  also {', '.join(tensor['aliases'])}" if tensor["aliases"] else ""
+        print(f"  {tensor['kind']} {shown(tensor['name'])}: {tensor['layout']}{grad}{shown(names)}")
+    if len(listed) < len(artifact["tensors"]):
+        print(f"  ... and {len(artifact['tensors']) - len(listed)} more (--all)")
+    for specialization in artifact["specializations"]:
         _print(specialization, every=options.all)
     return 0
 
 
-def _print(specialization: Any, *, every: bool) -> None:
-    print(f"\nspecialization: {shown(specialization.name)}")
-    for title, lines in specialization.sections.items():
+def _print(specialization: dict[str, Any], *, every: bool) -> None:
+    print(f"\nspecialization: {shown(specialization['name'])}")
+    for title, lines in specialization["sections"].items():
         print(f"  {title}:")
         for line in lines if every else lines[:_MOST_TENSORS]:
             print(f"    {shown(line)}")
         if not every and len(lines) > _MOST_TENSORS:
             print(f"    ... and {len(lines) - _MOST_TENSORS} more (--all)")
-    if specialization.graph:
-        print(f"\n{specialization.graph}")
+    if specialization["graph"]:
+        print(f"\n{specialization['graph']}")
 
 
 def _bytes(count: int) -> str:
@@ -92,41 +91,11 @@ def _bytes(count: int) -> str:
 # The contents of an artifact's file, for people: read without its tensors.
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class TensorContents:
-    """One tensor: its name, kind, layout and other names."""
+def describe(path: str | os.PathLike[str], *, graph: str | None = None) -> dict[str, Any]:
+    """The contents of the artifact at `path`, all but the values of its tensors, as JSON.
 
-    name: str
-    kind: str
-    layout: str
-    requires_grad: bool
-    aliases: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SpecializationContents:
-    """One specialization: lines by the title of their section, and a graph as Python if it was asked for."""
-
-    name: str
-    sections: dict[str, list[str]]
-    graph: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ArtifactContents:
-    """All of an artifact but the values of its tensors."""
-
-    name: str
-    version: int
-    foregrad: str
-    torch: str
-    tensors: list[TensorContents]
-    tensor_bytes: int
-    specializations: list[SpecializationContents]
-
-
-def describe(path: str | os.PathLike[str], *, graph: str | None = None) -> ArtifactContents:
-    """The contents of the artifact at `path`. Raises `ArtifactError` if it is no artifact, or damaged."""
+    Raises `ArtifactError` if it is no artifact, or damaged.
+    """
     with opened(os.fspath(path)) as contents:
         manifest = contents.manifest
         reader = Reader({"operators": [], "lines": [], "layouts": manifest["layouts"]})
@@ -135,19 +104,22 @@ def describe(path: str | os.PathLike[str], *, graph: str | None = None) -> Artif
             spec = reader.layout(item["layout"])
             name, kind = checked(item["name"], str), checked(item["kind"], str)
             aliases = tuple(checked(alias, str) for alias in item.get("aliases", ()))
-            tensors.append(TensorContents(name, kind, repr(spec), item.get("requires_grad", False), aliases))
+            described = {"name": name, "kind": kind, "layout": repr(spec)}
+            tensors.append({**described, "requires_grad": item.get("requires_grad", False), "aliases": aliases})
             if kind == "constant":  # only its layout is read
                 constants[name] = _without_memory(spec)
         specializations = []
         for number in range(len(manifest["specializations"])):
             specialization = specialization_from(contents.json(f"programs/{number}.json"), constants)
-            specializations.append(
-                SpecializationContents(specialization.name, _sections(specialization), _graph(specialization, graph))
-            )
-        size = checked(manifest["members"][TENSORS]["bytes"], int)
-        names = (checked(manifest[key], str) for key in ("name", "foregrad", "torch"))
-        name, foregrad, version = names
-        return ArtifactContents(name, manifest["version"], foregrad, version, tensors, size, specializations)
+            sections, text = _sections(specialization), _graph(specialization, graph)
+            specializations.append({"name": specialization.name, "sections": sections, "graph": text})
+        return {
+            **{key: checked(manifest[key], str) for key in ("name", "foregrad", "torch")},
+            "version": manifest["version"],
+            "tensors": tensors,
+            "tensor_bytes": checked(manifest["members"][TENSORS]["bytes"], int),
+            "specializations": specializations,
+        }
 
 
 def _without_memory(spec: TensorSpec) -> torch.Tensor:

@@ -75,11 +75,16 @@ def load_target(options: argparse.Namespace) -> Target:
 
 def _run(path: Path) -> Any:
     name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else f"foregrad_target_{path.stem}"
+    sys.path.insert(0, str(path.parent.resolve()))
+    return load_module(name, path)
+
+
+def load_module(name: str, path: Path) -> Any:
+    """Run a file as the module of that name."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.parent.resolve()))
     spec.loader.exec_module(module)
     return module
 

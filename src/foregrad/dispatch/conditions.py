@@ -203,11 +203,7 @@ def _items(name: str, layout: Layout, children: list[str], names: Names, bind: B
         if base is collections.defaultdict:
             yield f"{children[0]} = {name}.default_factory", ""
             children = children[1:]
-        keys = bind("keys_of", kind.keys)
-        if all(type(key) is str for key in layout.keys):
-            yield "", f"tuple({keys}({name})) == {bind('keys', layout.keys)}"
-        else:
-            yield "", f"{bind('same_keys', same_keys)}({bind('keys', layout.keys)}, {keys}({name}))"
+        yield "", has_keys(f"{bind('keys_of', kind.keys)}({name})", layout.keys, bind)
         if children:
             yield f"{unpacked(children)}{bind('values_of', kind.values)}({name})", ""
     elif base is not None:

@@ -47,20 +47,16 @@ D = TypeVar("D")
 class Form(Generic[D]):
     """A form, by kinds of calls. `entries`: for each kind, a dispatcher and the function that hands it the call.
 
-    `kind(args, kwargs)` is the kind of a call; None for a call that the form does not take. `takes_all`: every call is
-    of the kind True.
+    `kind(args, kwargs)` is the kind of a call; None for a call that the form does not take.
     """
 
-    def __init__(self, kind: Callable[..., Any] | None = None) -> None:
-        self.kind, self.takes_all = kind, kind is None
+    def __init__(self, kind: Callable[..., Any]) -> None:
+        self.kind = kind
         self.entries: dict[Any, tuple[D, Callable[..., Any]]] = {}
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The result of a call; `MISS` if there is no entry for its kind."""
-        if not self.entries:
-            return MISS
-        kind = True if self.takes_all or self.kind is None else self.kind(args, kwargs)
-        entry = self.entries.get(kind)
+        entry = self.entries.get(self.kind(args, kwargs)) if self.entries else None
         return MISS if entry is None else entry[1](args, kwargs)
 
 
@@ -78,6 +74,10 @@ class Outer:
     varied: frozenset[str] = frozenset()
     splits_sizes: bool = True
     once: Once = dataclasses.field(default_factory=Once)
+
+
+def _takes_all(*_: Any) -> bool:
+    return True
 
 
 def sizes_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -130,7 +130,7 @@ class Dispatcher:
         self._classes: Form[Dispatcher] = Form(lambda args, kwargs: has_classes(args, kwargs) or None)
         self._by_sizes: Form[Dispatcher] = Form(sizes_of)
         self._most_sizes = config.recompile_limit if self._outer.splits_sizes else 0
-        self._state: Form[Dispatcher] = Form()
+        self._state: Form[Dispatcher] = Form(_takes_all)
         self.forms = self._classes, self._by_sizes, self._state  # in the order in which they are tried
         self._fixed: set[tuple[int, Any]] = set()  # places of arrays whose numbers are needed
         self._sizes = SizesSeen(dynamic, open_sizes)
@@ -386,7 +386,8 @@ class Dispatcher:
         ):
             return False
         form, entries = OfClasses(self.function), self._classes.entries
-        self._classes.takes_all |= error.is_result
+        if error.is_result:
+            self._classes.kind = _takes_all
         if not entries:
             sizes: Any = {"open_sizes": self._sizes.open, "dynamic": self._sizes.dynamic}
             inner = self._compiling(form, Outer(once=self._outer.once), **sizes)

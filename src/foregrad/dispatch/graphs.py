@@ -9,9 +9,10 @@ graphs are given up.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from .._torch.symbols import ClosedSizesError
 from ..config import Config
@@ -27,12 +28,13 @@ from ..graph.source import Names, compile_source, source_of
 from ..identity import ById
 from ..locks import make_lock
 from ..phases import compiling, phase
+from ..runtime.compiled import Compiled
 from ..runtime.node import NodeSource
 from ..runtime.render import render_run
 from ..tracing.tape.tape import NumberVaries
 from ..tracing.values.draws import DrawsDiffer
 from .explain import Difference, Once, decided, warn_user
-from .guard_list import MISS, GuardList
+from .guard_list import MISS, GuardList, GuardMaker
 from .guards import CallGuards
 from .pipeline import Pipeline, Product, is_of_capture, log_guards
 from .varying import ConstantNumbers, SizesSeen, check_marked, fixed_numbers
@@ -280,24 +282,10 @@ class Specializer:
         captured = product.captured
         if call.dynamic:
             check_marked(call, captured.joint, self.name)
-        while True:
-            names = Names(["args", "kwargs", "MISS", "call", "error", "eagerly", "difference", "differs"])
-            guards = CallGuards(call, captured, names, native=self.config.native)
-            lines = guards.lines()
-            num_guards = captured.joint.num_guards()
-            eagerly = "return eagerly(*args, **kwargs)"
-            variables = guards.symbols, eagerly, guards.wrappers, guards.containers
-            run = render_run(product.compiled, guards.inputs, names, "return MISS", *variables)
-            if captured.joint.num_guards() == num_guards:  # rendering added no condition on symbolic sizes
-                break
-        body = "\n".join("    " + line for line in (*lines, *run.lines))
-        source = f"def call(args, kwargs):\n{body}\n"
-        globals_ = {**guards.list.globals, **run.globals}
-        if captured.joint.signature.checks:
-            globals_["eagerly"] = self.function
-        function = compile_source(source, "call", globals_, label=f"runtime of {self.name}")
-        log_guards(self.name, source)
-        return Specialization(function, run.node, product.without_tensors(), guards.watch, guards.list)
+        make_guards = functools.partial(CallGuards, call, captured, native=self.config.native)
+        function, guards, node = rendered(self.name, product.compiled, make_guards, self.function)
+        log_guards(self.name, source_of(function))
+        return Specialization(function, node, product.without_tensors(), guards.watch, guards.list)
 
     def _build(self, call: FlatCall) -> tuple[FlatCall, Product]:
         """The pipeline's product for a call: with symbolic sizes and numbers if that works, else without."""
@@ -375,6 +363,32 @@ class Specializer:
         if plain is not None:
             self._errors.add((type(plain), str(plain)))
         return (type(error), str(error)) not in self._errors
+
+
+G = TypeVar("G", bound=GuardMaker)
+
+
+def rendered(
+    name: str, compiled: Compiled, make_guards: Callable[[Names], G], eagerly: Callable[..., Any]
+) -> tuple[Callable[..., Any], G, NodeSource | None]:
+    """(a function of (args, kwargs) that tests the guards and runs a graph, or returns `MISS`; the guards; the graph's
+    node). It calls `eagerly` where a check of the graph fails.
+    """
+    joint = compiled.partitioned.joint
+    while True:
+        names = Names(["args", "kwargs", "MISS", "call", "error", "eagerly", "difference", "differs"])
+        guards = make_guards(names)
+        lines, num_guards = guards.lines(), joint.num_guards()
+        variables = guards.symbols, "return eagerly(*args, **kwargs)", guards.wrappers, guards.containers
+        run = render_run(compiled, guards.inputs, names, "return MISS", *variables)
+        if joint.num_guards() == num_guards:  # rendering added no condition on symbolic sizes
+            break
+    body = "\n".join("    " + line for line in (*lines, *run.lines))
+    globals_ = {**guards.list.globals, **run.globals}
+    if joint.signature.checks:
+        globals_["eagerly"] = eagerly
+    source = f"def call(args, kwargs):\n{body}\n"
+    return compile_source(source, "call", globals_, label=f"runtime of {name}"), guards, run.node
 
 
 def check_draws(name: str, call: FlatCall, constants: Collection[str]) -> None:

@@ -152,16 +152,21 @@ def _differs(steps: Sequence[Lines | Guard], number: int, part: int, now: Any = 
 class GuardMaker:
     """Builds the guard list of a graph whose arguments have the structure `tree`.
 
-    After the guards `inputs[i]` names the variable of input i, whose name for users is `slots[i]`.
+    After the guards `inputs[i]` names the variable of input i, whose name for users is `slots[i]`. `symbols`,
+    `wrappers` and `containers` have the variables of symbolic sizes, of wrapper subclasses that were taken apart, and
+    of containers among the arguments.
     """
 
     inputs: list[str]
     slots: list[str]
+    symbols: dict[Any, str]
 
     def __init__(self, joint: JointGraph, tree: Tree, names: Names) -> None:
         self.list = GuardList()
         self.joint, self.signature, self.tree, self.names = joint, joint.signature, tree, names
         self.leaves: list[str] = []  # their variables
+        self.wrappers: list[str] = []
+        self.containers: dict[int, str] = {}
 
     def lines(self) -> list[str]:
         """Lines of a function of (args, kwargs), which bind the inputs' variables or return `MISS`."""

@@ -21,7 +21,7 @@ from .._torch.symbols import is_symbolic
 from .._torch.tensors import share_memory
 from ..frontend.call import FlatCall
 from ..frontend.expected import Expected
-from ..frontend.reads import FoundWrappers, Reads, Source
+from ..frontend.reads import TABLES, FoundWrappers, Reads, Source
 from ..frontend.tree import KEPT_WHOLE, Tree
 from ..graph.joint import JointGraph
 from ..graph.signature import BaseOf, GradientOf, InputInfo, MemoryOf, PartOf
@@ -58,16 +58,12 @@ from .watch import Watch
 if TYPE_CHECKING:
     from ..tracing.capture import Captured
 
-_TABLES = ("_parameters", "_buffers", "_modules")
 _FEW_PAIRS = 12  # inputs, one of them written to: up to this number, a test for each pair takes less than sorting them
 
 
 class CallGuards(GuardMaker):
     """Guards for the capture of `call`; `native`: with the C++ part, if it was built; `transformed`: for calls under
     transforms.
-
-    After the guards `inputs[i]` names the variable holding input i. `symbols`, `wrappers` and `containers` have the
-    variables of symbolic sizes, of wrapper subclasses that were taken apart, and of containers among the arguments.
     """
 
     def __init__(
@@ -81,9 +77,7 @@ class CallGuards(GuardMaker):
         self.tensors = captured.tensors
         self.paths = [user_name(call.function, path) for path in call.paths]
         self.wrapper_specs = captured.wrappers or FoundWrappers((), {})
-        self.wrappers: list[str] = []
         self.with_gradients: dict[tuple[int, ...], str] = {}  # wrappers that require grad, by first equal leaves
-        self.containers: dict[int, str] = {}
         self.numbers = {i.argument: i.number for i in self.signature.inputs if i.number is not None}
         self.slots = [
             str(info.slot) if info.argument is None else self.paths[info.argument] for info in self.signature.inputs
@@ -233,7 +227,7 @@ class CallGuards(GuardMaker):
         object_by_path: dict[Any, Any] = {}
         for index, info in enumerate(self.signature.inputs):
             source = info.source
-            if isinstance(source, Source) and len(source.steps) >= 2 and source.steps[-2][1] in _TABLES:
+            if isinstance(source, Source) and len(source.steps) >= 2 and source.steps[-2][1] in TABLES:
                 table = _note_way(self.reads, source, source.steps[:-1], object_by_path)
                 if type(table) is dict:
                     table_by_input[index] = (table, source.steps[-1][1], str(info.slot).partition(" ")[2])
@@ -403,7 +397,7 @@ def _note_way(reads: Reads, source: Source, steps: tuple[tuple[str, Any], ...], 
     name = str(source.slot)
     if kind == "attr" and key in getattr(value, "__dict__", ()):
         place, step = reads.place(vars(value), "dict", name, "attr"), vars(value)[key]
-        if key in _TABLES:
+        if key in TABLES:
             place.items.setdefault(key, Expected(step))
         else:
             reads.add(place, key, step)

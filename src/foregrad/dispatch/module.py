@@ -172,7 +172,7 @@ _BODY: dict[str, Any] = {
     "__hash__": lambda self: hash(_state(self).module),
     "__copy__": lambda self: _state(self).recipe(copy.copy(_state(self).module)),
     "__deepcopy__": _deep_copy,
-    "__reduce_ex__": lambda self, protocol: (_compile_again, (_state(self).recipe, _state(self).module)),
+    "__reduce_ex__": lambda self, protocol: (_state(self).recipe, (_state(self).module,)),
 }
 
 
@@ -197,7 +197,3 @@ class _Becoming:
                 return self.final_class
             module.__class__ = self.final_class
         return self.compiled_class
-
-
-def _compile_again(recipe: Recipe, module: torch.nn.Module) -> torch.nn.Module:
-    return recipe(module)

@@ -18,6 +18,7 @@ from ..frontend.lifted import (
     StatePlace,
     Step,
     is_of_given,
+    is_same,
     lifted_arrays,
     lifted_places,
     place_of,
@@ -28,6 +29,7 @@ from ..frontend.program_state import ProgramState
 from ..graph.python_effects import CallMethod
 from ..graph.source import Names, compile_source
 from ..graph.spelling import attribute, item, literal
+from ..runtime.lines import LineWriter
 from ..tracing.values.draws import DrawsDiffer
 from .graphs import Specialization
 from .guard_list import MISS
@@ -77,14 +79,9 @@ def render_stateful(
     whose draws differ, or that need the numbers in an array.
     """
     names = Names(["args", "kwargs", "inner", "eagerly", "state", "MISS"])
-    globals_: dict[str, Any] = {"inner": inner, "eagerly": lifted.func, "MISS": MISS}
-
-    def bind(hint: str, value: Any) -> str:
-        bound = names.fresh(hint)
-        globals_[bound] = value
-        return bound
-
-    reads, remember, draws = [], "", DrawLines(bind, times_lifted(lifted.func))
+    reads, remember, draws = [], "", DrawLines(names, times_lifted(lifted.func))
+    draws.globals |= {"inner": inner, "eagerly": lifted.func, "MISS": MISS}
+    bind = draws.bind
     for place in lifted.places:
         if isinstance(place, (Draw, Converted)):
             reads.append(draws.place(place))
@@ -124,17 +121,17 @@ def render_stateful(
         )
     else:
         source += "    return inner(state, *args, **kwargs)\n"
-    return compile_source(source, "call", globals_, label=f"state of {name}")
+    return compile_source(source, "call", draws.globals, label=f"state of {name}")
 
 
-class DrawLines:
+class DrawLines(LineWriter):
     """`lines` that draw, in order; `arrays` are the variables of drawn arrays. `states`: the number of leading
     arguments that hold state, not the user's values.
     """
 
-    def __init__(self, bind: Callable[[str, Any], str], states: int) -> None:
-        self.bind, self.states = bind, states
-        self.lines: list[str] = []
+    def __init__(self, names: Names, states: int) -> None:
+        super().__init__(names)
+        self.states = states
         self.arrays: list[str] = []
         self._values: list[str] = []  # variables, by the number of the draw
         self._steps: list[tuple[Step, str]] = []
@@ -177,7 +174,7 @@ class DrawLines:
 
     def _step(self, step: Step) -> str:
         for earlier, name in self._steps:
-            if earlier.is_same(step):
+            if is_same(earlier, step):
                 return name
         if isinstance(step.function, str):
             call = self._call(f"{self._spelled(step.args[0])}.{step.function}", step.args[1:], step.kwargs)

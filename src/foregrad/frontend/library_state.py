@@ -34,9 +34,9 @@ from ..locks import Replacements
 from .code import instructions_of
 from .expected import ABSENT, Expected, is_plain, reference
 from .libraries import FIXED, is_installed, is_outside, is_standard
-from .objects import attributes_of, dict_of_class
+from .objects import attributes_of, dict_of_class, table_of
 from .opaque import asked_of
-from .reads import Reads, table_of
+from .reads import Reads
 
 _CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, torch.device)
 _NUMBERS = {"e", "inf", "nan", "pi"}  # asked of `math`, they would be looked up in `torch` too

@@ -127,10 +127,6 @@ class Step:
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
 
-    def is_same(self, other: Any) -> bool:
-        """Whether another step does the same to the same values; 1, 1.0 and True are three."""
-        return _is_same(self, other)
-
 
 def is_of_given(value: Any) -> bool:
     """Whether an expression has an array among the arguments in it."""
@@ -141,13 +137,14 @@ def is_of_given(value: Any) -> bool:
     return isinstance(value, GivenArray)
 
 
-def _is_same(a: Any, b: Any) -> bool:
+def is_same(a: Any, b: Any) -> bool:
+    """Whether two expressions do the same to the same values; 1, 1.0 and True are three."""
     if type(a) is not type(b):
         return False
     if isinstance(a, Step):
-        return a.function == b.function and _is_same(a.args, b.args) and _is_same(a.kwargs, b.kwargs)
+        return a.function == b.function and is_same(a.args, b.args) and is_same(a.kwargs, b.kwargs)
     if isinstance(a, tuple):
-        return len(a) == len(b) and all(map(_is_same, a, b))
+        return len(a) == len(b) and all(map(is_same, a, b))
     return bool(a == b)
 
 
@@ -157,9 +154,6 @@ class Converted:
 
     value: DrawnValue | GivenArray | Step
     path: str = dataclasses.field(compare=False)
-
-    def is_of(self, value: Any) -> bool:
-        return _is_same(self.value, value)
 
 
 Place = StatePlace | Draw | Converted

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import gc
 import os
+import threading
 import types
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -131,7 +132,7 @@ def look_into(value: Any) -> tuple[Layout, list[Any]] | None:
         values = [dict.__getitem__(value, key) for key in keys]
         if base is collections.defaultdict:
             values.insert(0, value.default_factory)
-    table = getattr(value, "__dict__", None) if cls in _EXACT else _table_of(value)
+    table = getattr(value, "__dict__", None) if cls in _EXACT else table_of(value)
     names = None if table is None else tuple(table)
     values += [] if table is None else table.values()
     slots = []
@@ -142,13 +143,6 @@ def look_into(value: Any) -> tuple[Layout, list[Any]] | None:
         except AttributeError:
             pass
     return Layout(base, keys, count, members, limit, names, tuple(slots)), values
-
-
-def _table_of(value: Any) -> dict[str, Any] | None:
-    try:
-        return object.__getattribute__(value, "__dict__")  # type: ignore[no-any-return]
-    except AttributeError:
-        return None
 
 
 def make_empty(cls: type, layout: Layout) -> Any:
@@ -263,3 +257,13 @@ def kept_by_c(cls: type) -> list[str]:
     kinds = types.MemberDescriptorType, types.GetSetDescriptorType
     found = {name for base in cls.__mro__ for name, item in vars(base).items() if isinstance(item, kinds)}
     return in_order(frozenset(found - {"__dict__", "__weakref__", "__traceback__"}))
+
+
+def table_of(value: Any) -> Any:
+    """An object's `__dict__`, without running code of its class; None where it has none."""
+    try:
+        if isinstance(value, threading.local):  # a table for each thread
+            return threading.local.__getattribute__(value, "__dict__")
+        return object.__getattribute__(value, "__dict__")
+    except (AttributeError, TypeError):
+        return None

@@ -46,9 +46,9 @@ from .libraries import (
     is_outside,
     referent,
 )
-from .objects import CODE_OF_CLASSES
+from .objects import CODE_OF_CLASSES, table_of
 from .opaque import DRAWN, is_cached_function, is_of_dates, is_random_generator, results_of, used_up
-from .reads import TABLES, VIEWS, Reads, Source, keys_in, table_of
+from .reads import TABLES, VIEWS, Reads, Source, keys_in
 
 _MOST_VISITS = 200_000
 _LARGE = 10_000  # items, from which on those of a container are not looked into

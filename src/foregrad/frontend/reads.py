@@ -12,7 +12,6 @@ import collections
 import dataclasses
 import gc
 import operator
-import threading
 import types
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
@@ -26,22 +25,13 @@ from ..graph.spelling import attribute, item, key_text
 from ..subclasses.spec import WrapperSpec
 from .expected import ABSENT, Expected, Strong, describe, holds_classes, is_plain, reference, stored
 from .libraries import is_of_library
+from .objects import table_of
 from .opaque import asked_of, is_array
 
 _MOST_ITEMS = 10_000
 _CONTAINERS = (dict, list, set, collections.deque)
 VIEWS: tuple[Any, ...] = (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
 """Views of a dict. They refer to it."""
-
-
-def table_of(value: Any) -> Any:
-    """An object's `__dict__`, without running code of its class; None where it has none."""
-    try:
-        if isinstance(value, threading.local):  # a table for each thread
-            return threading.local.__getattribute__(value, "__dict__")
-        return object.__getattribute__(value, "__dict__")
-    except (AttributeError, TypeError):
-        return None
 
 
 def items_in(container: Any) -> list[tuple[Any, Any]]:

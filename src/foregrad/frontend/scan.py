@@ -55,10 +55,11 @@ from .objects import (
     makers_of,
     slots_in,
     special_names,
+    table_of,
     values_of,
 )
 from .opaque import context_value, is_array, is_cached_function
-from .reads import VIEWS, Reads, ReadSite, items_in, table_of
+from .reads import VIEWS, Reads, ReadSite, items_in
 from .region import is_eager_region
 
 _DEEPEST = 100  # objects, each reached through the one before: a list linked by hand, a tree

@@ -336,10 +336,6 @@ def _read_memory_format(_: Reader, content: Any) -> Any:
     return getattr(torch, content)
 
 
-def _read_bytes(_: Reader, content: Any) -> bytes:
-    return base64.b64decode(checked(content, str), validate=True)
-
-
 def _read_complex(reader: Reader, content: Any) -> complex:
     real, imag = checked(content, list)
     return complex(checked(reader.value(real), float), checked(reader.value(imag), float))
@@ -353,7 +349,7 @@ _READ: dict[str, Callable[[Reader, Any], Any]] = {
     "operator": lambda r, c: r.operator(c),
     "float": _read_float,
     "complex": _read_complex,
-    "bytes": _read_bytes,
+    "bytes": lambda r, c: base64.b64decode(checked(c, str), validate=True),
     "dtype": lambda r, c: _DTYPES[c],
     "device": lambda r, c: _device(c),
     "layout": lambda r, c: _named(torch, c, torch.layout),

@@ -21,7 +21,8 @@ from ..._torch.tensors import base_of, history_of, is_view, without_marks
 from ...errors import UnsupportedError, UnsupportedSideEffectError
 from ...frontend.expected import ABSENT
 from ...frontend.libraries import is_of_library
-from ...frontend.reads import Source, table_of
+from ...frontend.objects import table_of
+from ...frontend.reads import Source
 from ...frontend.scan import Scan
 from ...graph.effect_log import SetGradient
 from ...graph.signature import OutputInfo, PartOf

@@ -18,9 +18,10 @@ from ...frontend.expected import ABSENT
 from ...frontend.holders import DICT, SET, Holder, kind_of, left_in_cache, own_globals
 from ...frontend.libraries import is_class_outside, loggers_of
 from ...frontend.lifted import StatePlace, lifted_places, stand_in_at, times_lifted
+from ...frontend.objects import table_of
 from ...frontend.opaque import DATES, is_array, is_generator_of_numpy, overlaps, results_of
 from ...frontend.program_state import ProgramState, forget_written
-from ...frontend.reads import Reads, table_of
+from ...frontend.reads import Reads
 from ...frontend.tree import LEAF, Tree, Unwrap, flatten, is_as_opened, open_container
 from ...graph.console import CONSOLE
 from ...graph.eager_regions import open_journal

@@ -31,6 +31,7 @@ from ...frontend.lifted import (
     drawing_form,
     drawn_in,
     is_of_given,
+    is_same,
 )
 from ...frontend.opaque import CLOCKS
 from ...identity import ById, IdSet
@@ -162,11 +163,11 @@ class Draws:
         form, kind = drawing_form(self.function), "of an argument" if is_of_given(value) else "drawn"
         if form is not None:
             for place, tensor in form.converted:
-                if place.is_of(value):
+                if is_same(place.value, value):
                     return self._given(tensor, array)
             form.missing = (Converted(value, kind),)
             raise DrawsDiffer(f"`{self.name}` makes a tensor of another array in the call than before.")
-        if not any(place.is_of(value) for place in self.converted):
+        if not any(is_same(place.value, value) for place in self.converted):
             self.converted.append(Converted(value, kind))
         # Of this run nothing is kept.
         if self._written():
