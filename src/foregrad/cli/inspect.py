@@ -15,7 +15,6 @@ from foregrad.artifacts.program import Specialization, specialization_from
 from foregrad.artifacts.records import Stored
 from foregrad.cli.screen import add_json, print_json
 from foregrad.errors import ArtifactError
-from foregrad.graph.meta import TensorSpec
 from foregrad.graph.printing import print_graph, shortened
 from foregrad.graph.spelling import shown
 from foregrad.serialize.values import Reader, checked
@@ -107,7 +106,7 @@ def describe(path: str | os.PathLike[str], *, graph: str | None = None) -> dict[
             described = {"name": name, "kind": kind, "layout": repr(spec)}
             tensors.append({**described, "requires_grad": item.get("requires_grad", False), "aliases": aliases})
             if kind == "constant":  # only its layout is read
-                constants[name] = _without_memory(spec)
+                constants[name] = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta")
         specializations = []
         for number in range(len(manifest["specializations"])):
             specialization = specialization_from(contents.json(f"programs/{number}.json"), constants)
@@ -120,10 +119,6 @@ def describe(path: str | os.PathLike[str], *, graph: str | None = None) -> dict[
             "tensor_bytes": checked(manifest["members"][TENSORS]["bytes"], int),
             "specializations": specializations,
         }
-
-
-def _without_memory(spec: TensorSpec) -> torch.Tensor:
-    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta")
 
 
 def _graph(specialization: Specialization, graph: str | None) -> str:

@@ -389,8 +389,8 @@ class Dispatcher:
         if error.is_result:
             self._classes.kind = _takes_all
         if not entries:
-            sizes: Any = {"open_sizes": self._sizes.open, "dynamic": self._sizes.dynamic}
-            inner = self._compiling(form, Outer(once=self._outer.once), **sizes)
+            outer, sizes = Outer(once=self._outer.once), self._sizes
+            inner = self._compiling(form, outer, open_sizes=sizes.open, dynamic=sizes.dynamic)
             entries[True] = inner, functools.partial(_called_of_classes, form, inner.entry, self.fallbacks)
         return True
 

@@ -274,17 +274,12 @@ class Specializer:
                     self.sizes.varied |= {found.where}
                     call = dataclasses.replace(call, varied=self.sizes.varied)
             with phase("guards"):
-                return self._rendered(call, product)
-
-    def _rendered(self, call: FlatCall, product: Product) -> Specialization:
-        """The specialization: graphs with the code around them, which tests whether they are right for a call."""
-        check_draws(self.name, call, self.sizes.constants)
-        captured = product.captured
-        if call.dynamic:
-            check_marked(call, captured.joint, self.name)
-        make_guards = functools.partial(CallGuards, call, captured, native=self.config.native)
-        function, guards, node = rendered(self.name, product.compiled, make_guards, self.function)
-        log_guards(self.name, source_of(function))
+                check_draws(self.name, call, self.sizes.constants)
+                if call.dynamic:
+                    check_marked(call, product.captured.joint, self.name)
+                make_guards = functools.partial(CallGuards, call, product.captured, native=self.config.native)
+                function, guards, node = rendered(self.name, product.compiled, make_guards, self.function)
+                log_guards(self.name, source_of(function))
         return Specialization(function, node, product.without_tensors(), guards.watch, guards.list)
 
     def _build(self, call: FlatCall) -> tuple[FlatCall, Product]:

@@ -304,12 +304,13 @@ def _forward_mode(layered: Layered, values: Sequence[torch.Tensor], level: Level
     flat = [*(p for p, _ in pairs), *(t for _, t in pairs if t is not None)]
     if level is None:
         out, tangents = child(*flat)
-        lift = _same
     else:
         flat = [transforms.unwrapped(value, level.number) for value in flat]
         with level.below():
             out, tangents = child(*flat)
-        lift = functools.partial(transforms.wrapped, number=level.number)
+
+    def lift(leaf: torch.Tensor) -> torch.Tensor:
+        return leaf if level is None else transforms.wrapped(leaf, level.number)
 
     def lift_dual(leaf: torch.Tensor, tangent: torch.Tensor | None) -> torch.Tensor:
         result = lift(leaf)
@@ -330,10 +331,6 @@ def _warn_of_no_tangent(name: str, gradient: torch.Tensor) -> None:
             ForegradWarning,
             stacklevel=2,
         )
-
-
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 def _dual_parts(value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:

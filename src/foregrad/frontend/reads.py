@@ -355,13 +355,10 @@ HOOKS = frozenset(
 )
 
 
-_IN_FORWARDS = ("_forward_pre_hooks", "_forward_hooks")
-_IN_BACKWARDS = ("_backward_pre_hooks", "_backward_hooks")
-
-
 def hooks_of(modules: Iterable[torch.nn.Module], *, in_backward: bool = False) -> Iterator[Any]:
     """The hooks that calls of modules call, those of all modules first; or those that their backwards call."""
-    names = _IN_BACKWARDS if in_backward else _IN_FORWARDS
+    direction = "backward" if in_backward else "forward"
+    names = f"_{direction}_pre_hooks", f"_{direction}_hooks"
     for name in names:
         yield from vars(torch.nn.modules.module)[f"_global{name}"].values()
     for module in modules:
