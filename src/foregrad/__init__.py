@@ -46,8 +46,7 @@ if TYPE_CHECKING:
     from .explanation.collect import explain
     from .explanation.text import Explanation
     from .frontend.region import eager_region, region
-    from .graph.joint import JointGraph
-    from .graph.partitioned import Partitioned
+    from .graph.joint import JointGraph, Partitioned
     from .logs import set_logs
     from .partitioners import budget_partition, default_partition, min_cut_rematerialization_partition
     from .partitioners.budget import Budget
@@ -156,8 +155,7 @@ _HOMES = {
     "explanation.collect": "explain",
     "explanation.text": "Explanation",
     "frontend.region": "eager_region region",
-    "graph.joint": "JointGraph",
-    "graph.partitioned": "Partitioned",
+    "graph.joint": "JointGraph Partitioned",
     "partitioners": "budget_partition default_partition min_cut_rematerialization_partition",
     "partitioners.budget": "Budget",
     "partitioners.named": "checkpoint_name",

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ._torch.codegen import OpOverload
-from ._torch.contexts import fake_mode_of, is_opaque, new_symbolic_integer, shape_env, symbolic_context_of
-from ._torch.fakes import FakeTensor, FakeTensorMode, NewFakeMode
+from ._torch.fakes import FakeTensor, FakeTensorMode, NewFakeMode, fake_mode_of
+from ._torch.ops import OpOverload, is_opaque
+from ._torch.symbols import new_symbolic_integer, shape_env, symbolic_context_of
 from ._torch.tensors import is_wrapper_subclass
 from ._torch.torchscript import decomposition_table, scripted
 from .api import compile_function, compile_module
@@ -28,7 +28,7 @@ from .errors import UnsupportedError, UnsupportedSideEffectError, UnsupportedTen
 from .frontend.call import FlatCall, flatten_call
 from .frontend.reads import FoundWrappers, Source
 from .frontend.tree import Tree
-from .graph.effects import CheckFailed
+from .graph.effect_log import CheckFailed
 from .graph.signature import ConstantOutput, PartOf, Signature
 from .graph.slots import Buffer, Param
 from .graph.source import Names, compile_source, unpacked

@@ -14,15 +14,14 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ._torch.modules import with_nested_arguments
+from ._torch.graphs import with_nested_arguments
 from ._torch.nested import spec_of_structure
 from .aot import named_sources
 from .dispatch.pipeline import reachable
 from .errors import UnsupportedError
 from .frontend.call import FlatCall, flatten_call
 from .frontend.tree import Tree
-from .graph.effect_log import OutputInfo, SetData, Write
-from .graph.effects import CheckFailed
+from .graph.effect_log import CheckFailed, OutputInfo, SetData, Write
 from .graph.joint import JointGraph
 from .graph.meta import NodeMeta
 from .graph.signature import ConstantOutput, Handle, Signature

@@ -19,7 +19,7 @@ from .dispatch.module import Recipe, forward_of, make_compiled_module, make_wrap
 from .dispatch.pipeline import Pipeline
 from .errors import PartitionError
 from .frontend.call import flatten_call
-from .graph.effects import CheckFailed
+from .graph.effect_log import CheckFailed
 from .graph.joint import JointGraph
 from .partitioners import (
     budget_partition,

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import foregrad
 from foregrad import checkpoint_name
-from foregrad._torch.offload import OFFLOAD, RELOAD
+from foregrad._torch.instead import OFFLOAD, RELOAD
 from foregrad.errors import BudgetError
 from foregrad.graph.meta import TensorSpec
 from foregrad.partitioners.index import JointIndex

@@ -8,8 +8,7 @@ import pathlib
 import tempfile
 
 import foregrad
-from foregrad._torch.graphs import copied
-from foregrad._torch.modules import make_graph_module
+from foregrad._torch.graphs import copied, make_graph_module
 from foregrad.backends.eager import eager_compiler
 from foregrad.cache.store import Store
 

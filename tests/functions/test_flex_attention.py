@@ -10,7 +10,7 @@ from torch.nn.attention import flex_attention as module
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import foregrad
-from foregrad._torch.flex import ATTENTION, BACKWARD
+from foregrad._torch.control_flow import ATTENTION, BACKWARD
 from foregrad.errors import UnsupportedOpError
 
 pytestmark = [

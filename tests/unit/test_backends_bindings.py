@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from foregrad._torch.codegen import fast_call, fast_operators
+from foregrad._torch.ops import fast_call, fast_operators
 from foregrad.backends.eager import eager_compiler
 
 X = torch.randn(4, 6)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import foregrad
-from foregrad._torch.modules import ends_of, late_graph_of
+from foregrad._torch.graphs import ends_of, late_graph_of
 
 
 class Net(nn.Module):

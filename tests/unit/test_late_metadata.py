@@ -8,8 +8,7 @@ import torch
 from torch import fx, nn
 
 import foregrad
-from foregrad._torch.graphs import strided_metadata, tensor_metadata
-from foregrad._torch.modules import make_graph_module
+from foregrad._torch.graphs import make_graph_module, strided_metadata, tensor_metadata
 from foregrad.backends import eager
 
 LAYOUTS = {

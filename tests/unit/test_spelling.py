@@ -13,8 +13,17 @@ from torch import fx
 import foregrad
 from foregrad.backends import eager
 from foregrad.graph.printing import print_graph
-from foregrad.graph.source import Names, compile_source
-from foregrad.graph.spelling import attribute, call_keywords, item, key_text, key_texts, literal, shown
+from foregrad.graph.source import (
+    Names,
+    attribute,
+    call_keywords,
+    compile_source,
+    item,
+    key_text,
+    key_texts,
+    literal,
+    shown,
+)
 from tests.guards.hostile_names import KEYS, NAMES, canary_is_alive
 
 

@@ -60,8 +60,7 @@ def test_second_derivatives_on_request():
 
 
 def test_another_layout_of_a_result_is_wrong_and_of_a_gradient_is_listed():
-    from foregrad.verification.sides import Outcome
-    from foregrad.verification.verify import _Comparison
+    from foregrad.verification.verify import Outcome, _Comparison
 
     value = torch.ones(2, 2)
     for name, verdict in (("out", Verdict.WRONG), ("gradient of args[0]", Verdict.ROUNDING)):

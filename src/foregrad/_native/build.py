@@ -91,7 +91,8 @@ def fault_of(path: Path) -> str | None:
     try:
         for place in (path.resolve(), path.resolve().parent):
             status = place.stat()
-            if hasattr(os, "geteuid") and status.st_uid not in (0, os.geteuid(), _owner_of_installation()):
+            # Whoever could change this file could change what is loaded in any case.
+            if hasattr(os, "geteuid") and status.st_uid not in (0, os.geteuid(), HERE.stat().st_uid):
                 return f"{place} belongs to another user"
             if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
                 return f"everybody may write to {place}"
@@ -111,11 +112,6 @@ def _seal(body: bytes) -> bytes:
     folder, _ = find_torch()
     start = _SEAL + hashlib.sha256((folder / "version.py").read_bytes()).digest()
     return start + hashlib.sha256(start + body).digest()
-
-
-def _owner_of_installation() -> int:
-    """Whoever could change this file could change what is loaded in any case."""
-    return HERE.stat().st_uid
 
 
 def build(folder: Path | None = None) -> Path:
@@ -141,7 +137,11 @@ def build(folder: Path | None = None) -> Path:
         *_QUIET,
         *_options_for(include),
         f"-I{HERE}",
-        *(part for path in (include, include / "torch" / "csrc" / "api" / "include", python) for part in _system(path)),
+        *(
+            part
+            for path in (include, include / "torch" / "csrc" / "api" / "include", python)
+            for part in ("-isystem", str(path))
+        ),
         *("-x", "c++", "-"),
         f"-L{torch / 'lib'}",
         *("-ltorch_python", "-ltorch_cpu", "-lc10"),
@@ -238,10 +238,6 @@ def _options_for(include: Path) -> list[str]:
     text = "".join((autograd / name).read_text() for name in names if (autograd / name).exists())
     shared = ["-DFOREGRAD_SHARED_NODES"] if "enable_shared_from_this<Node>" in text else []
     return shared + (["-DFOREGRAD_ATTACHED_NODE"] if "fire_node_creation_hooks(attached_node)" in text else [])
-
-
-def _system(folder: Path) -> list[str]:
-    return ["-isystem", str(folder)]
 
 
 def _build_with_mark(mark: Path) -> None:

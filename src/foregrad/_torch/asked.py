@@ -122,7 +122,7 @@ def _to_dlpack(tensor: Any, *args: Any, **kwargs: Any) -> Any:
 
 _text_of_size = torch.SymInt.__repr__
 _WRITES_NO_TEXT = ("torch", "foregrad", "sympy", "logging")
-_PRINTS = "foregrad.graph.console"  # for the program
+_PRINTS = "foregrad.graph.python_effects"  # for the program
 
 
 def _text_of_number(self: Any) -> str:
@@ -239,11 +239,11 @@ def _is_builtin(namespace: dict[str, Any], name: str) -> bool:
 # The answer to `type(x)` in the user's code for stand-ins of arrays, generators, iterators and containers.
 #
 # Stand-ins of tensors are of the tensors' own type. Stand-ins of other objects are not, and no object can answer
-# `type(x)` for itself. So in a module whose code calls `type`, the name `type` in its globals is bound during a capture
-# to a class that answers the type of the object behind a stand-in, and is like `type` otherwise.
+# `type(x)` for itself. So in a module whose code calls `type`, the name `type` in its globals is bound during a
+# capture to a class that answers the type of the object behind a stand-in, and is like `type` otherwise.
 #
-# Known weakness: in a module that also calls `type`, `C is type` is False during a capture if `C` comes from elsewhere
-# than `type(...)` and that name: `x.__class__`, a default, another module. `==` is right.
+# Known weakness: in a module that also calls `type`, `C is type` is False during a capture if `C` comes from
+# elsewhere than `type(...)` and that name: `x.__class__`, a default, another module. `==` is right.
 
 
 class _AsType(type):

@@ -247,12 +247,22 @@ def real_constants(mode: FakeTensorMode | None) -> contextlib.AbstractContextMan
     return contextlib.nullcontext() if mode is None else bound(mode, "allow_non_fake_inputs", True)
 
 
+def fake_mode_of(values: Any) -> Any:
+    """The fake mode of the active trace, of the modes that are on, or of fakes among `values`; or None.
+
+    Raises torch's error if there are two different ones.
+    """
+    from torch._guards import detect_fake_mode
+
+    return detect_fake_mode(values)
+
+
 # -------------------------------------------------------------------- flags of modes
 # PyTorch's flags that some dispatch mode is on: the flags are per process, a mode is per thread.
 #
 # Each mode restores the flags that it found. Two modes on two threads that exit in the order of their entry leave the
-# flags set, and Dynamo compiles nothing any more. `flags_kept` restores them once no thread is inside of it. Checked on
-# torch 2.11.0, 2.13.0.
+# flags set, and Dynamo compiles nothing any more. `flags_kept` restores them once no thread is inside of it. Checked
+# on torch 2.11.0, 2.13.0.
 #
 # Known weakness: a mode of the program's that is on in one thread meanwhile, and was not before, goes unseen then.
 

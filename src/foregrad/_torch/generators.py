@@ -20,7 +20,7 @@ import torch
 
 from ..errors import UnsupportedSideEffectError
 from ..locks import Bind
-from .dispatch import default_generator
+from .engine import default_generator
 
 _SEEDS = (
     "manual_seed",

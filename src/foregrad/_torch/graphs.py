@@ -1,4 +1,4 @@
-"""fx graphs built node by node, facts about operators, and symbols in sizes. Checked on torch 2.13.0.
+"""fx graphs built node by node, and modules of graphs that are made late. Checked on torch 2.13.0.
 
 `fx.Graph.create_node` looks for symbolic numbers in every argument and makes every name unique again: some 20 us a
 node. A graph copied out of another one needs neither, and `GraphCopier` takes an eighth of that.
@@ -6,14 +6,18 @@ node. A graph copied out of another one needs neither, and `GraphCopier` takes a
 
 from __future__ import annotations
 
+import dataclasses
 import operator
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import fx
 from torch._logging._internal import trace_log, trace_structured
 from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.fx.node import map_arg
 
 from .symbols import is_symbolic
@@ -225,3 +229,151 @@ def trace_artifact(name: str, text: Callable[[], str]) -> None:
     if any(getattr(handler, "root_dir", "") is not None for handler in trace_log.handlers):
         metadata = {"name": name, "encoding": "string"}
         trace_structured("artifact", metadata_fn=lambda: metadata, payload_fn=text, expect_trace_id=False)
+
+
+# ------------------------------------------------------------------------------------------------------- graph modules
+# Their Python code is made when it is first called, or their graph when it is first read.
+
+
+class _Late:
+    """A class attribute of graph modules whose code is not made yet: makes the code, and gives the real attribute."""
+
+    def __set_name__(self, owner: Any, name: str) -> None:
+        self.name = name
+
+    def __get__(self, module: Any, owner: Any) -> Any:
+        if owner.without_code is None or "forward" in vars(owner):
+            raise AttributeError(self.name)
+        owner.without_code().make_code()
+        return getattr(owner if module is None else module, self.name)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LateGraph:
+    """A graph that is not made yet. Its nodes are nodes of another, which nobody changes before that.
+
+    `inputs`: what its placeholders stand for, and are named as. `constants`: attributes that it may read. `results`:
+    what it returns. `body` gives its other nodes in the order to run; nodes that are not among them may use them, too.
+    `make` gives the graph.
+    """
+
+    inputs: Sequence[fx.Node]
+    constants: Sequence[fx.Node]
+    results: Sequence[Any]
+    body: Callable[[], list[fx.Node]]
+    make: Callable[[], fx.Graph]
+
+
+class _MadeWhenRead:
+    """A class attribute of graph modules whose graph is not made yet: makes it."""
+
+    def __get__(self, module: Any, owner: Any) -> Any:
+        late = late_graph_of(module)
+        if late is None:
+            raise AttributeError("_graph")
+        module.graph = graph = late.make()
+        del module.late_graph
+        return graph
+
+
+def late_graph_of(module: Any) -> LateGraph | None:
+    """The graph of a module that is not made yet; None if it is."""
+    return getattr(module, "__dict__", {}).get("late_graph")
+
+
+def ends_of(module: fx.GraphModule) -> tuple[Sequence[fx.Node], Sequence[Any]]:
+    """The inputs of a graph, and its results; the graph need not be made for that."""
+    late = late_graph_of(module)
+    if late is not None:
+        return late.inputs, late.results
+    return module.graph.find_nodes(op="placeholder"), next(iter(reversed(module.graph.nodes))).args[0]
+
+
+class LateGraphModule(fx.GraphModule):
+    """A `GraphModule` that generates its code when it is called, or its `forward` or `code` is read.
+
+    A reader gets the function itself, as TorchScript needs. `recompile` does nothing before that.
+    """
+
+    # Without annotations and properties: TorchScript would compile them.
+    forward = _Late()
+    _code = _Late()
+    _lineno_map = _Late()
+    _prologue_start = _Late()
+    _graph = _MadeWhenRead()
+    without_code = None  # gives the module, on the class that each has for itself
+
+    def recompile(self) -> Any:
+        own: Any = type(self)
+        if "forward" in vars(own):
+            return super().recompile()
+        own.without_code = weakref.ref(self)
+        return None
+
+    def make_code(self) -> None:
+        if "forward" not in vars(type(self)):
+            super().recompile()
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        _ = self.graph  # made now
+        return super().__deepcopy__(memo)
+
+    def __reduce__(self) -> Any:
+        self.make_code()
+        return super().__reduce__()
+
+    def __reduce_package__(self, exporter: Any) -> Any:
+        self.make_code()
+        return super().__reduce_package__(exporter)
+
+
+def make_graph_module(
+    root: torch.nn.Module | dict[str, Any], graph: fx.Graph, name: str = "GraphModule"
+) -> fx.GraphModule:
+    """A graph module that makes its code late. Attributes that the graph reads are taken from `root`."""
+    return LateGraphModule(root, graph, name)
+
+
+def late_graph_module(root: torch.nn.Module, late: LateGraph) -> fx.GraphModule:
+    """A graph module that makes its graph late, too."""
+    constants = fx.Graph()
+    for node in late.constants:
+        constants.create_node("get_attr", node.target)
+    module = LateGraphModule(root, constants)
+    del module._graph
+    vars(module)["late_graph"] = late
+    return module
+
+
+def with_nested_arguments(module: fx.GraphModule, primals: int, tangents: int) -> fx.GraphModule:
+    """The graph, called as `(list of primals, list of tangents)`, returning a list."""
+    output = next(iter(reversed(module.graph.nodes)))
+    _, spec = pytree.tree_flatten((([0] * primals, [0] * tangents), {}))
+    _, out_spec = pytree.tree_flatten([0] * len(output.args[0]))
+    module.graph.set_codegen(_PyTreeCodeGen(_PyTreeInfo(["primals", "tangents"], spec, out_spec)))
+    module.recompile()
+    return module
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
+
+
+def is_plain_graph_module(module: Any) -> bool:
+    """Whether calling `module` does nothing but run its graph: no hooks, no forward of its own, no pytree codegen."""
+    if not isinstance(module, torch.fx.GraphModule):
+        return False
+    bases = type(module).__bases__
+    if bases != (torch.fx.GraphModule,) and bases[0].__name__ not in ("_LazyGraphModule", "LateGraphModule"):
+        return False
+    if "forward" in vars(module) or any(getattr(module, hooks) for hooks in _HOOKS):
+        return False
+    if any(getattr(torch.nn.modules.module, hooks) for hooks in _GLOBAL_HOOKS):
+        return False
+    codegen = module.graph._codegen
+    return type(codegen) is torch.fx.graph.CodeGen and codegen._body_transformer is None

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch.nn.modules import module as nn_module
 
+from .engine import count_function_modes
+
 TensorGuards: Any = torch._C._dynamo.guards.TensorGuards
 GlobalStateGuard: Any = torch._C._dynamo.guards.GlobalStateGuard
 
 dict_version: Callable[[dict[Any, Any]], int] = torch._C._dynamo.guards.dict_version
-count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 function_mode: Callable[[int], Any] = torch._C._get_function_stack_at
 is_inference: Callable[[], bool] = torch.is_inference_mode_enabled
 fills_uninitialized: Callable[[], bool] = torch._C._get_deterministic_fill_uninitialized_memory

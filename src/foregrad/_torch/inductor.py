@@ -23,10 +23,9 @@ from torch import fx
 from ..interrupts import runs_compiler
 from ..locks import InPlace, Replacements, bound, make_lock, taken, without_user_code
 from ..phases import counted, is_counted
-from .contexts import shape_env
 from .fakes import FakeTensor, FakeTensorMode, new_fake, new_fake_over, real_constants
 from .kernels import kernels_together
-from .symbols import is_symbolic
+from .symbols import is_symbolic, shape_env
 from .tensors import storage_key
 
 REALIZED = "inductor_realize_to_strides"  # in the `meta` of a node whose value gets memory of its own, as laid out

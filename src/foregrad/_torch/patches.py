@@ -4,7 +4,7 @@
 * `torch.nn.Module.__getattribute__`: records the module attributes that the function reads.
 * `torch.nn.Module.__setattr__`: records attributes that are set to their present value.
 * `torch.Tensor.__getattr__`: records reads of attributes that a tensor does not have.
-* `print`, and the method by which loggers write: see `program_output`.
+* `print`, and the method by which loggers write: the capture is asked before anything is written.
 * methods of generators that seed them or read their state: see `generators`.
 * `torch.autograd.Function.apply`: passes stand-ins for closed-over tensors to custom Functions.
 * the registration of hooks on nodes (`y.grad_fn.register_hook`): records the hooks that the backward calls.
@@ -14,14 +14,16 @@
 * functions that tell a stand-in from a tensor: see `asked`. Libraries ask whether they are traced to avoid branches on
   values. Such branches can be captured, so the answer is no, and the libraries run as in eager.
 * `torch.cond` and its like: see `control_flow`; wrapping by `torch.func`'s transforms: see `transforms`; scripted
-  functions: see `torchscript`; `module.to(device)`: see `modules`.
+  functions: see `torchscript`; `module.to(device)` and its like: nothing, where no tensor changes.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import dataclasses
 import functools
+import logging
 import os
 import sys
 import threading
@@ -33,7 +35,7 @@ import torch
 
 from ..errors import UnsupportedSideEffectError
 from ..interrupts import deliver, held, runs_user_code
-from ..locks import InPlace, Replacements, bound
+from ..locks import Bind, InPlace, Replacements, bound
 from . import (
     asked,
     checkpoints,
@@ -41,8 +43,6 @@ from . import (
     distributed,
     dynamo_off,
     generators,
-    modules,
-    program_output,
     torchscript,
     transforms,
 )
@@ -132,6 +132,7 @@ _as_subclass: Any = torch._C.TensorBase.as_subclass
 _make_subclass: Any = torch._C.TensorBase._make_subclass
 _original_getattribute = object.__getattribute__
 _original_setattr = torch.nn.Module.__setattr__
+_original_moved: Callable[..., torch.nn.Module] = torch.nn.Module._apply
 _original_apply = torch.autograd.Function.__dict__["apply"]
 _original_engine: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 _registers: Any = torch.autograd.function._HookMixin
@@ -224,6 +225,21 @@ def _use_count(self: torch.Tensor) -> int:
             "read: a compiled call can't repeat that. Do it outside the compiled function."
         )
     return int(_original_use_count(self))
+
+
+def _moved(self: torch.nn.Module, fn: Callable[[Any], Any], recurse: bool = True) -> torch.nn.Module:
+    """`module.to(device)`, `.float()`, `.cpu()`: nothing, if they change no tensor of the module.
+
+    PyTorch then assigns each parameter to itself (`param.data = param`). For fake tensors it would replace the
+    parameters.
+    """
+    if _is_capturing():
+        held_tensors = [*self.parameters(recurse), *self.buffers(recurse)]
+        with torch.no_grad():
+            applied = [(fn(tensor), tensor) for tensor in held_tensors]
+            if all(after is tensor or after is _swapped(tensor) for after, tensor in applied):
+                return self
+    return _original_moved(self, fn, recurse)
 
 
 def classes_of_capture() -> FunctionClasses | None:
@@ -445,6 +461,7 @@ def _bind_all() -> None:
     bind(torch.nn.Module, "__call__", _call)
     bind(torch.nn.Module, "__getattribute__", _attribute_reader())
     bind(torch.nn.Module, "__setattr__", _setattr)
+    bind(torch.nn.Module, "_apply", _moved)
     bind(torch.Tensor, "set_", _set)
     bind(torch.Tensor, "tolist", _tolist)
     bind(torch.Tensor, "_reduce_ex_internal", _reduce)
@@ -459,10 +476,9 @@ def _bind_all() -> None:
     checkpoints.install(bind, _regions)
     control_flow.install(bind, _is_capturing, region_runner, _attention)
     generators.install(bind, _made_generators)
-    program_output.install(bind, _teller_of_output, _is_capturing)
+    _install_output(bind)
     dynamo_off.install(bind, _is_capturing, region_runner)
     transforms.install(bind, _swapped)
-    modules.install(bind, _is_capturing, _swapped)
     distributed.install(bind, _is_capturing)
     torchscript.install(bind, _swap_of_capture)
 
@@ -481,3 +497,56 @@ def patched(hooks: Hooks) -> Iterator[None]:
     """Context: the patches are in effect for this thread, and for no other."""
     with _patches, dynamo_off.dynamo_off(), bound(_active, "hooks", hooks):
         yield
+
+
+# -------------------------------------------------------------------- prints and logs
+
+_NOT_THE_PROGRAMS = ("foregrad", "torch.")
+_OF_FAKES = "torch._subclasses."  # logs errors of its kernels, with a traceback
+_original_print = builtins.print
+_original_handle = logging.Logger.handle
+
+
+def _install_output(bind: Bind) -> None:
+    """The capture is asked before anything is written: `Hooks.say` tells whether it is not to be."""
+
+    @runs_user_code
+    def print(*args: Any, **kwargs: Any) -> None:
+        tell = _teller_of_output()
+        if tell is not None:
+            frame = sys._getframe(1)
+            where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+            if tell(f"prints at {where}", "print", args, kwargs):
+                return
+        _original_print(*args, **kwargs)
+
+    @runs_user_code
+    def handle(self: logging.Logger, record: logging.LogRecord) -> None:
+        if record.name.startswith(_OF_FAKES) and _is_capturing():
+            return  # the program sees the error itself
+        tell = _teller_of_output()
+        if tell is not None and _is_written(self, record):
+            where = f"{record.pathname}:{record.lineno} in {record.funcName}"
+            if tell(f"logs at {where}", "log", (record, self), {}):
+                return
+        _original_handle(self, record)
+
+    bind(builtins, "print", print)
+    bind(logging.Logger, "handle", handle)
+
+
+def _is_written(logger: logging.Logger, record: logging.LogRecord) -> bool:
+    if logger.disabled or record.name.startswith(_NOT_THE_PROGRAMS):
+        return False
+    handlers = list(_handlers(logger))
+    if not handlers:
+        return record.levelno >= logging.WARNING
+    return not all(isinstance(handler, logging.NullHandler) for handler in handlers)
+
+
+def _handlers(logger: logging.Logger) -> Iterator[logging.Handler]:
+    """The handlers that a record of this logger goes to."""
+    source: logging.Logger | None = logger
+    while source is not None:
+        yield from source.handlers
+        source = source.parent if source.propagate else None

@@ -31,17 +31,14 @@ _IN_ALL = "nothing: capturing any function needs it"
 _DYNAMO = "nothing: `torch.compile(backend='foregrad')` needs it; `foregrad.compile` does not"
 _SIZES = "nothing: symbolic sizes need it; with `dynamic=False` there are none"
 FALLS_BACK = {
-    "contexts": "nothing: captures in a trace of PyTorch's, and with symbolic sizes, need it",
     "control_flow": "nothing: operators that take functions need it",
     "distributed": "nothing: functions with collectives, DDP, FSDP and DTensor need it",
     "dynamo": _DYNAMO,
     "expressions": _SIZES,
-    "flex": "nothing: `flex_attention` needs it",
     "function_bodies": _DYNAMO,
     "inductor": "nothing: Inductor can't be used; `backend='eager'` goes without",
     "jagged": "nothing: jagged nested tensors need it",
     "kernels": "nothing: Inductor can't be used; `backend='eager'` goes without",
-    "modules": "nothing: graph modules of other tools, as backends of PyTorch's make them, need it",
     "native": "calls go through Python",
     "settings": "the setting is not looked at, where it is one of the table's",
     "size_arithmetic": _SIZES,

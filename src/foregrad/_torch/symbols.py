@@ -409,3 +409,27 @@ def _value(node: fx.Node) -> Any:
         return argument.meta["val"] if isinstance(argument, fx.Node) else argument
 
     return node.target(*map(value_of, node.args), **{k: value_of(v) for k, v in node.kwargs.items()})  # type: ignore[operator]
+
+
+def shape_env() -> Any:
+    """A new `ShapeEnv`."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return ShapeEnv()
+
+
+def symbolic_context_of(tensor: torch.Tensor) -> Any:
+    """The active trace's symbolic context of a tensor: which sizes are symbolic, and the tensor's source."""
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    return None if context is None else context.tensor_to_context.get(tensor)
+
+
+def new_symbolic_integer(env: Any, value: int, name: str) -> Any:
+    """A symbolic integer of `env` that is `value` now; a plain one if `env` specializes (0 and 1)."""
+    from torch._dynamo.source import ConstantSource
+
+    source = ConstantSource(name)
+    symbol = env.create_symbol(value, source, positive=value >= 0)
+    return env.create_symintnode(symbol, hint=value, source=source)

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..errors import UnsupportedOpError, UnsupportedSideEffectError
 from ..identity import ById
 from ..locks import Bind
-from .dispatch import plain_execution
+from .engine import plain_execution
 from .nested import tensors_in
 
 

@@ -23,12 +23,11 @@ from ..frontend.holders import CLASS, SET, Holder
 from ..frontend.program_state import ProgramState
 from ..frontend.reads import Source
 from ..frontend.tree import flatten
-from ..graph.effects import CheckFailed
-from ..graph.joint import JointGraph
-from ..graph.partitioned import Partitioned
+from ..graph.effect_log import CheckFailed
+from ..graph.joint import JointGraph, Partitioned
 from ..graph.signature import BaseOf, InputInfo, MemoryOf, PartOf, Signature, WrapperOutput
 from ..graph.slots import Buffer, Param
-from ..graph.spelling import ATTRIBUTES
+from ..graph.source import ATTRIBUTES
 from ..graph.tangents import ABSENT, VARIABLE, BackwardCase
 from ..identity import ById, IdSet
 from ..interrupts import held

@@ -20,8 +20,7 @@ from ..dispatch.graphs import rendered
 from ..dispatch.guard_list import MISS
 from ..dispatch.pipeline import Pipeline
 from ..errors import ArtifactCallError
-from ..graph.joint import JointGraph
-from ..graph.partitioned import Partitioned
+from ..graph.joint import JointGraph, Partitioned
 from ..graph.source import Names, source_of
 from ..graph.tangents import ABSENT, STOP, BackwardCase
 from ..interrupts import held
@@ -36,14 +35,13 @@ from .program import Program, Specialization
 if TYPE_CHECKING:
     from .artifact import Artifact
 from .._torch import engine
-from .._torch.guards import count_function_modes
 from .._torch.symbols import is_symbolic
 from .._torch.tensors import storage_key
 from ..dispatch.conditions import is_constant
 from ..dispatch.guard_list import STATE, Facts, Guard, GuardMaker, Words, state_difference
 from ..frontend.tree import Tree
 from ..graph.signature import BaseOf, InputInfo, MemoryOf
-from ..graph.spelling import item
+from ..graph.source import item
 from .program import QUESTIONS, context_now
 from .records import Named, Stored, fields_of
 
@@ -438,6 +436,8 @@ def state_to_refuse() -> str | None:
         return "a transform of torch.func (vmap, grad, jvp) is active"
     if engine.forward_ad._current_level >= 0:
         return "forward-mode differentiation is active"
-    if count_function_modes() and not (count_function_modes() == 1 and engine.default_device_is_the_mode()):
+    if engine.count_function_modes() and not (
+        engine.count_function_modes() == 1 and engine.default_device_is_the_mode()
+    ):
         return "a torch function mode is active"
     return None

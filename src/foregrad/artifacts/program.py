@@ -15,8 +15,7 @@ from .._torch.symbols import SymbolTable
 from ..dispatch.guard_list import Sharing
 from ..errors import ArtifactError
 from ..frontend.tree import Tree
-from ..graph.joint import JointGraph
-from ..graph.partitioned import Partitioned
+from ..graph.joint import JointGraph, Partitioned
 from ..graph.signature import Signature
 from ..serialize.graphs import graph_from, graph_to
 from ..serialize.values import Reader, Writer, checked

@@ -18,9 +18,9 @@ import torch
 
 from ..errors import ArtifactError
 from ..frontend.tree import LEAF, Tree
-from ..graph import effect_log, effects, signature, slots
+from ..graph import effect_log, signature, slots
 from ..graph.meta import TensorSpec
-from ..graph.spelling import is_name
+from ..graph.source import is_name
 from ..serialize.values import Reader, Writer, checked, described
 from ..tracing.derivatives.resumable_trace import ValueRef
 
@@ -47,7 +47,7 @@ _FORMAT_NAMES |= dict.fromkeys(("GraphOutput", "InputOutput", "AliasOutput"), ef
 
 def _classes() -> dict[str, type]:
     class_by_name: dict[str, type] = {"Stored": Stored, "Named": Named}
-    for module in (effect_log, signature, slots, effects):
+    for module in (effect_log, signature, slots):
         classes = {name: value for name, value in vars(module).items() if isinstance(value, type)}
         own = {name: cls for name, cls in classes.items() if cls.__module__ == module.__name__}
         class_by_name |= {name: cls for name, cls in own.items() if dataclasses.is_dataclass(cls)}

@@ -12,27 +12,28 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch.codegen import OpOverload
+from .._torch.ops import OpOverload
 from ..errors import ArtifactError, ForegradError
 from ..graph.effect_log import (
     AttachNode,
     BumpVersion,
+    CheckInfo,
     Detach,
     Effect,
+    Given,
     InplaceView,
     MarkRequiresGrad,
     OutputInfo,
     QueryGradFn,
+    Result,
     SetData,
     SetStorage,
     TakeView,
     ViewStep,
     Write,
 )
-from ..graph.effects import CheckInfo, Given, Result
-from ..graph.joint import JointGraph
+from ..graph.joint import JointGraph, Partitioned
 from ..graph.meta import TensorSpec, spec_of
-from ..graph.partitioned import Partitioned
 from ..graph.signature import BaseOf, Handle, MemoryOf, Signature
 from ..serialize.values import is_check, is_view
 from ..tracing.derivatives.resumable_trace import ValueRef

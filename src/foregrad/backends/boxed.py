@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from .._torch.codegen import is_plain_graph_module
+from .._torch.graphs import is_plain_graph_module
 from ..errors import BackendError
 from ..graph.source import compile_source
 from .eager import render_late
@@ -193,8 +193,8 @@ def _article(value: Any) -> str:
 # -------------------------------------------------------------------- the first call
 # A compiled graph whose first call runs another function, at no cost for later calls.
 #
-# A second Python frame would cost more than the call itself. So no wrapper is put around the function: a stand-in takes
-# over its code after the first call.
+# A second Python frame would cost more than the call itself. So no wrapper is put around the function: a stand-in
+# takes over its code after the first call.
 
 
 Run = Callable[[list[Any]], list[Any]]

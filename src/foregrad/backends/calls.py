@@ -14,13 +14,12 @@ from typing import Any
 
 import torch
 
-from .._torch.codegen import Argument, FastCall, OpOverload, fast_call, raw_call, return_kinds
-from .._torch.flex import IN_GRAPHS
+from .._torch.control_flow import IN_GRAPHS
 from .._torch.graphs import is_higher_order
+from .._torch.ops import Argument, FastCall, OpOverload, fast_call, raw_call, return_kinds
 from ..errors import BackendError
 from ..graph.meta import TensorSpec
-from ..graph.source import Names, Renderer, infix
-from ..graph.spelling import attribute
+from ..graph.source import Names, Renderer, attribute, infix
 
 Node = torch.fx.Node
 
@@ -168,7 +167,7 @@ class CallWriter:
     # -- kinds of values
 
     def kind_of(self, value: Any) -> str:
-        """`tensor`, `int`, `constant`, ... as in a schema (`_torch.codegen.Argument`); empty if unknown."""
+        """`tensor`, `int`, `constant`, ... as in a schema (`_torch.ops.Argument`); empty if unknown."""
         if not isinstance(value, Node):
             return _LITERAL_KINDS.get(type(value), "")
         kind = self._kinds.get(value)

@@ -31,10 +31,9 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from .._torch.codegen import OpOverload, return_kinds
-from .._torch.graphs import operands_of
-from .._torch.modules import late_graph_of
+from .._torch.graphs import late_graph_of, operands_of
 from .._torch.nested import leaves
+from .._torch.ops import OpOverload, return_kinds
 from ..graph.meta import as_captured
 from ..graph.role import LAID_OUT, role_of
 from ..graph.source import Names, compile_source, unpacked

@@ -20,8 +20,7 @@ from typing import Any, cast
 
 import torch
 
-from .._torch.codegen import OpOverload
-from .._torch.ops import overloads_of
+from .._torch.ops import OpOverload, overloads_of
 from ..graph.meta import TensorSpec, spec_of
 from ..passes.aliasing import makes_memory, memory_of
 from ..passes.mutations import Updates, by_memory, may_be_scheduled, scheduled

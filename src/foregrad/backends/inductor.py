@@ -27,18 +27,16 @@ from torch import fx
 
 from .._torch import inductor
 from .._torch.cache_folder import why_no_folder
-from .._torch.codegen import OpOverload
+from .._torch.control_flow import has_kernel
 from .._torch.dynamo import own_tracing_context
 from .._torch.fakes import FakeTensor
-from .._torch.flex import has_kernel
-from .._torch.graphs import copied, symbols_in
+from .._torch.graphs import copied, make_graph_module, symbols_in
 from .._torch.kernels import kernels_together
-from .._torch.modules import make_graph_module
-from .._torch.ops import depends_on_values
+from .._torch.ops import OpOverload, depends_on_values
 from .._torch.symbols import ClosedSizesError
 from ..errors import BackendError
+from ..graph.joint import Partitioned
 from ..graph.meta import TensorSpec, respecify, spec_of
-from ..graph.partitioned import Partitioned
 from ..graph.role import LAID_OUT, PREPARED, GraphRole, role_of
 from ..interrupts import deliver
 from ..passes.aliasing import copy_shared_results, results_of, written_inputs
@@ -47,10 +45,16 @@ from ..passes.mutations import copied_early
 from ..passes.numbers import ONE_BY_ONE, known_first, numbers_in_a_tensor
 from ..passes.regions import called_region, is_random, outlined, sums_first
 from ..passes.repeats import has_marked_calls, is_view, layout_key
-from .convolutions import is_convolution, lay_out_as_before, with_weights_laid_out, with_whole_laid_out
+from .convolutions import (
+    SETTINGS,
+    is_convolution,
+    lay_out_as_before,
+    with_products,
+    with_weights_laid_out,
+    with_whole_laid_out,
+)
 from .eager import eager_compiler
 from .in_place import tell_of_writes
-from .products import SETTINGS, with_products
 from .results import promised
 from .segments import OtherStridesError, checked_once, compile_around, overwritable
 

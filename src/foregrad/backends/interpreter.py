@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .._torch.codegen import OpOverload, argument_names, written_arguments
+from .._torch.ops import OpOverload, argument_names, written_arguments
 from .._torch.tensors import storage_key, version_of
 from ..errors import GraphError
 from ..graph.meta import TensorSpec, spec_of

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch.modules import make_graph_module
+from .._torch.graphs import make_graph_module
 from .._torch.symbols import same_numbers
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.role import LAID_OUT

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from .._torch.codegen import OpOverload
+from .._torch.ops import OpOverload
 from .._torch.symbols import is_symbolic, symbol_made
 from ..frontend.code import codes_in
 from ..frontend.reads import Source

@@ -12,7 +12,7 @@ from foregrad.cache.keeper import store_of
 from foregrad.cache.store import Entry
 from foregrad.cli.screen import add_json, print_json
 from foregrad.config import config
-from foregrad.graph.spelling import shown
+from foregrad.graph.source import shown
 
 
 def add_cache(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

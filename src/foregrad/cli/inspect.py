@@ -16,7 +16,7 @@ from foregrad.artifacts.records import Stored
 from foregrad.cli.screen import add_json, print_json
 from foregrad.errors import ArtifactError
 from foregrad.graph.printing import print_graph, shortened
-from foregrad.graph.spelling import shown
+from foregrad.graph.source import shown
 from foregrad.serialize.values import Reader, checked
 
 _MOST_TENSORS = 40

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import foregrad
 from foregrad.cli.screen import add_json, choose_screen, print_json
-from foregrad.explanation.measure import step_of
-from foregrad.explanation.subject import subject_of
+from foregrad.explanation.measure import step_of, subject_of
 
 _INPUTS = "example_inputs"
 

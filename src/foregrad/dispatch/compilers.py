@@ -20,12 +20,10 @@ from torch import fx
 
 from .._torch import engine
 from .._torch.dynamo import compiler_context
-from .._torch.graphs import copied, is_operator
-from .._torch.modules import make_graph_module
+from .._torch.graphs import copied, is_operator, make_graph_module
 from ..backends.boxed import as_boxed
 from ..backends.eager import eager_compiler
-from ..backends.failures import Failures, described, random_states_of
-from ..backends.results import Contract, Instead, promised
+from ..backends.results import Contract, Failures, Instead, described, promised, random_states_of
 from ..errors import BackendError, ForegradError
 from ..graph.joint import JointGraph
 from ..graph.meta import NodeMeta, TensorSpec, spec_of

@@ -13,15 +13,14 @@ from typing import Any
 
 import torch
 
-from .._torch.contexts import is_opaque_value
+from .._torch.ops import is_opaque_value
 from ..frontend.call import FlatCall, are_apart
 from ..frontend.expected import ABSENT, Expected, same_value
 from ..frontend.objects import Layout, slot_members
 from ..frontend.opaque import is_number_of_numpy
 from ..frontend.tree import KEPT_WHOLE, Tree
 from ..graph.python_effects import OfArgument, PythonWrite
-from ..graph.source import Names, unpacked
-from ..graph.spelling import literal
+from ..graph.source import Names, literal, unpacked
 
 Bind = Callable[[str, Any], str]
 _BY_VALUE = (torch.device, torch.Size, bytes)

@@ -24,7 +24,7 @@ from ..errors import (
     UnsupportedSideEffectError,
 )
 from ..graph.eager_regions import give_up
-from ..graph.effects import CheckFailed
+from ..graph.effect_log import CheckFailed
 from ..identity import ById
 from ..interrupts import is_interrupt
 from ..tracing.values.draws import DrawsDiffer

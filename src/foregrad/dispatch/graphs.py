@@ -22,7 +22,7 @@ from ..frontend.lifted import (
     Draw,
     Lifted,
 )
-from ..graph.console import CONSOLE
+from ..graph.python_effects import CONSOLE
 from ..graph.signature import DecisionInfo, Signature
 from ..graph.source import Names, compile_source, source_of
 from ..identity import ById

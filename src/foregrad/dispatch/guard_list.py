@@ -32,8 +32,7 @@ from ..frontend.expected import describe
 from ..frontend.tree import Tree
 from ..graph.joint import JointGraph
 from ..graph.signature import BaseOf, MemoryOf, Signature
-from ..graph.source import Names, compile_source, unpacked
-from ..graph.spelling import attribute, item, key_text
+from ..graph.source import Names, attribute, compile_source, item, key_text, unpacked
 from ..runtime.decisions import range_text
 from .conditions import has_keys
 from .explain import Difference

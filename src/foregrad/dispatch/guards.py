@@ -25,8 +25,7 @@ from ..frontend.reads import TABLES, FoundWrappers, Reads, Source
 from ..frontend.tree import KEPT_WHOLE, Tree
 from ..graph.joint import JointGraph
 from ..graph.signature import BaseOf, GradientOf, InputInfo, MemoryOf, PartOf
-from ..graph.source import Names, unpacked
-from ..graph.spelling import ATTRIBUTES
+from ..graph.source import ATTRIBUTES, Names, unpacked
 from ..subclasses.conversion import unwrapping
 from ..subclasses.spec import WrapperSpec
 from .conditions import (
@@ -466,10 +465,10 @@ def state_conditions(joint: JointGraph, bind: Callable[[str, Any], str], *, tens
         conditions.append(f"not {bind('transforms_active', engine.transforms_active)}()")
     device = torch_guards.current_device()
     if device is None:
-        conditions.append(f"not {bind('count_function_modes', torch_guards.count_function_modes)}()")
+        conditions.append(f"not {bind('count_function_modes', engine.count_function_modes)}()")
     else:
         conditions += [
-            f"{bind('count_function_modes', torch_guards.count_function_modes)}() == 1",
+            f"{bind('count_function_modes', engine.count_function_modes)}() == 1",
             f"{bind('default_device_is_the_mode', engine.default_device_is_the_mode)}()",
             f"{bind('current_device', torch_guards.current_device)}() == {bind('device', device)}",
         ]

@@ -17,13 +17,12 @@ from .._torch.graphs import needed_by
 from .._torch.symbols import same_numbers
 from .._torch.transforms import is_legacy_batched
 from ..backends.eager import eager_compiler
-from ..backends.failures import Failures
+from ..backends.results import Failures
 from ..config import Config
 from ..frontend.call import FlatCall
 from ..frontend.reads import Reads, Source
-from ..graph.joint import JointGraph
+from ..graph.joint import JointGraph, Partitioned
 from ..graph.meta import TensorSpec, spec_of
-from ..graph.partitioned import Partitioned
 from ..graph.role import LAID_OUT, PREPARED, STAYS, GraphRole
 from ..graph.signature import Signature
 from ..graph.slots import Buffer, Param, Updated

@@ -27,8 +27,7 @@ from ..frontend.lifted import (
 from ..frontend.opaque import is_array as is_numpy_array
 from ..frontend.program_state import ProgramState
 from ..graph.python_effects import CallMethod
-from ..graph.source import Names, compile_source
-from ..graph.spelling import attribute, item, literal
+from ..graph.source import Names, attribute, compile_source, item, literal
 from ..runtime.lines import LineWriter
 from ..tracing.values.draws import DrawsDiffer
 from .graphs import Specialization

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .._torch import transforms
-from .._torch.dispatch import TorchFunctionMode
+from .._torch.engine import TorchFunctionMode
 from .._torch.patches import swapping
 from ..config import Config
 from ..errors import EscapedTensorError, UnsupportedError, UnsupportedSideEffectError

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from .._torch.dispatch import plain_execution
+from .._torch.engine import plain_execution
 from .._torch.symbols import concrete, is_symbolic, map_symbolic, may_vary
 from ..errors import UnsupportedError
 from ..frontend.call import FlatCall

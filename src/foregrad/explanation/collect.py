@@ -30,7 +30,7 @@ from ..dispatch.module import forward_of
 from ..dispatch.pipeline import Pipeline
 from ..errors import ForegradWarning, UnknownLeafError, UnsupportedError
 from ..graph.eager_regions import give_up
-from ..graph.partitioned import Partitioned
+from ..graph.joint import Partitioned
 from ..graph.slots import Checked, Decision, Updated
 from ..partitioners import policies
 from ..partitioners.policies import Policy
@@ -39,9 +39,8 @@ from ..phases import compiling, phase
 from ..verification.watched import Generators
 from .advice import advice_on, parts_of_function, parts_of_module, refusal, stumbling
 from .graphs import Rows, rows_of, sources_of, work_of
-from .measure import held_by, packed_by, peak_of, step_of, times_of
+from .measure import Subject, held_by, packed_by, peak_of, step_of, subject_of, times_of
 from .program import program_of, writes_to_arguments, written_outside
-from .subject import Subject, subject_of
 from .text import Explanation
 from .tree import Again, EagerPart, Memory, Operator, Saved, Time
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import fx
 
+from ..graph.joint import Partitioned
 from ..graph.meta import TensorSpec, spec_of, value_of
-from ..graph.partitioned import Partitioned
 from ..graph.printing import print_graph, user_line
 from ..partitioners.classify import Kind, classify
 from ..partitioners.costs import flops, is_counted

@@ -8,14 +8,13 @@ from typing import Any
 
 from ..dispatch.graphs import Specialization
 from ..dispatch.guard_list import STATE
-from ..graph.console import CONSOLE
 from ..graph.effect_log import Effect, SetData, Write
 from ..graph.meta import TensorSpec
-from ..graph.python_effects import OfArgument
+from ..graph.python_effects import CONSOLE, OfArgument
 from ..graph.signature import Handle, InputInfo, Signature
 from ..graph.slots import Buffer, Closure, Param
 from ..partitioners.index import value_bytes
-from .subject import Subject
+from .measure import Subject
 from .tree import Fact, Guard, Place, Program
 
 _MOST_GUARDS = 3_000

@@ -15,7 +15,7 @@ from .._torch.function_classes import is_function_class
 from .._torch.tensors import is_wrapper_subclass, storage_key
 from ..errors import EscapedTensorError, UnsupportedAliasError, UnsupportedLayoutError, UnsupportedTensorError
 from ..graph.slots import Slot
-from ..graph.spelling import key_texts
+from ..graph.source import key_texts
 from ..subclasses.conversion import wrap
 from .function_classes import FunctionClassError
 from .lifted import GivenArray, forms_of, times_lifted

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..graph.spelling import key_text
+from ..graph.source import key_text
 from .opaque import is_number_of_numpy
 
 

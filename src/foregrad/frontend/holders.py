@@ -20,7 +20,7 @@ import torch
 
 from .._torch.asked import own_names
 from .._torch.tensors import is_mark, without_marks
-from ..graph.spelling import key_text
+from ..graph.source import key_text
 from .expected import ABSENT, is_plain
 from .libraries import is_of_library
 from .objects import dict_of_class

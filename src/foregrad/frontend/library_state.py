@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from .._torch.guards import functions_of_c
-from ..graph.spelling import in_order
+from ..graph.source import in_order
 from ..locks import Replacements
 from .code import instructions_of
 from .expected import ABSENT, Expected, is_plain, reference

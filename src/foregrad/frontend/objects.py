@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ..graph.spelling import in_order, key_text, key_texts
+from ..graph.source import in_order, key_text, key_texts
 from .expected import is_plain
 from .libraries import is_class_outside, keeps_state
 

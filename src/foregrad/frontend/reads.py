@@ -21,7 +21,7 @@ import torch
 
 from .._torch.stand_ins import is_stand_in
 from ..graph.slots import Slot
-from ..graph.spelling import attribute, item, key_text
+from ..graph.source import attribute, item, key_text
 from ..subclasses.spec import WrapperSpec
 from .expected import ABSENT, Expected, Strong, describe, holds_classes, is_plain, reference, stored
 from .libraries import is_of_library

@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from ..graph.spelling import in_order
+from ..graph.source import in_order
 from ..locks import Replacements
 from .code import OF_CODE, CodeNames, NamesMet, codes_in, imported_modules, names_of
 from .expected import ABSENT, holds_classes, is_plain

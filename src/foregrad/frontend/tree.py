@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 
-from .._torch.contexts import is_opaque_value
 from .._torch.distributed import GROUPS
 from .._torch.nested import registered_functions
+from .._torch.ops import is_opaque_value
 from .._torch.tensors import view_again
 from ..errors import UnknownLeafError
-from ..graph.spelling import key_text, key_texts
+from ..graph.source import key_text, key_texts
 from ..subclasses.conversion import Samples, wrap
 from ..subclasses.spec import WrapperSpec, is_wrapper
 from .objects import fill, is_plain_class, look_into, make_empty

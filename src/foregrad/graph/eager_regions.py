@@ -28,15 +28,14 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from .._torch.dispatch import default_generator, no_saved_tensors_hooks
+from .._torch.engine import default_generator, no_saved_tensors_hooks
 from .._torch.histories import nodes_behind
 from .._torch.hooks import without_tensor_hooks
 from .._torch.settings import under_settings
 from .._torch.tensors import storage_key, version_of
 from ..errors import ForegradError, UnsupportedLayoutError, UnsupportedMutationError, UnsupportedSideEffectError
 from ..identity import IdSet
-from .collectives import Collective, GivenAgain
-from .python_calls import PythonCall, status
+from .python_calls import Collective, GivenAgain, PythonCall, status
 
 Layout = tuple[torch.dtype, torch.device, tuple[int, ...]]
 """Of a tensor: what it is made of, where, and its dimensions in the order of memory, outermost first."""

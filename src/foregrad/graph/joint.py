@@ -1,4 +1,4 @@
-"""`JointGraph`: forward and backward of a function as one functional graph, with its `Signature`."""
+"""`JointGraph`: forward and backward of a function as one functional graph; `Partitioned`: the same as two graphs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 
 from torch import fx
 
-from ..errors import GraphError
-from .meta import TensorSpec, spec_of
+from .._torch.graphs import ends_of
+from ..errors import GraphError, PartitionError
+from .meta import TensorSpec, nbytes_of, spec_of
+from .printing import print_graph, shortened
 from .signature import Signature
-from .slots import Checked
+from .slots import Checked, Saved
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -152,8 +154,9 @@ class JointGraph:
 # The order in which a compiled function's gradients arrive at leaves: it is eager's.
 #
 # Hooks see this order, as does an optimizer in the backward, or `DistributedDataParallel`, which lays out its buckets
-# by it. One node gives all gradients at once. The engine then has one task for each leaf in its queue, a binary heap in
-# which leaves are equal and come before all other nodes. The heap's order depends only on that in which they went in.
+# by it. One node gives all gradients at once. The engine then has one task for each leaf in its queue, a binary heap
+# in which leaves are equal and come before all other nodes. The heap's order depends only on that in which they went
+# in.
 
 
 def queued_to_arrive(taken: Sequence[int], arrival: Sequence[int], leaves: Collection[int]) -> list[int]:
@@ -199,3 +202,88 @@ def _sink(heap: list[int], item: int, count: int) -> None:
     while at and heap[(at - 1) // 2] >= count > item:
         heap[at], at = heap[(at - 1) // 2], (at - 1) // 2
     heap[at] = item
+
+
+# ---------------------------------------------------------------------------------------------------------- its halves
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Partitioned:
+    """A split joint graph, with the residuals between its halves.
+
+    `forward`: primals -> [forward outputs, saved tensors, saved symbolic sizes].
+    `backward`: (saved symbolic sizes, saved tensors, tangents) -> gradients, then effects.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> joint = foregrad.capture(lambda x: x.sin(), torch.ones(2, requires_grad=True))
+        >>> parts = foregrad.partition(joint)
+        >>> [node.name for node in parts.saved_nodes]
+        ['primals_1']
+    """
+
+    joint: JointGraph
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+
+    @property
+    def saved_nodes(self) -> list[fx.Node]:
+        """The forward nodes whose values are kept, as the forward returns them."""
+        return [*ends_of(self.forward)[1]][self.joint.signature.num_forward_outputs :]
+
+    @property
+    def saved(self) -> list[Saved]:
+        return [Saved(node.name) for node in self.saved_nodes]
+
+    @property
+    def saved_results(self) -> dict[int, int]:
+        """Differentiable outputs that are residuals too: their positions among the saved values, by output."""
+        signature = self.joint.signature
+        outputs, number = [*ends_of(self.forward)[1]], {node: i for i, node in enumerate(self.saved_nodes)}
+        return {
+            position: number[outputs[i]]
+            for position, i in enumerate(signature.differentiable)
+            if outputs[i] in number and outputs[i].op != "placeholder" and i not in signature.runtime_views
+        }
+
+    @property
+    def saved_tensors(self) -> list[fx.Node]:
+        return [node for node in self.saved_nodes if isinstance(spec_of(node), TensorSpec)]
+
+    @property
+    def saved_sizes(self) -> list[fx.Node]:
+        return [node for node in self.saved_nodes if not isinstance(spec_of(node), TensorSpec)]
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes kept for the backward beyond the inputs themselves."""
+        return sum(nbytes_of(node) for node in self.saved_nodes if node.op != "placeholder")
+
+    def check(self) -> None:
+        """Raise `PartitionError` unless the two halves fit each other and the joint graph's signature.
+
+        If eager's backward raises, there is no backward half: the runtime raises that error in its place.
+        """
+        signature = self.joint.signature
+        primals = ends_of(self.forward)[0]
+        if len(primals) != len(signature.inputs):
+            raise PartitionError(f"the forward takes {len(primals)} inputs, the function has {len(signature.inputs)}")
+        if self.joint.backward_error is not None:
+            return
+        expected = len(self.saved_nodes) + len(signature.tangent_slots())
+        takes, gives = ends_of(self.backward)
+        if len(takes) != expected:
+            raise PartitionError(f"the backward takes {len(takes)} inputs; {expected} saved values and tangents exist")
+        if len(gives) != len(signature.inputs) + len(signature.in_backward.outputs):
+            raise PartitionError(f"the backward returns {len(gives)} gradients for {len(signature.inputs)} inputs")
+        names = [n.name for n in takes[: len(self.saved_nodes)]]
+        saved = [n.name for n in (*self.saved_sizes, *self.saved_tensors)]
+        if names != saved:
+            raise PartitionError(f"the backward expects {names}, the forward saves {saved}")
+
+    def __str__(self) -> str:
+        slots, halves = self.joint.slot_texts(), {"forward": self.forward, "backward": self.backward}
+        return "\n\n".join(
+            print_graph(shortened(half), header=f"{title} of {self.joint.name}", slots=slots, name=title)
+            for title, half in halves.items()
+        )

@@ -39,10 +39,9 @@ from typing import Any
 
 import torch
 
-from .._torch.codegen import HigherOrderOperator, OpOverload
+from .._torch.ops import HigherOrderOperator, OpOverload
 from .meta import TensorSpec, spec_of
-from .source import Names, Renderer, infix
-from .spelling import attribute, is_name, shown
+from .source import Names, Renderer, attribute, infix, is_name, shown
 
 Node = torch.fx.Node
 Shorten = Callable[[torch.fx.GraphModule], torch.fx.GraphModule]

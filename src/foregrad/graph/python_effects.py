@@ -8,7 +8,16 @@ which is written itself; a leaf `OfArgument` for a container or object among the
 from __future__ import annotations
 
 import dataclasses
+import logging
+import sys
+import warnings
+from types import CodeType, FrameType
 from typing import Any
+
+import torch
+
+from .._torch.symbols import TracedSymbol
+from ..interrupts import is_of_foregrad
 
 
 class Kept:
@@ -114,3 +123,142 @@ class RemoveFromSet(PythonWrite):
     """An element of a set is removed."""
 
     value: int
+
+
+# ------------------------------------------------------------------------------------------- prints, logs and warnings
+# What a program prints, logs and warns of: effects of a call, said again by each compiled one.
+#
+# Each is a `CallMethod` on `CONSOLE`, with plain values. The text of anything else is made in the capture.
+
+Said = tuple[str, tuple[Any, ...]]
+"""A method of the console, and its arguments."""
+
+
+class Console:
+    """The target of these effects."""
+
+    def print(self, stream: str, sep: Any, end: Any, flush: Any, *values: Any) -> None:
+        print(*values, sep=sep, end=end, flush=bool(flush), file=getattr(sys, stream))
+
+    def log(self, place: tuple[Any, ...], function: str, extra: tuple[tuple[str, Any], ...], *said: Any) -> None:
+        """`place`: the logger's name, level, path and line. `said`: the message and its arguments."""
+        name, level, path, line = place
+        logger = logging.getLogger(name)
+        logger.handle(logger.makeRecord(name, level, path, line, said[0], said[1:], None, function, dict(extra)))
+
+    def warn(self, text: str, category: type[Warning], module: str, path: str, line: int) -> None:
+        """`module`: that of the line; "": the line is that which calls the compiled function."""
+        if not module:
+            frame: FrameType | None = sys._getframe(1)
+            while frame is not None and is_of_foregrad(frame.f_code):
+                frame = frame.f_back
+            if frame is None:
+                return
+            module, path, line = frame.f_globals.get("__name__", "<string>"), frame.f_code.co_filename, frame.f_lineno
+            registry = frame.f_globals.setdefault("__warningregistry__", {})
+        else:
+            registry = vars(sys.modules[module]).setdefault("__warningregistry__", {})
+        warnings.warn_explicit(text, category, path, line, module, registry)
+
+
+CONSOLE = Console()
+
+
+def print_of(
+    values: tuple[Any, ...], sep: Any = None, end: Any = None, file: Any = None, flush: Any = False
+) -> Said | None:
+    """A `print`; None where no call could do it again."""
+    stream = "stderr" if file is sys.stderr and file is not sys.stdout else "stdout"
+    if file not in (None, sys.stdout, sys.stderr) or any(type(v) not in _SPELLED for v in (sep, end, flush)):
+        return None
+    return "print", (stream, sep, end, flush, *map(_value, values))
+
+
+def log_of(record: logging.LogRecord, logger: logging.Logger) -> Said | None:
+    """A record that is logged; None where no call could log it again."""
+    others = vars(record).keys() - vars(logging.makeLogRecord({})).keys()
+    extra = tuple((name, value) for name, value in vars(record).items() if name in others)
+    is_whole = all(_is_number(value) for _, value in extra) and logging.getLogger(record.name) is logger
+    if not is_whole or record.exc_info or record.stack_info:
+        return None
+    args, message = record.args or (), str(record.msg)
+    if type(args) is tuple and all(map(_is_said_as_it_is, args)):
+        args = tuple(map(_value, args))
+    elif type(record).getMessage is not logging.LogRecord.getMessage:
+        return None
+    else:
+        args, message = (), message % args  # without arguments it is no format
+    place = record.name, record.levelno, record.pathname, record.lineno
+    return "log", (place, record.funcName, extra, message, *args)
+
+
+def warn_of(
+    message: Any, category: Any, stacklevel: int, frame: FrameType | None, *, outermost: CodeType
+) -> Said | None:
+    """A `warnings.warn` by the code of a frame; None where no call could do it again. `outermost` calls the program."""
+    text = str(message)
+    if isinstance(message, Warning):
+        category = type(message) if message.args == (text,) else None
+    elif category is None:
+        category = UserWarning
+    is_outside = False
+    for _ in range(max(stacklevel, 1) - 1):
+        if is_outside or frame is None:
+            return None  # what is behind the compiled function is not behind the program in a call
+        code, frame = frame.f_code, frame.f_back
+        while frame is not None and not is_outside:
+            back = frame.f_back
+            if is_of_foregrad(frame.f_code):
+                is_outside = frame.f_code is outermost
+            elif frame.f_code is _CALLS_AGAIN and back is not None and back.f_code is code:
+                back = back.f_back  # a function of PyTorch's that the capture's mode has called again
+            else:
+                break
+            frame = back
+    if category is None or frame is None:
+        return None
+    if is_outside:
+        return "warn", (text, category, "", "", 0)
+    module = str(frame.f_globals.get("__name__"))
+    is_known = vars(sys.modules.get(module, sys)) is frame.f_globals
+    return ("warn", (text, category, module, frame.f_code.co_filename, frame.f_lineno)) if is_known else None
+
+
+def would_raise(said: tuple[Any, ...]) -> bool:
+    """Whether a warning is an error by the filters in force."""
+    return action_for(said) == "error"
+
+
+def action_for(said: tuple[Any, ...]) -> str:
+    """What the filters in force say of a warning."""
+    text, category, module, _, line = said
+    for action, message, kind, at, number in warnings.filters:
+        is_meant = message is None or (message == text if isinstance(message, str) else message.match(text))
+        if is_meant and issubclass(category, kind) and (at is None or at.match(module)) and number in (0, line):
+            return action
+    return str(warnings.defaultaction)  # type: ignore[attr-defined]
+
+
+def is_recording_warnings() -> bool:
+    """Whether warnings come to a list, as within `catch_warnings(record=True)`."""
+    return isinstance(getattr(vars(warnings).get("_showwarnmsg_impl"), "__self__", None), list)
+
+
+def _value(value: Any) -> Any:
+    """What is printed, as it is now: numbers stay numbers of the call, and so do lists and tuples of them."""
+    if type(value) in (list, tuple) and _is_said_as_it_is(value):
+        return type(value)(value)
+    return value if _is_number(value) else str(value)
+
+
+def _is_said_as_it_is(value: Any) -> bool:
+    return _is_number(value) or (type(value) in (list, tuple) and all(map(_is_number, value)))
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in _NUMBERS or isinstance(value, (torch.SymInt, TracedSymbol))
+
+
+_CALLS_AGAIN = torch.overrides.handle_torch_function.__code__
+_SPELLED = (type(None), str, bool, int)
+_NUMBERS: tuple[type, ...] = (str, int, float, bool, type(None), complex)

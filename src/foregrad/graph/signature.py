@@ -11,7 +11,9 @@ from typing import Any, Literal
 
 from .effect_log import (
     AttachNode,
+    BackwardEffects,
     BumpVersion,
+    CheckInfo,
     Detach,
     Effect,
     Handle,
@@ -22,7 +24,6 @@ from .effect_log import (
     SetGradient,
     Write,
 )
-from .effects import BackwardEffects, CheckInfo
 from .meta import TensorSpec
 from .python_effects import PythonWrite
 from .slots import Live, Slot, Tangent

@@ -20,8 +20,7 @@ from torch import fx
 
 from .._torch.fakes import new_fake
 from .._torch.graphs import GraphCopier, is_operator
-from .._torch.offload import OFFLOAD, RELOAD
-from .._torch.replay import NOTE, RESUME, REWIND, state_bytes
+from .._torch.instead import NOTE, OFFLOAD, RELOAD, RESUME, REWIND, state_bytes
 from ..graph.meta import NodeMeta, TensorSpec, value_of
 from .classify import Kind
 from .index import JointIndex

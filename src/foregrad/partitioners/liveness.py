@@ -17,9 +17,9 @@ import torch
 from torch import fx
 
 from .._torch.graphs import size_hint
+from .._torch.instead import OFFLOAD
 from .._torch.memory import peak_bytes
 from .._torch.nested import leaves, mapped
-from .._torch.offload import OFFLOAD
 from .._torch.ops import mkldnn_rnn_layer_for_training
 from ..graph.meta import TensorSpec, value_of
 from ..locks import make_lock

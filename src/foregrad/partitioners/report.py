@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import fx
 
-from .._torch.offload import OFFLOAD
+from .._torch.instead import OFFLOAD
+from ..graph.joint import Partitioned
 from ..graph.meta import TensorSpec, spec_of, value_of
-from ..graph.partitioned import Partitioned
 from ..graph.printing import user_line
 from .classify import Kind
 from .costs import analytic_cost, costs, flops

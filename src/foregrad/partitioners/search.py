@@ -1,10 +1,10 @@
 """Searches for the plans that no other beats: dynamic programming over rows of segments, steps between neighbours.
 
-Dynamic programming finds the cheapest row of segments, over the blocks, that keeps to a budget.
-A segment needs its own bytes beside the residuals of the segments before it, and its residuals weigh on all later ones.
-The shape is that of Rotor (Beaumont et al., "Optimal checkpointing for heterogeneous chains", 2019) over the options of
-Rockmate (Zhao et al., ICML 2023). Bytes are counted in steps of the budget, and all budgets are looked at together. For
-the least budget only the bytes saved matter, which takes one number a block.
+The cheapest row of segments that keeps to a budget is found block by block. A segment needs its own bytes beside the
+residuals of the segments before it, and its residuals weigh on all later ones. The shape is that of Rotor (Beaumont et
+al., "Optimal checkpointing for heterogeneous chains", 2019) over the options of Rockmate (Zhao et al., ICML 2023).
+Bytes are counted in steps of the budget, and all budgets are looked at together. For the least budget only the bytes
+saved matter, which takes one number a block.
 """
 
 from __future__ import annotations

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch.graphs import GraphCopier, symbol_of, symbols_in
-from .._torch.modules import LateGraph, late_graph_module, make_graph_module
+from .._torch.graphs import GraphCopier, LateGraph, late_graph_module, make_graph_module, symbol_of, symbols_in
 from ..errors import PartitionError
 from ..graph.meta import TensorSpec, value_of
 from ..graph.role import STAYS

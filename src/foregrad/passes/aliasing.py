@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch.codegen import OpOverload
 from .._torch.fakes import FakeTensor
+from .._torch.ops import OpOverload
 from ..graph.meta import TensorSpec, spec_of
 from ..tracing.tape.opinfo import op_info
 

@@ -7,11 +7,9 @@ from collections.abc import Iterable
 import torch
 from torch import fx
 
-from .._torch.graphs import depending_on
-from .._torch.modules import make_graph_module
-from ..graph.joint import JointGraph
+from .._torch.graphs import depending_on, make_graph_module
+from ..graph.joint import JointGraph, Partitioned
 from ..graph.meta import TensorSpec, spec_of
-from ..graph.partitioned import Partitioned
 
 
 def results_read(joint: JointGraph) -> set[str]:

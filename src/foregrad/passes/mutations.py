@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch.codegen import OpOverload
 from .._torch.graphs import needed_by
-from .._torch.ops import is_pointwise
+from .._torch.ops import OpOverload, is_pointwise
 from ..graph.effect_log import TakeView, Write
+from ..graph.joint import Partitioned
 from ..graph.meta import TensorSpec, spec_of
-from ..graph.partitioned import Partitioned
 from ..graph.signature import Signature
 from ..tracing.tape.opinfo import op_info
 from .aliasing import Memory, memory_of, results_of
@@ -141,9 +140,9 @@ def _is_view(node: fx.Node) -> bool:
 # -------------------------------------------------------------------- updates
 # The order of a graph that writes to its inputs: an update comes as soon as all that it is computed from is there.
 #
-# A training step in program order computes all gradients, then all new parameters. Where a gradient is read by nothing
-# else, it can go before the next is made. Only operators on elements move, and only to an earlier place: what is kept
-# for the backward, and what is drawn, stays in order.
+# A training step in program order computes all gradients, then all new parameters. Where a gradient is read by
+# nothing else, it can go before the next is made. Only operators on elements move, and only to an earlier place: what
+# is kept for the backward, and what is drawn, stays in order.
 
 
 Node = fx.Node

@@ -20,8 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch.graphs import GraphCopier, symbol_of, symbols_in
-from .._torch.modules import make_graph_module
+from .._torch.graphs import GraphCopier, make_graph_module, symbol_of, symbols_in
 from ..graph.meta import NodeMeta, TensorSpec, spec_of
 from ..graph.printing import shorten_with
 from .repeats import Repeat, find_repeats, is_view

@@ -26,9 +26,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch.codegen import OpOverload
 from .._torch.graphs import symbols_in
 from .._torch.nested import frozen
+from .._torch.ops import OpOverload
 from ..graph.meta import TensorSpec, nbytes_of, value_of
 from ..locks import cached_property
 from ..tracing.tape.opinfo import op_info

@@ -12,8 +12,7 @@ from typing import Any
 
 from torch import fx
 
-from .._torch.graphs import GraphCopier, depending_on
-from .._torch.modules import ends_of, make_graph_module
+from .._torch.graphs import GraphCopier, depending_on, ends_of, make_graph_module
 from ..graph.sparse import EMBEDDING_BACKWARD, gives_sparse
 from .aliasing import results_of
 

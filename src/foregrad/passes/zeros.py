@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch.codegen import OpOverload
-from .._torch.graphs import depending_on, needed_by, symbol_of, symbols_in
-from .._torch.modules import make_graph_module
-from .._torch.replay import replayed
+from .._torch.graphs import depending_on, make_graph_module, needed_by, symbol_of, symbols_in
+from .._torch.instead import replayed
+from .._torch.ops import OpOverload
 from .._torch.symbols import map_symbolic, write_expression
 from ..errors import UnsupportedError
 from ..graph.meta import TensorSpec, contiguous_strides, spec_of
@@ -229,8 +228,8 @@ class _Sizes:
 
 
 # -------------------------------------------------------------------- gradients that nobody asks for
-# The backward for the case that only some of its gradients are needed, as for `autograd.grad(y, x)`. Eager computes no
-# others.
+# The backward for the case that only some of its gradients are needed, as for `autograd.grad(y, x)`. Eager computes
+# no others.
 
 
 def only_gradients(backward: fx.GraphModule, positions: Collection[int]) -> fx.GraphModule:

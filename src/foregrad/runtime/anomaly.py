@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from .._torch import engine
-from .._torch.dispatch import without_anomaly_mode
+from .._torch.engine import without_anomaly_mode
 from ..errors import AnomalyError
 from ..graph.meta import TensorSpec, as_captured, spec_of
 from .compiled import Compiled

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._torch import memory
-from ..graph.partitioned import Partitioned
+from ..graph.joint import Partitioned
 from ..graph.tangents import BackwardCase
 
 if TYPE_CHECKING:
@@ -67,8 +67,9 @@ class Derived:
 # -------------------------------------------------------------------- donated inputs
 # Calls of a backward that overwrites its donated inputs.
 #
-# The forward made those tensors for the backward alone, and yet other owners are possible: a retained graph, a hook on
-# saved tensors, a reader of the node's attributes, another thread. Then a backward that overwrites nothing is called.
+# The forward made those tensors for the backward alone, and yet other owners are possible: a retained graph, a hook
+# on saved tensors, a reader of the node's attributes, another thread. Then a backward that overwrites nothing is
+# called.
 
 
 def owned_among(positions: tuple[int, ...], values: list[Any]) -> tuple[int, ...]:

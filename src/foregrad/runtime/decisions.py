@@ -12,10 +12,10 @@ import torch
 from .._torch.symbols import expression_text
 from ..errors import ForegradError
 from ..graph.eager_regions import RegionRaisedError, begin, finish, rewind
-from ..graph.effects import CheckInfo, Given, Result
+from ..graph.effect_log import CheckInfo, Given, Result
 from ..graph.joint import JointGraph
 from ..graph.signature import DecisionInfo, Signature
-from ..graph.spelling import call_keywords, literal, shown
+from ..graph.source import call_keywords, literal, shown
 from .lines import LineWriter, op_name
 
 Bind = Callable[[str, Any], str]

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from .._torch.codegen import view_call
+from .._torch.ops import view_call
 from .._torch.symbols import expression_text, is_symbolic
 from ..graph.effect_log import ViewStep
-from ..graph.source import Names
-from ..graph.spelling import call_keywords, literal, shown
+from ..graph.source import Names, call_keywords, literal, shown
 
 
 class LineWriter:

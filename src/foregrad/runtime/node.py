@@ -31,11 +31,17 @@ from ..passes.sparse import only_in_gradients
 from ..subclasses.conversion import TAKES_HANDED
 from .anomaly import watched
 from .compiled import Compiled
-from .higher import differentiable_backward, needs_input_grad_of, needs_trail, stopping_backward, trails_of
-from .in_backward import EffectLines
-from .kinds import of_other_kinds
+from .higher import (
+    differentiable_backward,
+    needs_input_grad_of,
+    needs_trail,
+    of_other_kinds,
+    stopping_backward,
+    trails_of,
+)
 from .passed import Interior, check_marked, finishing, marked
 from .release import Release, parts_run, saved_in_part
+from .writes import EffectLines
 
 _MOST_PARTIAL = 16  # backwards for some of the gradients only; beyond that all gradients are computed
 _AS_IT_IS, _COPIED, _DETACHED, _SIZE = -1, -2, -3, -4  # as `_native/program.h` numbers them

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from .._torch.graphs import ends_of
 from .._torch.histories import was_freed
-from .._torch.modules import ends_of
-from .._torch.replay import rewinding
+from .._torch.instead import rewinding
 from .._torch.tensors import version_of
+from ..graph.joint import Partitioned
 from ..graph.meta import TensorSpec, spec_of
-from ..graph.partitioned import Partitioned
 from ..locks import cached_property
 from .compiled import NeedsInputGrad
 

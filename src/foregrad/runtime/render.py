@@ -43,18 +43,22 @@ from ..graph.effect_log import (
 from ..graph.meta import TensorSpec
 from ..graph.python_effects import Kept, OfArgument
 from ..graph.signature import ConstantOutput, Signature, WrapperOutput
-from ..graph.source import Names, unpacked
-from ..graph.spelling import literal
+from ..graph.source import Names, literal, unpacked
 from .compiled import Compiled
 from .decisions import Stop, check_lines, decision_lines, open_sizes
-from .in_backward import graph_arguments, update_line
 from .lines import LineWriter, op_name
 from .node import NodeSource, make_node
 from .passed import join, join_error, marking, said_of_hooked, unwatched
-from .python_effects import write_lines
 from .stages import later_lines
 from .wrapper_lines import WrapperLines
-from .writes import with_history, write_overlapping_with_history, write_with_history
+from .writes import (
+    graph_arguments,
+    update_line,
+    with_history,
+    write_lines,
+    write_overlapping_with_history,
+    write_with_history,
+)
 
 
 @dataclasses.dataclass(slots=True)

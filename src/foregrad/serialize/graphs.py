@@ -15,12 +15,11 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from .._torch.fakes import FakeTensorMode
-from .._torch.graphs import GraphWriter
-from .._torch.modules import make_graph_module
+from .._torch.graphs import GraphWriter, make_graph_module
 from .._torch.symbols import is_symbolic
 from ..errors import ArtifactError
 from ..graph.meta import NodeMeta, TensorSpec, spec_of
-from ..graph.spelling import is_name
+from ..graph.source import is_name
 from ..tracing.tape.graph import fake_of
 from .values import Reader, Writer, checked
 

@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch.codegen import OpOverload
 from .._torch.expressions import expression_from, expression_to, raw_expression, restored_number
-from .._torch.ops import default_generator, mkldnn_rnn_layer_for_training, operator_called, refusable_namespaces
+from .._torch.ops import INTERNAL_NAMESPACES, OpOverload, mkldnn_rnn_layer_for_training, operator_called
 from .._torch.symbols import is_symbolic
 from ..errors import ArtifactError
 from ..graph.meta import TensorSpec
@@ -149,7 +148,7 @@ class Writer:
 
 
 def _write_generator(writer: Writer, value: Any) -> Any:
-    if value is not default_generator():
+    if value is not torch.default_generator:
         raise ArtifactError(
             "an artifact can't hold a random generator of the program's own: draw from the default generator"
         )
@@ -327,7 +326,7 @@ def _read_float(_: Reader, content: Any) -> float:
 def _read_generator(_: Reader, content: Any) -> Any:
     if content != "default":
         raise ArtifactError("no generator")
-    return default_generator()
+    return torch.default_generator
 
 
 def _read_memory_format(_: Reader, content: Any) -> Any:
@@ -446,4 +445,4 @@ def is_view(function: Any) -> bool:
 def _may_be_named(name: str) -> bool:
     if _NAME.fullmatch(name) is None or name in _FORBIDDEN:
         return False
-    return name.partition("::")[0] not in refusable_namespaces()
+    return name.partition("::")[0] not in INTERNAL_NAMESPACES

@@ -16,9 +16,8 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .._torch import engine
-from .._torch.dispatch import plain_execution
 from .._torch.dynamo_off import dynamo_off
-from .._torch.engine import current_backward, is_node_with
+from .._torch.engine import current_backward, is_node_with, plain_execution
 from .._torch.jagged import is_jagged
 from .._torch.tensors import is_view
 from ..errors import UnsupportedTensorError

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .._torch.dispatch import (
+from .._torch.engine import (
     force_view_tracking,
     no_saved_tensors_hooks,
     symbolic_composites,
@@ -29,7 +29,7 @@ from ..frontend.program_state import ProgramState
 from ..frontend.reads import FoundWrappers, Reads, Source
 from ..frontend.tree import Tree, Unwrap, flatten
 from ..graph.eager_regions import begin, in_one_call
-from ..graph.effects import CheckFailed
+from ..graph.effect_log import CheckFailed
 from ..graph.joint import JointGraph
 from ..identity import IdSet
 from ..interrupts import held, is_interrupt, note_escaping

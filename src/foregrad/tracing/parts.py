@@ -22,7 +22,16 @@ from .._torch.symbols import has_symbolic
 from ..errors import ProgramOutputError
 from ..frontend.call import FlatCall
 from ..frontend.objects import called_by_autograd
-from ..graph.console import CONSOLE, Said, action_for, is_recording_warnings, log_of, print_of, warn_of, would_raise
+from ..graph.python_effects import (
+    CONSOLE,
+    Said,
+    action_for,
+    is_recording_warnings,
+    log_of,
+    print_of,
+    warn_of,
+    would_raise,
+)
 from ..interrupts import runs_user_code
 from .derivatives.backward import Backward, InnerGradients
 from .effects.attribute_guards import Facts

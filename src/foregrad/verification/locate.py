@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch.dispatch import ThreadDispatchMode
-from .._torch.modules import make_graph_module
+from .._torch.engine import ThreadDispatchMode
+from .._torch.graphs import make_graph_module
 from .._torch.nested import mapped
 from ..graph.printing import user_line
 from ..passes.regions import is_random

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
-from .._torch.modules import make_graph_module
+from .._torch.graphs import make_graph_module
 from ..backends.boxed import as_boxed
 from ..dispatch.compilers import called_bare
 from ..graph.joint import JointGraph

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.dispatch import disable_autocast, without_anomaly_mode
+from ..._torch.engine import disable_autocast, without_anomaly_mode
 from ..._torch.histories import have_hooks, lead_to, nodes_behind, noting_arrival
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import is_usable, is_view

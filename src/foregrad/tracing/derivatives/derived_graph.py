@@ -13,8 +13,7 @@ from ..._torch.graphs import symbol_of, symbols_in
 from ..._torch.nested import leaves
 from ..._torch.symbols import is_symbolic
 from ...errors import UnsupportedError
-from ...graph.effect_log import Write
-from ...graph.effects import BackwardEffects, LateUpdate, Result, WrappedGradient
+from ...graph.effect_log import BackwardEffects, LateUpdate, Result, WrappedGradient, Write
 from ...graph.joint import JointGraph
 from ...graph.signature import DecisionInfo, GradientPaths, InputInfo, Signature
 from ...graph.slots import Checked, Decision, Grad, Live, Part, Saved, Slot, Tangent, Updated

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.dispatch import (
-    clear_autocast_cache,
+from ..._torch.engine import (
     disable_autocast,
     force_view_tracking,
     no_saved_tensors_hooks,
@@ -233,8 +232,8 @@ def make_tangent(recorder: Recorder, spec: TensorSpec) -> tuple[torch.Tensor, En
 @contextlib.contextmanager
 def fresh_autocast_cache() -> Iterator[None]:
     """Autocast remembers casts of parameters: keep the fakes' and the real ones' apart."""
-    clear_autocast_cache()
+    torch.clear_autocast_cache()
     try:
         yield
     finally:
-        clear_autocast_cache()
+        torch.clear_autocast_cache()

@@ -10,17 +10,19 @@ import torch
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import allows_writes, history_of, is_view
 from ...graph.effect_log import (
+    CheckInfo,
     Effect,
+    Given,
     Handle,
     MarkRequiresGrad,
     Recorded,
+    Result,
     SetData,
     TakeView,
     ViewStep,
     Write,
     WriteWrapper,
 )
-from ...graph.effects import CheckInfo, Given, Result
 from ...graph.meta import TensorSpec
 from ...graph.signature import DecisionInfo, OutputInfo
 from ...graph.slots import Checked, Decision, Slot

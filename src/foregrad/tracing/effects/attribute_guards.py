@@ -27,7 +27,7 @@ from ...frontend.scan import Scan
 from ...graph.effect_log import SetGradient
 from ...graph.signature import OutputInfo, PartOf
 from ...graph.slots import Closure
-from ...graph.spelling import ATTRIBUTES, key_text
+from ...graph.source import ATTRIBUTES, key_text
 from ...identity import ById, IdSet
 from ...subclasses.spec import is_wrapper
 from ..heap.records import InputRecord

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..._torch.dispatch import (
+from ..._torch.engine import (
     ThreadDispatchMode,
     force_view_tracking,
     is_inside_operator,
@@ -33,7 +33,6 @@ from ..._torch.tensors import is_inside_transform, storage_key
 from ...errors import UnsupportedAliasError, UnsupportedOpError, UnsupportedSideEffectError, UnsupportedTensorError
 from ...frontend.expected import is_plain
 from ...frontend.tree import LEAF, Tree, check_leaves, flatten, is_as_opened, open_container
-from ...graph.collectives import Collective
 from ...graph.eager_regions import (
     Ran,
     Region,
@@ -46,7 +45,7 @@ from ...graph.eager_regions import (
     strides_of,
 )
 from ...graph.meta import TensorSpec, contiguous_strides
-from ...graph.python_calls import CALL
+from ...graph.python_calls import CALL, Collective
 from ...identity import ById
 from ...interrupts import runs_user_code
 from ...subclasses.spec import is_wrapper

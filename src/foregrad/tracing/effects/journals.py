@@ -197,8 +197,8 @@ def replaced(holder: Holder) -> Iterator[Any]:
 
 
 class Journals:
-    """The journals of one run, and what it has `said`, see `graph/console.py`. `wanted`: the places of containers that
-    earlier runs found to grow.
+    """The journals of one run, and what it has `said`, see `graph/python_effects.py`. `wanted`: the places of
+    containers that earlier runs found to grow.
     """
 
     def __init__(self, state: ProgramState, wanted: Collection[Identity]) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..._torch.dispatch import without_torch_functions
+from ..._torch.engine import without_torch_functions
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import is_symbolic
 from ..._torch.tensors import base_of, history_of, is_view

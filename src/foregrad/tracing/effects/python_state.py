@@ -23,9 +23,8 @@ from ...frontend.opaque import DATES, is_array, is_generator_of_numpy, overlaps,
 from ...frontend.program_state import ProgramState, forget_written
 from ...frontend.reads import Reads
 from ...frontend.tree import LEAF, Tree, Unwrap, flatten, is_as_opened, open_container
-from ...graph.console import CONSOLE
 from ...graph.eager_regions import open_journal
-from ...graph.python_effects import OfArgument, PythonWrite, SetAttribute
+from ...graph.python_effects import CONSOLE, OfArgument, PythonWrite, SetAttribute
 from ...identity import ById, IdSet
 from ...subclasses.spec import is_of_capture
 from ..tape.collection import Newborns

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.dispatch import plain_execution
+from ..._torch.engine import plain_execution
 from ..._torch.nested import tensors_in
 from ...graph.meta import TensorSpec
 from ...identity import ById, IdSet

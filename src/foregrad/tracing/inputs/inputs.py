@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.dispatch import is_tracing_functorch
+from ..._torch.engine import is_tracing_functorch
 from ..._torch.fakes import FakeTensor, FakeTensorMode
 from ..._torch.jagged import is_dispatch_argument, is_ragged
 from ..._torch.stand_ins import become_parameter, is_stand_in

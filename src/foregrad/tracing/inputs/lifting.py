@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..._torch.asked import is_asked
-from ..._torch.dispatch import TorchFunctionMode, dispatching_again, is_function_mode_on, single_threaded_backward
+from ..._torch.engine import TorchFunctionMode, dispatching_again, is_function_mode_on, single_threaded_backward
 from ..._torch.function_classes import FunctionClasses
 from ..._torch.histories import AS_ARRAY_REQUIRES_GRAD
 from ..._torch.hooks import unless_cut

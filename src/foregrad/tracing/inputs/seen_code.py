@@ -24,7 +24,7 @@ from ...frontend.objects import values_of
 from ...frontend.program_state import ProgramState
 from ...frontend.reads import Reads, hooks_of
 from ...frontend.scan import Scan
-from ...graph.spelling import in_order
+from ...graph.source import in_order
 from ...identity import IdSet
 from ...interrupts import is_of_foregrad
 from ..tape.origin import Origins, user_line

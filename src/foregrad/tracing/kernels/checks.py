@@ -15,7 +15,7 @@ import torch
 
 from ..._torch.ops import OpOverload, has_effects
 from ..._torch.symbols import map_symbolic
-from ...graph.effects import CheckInfo
+from ...graph.effect_log import CheckInfo
 from ...graph.meta import TensorSpec
 from ..heap.recording import Recording
 from ..tape.opinfo import OpInfo

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.dispatch import kernel_switches
+from ..._torch.engine import kernel_switches
 from ..._torch.nested import tensors_in
 from ..._torch.ops import depends_on_values, is_builtin
 from ..._torch.stand_ins import is_stand_in, like, new_stand_in, new_stand_in_over, on_meta, twin

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.dispatch import current_autograd_node, sequence_nr_of
+from ..._torch.engine import current_autograd_node, sequence_nr_of
 from ..._torch.ops import OpOverload
 from ..._torch.stand_ins import is_stand_in
 from ...errors import UnsupportedDataDependentError

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.dispatch import current_autograd_node, sequence_nr_of
+from ..._torch.engine import current_autograd_node, sequence_nr_of
 from ...errors import UnsupportedLayoutError
 from ...graph.meta import TensorSpec, contiguous_strides
 from ...graph.sparse import BAG_BACKWARD, EMBEDDING_BACKWARD, MAKE, SPARSE, can_take, gives_sparse

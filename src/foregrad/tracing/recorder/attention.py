@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..._torch.dispatch import ThreadDispatchMode, single_threaded_backward, without_modes
-from ..._torch.flex import ATTENTION, BACKWARD, indexed_by_tensors, strides_like
-from ..._torch.graphs import GraphWriter, needed_by
+from ..._torch.control_flow import ATTENTION, BACKWARD, indexed_by_tensors, strides_like
+from ..._torch.engine import ThreadDispatchMode, single_threaded_backward, without_modes
+from ..._torch.graphs import GraphWriter, make_graph_module, needed_by
 from ..._torch.jagged import attends_by_math, is_jagged, jagged_of, parts_of_jagged
-from ..._torch.modules import make_graph_module
 from ..._torch.nested import mapped
 from ..._torch.patches import hooks_off
 from ..._torch.stand_ins import is_stand_in

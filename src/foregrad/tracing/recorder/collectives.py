@@ -17,13 +17,12 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..._torch.dispatch import dispatching_again, without_modes, without_torch_functions
 from ..._torch.distributed import finished_work, functional_collective, group_of, reduction_of, work_of
+from ..._torch.engine import dispatching_again, without_modes, without_torch_functions
 from ..._torch.nested import tensors_in
 from ..._torch.patches import region_runner
 from ...errors import UnsupportedOpError
-from ...graph.collectives import Collective, arguments_of, returned, written_to
-from ...graph.python_calls import CALL
+from ...graph.python_calls import CALL, Collective, arguments_of, returned, written_to
 from ...identity import ById
 from ..heap.recording import Recording
 from ..tape.tape import CaptureAgain, Entry

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ..._torch.dispatch import current_dispatch_mode, plain_execution
+from ..._torch.engine import current_dispatch_mode, plain_execution
 from ..._torch.ops import PACK_PADDED, PAD_PACKED
 from ..._torch.patches import numbers_in
 from ..._torch.stand_ins import is_stand_in

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.dispatch import ThreadDispatchMode, count_function_modes, without_torch_functions
+from ..._torch.engine import ThreadDispatchMode, count_function_modes, without_torch_functions
 from ..._torch.fakes import CORRECTED, DATA_DEPENDENT_ERRORS, FakeTensorMode, symbolic_fake
 from ..._torch.nested import tensors_in
 from ..._torch.ops import OpOverload

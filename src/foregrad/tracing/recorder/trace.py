@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.dispatch import current_autograd_node, next_sequence_nr, plain_execution, sequence_nr_of
+from ..._torch.engine import current_autograd_node, next_sequence_nr, plain_execution, sequence_nr_of
 from ..._torch.fakes import FakeTensorMode
 from ..._torch.nested import mapped
 from ..._torch.stand_ins import new_stand_in, use_count

@@ -11,8 +11,7 @@ import torch
 from torch import fx
 
 from ..._torch.fakes import FakeTensorMode, new_fake
-from ..._torch.graphs import GraphWriter, is_higher_order, symbol_of
-from ..._torch.modules import make_graph_module
+from ..._torch.graphs import GraphWriter, is_higher_order, make_graph_module, symbol_of
 from ..._torch.nested import mapped
 from ..._torch.symbols import expression_in, map_symbolic, symbol_made, write_expression
 from ...errors import UnsupportedError

@@ -16,9 +16,8 @@ from torch import fx
 
 from ..._torch.nested import frozen
 from ..._torch.symbols import SYMBOLIC, is_symbolic, symbol_made
-from ...graph.collectives import Collective
 from ...graph.meta import TensorSpec
-from ...graph.python_calls import call_of
+from ...graph.python_calls import Collective, call_of
 from ...identity import IdSet
 from ...subclasses.conversion import Samples
 

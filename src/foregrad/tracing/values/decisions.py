@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.dispatch import plain_execution
+from ..._torch.engine import plain_execution
 from ..._torch.ops import OpOverload, depends_on_values
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import symbol_made

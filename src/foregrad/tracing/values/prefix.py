@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from ..._torch.dispatch import default_generator, plain_execution
+from ..._torch.engine import default_generator, plain_execution
 from ..._torch.generators import drawing_from
 from ..._torch.nested import leaves
 from ..._torch.ops import OpOverload
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import concrete, has_symbolic, map_symbolic
-from ...graph.effects import CheckFailed
+from ...graph.effect_log import CheckFailed
 from ...graph.meta import TensorSpec
 from ..heap.recording import Recording
 from ..kernels.checks import Check, Checks

@@ -1,7 +1,8 @@
-"""Operators that move a saved tensor to host memory and back. Checked on torch 2.11.0, 2.13.0.
+"""Operators for what is saved in place of a tensor: a copy in host memory, or the state of a generator.
 
 From an accelerator, the copy goes to pinned memory on a stream of its own, so the forward runs on meanwhile. From the
-CPU, which has no other memory, it goes to a mapped temporary file, which the operating system may write out.
+CPU, which has no other memory, it goes to a mapped temporary file, which the operating system may write out. Checked on
+torch 2.11.0, 2.13.0.
 """
 
 from __future__ import annotations
@@ -13,9 +14,14 @@ from typing import Any
 
 import torch
 
+from .engine import default_generator
+
 _library = torch.library.Library("foregrad", "DEF")
 _library.define("offload(Tensor x) -> Tensor")
 _library.define("reload(Tensor host, Device device) -> Tensor")
+_library.define("random_state(Device device) -> Tensor")
+_library.define("rewind_random(Tensor state, Device device) -> Tensor")
+_library.define("resume_random(Tensor state, Device device) -> ()")
 
 
 def _span(x: torch.Tensor) -> int:
@@ -80,9 +86,65 @@ def _fake_reload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     return torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device=device)
 
 
-for _name, _run, _fake in (("offload", _offload, _fake_offload), ("reload", _reload, _fake_reload)):
+# -------------------------------------------------------------------- states of generators
+# The operators note the state of a random generator, go back to it, and return. They are for graphs that run node by
+# node in their order: no data dependency ties a random operator to the node that rewinds its generator. A pass that
+# drops nodes from such a graph asks `replayed`.
+
+
+def _note(device: torch.device) -> torch.Tensor:
+    return default_generator(device).get_state()
+
+
+def _rewind(state: torch.Tensor, device: torch.device) -> torch.Tensor:
+    now = _note(device)
+    default_generator(device).set_state(state)
+    return now
+
+
+def _resume(state: torch.Tensor, device: torch.device) -> None:
+    default_generator(device).set_state(state)
+
+
+def state_bytes(device: torch.device) -> int:
+    """The size of the state of a device's generator."""
+    return _note(device).numel()
+
+
+def _fake_note(device: torch.device) -> torch.Tensor:
+    return torch.empty(state_bytes(device), dtype=torch.uint8, device="cpu")
+
+
+def _fake_rewind(state: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return torch.empty_like(state)
+
+
+for _name, _run, _fake in (
+    ("offload", _offload, _fake_offload),
+    ("reload", _reload, _fake_reload),
+    ("random_state", _note, _fake_note),
+    ("rewind_random", _rewind, _fake_rewind),
+    ("resume_random", _resume, lambda state, device: None),
+):
     _library.impl(_name, _run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"foregrad::{_name}", _fake, lib=_library)
 
 OFFLOAD: Any = torch.ops.foregrad.offload.default
 RELOAD: Any = torch.ops.foregrad.reload.default
+NOTE: Any = torch.ops.foregrad.random_state.default
+REWIND: Any = torch.ops.foregrad.rewind_random.default
+RESUME: Any = torch.ops.foregrad.resume_random.default
+for _op in (NOTE, REWIND, RESUME):
+    torch.fx.node.has_side_effect(_op)
+
+
+def replayed(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The random operator between `node`, which resumes the generator's state, and the operand of `node`, which rewinds
+    it; None for other nodes. A graph has all three or none.
+    """
+    return node.prev if node.target is RESUME else None
+
+
+def rewinding(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The node that rewinds the generator right before the random operator `node`; None for other nodes."""
+    return node.prev if node.prev.target is REWIND else None
