@@ -136,6 +136,19 @@ def test_a_compiled_module_and_its_parameters(no_collector, door, cls, use):
     assert [reference() for reference in freed] == [None] * 4
 
 
+def test_a_module_with_state_where_the_program_froze_nothing(no_collector):
+    """As in most programs: captures then leave what they made to the collector, young or old."""
+    gc.unfreeze()
+    try:
+        module = foregrad.compile(Counting(), backend="eager")
+        freed = [weakref.ref(module), weakref.ref(module.first.weight)]
+        for_training(module, torch.randn(3, 4, requires_grad=True))
+        del module
+        assert [reference() for reference in freed] == [None] * 2
+    finally:
+        gc.freeze()
+
+
 def over(model):
     return foregrad.compile(lambda x: model(x) * 2, backend="eager")
 

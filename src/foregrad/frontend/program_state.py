@@ -58,6 +58,7 @@ _BUFFERS = (bytearray, array.array, memoryview, *OF_CTYPES)
 _OF_PARTIALS, _OF_DESCRIPTORS = ("func", "args", "keywords"), ("__func__", "fget", "fset", "func")
 _WITH_ATTRIBUTES = {dict, list, tuple, set, frozenset, collections.deque, functools.partial, _BUFFERS}
 _NEVER_WRITTEN = (tuple, frozenset, functools.partial, types.BuiltinMethodType, types.MethodWrapperType)
+_Action = Callable[["ProgramState", Any, "Holder | None", Any], None]
 _PLAIN = {dict, list, tuple, set, frozenset, collections.deque, collections.defaultdict, *_BUFFERS}
 # As modules' tables of hooks are, a dozen each: of those with nothing in them there is nothing to copy.
 _OFTEN_EMPTY: dict[Any, Kind] = {
@@ -126,19 +127,7 @@ class ProgramState:
         self._written_outside: set[tuple[int, str]] = set()  # attributes of these that were not as before at some time
         self.caches: list[Holder] = []  # of functions under `functools.cache` and `lru_cache`
         self._slots: dict[type, bool] = {}
-        of = functools.partial
-        self._by_base: tuple[tuple[Any, Callable[[Any, Holder | None, Any], None]], ...] = (
-            (dict, of(self._container, kinds.DICT)), (list, of(self._container, kinds.LIST)), (tuple, self._items),
-            (set, of(self._container, kinds.SET)), (frozenset, self._items),
-            (collections.deque, of(self._container, kinds.DEQUE)), (types.CellType, self._cell),
-            (types.FunctionType, self._function), (types.MethodType, self._method), (types.ModuleType, self._module),
-            (type, self._class), (torch.jit.ScriptModule, self._script),
-            (torch.nn.Module, self._object), (functools.partial, of(self._through, _OF_PARTIALS)),
-            (CODE_OF_CLASSES, of(self._through, _OF_DESCRIPTORS)), (_BUFFERS, self._buffer),
-            (random.Random, self._random), ((io.StringIO, io.BytesIO), of(self._single, kinds.FILE)),
-            (torch.Tensor, self._tensor),
-        )  # fmt: skip
-        self._actions: dict[type, Callable[[Any, Holder | None, Any], None] | None] = {}
+        self._actions: dict[type, _Action | None] = {}
         self._queue: collections.deque[tuple[Any, Holder | None, Any]] = collections.deque()
         self.walk((*roots, *_of_the_process()))
 
@@ -295,7 +284,7 @@ class ProgramState:
             except KeyError:
                 action = actions[cls] = self._action(value, cls)
             if action is not None:
-                action(value, parent, step)
+                action(self, value, parent, step)
 
     def _code(self, code: types.CodeType, namespace: dict[str, Any]) -> Seen:
         """Go on to what code names in namespaces and classes that were met, and to the modules that it imports."""
@@ -319,37 +308,37 @@ class ProgramState:
                 else:
                     unnamed[name].append((value, holder))
 
-    def _action(self, value: Any, cls: type) -> Callable[[Any, Holder | None, Any], None] | None:
+    def _action(self, value: Any, cls: type) -> _Action | None:
         """The method that goes on from values of a class; None where nothing is to be tracked."""
-        for base, action in self._by_base:
+        for base, action in _BY_BASE:
             if issubclass(cls, base):
                 is_plain = cls in _PLAIN or base not in _WITH_ATTRIBUTES
-                return action if is_plain else functools.partial(self._with_attributes_of, action)
+                return action if is_plain else functools.partial(ProgramState._with_attributes_of, action=action)
         if cls is types.BuiltinFunctionType:
-            return self._builtin
+            return ProgramState._builtin
         if cls is types.MethodWrapperType:
-            return self._wrapped_method
+            return ProgramState._wrapped_method
         if cls in VIEWS:
-            return lambda value, parent, step: self._queue.append((gc.get_referents(value)[0], parent, step))
+            return lambda state, value, parent, step: state._queue.append((gc.get_referents(value)[0], parent, step))
         if is_cached_function(value):
-            return self._cached_function
+            return ProgramState._cached_function
         if hasattr(cls, "__wrapped__") or "__wrapped__" in (table_of(value) or ()):
-            return functools.partial(self._through, ("__wrapped__",))
+            return functools.partial(ProgramState._through, names=("__wrapped__",))
         if cls.__module__ in ("weakref", "_weakref", "builtins") and (referent(value) is not None):
-            return lambda value, parent, step: self._queue.append((referent(value), parent, step))
+            return lambda state, value, parent, step: state._queue.append((referent(value), parent, step))
         if cls.__module__ in ("builtins", "itertools") and hasattr(cls, "__next__"):
-            return self._iterator
+            return ProgramState._iterator
         if cls.__module__ == "decimal" and cls.__name__ == "Context":
-            return functools.partial(self._single, kinds.DECIMALS)
+            return functools.partial(ProgramState._single, kind=kinds.DECIMALS)
         numpy = sys.modules.get("numpy")
         if numpy is not None:
             if issubclass(cls, numpy.ndarray):
-                return self._array
+                return ProgramState._array
             if issubclass(cls, (numpy.random.Generator, numpy.random.RandomState)):
-                return self._numpy_random
+                return ProgramState._numpy_random
         if is_constant(cls) and not issubclass(cls, BAGS):
-            return self._library if is_of_operators(cls) else self._object_of_library
-        return self._object
+            return ProgramState._library if is_of_operators(cls) else ProgramState._object_of_library
+        return ProgramState._object
 
     def _hold(self, kind: Kind, target: Any, parent: Holder | None, step: Any, style: str, owner: Any = None) -> Holder:
         holder = Holder(kind, target, parent, step, style, kind.read(target), owner)
@@ -371,20 +360,20 @@ class ProgramState:
             elif cls not in _ATOMS:
                 queue.append((value, holder, key))
 
-    def _container(self, kind: Kind, value: Any, parent: Holder | None, step: Any, *, is_table: bool = False) -> None:
+    def _container(self, value: Any, parent: Holder | None, step: Any, kind: Kind, *, is_table: bool = False) -> None:
         if value is vars(builtins):  # in which a capture replaces `print`
             return
         holder = self._hold(kind, value, parent, step, "" if kind is kinds.SET else "item")
         holder.is_table = is_table
         self._push(holder)
 
-    def _with_attributes_of(self, action: Any, value: Any, parent: Holder | None, step: Any) -> None:
+    def _with_attributes_of(self, value: Any, parent: Holder | None, step: Any, action: _Action) -> None:
         """A container with attributes, or of a class of the program's."""
-        action(value, parent, step)
+        action(self, value, parent, step)
         if not is_of_operators(type(value)) and (table_of(value) or not is_class_outside(type(value))):
             self._object(value, parent, step)
 
-    def _single(self, kind: Kind, value: Any, parent: Holder | None, step: Any) -> None:
+    def _single(self, value: Any, parent: Holder | None, step: Any, kind: Kind) -> None:
         self._hold(kind, value, parent, step, "")
 
     def _items(self, value: Any, parent: Holder | None, step: Any) -> None:
@@ -447,7 +436,7 @@ class ProgramState:
                     part = holder.before.get(name)
                     if part and isinstance(part, dict) and id(part) not in self._seen:
                         self._seen[id(part)] = part
-                        self._container(kinds.DICT, part, holder, name, is_table=True)
+                        self._container(part, holder, name, kinds.DICT, is_table=True)
             self._push(holder)
         cls = self._class_of(value)
         if cls not in self._slots:
@@ -502,7 +491,7 @@ class ProgramState:
         self.caches.append(Holder(kinds.CACHE, value, parent, step, "", kinds.CACHE.read(value)))
         self._queue.append((value.__wrapped__, parent, step))
 
-    def _through(self, names: tuple[str, ...], value: Any, parent: Holder | None, step: Any) -> None:
+    def _through(self, value: Any, parent: Holder | None, step: Any, names: tuple[str, ...]) -> None:
         """Go on through a partial application, a property or a decorated function."""
         self._queue += [(getattr(value, name, None), parent, step) for name in names]
 
@@ -594,3 +583,17 @@ def _is_in(value: Any, target: Any) -> bool:
     if isinstance(value, functools.partial):
         return value.keywords is target
     return isinstance(value, (types.BuiltinMethodType, types.MethodWrapperType)) and value.__self__ is target
+
+
+_of, _State = functools.partial, ProgramState  # (a state that held its methods would be a circle)
+_BY_BASE: tuple[tuple[Any, _Action], ...] = (
+    (dict, _of(_State._container, kind=kinds.DICT)), (list, _of(_State._container, kind=kinds.LIST)),
+    (tuple, _State._items), (set, _of(_State._container, kind=kinds.SET)), (frozenset, _State._items),
+    (collections.deque, _of(_State._container, kind=kinds.DEQUE)), (types.CellType, _State._cell),
+    (types.FunctionType, _State._function), (types.MethodType, _State._method),
+    (torch.Tensor, _State._tensor), (types.ModuleType, _State._module), (type, _State._class),
+    (torch.jit.ScriptModule, _State._script), (torch.nn.Module, _State._object),
+    (functools.partial, _of(_State._through, names=_OF_PARTIALS)), (_BUFFERS, _State._buffer),
+    (CODE_OF_CLASSES, _of(_State._through, names=_OF_DESCRIPTORS)), (random.Random, _State._random),
+    ((io.StringIO, io.BytesIO), _of(_State._single, kind=kinds.FILE)),
+)  # fmt: skip
