@@ -11,6 +11,13 @@ import foregrad
 from foregrad._torch.stand_ins import is_stand_in
 
 
+@pytest.fixture(autouse=True, scope="module")
+def imports_are_done():
+    """Imports that PyTorch makes in the first capture of a process may raise, and their tracebacks hold its frames."""
+    x = torch.ones(2, requires_grad=True)
+    foregrad.compile(lambda x: x.sin())(x).sum().backward()
+
+
 @pytest.fixture
 def no_collector():
     gc.collect()
