@@ -553,9 +553,8 @@ def _after_resizing(value: Value) -> Value:
 
 
 def _add_wrapper_histories(analysis: Analysis) -> None:
-    """Graph outputs with the histories that wrappers among the inputs have by now.
-
-    Those of plain tensors that are written anyhow are these.
+    """Graph outputs with the histories that wrappers among the inputs have by now. An output that a plain tensor is
+    written with anyhow serves for its part of a wrapper.
     """
     updates = {update.input: update.output for update in analysis.updates}
     inputs = analysis.inputs

@@ -216,16 +216,15 @@ def _has_channels(x: TensorSpec, parameters: Specs) -> bool:
     return len(x.shape) > 2 and all(p.shape == x.shape[1:2] for p in parameters)
 
 
-_ARITHMETIC = {
+_ARITHMETIC = (
     aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor,
     aten.add.Scalar, aten.mul.Scalar, aten.div.Scalar,
-}  # fmt: skip
+)  # fmt: skip
 _ANY_STRIDES = {aten.mm.default, aten.addmm.default, aten.bmm.default}
 
 _POINTWISE = (
-    aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor,
-    aten.add.Scalar, aten.mul.Scalar, aten.div.Scalar, aten.neg.default, aten.exp.default, aten.sin.default,
-    aten.cos.default, aten.sqrt.default, aten.rsqrt.default,
+    *_ARITHMETIC, aten.neg.default, aten.exp.default,
+    aten.sin.default, aten.cos.default, aten.sqrt.default, aten.rsqrt.default,
     aten.relu.default, aten.threshold_backward.default, aten.tanh.default, aten.tanh_backward.default,
     aten.sigmoid.default, aten.sigmoid_backward.default, aten.gelu.default, aten.gelu_backward.default,
     aten.silu.default, aten.silu_backward.default, aten.pow.Tensor_Scalar,
