@@ -12,6 +12,7 @@ import sys
 import tempfile
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -57,6 +58,12 @@ def writing(write):
 
 
 # ------------------------------------------------------------------------------------------------ eager by name
+@eager("NumPy computes with an array", errors.UnsupportedSideEffectError)
+def _(wrap):
+    array = np.arange(1.0, 4.0)
+    return wrap(lambda x, a: x * torch.from_numpy((a - 1.0) / 2.0))(ONES(3), array)
+
+
 @eager("a backward (of a custom Function, a hook", errors.UnsupportedMutationError)
 def _(wrap):
     memory = torch.zeros(4)

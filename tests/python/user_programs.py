@@ -60,6 +60,7 @@ EAGER = {  # those that may run eagerly
     "read under another name",
     "read by a partial function",
     "read by a made-up name",
+    "gumbel with numpy",
     "legacy state",
     "gradients appended by a backward hook",
 }

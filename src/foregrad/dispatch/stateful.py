@@ -7,23 +7,7 @@ from typing import Any
 
 import torch
 
-from ..frontend.lifted import (
-    ConstantArray,
-    Converted,
-    Draw,
-    DrawnValue,
-    GivenArray,
-    Items,
-    Lifted,
-    StatePlace,
-    Step,
-    is_of_given,
-    is_same,
-    lifted_arrays,
-    lifted_places,
-    place_of,
-    times_lifted,
-)
+from ..frontend.lifted import Converted, Draw, Lifted, StatePlace, lifted_arrays, lifted_places, place_of
 from ..frontend.opaque import is_array as is_numpy_array
 from ..frontend.program_state import ProgramState
 from ..graph.python_effects import CallMethod
@@ -78,7 +62,7 @@ def render_stateful(
     whose draws differ, or that need the numbers in an array.
     """
     names = Names(["args", "kwargs", "inner", "eagerly", "state", "MISS"])
-    reads, remember, draws = [], "", DrawLines(names, times_lifted(lifted.func))
+    reads, remember, draws = [], "", DrawLines(names)
     draws.globals |= {"inner": inner, "eagerly": lifted.func, "MISS": MISS}
     bind = draws.bind
     for place in lifted.places:
@@ -99,7 +83,6 @@ def render_stateful(
         draws.lines.append(f"{bind('remember_arrays', lifted.generators.remember_arrays)}({', '.join(draws.arrays)})")
     drawn = "".join(f"        {line}\n" for line in draws.lines)
     put_back = f"{bind('put_back', lifted.generators.put_back)}()" if lifted.generators.kinds else "pass"
-    is_of_arrays = any(isinstance(place, Converted) and is_of_given(place.value) for place in lifted.places)
     source = (
         "def call(args, kwargs):\n"
         f"{remember}"
@@ -108,7 +91,7 @@ def render_stateful(
         f"        state = ({', '.join(reads)},)\n"
         "    except (LookupError, AttributeError, ValueError, TypeError, ArithmeticError):\n"
         f"        {put_back}\n"
-        f"        return {'MISS' if is_of_arrays else 'eagerly(*args, **kwargs)'}\n"
+        "        return eagerly(*args, **kwargs)\n"
     )
     if lifted_arrays(lifted) or any(isinstance(place, (Draw, Converted)) for place in lifted.places):
         source += (
@@ -124,62 +107,25 @@ def render_stateful(
 
 
 class DrawLines(LineWriter):
-    """`lines` that draw, in order; `arrays` are the variables of drawn arrays. `states`: the number of leading
-    arguments that hold state, not the user's values.
-    """
+    """`lines` that draw, in order; `arrays` are the variables of drawn arrays."""
 
-    def __init__(self, names: Names, states: int) -> None:
+    def __init__(self, names: Names) -> None:
         super().__init__(names)
-        self.states = states
         self.arrays: list[str] = []
         self._values: list[str] = []  # variables, by the number of the draw
-        self._steps: list[tuple[Step, str]] = []
 
     def place(self, place: Draw | Converted) -> str:
         """Add the lines of one place; the expression for it among the state."""
         if isinstance(place, Converted):
-            return f"{self.bind('from_numpy', torch.from_numpy)}({self._spelled(place.value)})"
+            return f"{self.bind('from_numpy', torch.from_numpy)}({self._values[place.number]})"
         name = f"drawn_{len(self._values)}"
         self._values.append(name)
         function = self.bind(place.path.partition("(")[0].rpartition(".")[2], place.function)
-        self.lines.append(f"{name} = {self._call(function, place.args, place.kwargs)}")
+        arguments = [*map(self._spelled, place.args), *(f"{key}={self._spelled(value)}" for key, value in place.kwargs)]
+        self.lines.append(f"{name} = {function}({', '.join(arguments)})")
         if place.is_array:
             self.arrays.append(name)
         return "None" if place.is_array else name
 
-    def _call(self, function: str, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> str:
-        arguments = [*map(self._spelled, args), *(f"{key}={self._spelled(value)}" for key, value in kwargs)]
-        return f"{function}({', '.join(arguments)})"
-
     def _spelled(self, value: Any) -> str:
-        if isinstance(value, DrawnValue):
-            return self._values[value.number]
-        if isinstance(value, Step):
-            return self._step(value)
-        if isinstance(value, GivenArray):
-            assert value.way is not None
-            first, *keys = value.way
-            text = f"args[{first + self.states}]" if type(first) is int else item("kwargs", first, self.bind)
-            for key in keys:
-                text = item(text, key, self.bind)
-            return text
-        if isinstance(value, Items):
-            return f"[{', '.join(map(self._spelled, value))}]"
-        if isinstance(value, ConstantArray):
-            return self.bind("constant_array", value.value)
-        if type(value) is tuple:
-            return f"({''.join(self._spelled(item) + ', ' for item in value)})"
         return literal(value) or self.bind("constant", value)
-
-    def _step(self, step: Step) -> str:
-        for earlier, name in self._steps:
-            if is_same(earlier, step):
-                return name
-        if isinstance(step.function, str):
-            call = self._call(f"{self._spelled(step.args[0])}.{step.function}", step.args[1:], step.kwargs)
-        else:
-            call = self._call(self.bind(step.function.__name__, step.function), step.args, step.kwargs)
-        name = f"array_{len(self._steps)}"
-        self.lines.append(f"{name} = {call}")
-        self._steps.append((step, name))
-        return name

@@ -18,7 +18,7 @@ from ..graph.slots import Slot
 from ..graph.source import key_texts
 from ..subclasses.conversion import wrap
 from .function_classes import FunctionClassError
-from .lifted import GivenArray, forms_of, times_lifted
+from .lifted import forms_of, times_lifted
 from .opaque import is_array
 from .tree import STEPPERS, Tree, Wrap, check_leaves, flatten, open_arguments
 
@@ -74,16 +74,9 @@ class FlatCall:
         args, kwargs = self.tree.unflatten(list(leaves), wrap, made)
         return args, kwargs
 
-    def arrays(self) -> dict[int, GivenArray]:
-        """The leaves that are tensors over arrays, by number, and how each array is come by."""
-        positional, keyword = self.tree.children
-        states = times_lifted(self.function)
-        found: dict[int, GivenArray] = {}
-        for leaf, number, way in (*arrays_in(positional), *arrays_in(keyword, positional.size)):
-            if way is not None and type(way[0]) is int:
-                way = way[0] - states, *way[1:]
-            found[leaf] = GivenArray(self.containers[number][0], way)
-        return found
+    def arrays(self) -> dict[int, Any]:
+        """The arrays by the number of the leaf, which is a tensor over it."""
+        return {leaf: self.containers[number][0] for leaf, number in arrays_in(self.tree)}
 
     def tensors_apart(self) -> list[int]:
         """The leaves that are tensors, but for those over arrays and those that are made of arrays before the graph."""
@@ -198,7 +191,6 @@ def memory_groups(tensors: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
 # -------------------------------------------------------------------- arrays
 # NumPy arrays among the arguments of a call: tensors over their memory are what the graph takes.
 
-_KEYED = ("tuple", "list", "namedtuple")
 _from_numpy: Callable[[Any], torch.Tensor] = torch.from_numpy  # as it is outside of captures
 
 
@@ -214,20 +206,12 @@ def tensor_over(value: Any) -> torch.Tensor | None:
         return None
 
 
-def arrays_in(tree: Tree, first: int = 0) -> Iterator[tuple[int, int, tuple[Any, ...] | None]]:
-    """The arrays in a structure: the numbers of the leaf and of the container, and the keys that lead there, where it
-    takes only those.
-
-    `first`: the number of the first leaf of all.
-    """
+def arrays_in(tree: Tree, first: int = 0) -> Iterator[tuple[int, int]]:
+    """The arrays in a structure: numbers of the leaf and of the container. `first`: the number of its first leaf."""
     if tree.kind == "array":
-        yield first, tree.number, ()
-        return
-    keys: Sequence[Any] = range(len(tree.children)) if tree.kind in _KEYED else ()
-    keys = tree.context if tree.kind == "dict" else keys
-    for at, child in enumerate(tree.children):
-        for leaf, number, way in arrays_in(child, first):
-            yield leaf, number, None if way is None or not keys else (keys[at], *way)
+        yield first, tree.number
+    for child in tree.children:
+        yield from arrays_in(child, first)
         first += child.size
 
 

@@ -80,79 +80,10 @@ class Draw:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class DrawnValue:
-    """The number of a draw, for its value."""
+class Converted:
+    """A tensor over the memory of an array that was drawn, by the number of the draw."""
 
     number: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class GivenArray:
-    """An array among the arguments. `way`: the position or name of the argument of the user's, then keys; None where
-    there are attributes on the way.
-    """
-
-    array: Any = dataclasses.field(compare=False, repr=False)
-    way: tuple[Any, ...] | None
-
-
-class ConstantArray:
-    """An array that is the same one in each call, among the arguments of a step: a copy, as code may write to it."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, array: Any) -> None:
-        self.value = array.copy()
-
-    def __eq__(self, other: Any) -> bool:
-        a, b = self.value, getattr(other, "value", None)
-        return b is not None and (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-class Items(tuple):  # type: ignore[type-arg]
-    """A list among the arguments of a step."""
-
-    __slots__ = ()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Step:
-    """A function of arrays that were drawn, or given, or the method of that name of the first. Arguments may be steps
-    again.
-    """
-
-    function: Any
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...]
-
-
-def is_of_given(value: Any) -> bool:
-    """Whether an expression has an array among the arguments in it."""
-    if isinstance(value, Step):
-        return is_of_given(value.args) or is_of_given(value.kwargs)
-    if isinstance(value, tuple):
-        return any(map(is_of_given, value))
-    return isinstance(value, GivenArray)
-
-
-def is_same(a: Any, b: Any) -> bool:
-    """Whether two expressions do the same to the same values; 1, 1.0 and True are three."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, Step):
-        return a.function == b.function and is_same(a.args, b.args) and is_same(a.kwargs, b.kwargs)
-    if isinstance(a, tuple):
-        return len(a) == len(b) and all(map(is_same, a, b))
-    return bool(a == b)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Converted:
-    """A tensor over the memory of an array that was drawn, or computed of such or of arguments."""
-
-    value: DrawnValue | GivenArray | Step
     path: str = dataclasses.field(compare=False)
 
 

@@ -22,7 +22,7 @@ from .._torch.requirements import warn_if_untested
 from .._torch.tensors import gradient_of, is_usable
 from .._torch.transforms import levels_put_back
 from ..errors import ForegradError, InternalError, UnsupportedSideEffectError, UnsupportedTensorError
-from ..frontend.call import FlatCall, are_apart, arrays_in, tensor_over
+from ..frontend.call import FlatCall, are_apart, tensor_over
 from ..frontend.function_classes import check_classes
 from ..frontend.lifted import capturing
 from ..frontend.program_state import ProgramState
@@ -371,7 +371,7 @@ def _check_arrays(name: str, call: FlatCall, records: list[InputRecord], met: It
     """
     written = [r for r in records if not r.real.is_inference() and r.stand_in._version != r.start_version]
     arrays = [over for value in met if (over := tensor_over(value)) is not None] if written else []
-    own = IdSet(call.leaves[leaf] for leaf, _, _ in arrays_in(call.tree))
+    own = IdSet(call.leaves[leaf] for leaf in call.arrays())
     for record in written:
         if record.real not in own and not all(are_apart([array], [record.real]) for array in arrays):
             raise UnsupportedSideEffectError(

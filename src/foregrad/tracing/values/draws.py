@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import types
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -20,40 +19,23 @@ from ..._torch.symbols import is_symbolic
 from ...errors import UnsupportedSideEffectError
 from ...frontend.call import FlatCall
 from ...frontend.expected import is_plain
-from ...frontend.lifted import (
-    ConstantArray,
-    Converted,
-    Draw,
-    DrawnValue,
-    GivenArray,
-    Items,
-    Step,
-    drawing_form,
-    drawn_in,
-    is_of_given,
-    is_same,
-)
+from ...frontend.lifted import Converted, Draw, drawing_form, drawn_in
 from ...frontend.opaque import CLOCKS
 from ...identity import ById, IdSet
 
 
 class DrawsFound(UnsupportedSideEffectError):  # noqa: N818 - asks for another capture, with these as arguments
-    """The function draws numbers, or computes with arrays: they are to be its arguments."""
+    """The function draws numbers: they, and tensors over drawn arrays (`converted`), are to be its arguments."""
 
     def __init__(self, name: str, draws: tuple[Draw, ...], converted: tuple[Converted, ...]) -> None:
         super().__init__(
             f"`{name}` takes other numbers from {draws[0].path} in each call, which a graph would not. Take from it "
             "before the call and pass what it gives (for random numbers, torch's own functions work)."
-            if draws
-            else f"`{name}` computes with an array that it is given, in NumPy and in another way than before. Make a "
-            "tensor of the array (`torch.from_numpy`) and compute with that."
         )
         self.name, self.draws, self.converted = name, draws, converted
 
     def refusal(self) -> UnsupportedSideEffectError:
         """The error for a call of which these can't be arguments, as others are."""
-        if not self.draws:
-            return UnsupportedSideEffectError(str(self))
         return UnsupportedSideEffectError(
             f"`{self.name}` takes from {self.draws[0].path} in another way in each call; take from it before the call."
         )
@@ -75,8 +57,7 @@ class Draws:
         self.known = known  # whether an object is older than the call
         self.made: list[Draw] = []  # that no argument stands for
         self.given: list[tuple[torch.Tensor, int, Any]] = []  # tensors over arrays, their versions then, the arrays
-        self.arguments: ById[Any, torch.Tensor] = ById()  # over arrays among the arguments, by these
-        self.converted: list[Converted] = []  # of these, arrays that became tensors
+        self.converted: list[Converted] = []  # drawn arrays that became tensors
         self.seeded: IdSet[Any] = IdSet()  # generators that the function makes itself
         self.taken = 0
 
@@ -104,32 +85,32 @@ class Draws:
     def _array(self, value: Any, draw: Draw) -> DrawnArray:
         def refuse() -> NoReturn:
             raise UnsupportedSideEffectError(
-                f"`{self.name}` needs to know the numbers that it takes from {draw.path.partition('(')[0]} (a loop, "
-                "`float()`, an assignment to elements, a function that is not plain arithmetic of NumPy's, "
-                "`torch.Tensor(array)`). Make a tensor of the array by `torch.tensor` or `torch.from_numpy`, or take "
-                "it before the call and pass it."
+                f"`{self.name}` computes in NumPy with the array that it takes from {draw.path.partition('(')[0]}, or "
+                "needs its numbers (a loop, `float()`, an assignment to elements, `torch.Tensor(array)`). Make a "
+                "tensor of the array by `torch.tensor` or `torch.from_numpy` and compute with that."
             )
 
-        return DrawnArray(value, DrawnValue(self.taken - 1), self._tensor, refuse)
+        number = self.taken - 1
+        return DrawnArray(value, lambda: self._tensor(number, value), refuse)
 
     def arrays_of(self, leaves: Sequence[Any]) -> Callable[[torch.Tensor], DrawnArray]:
         """What gives the stand-in of an array among the arguments, of the one among `leaves` for a tensor over it."""
-        over = ById((leaves[i], (given, self.call.paths[i])) for i, given in self.call.arrays().items())
+        over = ById((leaves[i], (array, self.call.paths[i])) for i, array in self.call.arrays().items())
         return lambda tensor: self._given_array(tensor, *over[tensor])
 
-    def _given_array(self, tensor: torch.Tensor, given: GivenArray, path: str) -> DrawnArray:
+    def _given_array(self, tensor: torch.Tensor, array: Any, path: str) -> DrawnArray:
 
         def refuse() -> NoReturn:
             raise UnsupportedSideEffectError(
-                f"`{self.name}` needs to know the numbers in the array `{path}` (a loop, `float()`, an assignment to "
-                "elements, a function that is not plain arithmetic of NumPy's). Make a tensor of the array."
+                f"`{self.name}` computes in NumPy with the array `{path}`, or needs its numbers (a loop, `float()`, an "
+                "assignment to elements). Make a tensor of the array (`torch.from_numpy`) and compute with that."
             )
 
-        def convert(value: Any, array: Any) -> Any:
-            return refuse() if given.way is None and isinstance(value, Step) else self._tensor(value, array)
+        def over() -> torch.Tensor:
+            self.given.append((tensor, tensor._version, array))  # another one in its memory: see `_check_written`
+            return tensor
 
-        self.arguments[given.array] = tensor
-        return DrawnArray(given.array, dataclasses.replace(given, array=None), convert, refuse)
+        return DrawnArray(array, over, refuse, varies=True)
 
     def _refuse_written(self) -> NoReturn:
         raise UnsupportedSideEffectError(
@@ -154,21 +135,17 @@ class Draws:
         self.given.append((tensor, tensor._version, array))
         return tensor
 
-    def _tensor(self, value: DrawnValue | GivenArray | Step, array: Any) -> Any:
-        """The tensor that stands for an array: an argument, once the draws are."""
-        if isinstance(value, GivenArray):
-            tensor = self.arguments[array]
-            self.given.append((tensor, tensor._version, array))  # another one in its memory: see `_check_written`
-            return tensor
-        form, kind = drawing_form(self.function), "of an argument" if is_of_given(value) else "drawn"
+    def _tensor(self, number: int, array: Any) -> torch.Tensor:
+        """The tensor that stands for a drawn array, by the number of the draw: an argument, once the draws are."""
+        form, place = drawing_form(self.function), Converted(number, "drawn")
         if form is not None:
-            for place, tensor in form.converted:
-                if is_same(place.value, value):
+            for known, tensor in form.converted:
+                if known == place:
                     return self._given(tensor, array)
-            form.missing = (Converted(value, kind),)
+            form.missing = (place,)
             raise DrawsDiffer(f"`{self.name}` makes a tensor of another array in the call than before.")
-        if not any(is_same(place.value, value) for place in self.converted):
-            self.converted.append(Converted(value, kind))
+        if place not in self.converted:
+            self.converted.append(place)
         # Of this run nothing is kept.
         if self._written():
             self._refuse_written()
@@ -186,7 +163,7 @@ class Draws:
                 "would take all times before its graph, and nothing would lie between them. Take times round the call."
             )
         self._check_written()
-        if self.made or self.converted:
+        if self.made:
             raise DrawsFound(self.name, tuple(self.made), tuple(self.converted))
 
     def seed(self, generator: Any, seed: Any) -> None:
@@ -216,120 +193,80 @@ class Draws:
 
 
 # -------------------------------------------------------------------- drawn arrays
-# Functions and methods that give a new array, or a view, whose shape follows from shapes.
-_METHODS = set(
-    "all any argmax argmin argsort astype clip copy cumprod cumsum flatten max mean min prod ravel reshape round "
-    "squeeze std sum swapaxes take transpose var".split()
-)
-_FUNCTIONS = _METHODS - {"astype"} | set(
-    "broadcast_to concatenate expand_dims flip fliplr flipud full_like hstack moveaxis ones_like roll sort stack "
-    "vstack where zeros_like".split()
-)
+# What stands for an array: it becomes a tensor, and may be sliced, converted and compared with numbers before, as
+# tensors are. All other arithmetic of NumPy's is refused.
+
 _SIZES: dict[str, Callable[[torch.Tensor], Any]] = {
     "shape": lambda tensor: tuple(tensor.shape),
     "size": torch.Tensor.numel,
     "nbytes": lambda tensor: tensor.numel() * tensor.element_size(),
 }
 _FACTS = {"shape", "ndim", "size", "dtype", "itemsize", "nbytes"}
-_OPERATORS = (
-    "lt le eq ne gt ge add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow and rand or "
-    "ror xor rxor neg pos abs invert matmul rmatmul"
-).split()
+_CONVERTED_ALIKE = {"bool", "int64", "float32", "float64"}  # to these PyTorch converts as NumPy does, bit for bit
+_COMPARISONS = "lt le eq ne gt ge".split()
 _REFUSED = (
-    "bool int float complex index iter contains setitem delitem array str repr format reduce_ex copy deepcopy iadd "
-    "isub imul itruediv ifloordiv imod ipow iand ior ixor imatmul"
+    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow and rand or ror xor rxor neg pos "
+    "abs matmul rmatmul bool int float complex index iter contains setitem delitem array_ufunc array_function "
+    "array str repr format reduce_ex copy deepcopy iadd isub imul itruediv ifloordiv imod ipow iand ior ixor imatmul"
 ).split()
 
 
 class DrawnArray:
-    """An array that this call drew or was given, or computed of one. `convert(expression, value)` makes the tensor,
-    `refuse()` raises.
+    """An array that this call drew or was given. `tensor()` gives the tensor for it, `refuse()` raises. `varies`: its
+    sizes may be others in other calls.
     """
 
-    __slots__ = ("_convert", "_expression", "_refuse", "_value")
+    __slots__ = ("_refuse", "_value", "_varies", "tensor")
 
     def __init__(
-        self,
-        value: Any,
-        expression: DrawnValue | GivenArray | Step,
-        convert: Callable[[Any, Any], Any],
-        refuse: Callable[[], NoReturn],
+        self, value: Any, tensor: Callable[[], torch.Tensor], refuse: Callable[[], NoReturn], *, varies: bool = False
     ) -> None:
-        self._value, self._expression, self._convert, self._refuse = value, expression, convert, refuse
+        self._value, self.tensor, self._refuse, self._varies = value, tensor, refuse, varies
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         return type(self._value)
 
-    def tensor(self) -> Any:
-        """The array as a tensor over its memory."""
-        if not self.is_array():
-            return self.step(sys.modules["numpy"].asarray, (self,), {}).tensor()
-        return self._convert(self._expression, self._value)
+    def _computed(self, value: Any, tensor: torch.Tensor) -> DrawnArray:
+        return DrawnArray(value, lambda: tensor, self._refuse, varies=self._varies)
 
-    def is_array(self) -> bool:
-        """Whether it is an array, and no number of NumPy's."""
-        return type(self._value).__name__ == "ndarray"
-
-    def number(self) -> Any:
-        return self._value
-
-    def step(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """`function` of arrays, or the method of that name: done, and noted."""
-        if "out" in kwargs or any(map(_is_unknown, (*args, *kwargs.values()))):
+    def astype(self, dtype: Any) -> DrawnArray:
+        converted = self._value.astype(dtype)
+        if converted.dtype.name not in _CONVERTED_ALIKE:
             self._refuse()
-        named = tuple(sorted(kwargs.items()))
-        if isinstance(function, str):
-            done = getattr(_inside(args[0]), function)(*_inside(args[1:]), **_inside(kwargs))
-        else:
-            done = function(*_inside(args), **_inside(kwargs))
-        if type(done).__module__ != "numpy" or not hasattr(done, "dtype"):
-            self._refuse()
-        return DrawnArray(done, Step(function, _noted(args), _noted(named)), self._convert, self._refuse)
+        return self._computed(converted, self.tensor().to(dtype_of(converted), copy=True))
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        if method != "__call__" or kwargs.keys() - {"dtype"}:
+    def __getitem__(self, key: Any) -> DrawnArray:
+        is_sliced = all(type(k) in (int, slice) or k is ... for k in (key if type(key) is tuple else (key,)))
+        part = self._value[key] if is_sliced else None
+        if not is_array(part):
             self._refuse()
-        return self.step(ufunc, inputs, kwargs)
+        return self._computed(part, self.tensor()[key])
 
-    def __array_function__(self, function: Any, kinds: Any, args: Any, kwargs: Any) -> Any:
-        is_choice = function.__name__ == "where" and len(args) != 3  # how many there are follows from the numbers
-        if function.__name__ not in _FUNCTIONS or is_choice:
-            self._refuse()
-        return self.step(function, args, kwargs)
-
-    def __getitem__(self, key: Any) -> Any:
-        parts = key if type(key) is tuple else (key,)
-        if any(isinstance(part, DrawnArray) and part._value.dtype.kind == "b" for part in parts):
-            self._refuse()
-        return self.step("__getitem__", (self, key), {})
+    def __invert__(self) -> DrawnArray:
+        return self._computed(~self._value, ~self.tensor())
 
     def __getattr__(self, name: str) -> Any:
-        if name in _SIZES and self.is_array() and is_of_given(self._expression):
+        if name in _SIZES and self._varies:
             return _SIZES[name](self.tensor())  # others in other calls
         if name in _FACTS:
             return getattr(self._value, name)
-        if name == "T":
-            return self.step("transpose", (self,), {})
-        if name in _METHODS:
-            return lambda *args, **kwargs: self.step(name, (self, *args), kwargs)
         if hasattr(type(self._value), name):
             self._refuse()
         raise AttributeError(f"'{type(self._value).__name__}' object has no attribute '{name}'")
 
     def __len__(self) -> int:
-        if not hasattr(self._value, "__len__"):  # a number of an array that `torch.Tensor(array)` reads in C++
-            self._refuse()
-        return len(self.tensor()) if is_of_given(self._expression) else len(self._value)
+        return len(self.tensor()) if self._varies else len(self._value)
 
     __hash__ = None  # type: ignore[assignment]
 
 
-def _operator(name: str) -> Callable[..., Any]:
-    def method(self: DrawnArray, *others: Any) -> Any:
-        if any(_is_unknown(other) for other in others):
-            return NotImplemented
-        return self.step(f"__{name}__", (self, *others), {})
+def _comparison(name: str) -> Callable[..., Any]:
+    def method(self: DrawnArray, other: Any) -> Any:
+        kind, of = self._value.dtype.name, type(other)
+        if not (of in (int, float) and kind.startswith("float")) and not (of is int and kind == "int64"):
+            self._refuse()
+        return self._computed(getattr(self._value, name)(other), getattr(self.tensor(), name)(other))
 
     return method
 
@@ -338,42 +275,12 @@ def _refused(self: DrawnArray, *_: Any, **__: Any) -> NoReturn:
     self._refuse()
 
 
-for _name in _OPERATORS:
-    setattr(DrawnArray, f"__{_name}__", _operator(_name))
+for _name in _COMPARISONS:
+    setattr(DrawnArray, f"__{_name}__", _comparison(f"__{_name}__"))
 for _name in _REFUSED:
     setattr(DrawnArray, f"__{_name}__", _refused)
 
 tell_type(DrawnArray, lambda array: type(array._value))
-
-
-def _inside(value: Any) -> Any:
-    """Arguments with the arrays themselves."""
-    if type(value) is DrawnArray:
-        return value._value
-    if type(value) in (tuple, list):
-        return type(value)(map(_inside, value))
-    return {key: _inside(item) for key, item in value.items()} if type(value) is dict else value
-
-
-def _noted(value: Any) -> Any:
-    """Arguments as a step keeps them."""
-    if type(value) is DrawnArray:
-        return value._expression
-    if type(value) is list:
-        return Items(map(_noted, value))
-    if is_array(value):
-        return ConstantArray(value)
-    return tuple(map(_noted, value)) if type(value) is tuple else value
-
-
-def _is_unknown(value: Any) -> bool:
-    """Whether it may be something else in another call."""
-    if type(value) in (tuple, list):
-        return any(map(_is_unknown, value))
-    if type(value) is slice:
-        return any(map(_is_unknown, (value.start, value.stop, value.step)))
-    is_type = isinstance(value, (type, types.EllipsisType)) or type(value).__module__.startswith("numpy.dtypes")
-    return not (type(value) is DrawnArray or is_plain(value) or is_type or is_array(value))
 
 
 _from_numpy = torch.from_numpy
@@ -381,9 +288,7 @@ _from_numpy = torch.from_numpy
 
 def from_numpy(array: Any) -> torch.Tensor:
     """`torch.from_numpy`, also of an array that was drawn."""
-    if type(array) is not DrawnArray:
-        return _from_numpy(array)
-    return array.tensor() if array.is_array() else _from_numpy(array.number())  # which raises
+    return array.tensor() if type(array) is DrawnArray else _from_numpy(array)
 
 
 def is_array(value: Any) -> bool:
