@@ -124,3 +124,8 @@ class AnomalyError(ForegradError, RuntimeError):
 
 class InternalError(ForegradError, AssertionError):
     """A fault in foregrad itself. Please report it with the printed graph."""
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """Add a line to an error, as PEP 678 says. Python 3.10 keeps such lines, and prints none."""
+    vars(error).setdefault("__notes__", []).append(text)

@@ -160,7 +160,6 @@ def test_inference_tensors_have_no_version_and_are_left_alone():
     assert torch.equal(got, torch.ones(2).sin())
 
 
-@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="exceptions take notes from Python 3.11 on")
 def test_a_failing_operator_says_where():
     run = one_op(aten.mm.default, (), None, inputs=2)
     with pytest.raises(RuntimeError) as caught:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from typing import Any, cast
 import torch
 
 from .._torch.ops import OpOverload, overloads_of
+from ..errors import add_note
 from ..graph.meta import TensorSpec, spec_of
 from ..passes.aliasing import makes_memory, memory_of
 from ..passes.mutations import Updates, by_memory, may_be_scheduled, scheduled
@@ -54,9 +56,8 @@ class InPlace:
 def tell_of_writes(error: BaseException, made: str) -> None:
     """Say with an error in a graph that some inputs of the graph may have their new values already. `made`: which."""
     text = f"foregrad: {made} before this error, as some are in eager. Restore these tensors before the next call."
-    if hasattr(error, "add_note"):
-        error.add_note(text)
-    else:
+    add_note(error, text)
+    if sys.version_info < (3, 11):  # which prints no notes
         warnings.warn(text, RuntimeWarning, stacklevel=4)
 
 

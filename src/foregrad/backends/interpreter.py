@@ -16,7 +16,7 @@ import torch
 
 from .._torch.ops import OpOverload, argument_names, written_arguments
 from .._torch.tensors import storage_key, version_of
-from ..errors import GraphError
+from ..errors import GraphError, add_note
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.printing import print_graph, user_line
 from .results import differences, is_other
@@ -70,8 +70,7 @@ class _Run(torch.fx.Interpreter):
         try:
             value = super().run_node(n)
         except Exception as error:
-            if hasattr(error, "add_note"):
-                error.add_note(f"while running {_describe(n)}")
+            add_note(error, f"while running {_describe(n)}")
             raise
         _check_untouched(n, before)
         _check(n, spec_of(n), value)

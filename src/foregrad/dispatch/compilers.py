@@ -24,7 +24,7 @@ from .._torch.graphs import copied, is_operator, make_graph_module
 from ..backends.boxed import as_boxed
 from ..backends.eager import eager_compiler
 from ..backends.results import Contract, Failures, Instead, described, promised, random_states_of
-from ..errors import BackendError, ForegradError
+from ..errors import BackendError, ForegradError, add_note
 from ..graph.joint import JointGraph
 from ..graph.meta import NodeMeta, TensorSpec, spec_of
 from ..graph.role import GraphRole
@@ -176,8 +176,7 @@ def called_bare(
         except ForegradError:
             raise
         except Exception as error:
-            if hasattr(error, "add_note"):
-                error.add_note(f"while the backend compiled the {phase} graph of `{name}`")
+            add_note(error, f"while the backend compiled the {phase} graph of `{name}`")
             raise
     if not callable(result):
         raise BackendError(
