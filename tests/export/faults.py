@@ -334,7 +334,7 @@ def signatures(content):
         ("runtime_views", [99]), ("rootless", [99]), ("counted_along", [99]), ("retained", [99]), ("unknown", 1),
         ("log", [{"is": "Write", "input": 99, "output": 0, "differentiable": False}]),
         ("log", [{"is": "Write", "input": 0, "output": 99, "differentiable": False}]),
-        ("log", [{"is": "Effect", "input": 0}]), ("log", [{"is": "RunGraph", "input": 0}]), ("log", [{"is": "AttachNode", "input": 99}]),
+        ("log", [{"is": "Effect", "input": 0}]), ("log", [{"is": "RunGraph", "input": 0}]), ("log", [{"is": "BumpVersion", "input": 99}]),
         ("log", [{"is": "TakeView", "input": 0, "path": "", "steps": [{"is": "ViewStep", "op": 3, "args": [], "kwargs": [], "index": None, "call": 0, "grad_enabled": True}]}]),
         ("log", [{"is": "InputInfo"}]), ("outputs", [{"is": "GraphOutput", "path": "out", "output": 99}]),
         ("outputs", [{"is": "OutputInfo", "path": "out"}]), ("outputs", []), ("output_spec", 3), ("output_spec", {"tree": 3}),

@@ -7,7 +7,16 @@ from typing import Any
 
 import torch
 
-__all__ = ["MODULES", "PROGRAMS", "module_of", "source_of"]
+__all__ = ["EAGER", "MODULES", "PROGRAMS", "module_of", "source_of"]
+
+# They give a tensor other sizes, another dtype, or memory by `set_`, and gradients flow to it: that runs eagerly.
+EAGER = {
+    "set to tensor", "set to tensor use", "prune rows clone", "half then use", "double then use", "grow rows",
+    "transpose data", "flat data", "free then use", "prune and return", "prune both", "prune one",
+    "prune and put back", "prune twice", "prune both, one twice", "prune then decide", "prune beside writes",
+    "grow embedding", "product then use", "resize then requires", "freeze prune unfreeze", "set rows use",
+    "prune then inner grad",
+}  # fmt: skip
 
 P, X = "torch.nn.Parameter(torch.randn(2, 3))", "torch.randn(2, 3)"
 N = f"{P} * 1"

@@ -397,8 +397,9 @@ def f(x0, x1, x2, x3):
 )
 
 
-regression(
+refusal(
     "resized, marked and differentiated",
+    "and gradients flow",
     """
 def make_args():
     a0 = torch.randn((4,), dtype=torch.complex64)

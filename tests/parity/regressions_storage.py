@@ -506,7 +506,7 @@ def f(x0):
 
 refusal(
     "a view that `set_` gave other sizes is used and then written: the backward of some outputs raises",
-    "PyTorch fails in the derivative of a captured function",
+    "and gradients flow",
     """
 def make_args():
     a0 = (torch.randn((6,), dtype=torch.float32)[1:-1]).detach().requires_grad_() * 1
@@ -524,8 +524,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
+refusal(
     "an argument is made to require grad after `set_` on a view of it, and a view that was taken in between is returned",
+    "and gradients flow",
     """
 def make_args():
     a0 = torch.randn((4,), dtype=torch.float32)
@@ -664,8 +665,9 @@ def f(x0, x2):
 """,
 )
 
-regression(
+refusal(
     "a view of what `set_` gave an argument, which is marked then",
+    "and gradients flow",
     """
 def make_args():
     return (torch.randn((2, 3)),)
@@ -729,8 +731,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
+refusal(
     "arguments are exchanged, and one takes over the other then",
+    "and gradients flow",
     """
 def make_args():
     return (torch.nn.Parameter(torch.randn(2, 3)), torch.nn.Parameter(torch.randn(2, 3)))
@@ -745,8 +748,9 @@ def f(x, y):
 """,
 )
 
-regression(
+refusal(
     "a view of what `set_` gave a parameter, which is given other memory then",
+    "and gradients flow",
     """
 def make_args():
     return (torch.nn.Parameter(torch.randn(2, 3)), torch.nn.Parameter(torch.randn(2, 3)))
@@ -789,8 +793,9 @@ def f(x, y):
 """,
 )
 
-regression(
+refusal(
     "a gradient of another dtype",
+    "and gradients flow",
     """
 def make_args():
     return (torch.randn(2, 3, requires_grad=True),)
@@ -830,8 +835,9 @@ def f(x):
 """,
 )
 
-regression(
+refusal(
     "a view of an expanded argument is given other memory, and then its base's by set_",
+    "exchanged or resized in place",
     """
 def make_args():
     return (torch.randn(1, 3, requires_grad=True) * 1,)
@@ -861,8 +867,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
+refusal(
     "a leaf takes over the memory of its gradient, beside a view of it",
+    "and gradients flow",
     """
 def make_args():
     return (torch.randn(2, 2, requires_grad=True),)
@@ -894,8 +901,9 @@ def f(x, w):
 """,
 )
 
-regression(
+refusal(
     "a view is given memory of another place, then what it is of is written",
+    "and gradients flow",
     """
 def make_args():
     x = torch.randn((2, 2)).requires_grad_() * 1

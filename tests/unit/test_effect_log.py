@@ -6,7 +6,6 @@ import torch
 
 import foregrad
 from foregrad.graph.effect_log import (
-    AttachNode,
     BumpVersion,
     Detach,
     Handle,
@@ -18,7 +17,6 @@ from foregrad.graph.effect_log import (
     TakeView,
     ViewStep,
     Write,
-    attached,
     ordered,
     with_graph,
 )
@@ -131,26 +129,6 @@ def test_a_mark_is_made_before_the_graph_though_it_comes_after_a_swap():
     late = row(0, of_plain=True, first=True, is_late=True)
     log = [other_memory(0), plain, MarkRequiresGrad(0)]
     assert with_graph(log, [0], [], counts_first=True) == [MarkRequiresGrad(0), RunGraph(), other_memory(0), late]
-
-
-def test_the_node_is_made_when_inputs_look_like_their_gradients():
-    log = (Detach(0), other_memory(0), MarkRequiresGrad(0), row(0), other_memory(0), BumpVersion(1))
-    late = (*log[:3], AttachNode(0), *log[3:])
-    assert attached(log, {0: {1}}, {0, 1}) == late
-    assert with_graph(late, {0}, {0}, counts_first=True) == [RunGraph(), *late]
-    assert attached(log, {0: {2}}, {0, 1}) == (*log[:5], AttachNode(0), *log[5:])
-    assert attached(log, {0: {0, 1}}, {0, 1}) == log
-
-
-def test_the_node_is_made_at_one_moment():
-    """Before all that has a history of the node's, and where every input looks as its gradients do."""
-    write = Write(1, 0, differentiable=True)
-    assert attached((write, other_memory(0)), {0: {1}}, {0, 1}) is None
-    assert attached((other_memory(0), write), {0: {1}}, {0, 1}) == (other_memory(0), AttachNode(0), write)
-    assert attached((other_memory(1), other_memory(0)), {0: {1}, 1: {0}}, {0, 1}) is None
-    both = other_memory(1), other_memory(0)
-    assert attached(both, {0: {1}, 1: {1}}, {0, 1}) == (*both, AttachNode(0))
-    assert attached(both, {0: {3}}, {0}) is None
 
 
 def test_a_swap_reads_as_what_it_is():

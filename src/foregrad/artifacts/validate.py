@@ -15,7 +15,6 @@ from torch import fx
 from .._torch.ops import OpOverload
 from ..errors import ArtifactError, ForegradError
 from ..graph.effect_log import (
-    AttachNode,
     BumpVersion,
     CheckInfo,
     Detach,
@@ -126,8 +125,6 @@ def _check_signature(joint: JointGraph) -> None:
     _within((*s.runtime_views, *s.rootless, *s.other_mode), outputs, "output")
     for effect in s.log:
         _check_effect(effect, inputs, outputs)
-    if s.attaches_late and not differentiable:
-        raise ArtifactError("a node with nothing to differentiate")
     _within((*s.counted_along, *s.retained_inputs, *s.arrival), inputs, "input")
     _within(
         (*s.retained, *s.hooked_inside, *s.parameters, *(at for at, _, _ in s.attributes)), len(s.outputs), "result"
@@ -177,10 +174,7 @@ def _check_check(check: CheckInfo, inputs: int, outputs: int) -> None:
             _within([value.output], outputs, "output")
 
 
-_EFFECTS = (
-    *(TakeView, MarkRequiresGrad, Detach, Write, InplaceView, QueryGradFn, BumpVersion, SetData, SetStorage),
-    AttachNode,
-)
+_EFFECTS = TakeView, MarkRequiresGrad, Detach, Write, InplaceView, QueryGradFn, BumpVersion, SetData, SetStorage
 
 
 def _check_effect(effect: Effect, inputs: int, outputs: int) -> None:

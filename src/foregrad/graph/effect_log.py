@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from .._torch.nested import mapped
@@ -219,18 +219,6 @@ class RunGraph(Effect):
         return "run the graph"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AttachNode(Effect):
-    """The autograd node is made, of results that the graph gave before all that comes ahead of this in the log.
-
-    Autograd takes the sizes and dtype of an input's gradients from the input as it is when the node is made: `input`
-    changed its own before.
-    """
-
-    def __str__(self) -> str:
-        return f"attach the node, {self.target} as it is now"
-
-
 def _base(input: int | None, output: int | None) -> str:
     return f"input {input}" if output is None else f"output {output}"
 
@@ -266,29 +254,6 @@ def _is_done_by(after: Effect, effect: Effect) -> bool:
     return ones[0] == ones[1] and after.steps[: len(effect.steps)] == effect.steps
 
 
-def attached(
-    log: Sequence[Effect], fitting: Mapping[int, Collection[int]], taken: Collection[int]
-) -> tuple[Effect, ...] | None:
-    """The log with the place at which the node is made, where that is not first; None where there is no such place.
-
-    `fitting`: by input, after how many of its changes of memory or sizes it looks as its gradients do; `taken`: all
-    that autograd is to know of, which are marked before. What has a history of the node's comes after it.
-    """
-    if all(0 in counts for counts in fitting.values()):
-        return tuple(log)
-    marks = sum(isinstance(e, MarkRequiresGrad) and e.is_whole and e.input in taken for e in log)
-    changes, last = dict.fromkeys(fitting, 0), -1
-    for place, effect in enumerate(log, start=1):
-        if isinstance(effect, Write) and effect.differentiable:
-            return None
-        marks -= isinstance(effect, MarkRequiresGrad) and effect.is_whole and effect.input in taken
-        if isinstance(effect, (SetData, InplaceView)) and effect.input in changes:
-            changes[effect.input], last = changes[effect.input] + 1, effect.input
-        if not marks and all(changes[index] in counts for index, counts in fitting.items()):
-            return (*log[:place], AttachNode(last), *log[place:])
-    return None
-
-
 def with_graph(
     log: Sequence[Effect], taken: Collection[int], leaves: Collection[int], *, counts_first: bool
 ) -> list[Effect]:
@@ -296,15 +261,13 @@ def with_graph(
 
     It comes first, but for the first marks of inputs that are `taken` by autograd, and views taken before those; not
     so for `leaves` that require grad already and are detached before they are marked. With `counts_first` it comes
-    after the versions that move before sizes do, too, and the views before those. Where the node is made later, the
-    graph comes first and all else in program order. Gradients that nobody looks at go first of all.
+    after the versions that move before sizes do, too, and the views before those. Gradients that nobody looks at go
+    first of all.
     """
     cleared = [isinstance(effect, SetGradient) and effect.first for effect in log]
     if any(cleared):
         rest = list(itertools.compress(log, map(operator.not_, cleared)))
         return [*itertools.compress(log, cleared), *with_graph(rest, taken, leaves, counts_first=counts_first)]
-    if any(isinstance(effect, AttachNode) for effect in log):
-        return [RunGraph(), *log]
     detached: dict[int, int] = {}
     marks: dict[int, int] = {}
     for at, effect in enumerate(log):

@@ -10,7 +10,6 @@ import dataclasses
 from typing import Any, Literal
 
 from .effect_log import (
-    AttachNode,
     BackwardEffects,
     BumpVersion,
     CheckInfo,
@@ -331,11 +330,6 @@ class Signature:
     def may_stop(self) -> bool:
         """Whether a call may end once the graph has run, by a decision or a check, with nothing of it to be seen."""
         return bool(self.decisions or self.checks)
-
-    @property
-    def attaches_late(self) -> bool:
-        """Whether the node is made once inputs have changed what their gradients look like: see `AttachNode`."""
-        return any(isinstance(effect, AttachNode) for effect in self.log)
 
     @property
     def num_forward_outputs(self) -> int:

@@ -30,7 +30,7 @@ aten = torch.ops.aten
 
 def writes_for_the_graph(signature: Signature) -> list[Write]:
     """The writes to whole inputs that nobody can see before the call is over."""
-    if signature.may_stop or signature.attaches_late:
+    if signature.may_stop:
         return []
     elsewhere = signature.reshaped | signature.swapped | {i for _, group in signature.shared_memory for i in group}
     # Of a write that comes after a view was taken, autograd tells the view when it is next used.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -53,34 +53,23 @@ class NodeSource:
     """An autograd node: the function that calls it, and its rendered text.
 
     `apply(others, *taken)` if the node is all rendered: see `call_lines`. `is_native`: `apply(*inputs)`, in C++.
-    `runs_before`: the forward graph, if the caller runs it before and passes its results; `kept`: the form of each
-    saved value then, as a format ('': unchanged). `held_inputs`, `held_outputs`: the inputs and outputs that it saves,
-    or views of these.
+    `held_inputs`, `held_outputs`: the inputs and outputs that it saves, or views of these.
     """
 
     apply: Callable[..., Any]
     source: str
     taken: list[int]
     is_native: bool
-    runs_before: Callable[[list[Any]], list[Any]] | None = None
-    kept: tuple[str, ...] = ()
     held_inputs: frozenset[int] = frozenset()
     held_outputs: frozenset[int] = frozenset()
 
     def call_lines(
-        self,
-        apply: str,
-        inputs: list[str],
-        outputs: list[str],
-        signature: Signature,
-        names: Names,
-        saved: Sequence[str] = (),
+        self, apply: str, inputs: list[str], outputs: list[str], signature: Signature, names: Names
     ) -> tuple[list[str], str, list[str]]:
         """(lines before the call, the call by the name `apply`, lines after it)."""
         if self.is_native:
             return [], f"{', '.join(outputs)} = {apply}({', '.join(inputs)})", []
         rest = [name for i, name in enumerate(inputs) if i not in self.taken]
-        rest += [*outputs, *saved] if self.runs_before else []
         plain = [name for i, name in enumerate(outputs) if i not in signature.differentiable]
         target = ", ".join(outputs[i] for i in signature.differentiable)
         arguments = ", ".join(inputs[i] for i in self.taken)
@@ -118,7 +107,7 @@ class _NodeRenderer:
         self.effects = signature.in_backward
         self.is_native = compiled.native and native() is not None and not self.has_marks and not self.effects
         self.as_they_come = only_in_gradients(self.partitioned.backward)
-        self.is_native &= not (signature.attaches_late or self.as_they_come)
+        self.is_native &= not self.as_they_come
         self.has_marks |= bool(passed) and not self.is_native
         self.release = Release(self.partitioned, taken if compiled.make_derived is not None else [])
         self.names = Names(["ctx", "others"])
@@ -148,18 +137,13 @@ class _NodeRenderer:
         if self.has_marks:
             name = self.partitioned.joint.name
             apply = marked(apply, self.signature, name, self.results, self.unmarked)
-        if not self.signature.attaches_late:
-            return self._made(apply, source)
-        how = [self._how_kept(node) for node in self.partitioned.saved_nodes]
-        kept = tuple(_KEPT.get(one, "") for one in how)
-        return self._made(apply, source, runs_before=self._forward_graph(), kept=kept)
+        return self._made(apply, source)
 
-    def _made(self, apply: Any, source: str, **late: Any) -> NodeSource:
-        """`late`: see `runs_before`."""
+    def _made(self, apply: Any, source: str) -> NodeSource:
         held: dict[str, Any] = {}
         if self.signature.wrapper_parts or self.signature.wrapper_results:
             held = self._held()
-        return NodeSource(apply, source, self.taken, self.is_native, **held, **late)
+        return NodeSource(apply, source, self.taken, self.is_native, **held)
 
     def _held(self) -> dict[str, frozenset[int]]:
         """The inputs and outputs that are saved without a copy, or whose views are."""
@@ -270,15 +254,11 @@ class _NodeRenderer:
         outputs = [self.names.fresh(f"out_{i}") for i in range(signature.num_forward_outputs)]
         saved = [self.names.fresh(f"saved_{i}_{n.name}") for i, n in enumerate(self.partitioned.saved_nodes)]
         results = [*outputs, *saved]
-        if self.signature.attaches_late:
-            rest += results
         if rest:
             lines.append(f"    {unpacked(rest)}others")
         self.globals["forward_graph"] = self._forward_graph()
         call = f"{unpacked(results)}forward_graph([{', '.join(primals)}])"
-        if self.signature.attaches_late:
-            pass  # the caller ran it
-        elif self.compiled.disable_autocast:
+        if self.compiled.disable_autocast:
             self.globals["no_autocast"] = engine.disable_autocast
             lines += ["    with no_autocast():", "        " + call]
         else:
@@ -335,7 +315,7 @@ class _NodeRenderer:
         how = self._how_kept(node)
         if how >= 0:
             return self.primals[how]
-        return name if self.signature.attaches_late else _KEPT.get(how, "{}").format(name)
+        return _KEPT.get(how, "{}").format(name)
 
     # ---------------------------------------------------------------- backward
 

@@ -21,7 +21,6 @@ from .._torch.tensors import allow_writes, of_other_mode
 from ..errors import UnsupportedError
 from ..frontend.tree import Tree, flatten
 from ..graph.effect_log import (
-    AttachNode,
     BumpVersion,
     Detach,
     Effect,
@@ -117,7 +116,6 @@ class _Renderer(LineWriter):
         self.outputs = [names.fresh(f"out_{i}") for i in range(self.signature.num_forward_outputs)]
         self.symbols = {**symbols, **open_sizes(self.signature, self.outputs)}
         self.node: NodeSource | None = None
-        self.saved: list[str] = []  # what the graph saves, where it runs before the node is made
         self.with_history: set[str] = set()  # views that have a history of their own by now
         self.passed = dict(self.signature.passed)
         self.joins = self._joins()
@@ -160,8 +158,7 @@ class _Renderer(LineWriter):
             self._inference()
         else:
             self._training(taken)
-        if not self.signature.attaches_late:
-            self._histories()
+        self._histories()
         if self.signature.may_stop:
             self._may_stop()
         for name in (self.outputs[output] for output in self.signature.other_mode):
@@ -169,10 +166,6 @@ class _Renderer(LineWriter):
 
     def _effect(self, effect: Effect) -> None:
         """One entry of the log, on the real tensors."""
-        if isinstance(effect, AttachNode):
-            self._call_node()
-            self._histories()
-            return
         whole = self.tensors[effect.input] if effect.result is None else self._result(effect.result)
         if isinstance(effect, TakeView):
             self._early_view(whole, effect)
@@ -267,30 +260,15 @@ class _Renderer(LineWriter):
             self.under([] if torch.is_grad_enabled() else [f"{self.bind('enable_grad', torch.enable_grad)}()"], lines)
 
     def _training(self, taken: list[int]) -> None:
-        joined = {self._position(output) for output in self.joins}
+        signature, joined = self.signature, {self._position(output) for output in self.joins}
         self.node = node = make_node(self.compiled, taken, joined)
-        if not node.runs_before:
-            self._call_node()
-            return
-        forward = self.bind("forward_graph", node.runs_before)
-        self.saved = [self.names.fresh(f"saved_{i}") for i in range(len(node.kept))]
-        guards = [f"{self.bind('no_grad', torch.no_grad)}()", *self._settings_inside()]
-        guards += [f"{self.bind('no_autocast', engine.disable_autocast)}()"] if self.compiled.disable_autocast else []
-        run = f"{unpacked([*self.outputs, *self.saved])}{forward}([{', '.join(self.inputs)}])"
-        kept = [f"{name} = {how.format(name)}" for name, how in zip(self.saved, node.kept, strict=True) if how]
-        self.under(guards, [run, *kept])
-
-    def _call_node(self) -> None:
-        """The lines that make the node from results of a graph that ran before."""
-        node, signature = self.node, self.signature
-        assert node is not None
         apply = self.bind("apply", node.apply)
         guards = [f"{self.bind('enable_grad', torch.enable_grad)}()"] if self.compiled.needs_grad_mode else []
         guards += self._settings_inside()
         if torch.is_inference_mode_enabled():
             guards.insert(0, f"{self.bind('inference_mode', torch.inference_mode)}(False)")
         inputs, later, followed = later_lines(self, signature, self.inputs, self.outputs)
-        before, call, after = node.call_lines(apply, inputs, self.outputs, signature, self.names, self.saved)
+        before, call, after = node.call_lines(apply, inputs, self.outputs, signature, self.names)
         self.lines += before
         self.under(guards, [*later, call])
         self.lines += [*after, *followed]

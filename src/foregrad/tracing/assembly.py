@@ -13,7 +13,7 @@ from torch.autograd.graph import GradientEdge
 
 from .._torch.tensors import base_of, history_of, is_view
 from ..frontend.reads import Source
-from ..graph.effect_log import Effect, MarkWrapper, Write, WriteWrapper, attached
+from ..graph.effect_log import Effect, MarkWrapper, Write, WriteWrapper
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import (
@@ -34,11 +34,11 @@ from .derivatives.derived_graph import effects_of
 from .derivatives.resumable_trace import ResumableTrace, Session, read_again
 from .effects.analysis import Analysis
 from .effects.attribute_guards import check_new_leaves, check_watched_inside, retained_by
-from .effects.input_effects import fitting, log_of, log_of_results
+from .effects.input_effects import log_of, log_of_results
 from .effects.outputs import attributes_set, parameters_made
 from .heap.alias import memory_root
 from .heap.records import InputRecord
-from .heap.refusals import changed_with_gradients, returned_wrapper
+from .heap.refusals import returned_wrapper
 from .inputs.inputs import GradientSource
 from .parts import CaptureParts
 from .tape.gradient_paths import passed_through, saving_nodes
@@ -172,7 +172,7 @@ class Assembly(CaptureParts):
             ),
             runtime_views=frozenset(i for i, e in enumerate(analysis.entries) if memory_root(e) is not e),
             log=(
-                *self._with_wrappers(self._log(analysis, described, records[len(inputs.records) :]), analysis, number),
+                *self._with_wrappers(log_of(analysis, records[len(inputs.records) :]), analysis, number),
                 *self.facts.gradients.effects(number, len(analysis.outputs)),
                 *log_of_results(analysis),
             ),
@@ -230,21 +230,6 @@ class Assembly(CaptureParts):
         if self.backward.error is not None:
             return ()
         return saving_nodes(outputs, [r.leaf if takes_gradient(r) else None for r in records])
-
-    def _log(self, analysis: Analysis, described: Differentiated, whole: list[InputRecord]) -> tuple[Effect, ...]:
-        """The effect log, with the place at which the node is made where that is not first."""
-        records = self.inputs.records
-        log = log_of(analysis, whole)
-        if not described.late:
-            return log
-        wrapped = IdSet(leaf for leaf, *_ in self.backward.run.wrapped)
-        given = enumerate(zip(records, described.gradients, strict=True))
-        taken = {i for i, (r, gradient) in given if gradient is not None or r.leaf in wrapped}
-        with_node = attached(log, fitting(analysis, described.gradients), taken)
-        if with_node is None:
-            record = records[min(described.late)]
-            raise changed_with_gradients(str(record.slot), self.recorder.changes.where(record.stand_in))
-        return with_node
 
     def _with_wrappers(
         self, log: tuple[Effect, ...], analysis: Analysis, number: Mapping[Any, int]

@@ -123,9 +123,9 @@ class CaptureRun(Assembly):
         self.functions.check_absent(self.name, len(described.tangents))
         with self.unrecorded:
             _check_gradients(self.name, self.inputs.records, self.lifting.accumulated_at)
-            late = check_sizes(analysis, described.gradients)
+            check_sizes(analysis, described.gradients)
             check_marked(analysis)
-            return self._captured(analysis, dataclasses.replace(described, late=late), out_leaves, out_tree)
+            return self._captured(analysis, described, out_leaves, out_tree)
 
     def _called(self, given: Given) -> tuple[Any] | None:
         """Run the function: what it returns."""

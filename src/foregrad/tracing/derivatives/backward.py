@@ -375,7 +375,6 @@ def errors_behind(
 class Differentiated:
     """`outputs`: those of the graph that have a gradient, each with its tangent; `rootless`: those whose gradient leads
     nowhere. `gradients`: an entry, or None, for each input. `reached`: by input, see `Backward.reached`.
-    `late`: inputs whose gradients look like what they are after the call, see `AttachNode`.
     """
 
     outputs: list[int]
@@ -383,7 +382,6 @@ class Differentiated:
     tangents: list[tuple[torch.Tensor, Entry]]
     gradients: list[Entry | None]
     reached: Mapping[InputRecord, GradientPaths]
-    late: frozenset[int] = frozenset()
 
     def parted(self, backward: Backward, analysis: Analysis) -> Differentiated:
         """Tell outputs apart whose gradient leads nowhere."""

@@ -28,7 +28,7 @@ from ...graph.signature import DecisionInfo, OutputInfo
 from ...graph.slots import Checked, Decision, Slot
 from ...identity import ById
 from ..heap.alias import Storage, Value, chain_of
-from ..heap.metadata_changes import Event, changes_look, toggles
+from ..heap.metadata_changes import Event, toggles
 from ..heap.records import InputRecord, is_moved
 from ..heap.refusals import of_exchanged_memory
 from ..heap.views import View
@@ -172,8 +172,6 @@ def observed_swaps(analysis: Analysis, leaves: list[object]) -> list[tuple[int, 
     waiting = [recorder.value_of(fake) for fake in fakes]
     waiting += [old for old, _ in recorder.changes.replaced.values()]
     found = {(index, len(events) - 1) for index, events in swaps.items()}
-    looking = [index for index in swaps if changes_look(recorder, records[index])]
-    found |= {(index, at) for index in looking for at in range(len(swaps[index]))}
     waiting += [event.after for events in swaps.values() for event in events[-1:]]  # type: ignore[misc]
     seen: set[Value] = set()
     while waiting:

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.autograd.graph import get_gradient_edge
 
-from ..._torch.histories import nodes_behind
 from ..._torch.tensors import base_of, history_of, is_marked, is_view, leads_to_base, share_counters
 from ...errors import UnsupportedMutationError
 from ...graph.effect_log import (
@@ -26,10 +24,9 @@ from ...graph.effect_log import (
     Write,
     ordered,
 )
-from ...graph.meta import TensorSpec
 from ...graph.slots import Updated
 from ...identity import IdSet
-from ..heap.metadata_changes import changes_look, is_alike, looks_of, toggles, views_with_history
+from ..heap.metadata_changes import is_alike, looks_of, toggles, views_with_history
 from ..heap.records import InputRecord, is_moved, is_of_another_kind, is_written_with_history
 from ..heap.refusals import changed_with_gradients, of_exchanged_memory, written_by_lists
 from ..inputs.inputs import Inputs
@@ -92,7 +89,7 @@ def add_counted(analysis: Analysis) -> None:
     written = {i for i in counted if records[i].spec.numel}
     reshaped = {i for i, record in enumerate(records) if _is_reshaped(recorder, record)}
     unwritten = (reshaped - {*analysis.replaced}) | (counted - written)
-    unwritten |= {i for i in analysis.replaced if is_set_again(recorder, records[i])}
+    unwritten |= {i for i in analysis.replaced if _is_set(recorder, records[i])}
     candidates = [i for i in analysis.counted if not _counted_with(written, records, i)]
     analysis.counted = []
     for index in candidates:
@@ -132,7 +129,7 @@ def add_updates(
     if is_replaced(recorder, record):
         analysis.replaced.append(index)
         differentiable = False  # what it was before has no history any more
-        counted = counted and not is_set_again(recorder, record)
+        counted = counted and not _is_set(recorder, record)
     if not written or (counted and not differentiable and initial.storage.generation == 0):
         if counted and (index in analysis.replaced or not resized):
             analysis.counted.append(index)
@@ -179,7 +176,7 @@ def swapped(analysis: Analysis, index: int, at: int, memory: Handle) -> list[Rec
     stand_in = record.stand_in
     events = recorder.changes.log.of(stand_in, SetData)
     event, is_last = events[at], at + 1 == len(events)
-    is_set = isinstance(event.effect, SetStorage) and not is_marked(stand_in)
+    is_set = isinstance(event.effect, SetStorage)
     swap: SetData = SetStorage(index, memory) if is_set else SetData(index, memory)
     entries = [Recorded(event.at, swap)]
     if not is_last:
@@ -242,11 +239,9 @@ def views_of_written(memory: list[tuple[InputRecord, list[InputRecord]]], record
     return found
 
 
-def is_set_again(recorder: Recorder, record: InputRecord) -> bool:
-    """Whether `set_` replaced the input, and may do so again: an input that is a leaf by then loses its gradient."""
-    _, is_set = recorder.changes.replaced.get(record.stand_in, (None, False))
-    stand_in = record.stand_in
-    return is_set and not is_marked(stand_in)
+def _is_set(recorder: Recorder, record: InputRecord) -> bool:
+    """Whether `set_` replaced the input, and does so in each call."""
+    return recorder.changes.replaced.get(record.stand_in, (None, False))[1]
 
 
 def _known_as_written(records: list[InputRecord]) -> list[InputRecord]:
@@ -256,59 +251,38 @@ def _known_as_written(records: list[InputRecord]) -> list[InputRecord]:
 
 
 # -------------------------------------------------------------------- looks of gradients
-# Inputs that change sizes, layout or dtype and have gradients. Autograd fixes the shape and dtype of a gradient from
-# the input when the node is created. So the node is created after some of the changes; others are refused.
+# Inputs that change sizes or dtype and have gradients. Autograd fixes the shape and dtype of a gradient from the input
+# when the node is created, which is before all that the call does to it.
 
 
-def check_sizes(analysis: Analysis, gradients: Sequence[Any]) -> frozenset[int]:
-    """Inputs whose gradient has the metadata that they get during the call. Their autograd node must be created after
-    that change. Other changes of an input with a gradient are refused.
-    """
+def check_sizes(analysis: Analysis, gradients: Sequence[Any]) -> None:
+    """Raise for an input that gradients flow to and that is given other sizes, another dtype, or memory by `set_`."""
     recorder, records = analysis.recorder, analysis.inputs.records
-    late: set[int] = set()
     log = recorder.changes.log
     reshaped = {index for index, r in enumerate(records) if log.of(r.stand_in, InplaceView)}
     grown = [log.changes_of(r.stand_in) for r in records]
     resized = {index for index, changes in enumerate(grown) if any(event.op in RESIZES for event in changes)}
     marked = {index for index in reshaped | resized if not records[index].real.requires_grad}
     for event in log.events:
-        value = recorder.values.get(event.tensor)
-        fake = None if value is None or not isinstance(event.effect, SetStorage) else value.fake
-        is_own = fake is not None and is_view(fake) and all(fake is not r.stand_in for r in records)
-        if is_own and fake.requires_grad and event.after.spec.offset != event.value.spec.offset:  # type: ignore[union-attr]
-            raise changed_with_gradients("a view", recorder.changes.where(fake))
-    with_history = [fake for fake in analysis.fakes if fake is not None]
+        record = analysis.inputs.by_stand_in.get(event.tensor)
+        requires_grad = event.tensor.requires_grad or (record is not None and record.real.requires_grad)
+        if isinstance(event.effect, SetStorage) and requires_grad:
+            what = "a tensor" if record is None else str(record.slot)
+            raise changed_with_gradients(what, recorder.changes.where(event.tensor))
+    flows = bool(analysis.carrying_gradients())
     for index in {*analysis.replaced, *resized, *marked}:
-        record = records[index]
-        _, is_set = recorder.changes.replaced.get(record.stand_in, (None, False))
-        if record.real.is_leaf and _is_parted(with_history, record.leaf):
-            raise _refused(recorder, record)
-        if index in resized and record.real.requires_grad and record.stand_in.requires_grad:
+        record, gradient = records[index], gradients[index]
+        stand_in, spec, requires_grad = record.stand_in, record.spec, record.real.requires_grad
+        if index in resized and requires_grad and stand_in.requires_grad:
             raise _refused(recorder, record)  # it was detached in between
-        gradient = gradients[index]
-        is_as_before = gradient is not None and gradient.spec.shape == record.spec.shape and index not in resized
-        is_as_before &= gradient is None or gradient.spec.dtype is record.spec.dtype
-        views = _views_of_it(analysis, index)
-        of_it = [r for r in records if is_set and record.real.is_leaf and base_of(r.real) is record.real]
-        if (
-            gradient is not None
-            and not (is_as_before or views or of_it)
-            and _has_looked(recorder, record, gradient.spec)
-        ):
-            late.add(index)
-            continue
-        is_elsewhere = is_view(record.real) and record.stand_in.storage_offset() != record.spec.offset
-        if is_set and is_elsewhere and gradients[index] is not None:
+        if flows and record.real.is_leaf and any(look.dtype is not spec.dtype for look in looks_of(recorder, record)):
+            raise _refused(recorder, record)  # autograd accumulates its gradient elsewhere then
+        if gradient is not None and (index in resized or not is_alike(gradient.spec, spec)):
             raise _refused(recorder, record)
-        other_size = index in resized or record.stand_in.shape != record.spec.shape
         # A view that was taken of it before has its gradients flow there by itself.
-        other_size |= record.stand_in.dtype is not record.spec.dtype
-        flows = gradient is not None and not is_as_before
-        flows |= bool(views and index not in resized and record.real.requires_grad)
-        other_layout = other_size or record.stand_in.stride() != record.spec.stride
-        if (other_size and flows) or (other_layout and of_it and record.real.requires_grad):
+        is_other = stand_in.shape != spec.shape or stand_in.dtype is not spec.dtype
+        if is_other and requires_grad and index not in resized and _views_of_it(analysis, index):
             raise _refused(recorder, record)
-    return frozenset(late)
 
 
 def _views_of_it(analysis: Analysis, index: int) -> list[Handle]:
@@ -319,41 +293,6 @@ def _views_of_it(analysis: Analysis, index: int) -> list[Handle]:
 
 def _refused(recorder: Recorder, record: InputRecord) -> UnsupportedMutationError:
     return changed_with_gradients(str(record.slot), recorder.changes.where(record.stand_in))
-
-
-def _has_looked(recorder: Recorder, record: InputRecord, spec: TensorSpec) -> bool:
-    """Whether a leaf, which is no view, has looked as its gradient does once it had changed."""
-    stand_in = record.stand_in
-    if is_view(record.real) or is_view(stand_in) or not is_marked(stand_in) or not record.real.is_leaf:
-        return False
-    return any(is_alike(spec, look) for look in looks_of(recorder, record)[1:])
-
-
-def fitting(analysis: Analysis, gradients: Sequence[Any]) -> dict[int, set[int]]:
-    """For inputs that change, after how many of their changes the node may be made: see `attached`."""
-    recorder, records = analysis.recorder, analysis.inputs.records
-    found: dict[int, set[int]] = {}
-    for index, (record, gradient) in enumerate(zip(records, gradients, strict=True)):
-        events = recorder.changes.log.changes_of(record.stand_in)
-        if gradient is None or not events:
-            continue
-        if not record.real.is_leaf or is_view(record.real):  # its gradients are those of its history, which changes
-            found |= (
-                {index: {0}} if any(isinstance(event.effect, (InplaceView, SetStorage)) for event in events) else {}
-            )
-        elif changes_look(recorder, record):
-            looks = enumerate(looks_of(recorder, record))
-            resized = max((at for at, event in enumerate(events, start=1) if event.op in RESIZES), default=0)
-            found[index] = {at for at, look in looks if is_alike(look, gradient.spec) and at >= resized}
-    return found
-
-
-def _is_parted(outputs: Sequence[torch.Tensor], leaf: torch.Tensor | None) -> bool:
-    """Whether gradients flow to what the leaf was: `set_`, or another dtype, parts it from its accumulator."""
-    if leaf is None:
-        return False
-    ends = [node for node in nodes_behind(outputs) if getattr(node, "variable", None) is leaf]
-    return bool(ends) and any(node is not get_gradient_edge(leaf).node for node in ends)
 
 
 # -------------------------------------------------------------------- the log

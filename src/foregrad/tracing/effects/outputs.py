@@ -27,7 +27,6 @@ from ...graph.effect_log import (
     MarkRequiresGrad,
     Recorded,
     SetData,
-    SetStorage,
     ViewStep,
     Write,
     WriteWrapper,
@@ -181,8 +180,7 @@ def _tensor_output(analysis: Analysis, leaf: torch.Tensor, path: str) -> OutputI
     if old is None and recorder.changes.replaced and is_view(leaf) and leaf.requires_grad:
         _check_memory(recorder, inputs, leaf, path)
     if old is not None and leaf not in inputs.by_stand_in and has_been_another(leaf, old):
-        set_at = {event.at for event in recorder.changes.log.of(leaf, SetStorage)}
-        is_stale = any(old.born < change.at for change in old.storage.changes_of(leaf) if change.at not in set_at)
+        is_stale = any(old.born < change.at for change in old.storage.changes_of(leaf))
         is_stale |= not allows_writes(leaf)
         if is_view(leaf) and leaf.requires_grad and is_stale:
             raise of_exchanged_memory(f"the output {path}", recorder.changes.where(leaf))
