@@ -34,7 +34,11 @@ def test_instructions_are_those_of_dis(module: types.ModuleType) -> None:
     for code in functions_of(module):
         told = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG")]
         found = instructions_of(code)
-        assert [(i.name, i.argument) for i in found] == [(i.opname, i.arg or 0) for i in told]
+        assert [i.name for i in found] == [i.opname for i in told]
+        # Python 3.10 leaves any byte behind an instruction without an argument.
+        assert [i.argument for i, t in zip(found, told, strict=True) if t.arg is not None] == [
+            t.arg for t in told if t.arg is not None
+        ]
         for ours, theirs in zip(found, told, strict=True):
             if theirs.opname in NAMED:
                 assert ours.value == theirs.argval
