@@ -34,7 +34,7 @@ from .graph.slots import Buffer, Param
 from .graph.source import Names, compile_source, unpacked
 from .partitioners import default_partition, min_cut_rematerialization_partition
 from .runtime.lines import LineWriter
-from .runtime.render import render_run
+from .runtime.render import RunLines
 from .subclasses.conversion import unwrapping
 from .subclasses.spec import WrapperSpec
 from .tracing.capture import Captured
@@ -264,7 +264,7 @@ def compile_unguarded(
         globals_[other] = guarded or Dispatcher(call.function, pipeline, config.value, name, on_unsupported="raise")
         differs = " or ".join(f"{variable}.storage_offset() != {offset}" for variable, offset in offsets.items())
         lines += [f"if {differs}:", f"    return {other}(*args)"]
-    run = render_run(
+    run = RunLines(
         product.compiled,
         inputs.variables,
         names,

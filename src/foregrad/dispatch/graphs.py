@@ -30,7 +30,7 @@ from ..locks import make_lock
 from ..phases import compiling, phase
 from ..runtime.compiled import Compiled
 from ..runtime.node import NodeSource
-from ..runtime.render import render_run
+from ..runtime.render import RunLines
 from ..tracing.tape.tape import NumberVaries
 from ..tracing.values.draws import DrawsDiffer
 from .explain import Difference, Once, decided, warn_user
@@ -256,7 +256,6 @@ class Specializer:
         self, function: Callable[..., Any], pipeline: Pipeline, config: Config, name: str, sizes: SizesSeen
     ) -> None:
         self.function, self.pipeline, self.config, self.name, self.sizes = function, pipeline, config, name, sizes
-        self._errors: set[tuple[type, str]] = set()  # that backwards raise without symbols too
         self._of_compiler = ""  # the error of a compiler where sizes or numbers were symbolic, in this capture
         self._once = Once()
 
@@ -289,9 +288,9 @@ class Specializer:
                 product = self.pipeline.build(call, self.name, self.config)
                 constants = fixed_numbers(product.captured.joint)
                 self.sizes.make_constant(call.paths[i] for i in constants)
-                if not self._is_of_symbols(product, call):
+                if product.captured.joint.error is None:
                     return call, product
-                constants = call.numbers
+                constants = call.numbers  # the backward may raise because of symbols
             except ConstantNumbers as error:
                 constants = error.leaves
             except (DrawsDiffer, EscapedTensorError):
@@ -330,7 +329,7 @@ class Specializer:
         except Exception as error:  # whatever is wrong apart from symbols, the next try raises
             self._note(error)
             return None
-        return None if self._is_of_symbols(product, call) else product
+        return product if product.captured.joint.error is None else None
 
     def _note(self, error: Exception) -> None:
         if not is_of_capture(error) and not ClosedSizesError.is_behind(error):
@@ -344,20 +343,6 @@ class Specializer:
                 "Each size or number gets a graph of its own instead, up to the limit of graphs. "
                 "(foregrad.compile(..., dynamic=False) asks for that from the start.)"
             )
-
-    def _is_of_symbols(self, product: Product, call: FlatCall) -> bool:
-        """Whether a backward raises because of symbolic sizes and numbers, not because eager's does."""
-        error = product.captured.joint.error
-        if error is None or (type(error), str(error)) in self._errors:
-            return False
-        static = dataclasses.replace(call, sizes=None, dynamic={}, varied=None, numbers=frozenset())
-        try:
-            plain = self.pipeline.build(static, self.name, self.config).captured.joint.error
-        except Exception:
-            return True
-        if plain is not None:
-            self._errors.add((type(plain), str(plain)))
-        return (type(error), str(error)) not in self._errors
 
 
 G = TypeVar("G", bound=GuardMaker)
@@ -375,7 +360,7 @@ def rendered(
         guards = make_guards(names)
         lines, num_guards = guards.lines(), joint.num_guards()
         variables = guards.symbols, "return eagerly(*args, **kwargs)", guards.wrappers, guards.containers
-        run = render_run(compiled, guards.inputs, names, "return MISS", *variables)
+        run = RunLines(compiled, guards.inputs, names, "return MISS", *variables)
         if joint.num_guards() == num_guards:  # rendering added no condition on symbolic sizes
             break
     body = "\n".join("    " + line for line in (*lines, *run.lines))

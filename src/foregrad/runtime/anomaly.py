@@ -88,30 +88,22 @@ def _first_nan(
             return None
     search = _Search(partitioned.backward)
     with torch.no_grad(), engine.disable_autocast(), without_anomaly_mode:
-        try:
-            search.run(*(v.detach() if isinstance(v, torch.Tensor) else v for v in saved), *inputs, *live)
-        except _Found as result:
-            return result.node
-    return None
-
-
-class _Found(Exception):  # noqa: N818
-    def __init__(self, node: fx.Node) -> None:
-        super().__init__(node.name)
-        self.node = node
+        search.run(*(v.detach() if isinstance(v, torch.Tensor) else v for v in saved), *inputs, *live)
+    return search.found
 
 
 class _Search(fx.Interpreter):
-    """Raises `_Found` at the first node whose value is nan and computed from a tangent."""
+    """`found`: the first node whose value is nan and computed from a tangent."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
+        self.found: fx.Node | None = None
         self.flows = {n for n in module.graph.nodes if n.op == "placeholder" and n.name.startswith("tangents_")}
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
         if n.op == "call_function" and not self.flows.isdisjoint(n.all_input_nodes):
             self.flows.add(n)
-            if isinstance(spec_of(n), TensorSpec) and _is_nan(value):
-                raise _Found(n)
+            if self.found is None and isinstance(spec_of(n), TensorSpec) and _is_nan(value):
+                self.found = n
         return value

@@ -18,7 +18,7 @@ import torch
 
 from .._torch import engine, transforms
 from .._torch.hooks import spare_leaves
-from .._torch.symbols import expression_text, is_symbolic
+from .._torch.symbols import expression_text
 from ..errors import UnsupportedError
 from ..graph.effect_log import CheckInfo
 from ..graph.meta import TensorSpec, laid_out, spec_of
@@ -29,9 +29,9 @@ from ..subclasses.spec import bare_spec, is_wrapper, parts_of
 from .compiled import Compiled, Derived, NeedsInputGrad
 from .decisions import Stop, check_arguments, decision_lines, one_call
 from .lines import LineWriter, op_name
-from .passed import check_marked, join_error, refuse_watched_results
+from .passed import check_marked, history_lines, refuse_watched_results
 from .release import TRAILS, Release, as_output, let_go, parts_run, saved_in_part, saved_inputs, trail_of
-from .writes import graph_arguments, update_line, with_history
+from .writes import graph_arguments, update_line
 
 if TYPE_CHECKING:
     from ..tracing.derivatives.resumable_trace import ValueRef
@@ -183,213 +183,166 @@ def _refuse_sizes(condition: str) -> None:
     )
 
 
-class _Renderer:
+class _Renderer(LineWriter):
     """Renders the lines between a node's backward and the derived function that computes it."""
 
     def __init__(
         self, compiled: Compiled, taken: list[int], derived: Derived, case: BackwardCase, release: Release
     ) -> None:
-        self.compiled, self.taken, self.derived, self.case, self.release = compiled, taken, derived, case, release
+        super().__init__(Names(["ctx", "tangents", "error"]))
+        self.compiled, self.taken, self.case, self.release = compiled, taken, case, release
+        self.derivative, self.inner, self.conditions = derived.derivative, derived.compiled, derived.conditions
         self.is_part = case.needs_input_grad is not None or not all(case.present) or STOP in case.pattern
-        self.signature = compiled.partitioned.joint.signature
-        self.inner = derived.compiled.partitioned.joint.signature
-        self.globals: dict[str, Any] = {"laid_out": laid_out, "keeps_graph": engine.keeps_graph}
-        self.lines = ["def differentiable_backward(ctx, tangents):"]
-        saved = compiled.partitioned.saved_nodes
-        self.saved = [f"saved_{i}" for i in range(len(saved))]
-        self.is_tensor = [isinstance(spec_of(node), TensorSpec) for node in saved]
-        self.tangents = [f"tangents_{i + 1}" for i in range(len(case.pattern))]
-        self.kept = {i: at for i, at in saved_inputs(compiled.partitioned).items() if at not in case.gone}
+        self.signature = derived.compiled.partitioned.joint.signature
+        saved, fresh = compiled.partitioned.saved_nodes, self.names.fresh
+        self.saved = [fresh(f"saved_{i}") for i in range(len(saved))]
+        sorts: tuple[list[str], list[str]] = [], []
+        for name, node in zip(self.saved, saved, strict=True):
+            sorts[isinstance(spec_of(node), TensorSpec)].append(name)
+        self.sizes, self.tensors = sorts
+        self.tangents = [fresh(f"tangents_{i + 1}") for i in range(len(case.pattern))]
+        live = compiled.partitioned.joint.signature.in_backward.live
+        self.live = [fresh(f"live_{i + 1}") for i in range(len(live))]
+        self.outputs = [fresh(f"out_{i}") for i in range(self.signature.num_forward_outputs)]
+        self.kept = {i: self.saved[at] for i, at in saved_inputs(compiled.partitioned).items() if at not in case.gone}
         self.trails = needs_trail(compiled, taken)
-        self.read = {self._saved(place) for place in derived.derivative.feeds}
 
     def _saved(self, place: ValueRef) -> str | None:
         """The name of the saved value that `place` refers to; None if it refers to none."""
         if place.kind == "input":
-            return self.saved[self.kept[place.index]] if place.index in self.kept else None
+            return self.kept.get(place.index)
         if place.kind == "result":
             return self.saved[self.compiled.partitioned.saved_results[place.index]]
         return self.saved[place.index] if place.kind == "saved" else None
 
     def render(self, make_node: Node) -> Callable[[Any, tuple[Any, ...]], Any]:
         self._take_apart()
-        feeds = self.derived.derivative.feeds
-        names = [self._feed(place) for place in feeds]
-        sizes = self._sizes(names)
-        for place, name, info in zip(feeds, names, self.inner.inputs, strict=True):
+        names = [self._feed(place) for place in self.derivative.feeds]
+        self._read_sizes(names)
+        for place, name, info in zip(self.derivative.feeds, names, self.signature.inputs, strict=True):
             if place.kind not in ("input", "live") and isinstance(info.spec, TensorSpec):  # a saved size has none
-                stride = f"({''.join(f'{self._number(s, sizes)}, ' for s in info.spec.stride)})"
-                self._line(f"if {name}.stride() != {stride}:")
-                self._line(f"    {name} = laid_out({name}, {stride})")
-        outputs = [f"out_{i}" for i in range(self.inner.num_forward_outputs)]
-        if self.inner.is_inference:
-            self.globals |= {"forward_graph": self.derived.compiled.forward, "no_grad": torch.no_grad}
-            self.globals["no_autocast"] = engine.disable_autocast
-            arguments = graph_arguments(names, self.derived.compiled.forward, self.inner.updates)
-            call = ["with no_grad(), no_autocast():"]
-            call.append(f"    {unpacked(outputs)}forward_graph({arguments})")
-        else:
-            call = self._node_call(make_node, names, outputs)
-        free = [] if STOP in self.case.pattern else ["if not keeps_graph():", f"    {self._let_go()}"]
-        for line in (*self._decided(call, names, outputs, sizes), *free) if self.inner.may_stop else (*free, *call):
-            self._line(line)
-        self._histories(outputs)
-        self._write(names, outputs)
-        gradients = [self._gradient(self.derived.derivative.gradients[i], outputs) for i in self.taken]
-        for first, gradient in self.derived.derivative.whole.items():
-            self.globals["hand_to"] = hand_to
-            value = self._gradient(gradient, outputs)
-            self._line(f"hand_to(ctx.next_functions[{self.taken.index(first)}][0], {value})")
+                stride = self.literal(tuple(info.spec.stride))
+                self.lines.append(f"if {name}.stride() != {stride}:")
+                self.lines.append(f"    {name} = {self.bind('laid_out', laid_out)}({name}, {stride})")
+        call = self._call(make_node, names)
+        free: list[str] = []
+        if STOP not in self.case.pattern:
+            free = [f"if not {self.bind('keeps_graph', engine.keeps_graph)}():", f"    {self._let_go()}"]
+        self.lines += (*self._decided(call, names), *free) if self.signature.may_stop else (*free, *call)
+        self.lines += history_lines(self, self.inner.partitioned.joint, self.outputs)
+        self._write(names)
+        gradients = [self._gradient(self.derivative.gradients[i]) for i in self.taken]
+        for first, gradient in self.derivative.whole.items():
+            node, value = f"ctx.next_functions[{self.taken.index(first)}][0]", self._gradient(gradient)
+            self.lines.append(f"{self.bind('hand_to', hand_to)}({node}, {value})")
         if STOP in self.case.pattern:
-            stops = [self._gradient(place, outputs) for place in self.derived.derivative.stops]
-            self._line(f"return [{', '.join(stops)}], [{', '.join(gradients)}]")
-            return self._compiled()
-        if "None" in gradients:
-            self.globals["spare_leaves"] = spare_leaves
-            self._line(f"spare_leaves(ctx, ({', '.join(gradients)},))")
-        self._line(f"return {', '.join(['None', *gradients])}")
-        return self._compiled()
-
-    def _compiled(self) -> Callable[[Any, tuple[Any, ...]], Any]:
-        return compile_source("\n".join(self.lines) + "\n", "differentiable_backward", self.globals, label="derivative")
-
-    def _histories(self, outputs: list[str]) -> None:
-        """Give a history to outputs that require grad though their gradient leads nowhere, or raises."""
-        raising = self.derived.compiled.partitioned.joint.raising
-        for at in self.inner.rootless:
-            error = f", {self._bind_fresh('error', raising[at])}" if at in raising else ""
-            self._line(f"{outputs[at]}, = {self._bind('with_history', with_history)}([{outputs[at]}]{error})")
-        for at in sorted(raising.keys() - {*self.inner.rootless}):
-            error = self._bind_fresh("error", raising[at])
-            self._line(f"{self._bind('join_error', join_error)}({outputs[at]}, {error})")
+            stops = [self._gradient(place) for place in self.derivative.stops]
+            self.lines.append(f"return [{', '.join(stops)}], [{', '.join(gradients)}]")
+        else:
+            if "None" in gradients:
+                self.lines.append(f"{self.bind('spare_leaves', spare_leaves)}(ctx, ({', '.join(gradients)},))")
+            self.lines.append(f"return {', '.join(['None', *gradients])}")
+        source = "".join(f"{line}\n" for line in ("def run(ctx, tangents):", *("    " + line for line in self.lines)))
+        return compile_source(source, "run", self.globals, label="derivative")
 
     def _let_go(self) -> str:
         if not self.is_part:
-            self.globals["let_go"] = let_go
-            return "let_go(ctx)"
+            return f"{self.bind('let_go', let_go)}(ctx)"
         mask, needs_input_grad = self.case.present, self.case.needs_input_grad
-        self.globals["release"] = lambda ctx, *saved: self.release.after(ctx, mask, needs_input_grad, saved)
-        tensors = [name for name, is_tensor in zip(self.saved, self.is_tensor, strict=True) if is_tensor]
-        return f"release({', '.join(['ctx', *tensors])})"
-
-    def _line(self, text: str) -> None:
-        self.lines.append("    " + text)
+        release = self.bind("release", lambda ctx, *saved: self.release.after(ctx, mask, needs_input_grad, saved))
+        return f"{release}({', '.join(['ctx', *self.tensors])})"
 
     def _take_apart(self) -> None:
-        self._line(f"{', '.join(self.tangents)}, = tangents")
-        tensors = [name for name, is_tensor in zip(self.saved, self.is_tensor, strict=True) if is_tensor]
-        sizes = [name for name, is_tensor in zip(self.saved, self.is_tensor, strict=True) if not is_tensor]
-        if tensors:
-            read = [name in self.read for name in tensors]
-            self.globals["saved_in_part"] = saved_in_part
-            self._line(f"{', '.join(tensors)}, = saved_in_part(ctx, {read})")
-            for place in self.derived.derivative.feeds:
+        self.lines.append(f"{unpacked(self.tangents)}tangents")
+        if self.tensors:
+            names = {self._saved(place) for place in self.derivative.feeds}
+            read = [name in names for name in self.tensors]
+            self.lines.append(f"{unpacked(self.tensors)}{self.bind('saved_in_part', saved_in_part)}(ctx, {read})")
+            for place in self.derivative.feeds:
                 if place.kind == "result":
                     self._result(place)
-        if sizes:
-            self._line(f"{', '.join(sizes)}, = ctx.sizes")
-        if self.signature.in_backward.live:
-            live = [f"live_{i + 1}" for i in range(len(self.signature.in_backward.live))]
-            self._line(f"{', '.join(live)}, = ctx.live")
+        if self.sizes:
+            self.lines.append(f"{unpacked(self.sizes)}ctx.sizes")
+        if self.live:
+            self.lines.append(f"{unpacked(self.live)}ctx.live")
 
     def _result(self, place: ValueRef) -> None:
         """Give a saved output its history: in a Python node it has none after a part of the backward has run."""
-        name = self._saved(place)
-        self.globals["as_output"] = as_output
-        kept = {i: self.saved[at] for i, at in self.kept.items()}
-        inputs = ", ".join(kept.get(i) or self._history_of(i) for i in self.taken)
-        self._line(f"if {name}.grad_fn is None:")
-        self._line(f"    {name} = as_output(ctx, {name}, {place.index}, ({inputs},))")
+        name, as_output_ = self._saved(place), self.bind("as_output", as_output)
+        inputs = ", ".join(self.kept.get(i) or self._history_of(i) for i in self.taken)
+        self.lines.append(f"if {name}.grad_fn is None:")
+        self.lines.append(f"    {name} = {as_output_}(ctx, {name}, {place.index}, ({inputs},))")
 
     def _feed(self, place: ValueRef) -> str:
-        if place.kind == "input":
-            return self._input(place.index)
+        """The variable of a value that the derived function takes."""
         if place.kind == "live":
-            return f"live_{place.index + 1}"
-        return self._saved(place) or self.tangents[place.index]
+            return self.live[place.index]
+        name = self._saved(place)
+        if name is None and place.kind == "input":  # the leaf, or its trail
+            name = self.names.fresh(f"primals_{place.index + 1}")
+            self.lines.append(f"{name} = {self._history_of(place.index)}")
+        return name or self.tangents[place.index]
 
-    def _sizes(self, names: list[str]) -> dict[Any, str]:
-        """The variables of symbolic sizes, after a check of the conditions on them that are this derivative's own."""
-        variables: dict[Any, str] = {}
-        for info in self.inner.symbols:
-            variable = variables[info.symbol] = f"size_{info.symbol}"
-            self._line(f"{variable} = {names[info.input]}{'' if info.dim is None else f'.size({info.dim})'}")
-        for condition in self.derived.conditions:
-            unknown = [str(s) for s in condition.free_symbols if s not in variables]
-            text = "False" if unknown else expression_text(condition, variables, self._bind)
-            self.globals["other_sizes"] = _refuse_sizes
-            self._line(f"if not ({text}):")
-            self._line(f"    other_sizes({str(condition)!r})")
-        return variables
-
-    def _number(self, number: Any, sizes: dict[Any, str]) -> str:
-        return expression_text(number, sizes, self._bind) if is_symbolic(number) else repr(number)
-
-    def _bind(self, hint: str, value: Any) -> str:
-        self.globals[hint] = value
-        return hint
-
-    def _input(self, index: int) -> str:
-        """An input of the function: the saved tensor, the leaf, or its trail."""
-        if index in self.kept:
-            return self.saved[self.kept[index]]
-        name = f"primals_{index + 1}"
-        self._line(f"{name} = {self._history_of(index)}")
-        return name
+    def _read_sizes(self, names: list[str]) -> None:
+        """Read the symbolic sizes, and check the conditions on them that are this derivative's own."""
+        for info in self.signature.symbols:
+            variable = self.symbols[info.symbol] = self.names.fresh(f"size_{info.symbol}")
+            self.lines.append(f"{variable} = {names[info.input]}{'' if info.dim is None else f'.size({info.dim})'}")
+        for condition in self.conditions:
+            is_known = all(symbol in self.symbols for symbol in condition.free_symbols)
+            text = expression_text(condition, self.symbols, self.bind) if is_known else "False"
+            self.lines.append(f"if not ({text}):")
+            self.lines.append(f"    {self.bind('other_sizes', _refuse_sizes)}({str(condition)!r})")
 
     def _history_of(self, index: int) -> str:
-        self.globals["history"] = _history
         trail = self.trails.index(index) if index in self.trails else None
-        return f"history(ctx, {self.taken.index(index)}, {trail})"
+        return f"{self.bind('history', _history)}(ctx, {self.taken.index(index)}, {trail})"
 
-    def _decided(self, call: list[str], names: list[str], outputs: list[str], sizes: dict[Any, str]) -> list[str]:
+    def _decided(self, call: list[str], names: list[str]) -> list[str]:
         """The lines of the call, and of the tests of its decisions."""
-        places = "; ".join(dict.fromkeys(decision.where for decision in self.inner.decisions))
-        self.globals |= {"Diverged": Diverged, "places": f"Values are read at: {places}"}
-        joint = self.derived.compiled.partitioned.joint
-        stop = Stop("return Diverged(places)", "return Diverged(places, error)" if self.inner.decisions else "raise")
-        writer = LineWriter(Names(self.globals))
-        writer.globals, writer.symbols = self.globals, sizes
+        places = "; ".join(dict.fromkeys(decision.where for decision in self.signature.decisions))
+        diverged = f"return {self.bind('Diverged', Diverged)}({self.bind('places', f'Values are read at: {places}')}"
+        stop = Stop(f"{diverged})", f"{diverged}, error)" if self.signature.decisions else "raise")
 
         def check(info: CheckInfo, undo: list[str]) -> list[str]:
-            op = writer.bind(op_name(info.op), info.op)
-            return one_call(op, check_arguments(writer, info, names, outputs), info, undo)
+            op = self.bind(op_name(info.op), info.op)
+            return one_call(op, check_arguments(self, info, names, self.outputs), info, undo)
 
-        return decision_lines(writer, joint, names, outputs, call, stop, check)
+        return decision_lines(self, self.inner.partitioned.joint, names, self.outputs, call, stop, check)
 
-    def _write(self, names: list[str], outputs: list[str]) -> None:
+    def _write(self, names: list[str]) -> None:
         """The lines of the backward's writes, after everything that may stop it."""
-        writer = LineWriter(Names())
-        writer.globals = self.globals
-        done = getattr(self.derived.compiled.forward, "updated", ())  # by the graph
-        left = [u for u in self.inner.updates if (u.input, u.output) not in done]
-        updates = [(names[u.input], outputs[u.output], self.inner.inputs[u.input].spec, u) for u in left]
-        if updates:
-            self.globals["no_grad"] = torch.no_grad
-            self._line("with no_grad():")
-        for name, output, spec, update in updates:
-            self._line("    " + update_line(writer, name, output, spec, counted=update.counted))
+        done = getattr(self.inner.forward, "updated", ())  # by the graph
+        left = [u for u in self.signature.updates if (u.input, u.output) not in done]
+        if left:
+            lines = [
+                update_line(
+                    self, names[u.input], self.outputs[u.output], self.signature.inputs[u.input].spec, counted=u.counted
+                )
+                for u in left
+            ]
+            self.under([f"{self.bind('no_grad', torch.no_grad)}()"], lines)
 
-    def _bind_fresh(self, hint: str, value: Any) -> str:
-        name = hint if hint not in self.globals else f"{hint}_{len(self.globals)}"
-        return self._bind(name, value)
-
-    def _node_call(self, make_node: Node, names: list[str], outputs: list[str]) -> list[str]:
-        inner = self.inner
-        taken = [i for i, info in enumerate(inner.inputs) if info.requires_grad]
-        node = make_node(self.derived.compiled, taken)
-        self.globals["apply"] = node.apply
-        before, call, after = node.call_lines("apply", names, outputs, inner, Names())
+    def _call(self, make_node: Node, names: list[str]) -> list[str]:
+        """The lines that call the derived function."""
+        if self.signature.is_inference:
+            forward = self.bind("forward_graph", self.inner.forward)
+            arguments = graph_arguments(names, self.inner.forward, self.signature.updates)
+            modes = self.bind("no_grad", torch.no_grad), self.bind("no_autocast", engine.disable_autocast)
+            return [f"with {modes[0]}(), {modes[1]}():", f"    {unpacked(self.outputs)}{forward}({arguments})"]
+        node = make_node(self.inner, [i for i, info in enumerate(self.signature.inputs) if info.requires_grad])
+        apply = self.bind("apply", node.apply)
+        before, call, after = node.call_lines(apply, names, self.outputs, self.signature, self.names)
         return [*before, call, *after]
 
-    def _gradient(self, place: Any, outputs: list[str]) -> str:
+    def _gradient(self, place: Any) -> str:
         """The expression of a gradient; `place` is a `GradientRef`, or None."""
         if place is None:
             return "None"
         if hasattr(place, "parts"):
-            make = self._bind_fresh("wrap", functools.partial(wrap, place.spec))
-            return f"{make}([{', '.join(self._gradient(part, outputs) for part in place.parts)}])"
-        return (outputs if place.kind == "output" else self.tangents)[int(place.index)]
+            make = self.bind("wrap", functools.partial(wrap, place.spec))
+            return f"{make}([{', '.join(map(self._gradient, place.parts))}])"
+        return (self.outputs if place.kind == "output" else self.tangents)[int(place.index)]
 
 
 def _history(ctx: Any, position: int, trail: int | None) -> torch.Tensor:

@@ -49,19 +49,13 @@ class LineWriter:
         current = base
         key: tuple[Any, ...] = (base,)
         for step in steps:
-            if step.index is not None:
-                many_key = (*key, step.call, "all")
-                many = self.views.get(many_key)
-                if many is None:
-                    many = self.views[many_key] = self.step(current, step, path)
-                key = (*key, step.call, step.index)
-                if key not in self.views:
-                    self.views[key] = f"{many}[{step.index}]"
-            else:
-                key = (*key, step.call)
-                if key not in self.views:
-                    self.views[key] = self.step(current, step, path)
+            key = (*key, step.call)
+            if key not in self.views:
+                self.views[key] = self.step(current, step, path)
             current = self.views[key]
+            if step.index is not None:
+                key = (*key, step.index)
+                current = self.views.setdefault(key, f"{current}[{step.index}]")
         if current.endswith("]"):
             name = self.names.fresh("view")
             self.lines.append(f"{name} = {current}")
@@ -93,7 +87,7 @@ class LineWriter:
             items = ", ".join(map(self.literal, value))
             if isinstance(value, torch.Size):
                 return f"{self.bind('Size', torch.Size)}([{items}])"
-            return f"[{items}]" if isinstance(value, list) else f"({items},)"
+            return f"[{items}]" if isinstance(value, list) else f"({items}{',' if value else ''})"
         if is_symbolic(value):
             return f"({expression_text(value, self.symbols, self.bind)})"
         return self.bind("constant", value)

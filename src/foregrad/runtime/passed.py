@@ -23,7 +23,10 @@ from .._torch import engine, transforms
 from .._torch.engine import keeps_versions
 from .._torch.hooks import asked_by, leads_to, refuse_hooks
 from ..errors import UnsupportedError
+from ..graph.joint import JointGraph
 from ..graph.signature import Signature
+from ..graph.source import unpacked
+from .lines import LineWriter
 from .release import Release, saved_in_part
 from .writes import with_history
 
@@ -116,6 +119,23 @@ def join(output: torch.Tensor, *tensors: torch.Tensor) -> None:
 def join_error(output: torch.Tensor, error: Exception) -> None:
     """Make a backward of `output` to every leaf raise; gradients of the tensors that it was computed from are fine."""
     join(output, *with_history([torch.empty(0)], error))
+
+
+def history_lines(writer: LineWriter, joint: JointGraph, outputs: Sequence[str]) -> list[str]:
+    """Lines that give a history to outputs that require grad though their gradient leads nowhere, or raises."""
+    groups: dict[int | None, list[str]] = {}
+    for i in joint.signature.rootless:
+        groups.setdefault(id(joint.raising[i]) if i in joint.raising else None, []).append(outputs[i])
+    errors = {id(error): error for error in joint.raising.values()}
+    lines = []
+    for group, rootless in groups.items():
+        raised = "" if group is None else f", {writer.bind('backward_error', errors[group])}"
+        call = f"{writer.bind('with_history', with_history)}([{', '.join(rootless)}]{raised})"
+        lines.append(f"{unpacked(rootless)}{call}")
+    for i in sorted(joint.raising.keys() - {*joint.signature.rootless}):
+        error = writer.bind("backward_error", joint.raising[i])
+        lines.append(f"{writer.bind('join_error', join_error)}({outputs[i]}, {error})")
+    return lines
 
 
 def marked(

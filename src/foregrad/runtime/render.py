@@ -47,74 +47,50 @@ from .compiled import Compiled
 from .decisions import Stop, check_lines, decision_lines, open_sizes
 from .lines import LineWriter, op_name
 from .node import NodeSource, make_node
-from .passed import join, join_error, marking, said_of_hooked, unwatched
+from .passed import history_lines, join, marking, said_of_hooked, unwatched
 from .stages import later_lines
 from .wrapper_lines import WrapperLines
 from .writes import (
     graph_arguments,
     update_line,
-    with_history,
     write_lines,
     write_overlapping_with_history,
     write_with_history,
 )
 
 
-@dataclasses.dataclass(slots=True)
-class RunLines:
-    """Lines of a function body, ending in a return, and the globals they use."""
+class RunLines(LineWriter):
+    """The body of a function that runs `compiled`: `lines`, which end in a return, the `globals` that they use, and the
+    `node` that they call, if there is one.
 
-    lines: list[str]
-    globals: dict[str, Any]
-    node: NodeSource | None
-
-
-def render_run(
-    compiled: Compiled,
-    inputs: list[str],
-    names: Names,
-    diverged: str = "return MISS",
-    symbols: Mapping[Any, str] | None = None,
-    eagerly: str | None = None,
-    wrappers: Sequence[str] = (),
-    containers: Mapping[int, str] | None = None,
-) -> RunLines:
-    """The body that runs `compiled`, given the name of the variable that holds each of the signature's inputs.
-
-    `wrappers` are the variables of the wrapper subclasses that inputs are parts of.
-
-    `symbols`: the variable of each symbolic size. `diverged`: the statement for a call with another outcome of a
-    decision than at capture; `eagerly`: the statement for a call in which a check fails. `containers`: the variables of
-    containers among the arguments, by number.
+    `inputs`: the variables of the signature's inputs; `wrappers`: those of the wrapper subclasses that inputs are parts
+    of. `symbols`: the variable of each symbolic size; `containers`: those of containers among the arguments, by number.
+    `diverged`: the statement for a call with another outcome of a decision than at capture; `eagerly`: the statement
+    for a call in which a check fails.
     """
-    tables = symbols or {}, eagerly or diverged, wrappers, containers or {}
-    return _Renderer(compiled, inputs, names, diverged, *tables).render()
 
-
-class _Renderer(LineWriter):
     def __init__(
         self,
         compiled: Compiled,
         inputs: list[str],
         names: Names,
-        diverged: str,
-        symbols: Mapping[Any, str],
-        eagerly: str,
-        wrappers: Sequence[str],
-        containers: Mapping[int, str],
+        diverged: str = "return MISS",
+        symbols: Mapping[Any, str] | None = None,
+        eagerly: str | None = None,
+        wrappers: Sequence[str] = (),
+        containers: Mapping[int, str] | None = None,
     ) -> None:
         super().__init__(names)
-        self.containers = containers
+        self.containers = containers or {}
         self.compiled = compiled
-        self.diverged = diverged
-        self.eagerly = eagerly
+        self.diverged, self.eagerly = diverged, eagerly or diverged
         self.joint = compiled.partitioned.joint
         self.signature: Signature = self.joint.signature
         self.inputs = inputs
         self.tensors = [*inputs, *wrappers]  # what the log is about
         self.of_wrappers = WrapperLines(weakref.proxy(self), wrappers, self.signature, self.joint.name)
         self.outputs = [names.fresh(f"out_{i}") for i in range(self.signature.num_forward_outputs)]
-        self.symbols = {**symbols, **open_sizes(self.signature, self.outputs)}
+        self.symbols = {**(symbols or {}), **open_sizes(self.signature, self.outputs)}
         self.node: NodeSource | None = None
         self.with_history: set[str] = set()  # views that have a history of their own by now
         self.passed = dict(self.signature.passed)
@@ -123,8 +99,9 @@ class _Renderer(LineWriter):
         self.made_by = ""  # the variable of the node, where that is needed
         self.are_inputs_done = False  # nothing more happens to them
         self.unwritten = {update.input: update for update in self.signature.updates if update.differentiable}
+        self._render()
 
-    def render(self) -> RunLines:
+    def _render(self) -> None:
         signature = self.signature
         taken = [] if signature.is_inference else self.joint.inputs_taken()
         self.lines += [
@@ -151,14 +128,15 @@ class _Renderer(LineWriter):
                 self._effect(effect)
         self.are_inputs_done = True
         self._returns()
-        return RunLines(self.lines, self.globals, self.node)
 
     def _run_graph(self, taken: list[int]) -> None:
         if self.signature.is_inference:
             self._inference()
         else:
             self._training(taken)
-        self._histories()
+        if histories := history_lines(self, self.joint, self.outputs):
+            modes = [] if torch.is_grad_enabled() else [f"{self.bind('enable_grad', torch.enable_grad)}()"]
+            self.under(modes, histories)
         if self.signature.may_stop:
             self._may_stop()
         for name in (self.outputs[output] for output in self.signature.other_mode):
@@ -240,28 +218,10 @@ class _Renderer(LineWriter):
         inside = dict(self.signature.settings_inside)
         return [f"{self.bind('under_settings', under_settings)}({self.bind('settings', inside)})"] if inside else []
 
-    def _histories(self) -> None:
-        """Give a history to outputs that require grad though their gradient leads nowhere."""
-        raising = self.joint.raising
-        groups: dict[int | None, list[str]] = {}
-        for i in self.signature.rootless:
-            groups.setdefault(id(raising[i]) if i in raising else None, []).append(self.outputs[i])
-        errors = {id(error): error for error in raising.values()}
-        lines = []
-        for group, rootless in groups.items():
-            raised = "" if group is None else f", {self.bind('backward_error', errors[group])}"
-            lines.append(
-                f"{unpacked(rootless)}{self.bind('with_history', with_history)}([{', '.join(rootless)}]{raised})"
-            )
-        for i in sorted(raising.keys() - {*self.signature.rootless}):
-            error = self.bind("backward_error", raising[i])
-            lines.append(f"{self.bind('join_error', join_error)}({self.outputs[i]}, {error})")
-        if lines:
-            self.under([] if torch.is_grad_enabled() else [f"{self.bind('enable_grad', torch.enable_grad)}()"], lines)
-
     def _training(self, taken: list[int]) -> None:
-        signature, joined = self.signature, {self._position(output) for output in self.joins}
+        joined = {self._position(output) for output in self.joins}
         self.node = node = make_node(self.compiled, taken, joined)
+        signature = self.signature
         apply = self.bind("apply", node.apply)
         guards = [f"{self.bind('enable_grad', torch.enable_grad)}()"] if self.compiled.needs_grad_mode else []
         guards += self._settings_inside()

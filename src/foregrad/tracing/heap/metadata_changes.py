@@ -311,12 +311,6 @@ def is_alike(one: TensorSpec, other: TensorSpec) -> bool:
     return one.shape == other.shape and one.dtype is other.dtype
 
 
-def changes_look(recorder: Recording, record: InputRecord) -> bool:
-    """Whether a leaf that requires grad has other sizes or another dtype for some time: all its swaps matter then."""
-    is_leaf = record.stand_in.requires_grad and record.real.is_leaf
-    return is_leaf and not all(is_alike(record.spec, look) for look in looks_of(recorder, record))
-
-
 def toggles(recorder: Recording, record: InputRecord) -> list[Event]:
     """When the function made the input a leaf that requires grad, or one that does not."""
     log, stand_in = recorder.changes.log, record.stand_in
