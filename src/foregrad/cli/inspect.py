@@ -17,6 +17,7 @@ from foregrad.cli.screen import add_json, print_json
 from foregrad.errors import ArtifactError
 from foregrad.graph.printing import print_graph, shortened
 from foregrad.graph.source import shown
+from foregrad.partitioners.report import in_bytes
 from foregrad.serialize.values import Reader, checked
 
 _MOST_TENSORS = 40
@@ -52,7 +53,7 @@ def run_inspect(options: argparse.Namespace) -> int:
     print(f"{shown(artifact['name'])}: version {artifact['version']} of the format, {versions}")
     kinds = collections.Counter(tensor["kind"] for tensor in artifact["tensors"])
     sizes = ", ".join(f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in kinds.items())
-    print(f"{len(artifact['tensors'])} tensors ({sizes or 'none'}), {_bytes(artifact['tensor_bytes'])}")
+    print(f"{len(artifact['tensors'])} tensors ({sizes or 'none'}), {in_bytes(artifact['tensor_bytes'])}")
     listed = artifact["tensors"] if options.all else artifact["tensors"][:_MOST_TENSORS]
     for tensor in listed:
         grad = "  requires grad" if tensor["requires_grad"] else ""
@@ -75,15 +76,6 @@ def _print(specialization: dict[str, Any], *, every: bool) -> None:
             print(f"    ... and {len(lines) - _MOST_TENSORS} more (--all)")
     if specialization["graph"]:
         print(f"\n{specialization['graph']}")
-
-
-def _bytes(count: int) -> str:
-    size = float(count)
-    for unit in ("bytes", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
 
 
 # -------------------------------------------------------------------- contents

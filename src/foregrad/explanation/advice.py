@@ -107,15 +107,16 @@ def _varying(change: tuple[str, str]) -> int | None:
     return dims[0] if len(one) == len(two) and len(dims) == 1 else None
 
 
-def stumbling(stumbles: Stumbles) -> Iterator[Advice]:
-    """The result of making eager regions of the parts that can't be compiled."""
-    if stumbles.operators is not None and stumbles.parts:
-        names = ", ".join(f"`{part.name}`" for part in stumbles.parts[:6])
-        one = len(stumbles.parts) == 1
+def as_regions(parts: Sequence[EagerPart], operators: int | None) -> Iterator[Advice]:
+    """The result of making eager regions of the parts that can't be compiled: how many operators compile then, None if
+    none do.
+    """
+    if operators is not None and parts:
+        names = ", ".join(f"`{part.name}`" for part in parts[:6])
         yield Advice(
-            f"With {names} marked as {'an eager region' if one else 'eager regions'}, the rest compiles: "
-            f"{stumbles.operators} operators in one graph. Mark each with `foregrad.eager_region`.",
-            f"foregrad.eager_region(model.{stumbles.parts[0].name})",
+            f"With {names} marked as {'an eager region' if len(parts) == 1 else 'eager regions'}, the rest compiles: "
+            f"{operators} operators in one graph. Mark each with `foregrad.eager_region`.",
+            f"foregrad.eager_region(model.{parts[0].name})",
         )
 
 
@@ -190,14 +191,6 @@ class _Call:
     begun: float = 0.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Stumbles:
-    """The parts that run eagerly; `operators`: how many compile when these are eager regions, None if none do."""
-
-    parts: tuple[EagerPart, ...]
-    operators: int | None
-
-
 def refusal(dispatcher: Dispatcher, args: Any, kwargs: Any) -> Any:
     """The specialization of a call, or the exception that its capture ends with. The function does not run for real."""
     try:
@@ -207,14 +200,12 @@ def refusal(dispatcher: Dispatcher, args: Any, kwargs: Any) -> Any:
         return error
 
 
-def parts_of_function(text: str, name: str, seconds: float | None, calls: int) -> Stumbles:
-    """The one part of a function that is no module: all of it."""
-    why, change, line = split_reason(text)
-    return Stumbles((EagerPart(name, why, change, line, calls, seconds),), None)
-
-
-def parts_of_module(module: torch.nn.Module, args: Any, kwargs: Any, like: Dispatcher) -> Stumbles:
-    """The parts of a model, a copy, that can't be captured."""
+def parts_of_module(
+    module: torch.nn.Module, args: Any, kwargs: Any, like: Dispatcher
+) -> tuple[tuple[EagerPart, ...], int | None]:
+    """(the parts of a model, a copy, that can't be captured; how many operators compile when these are eager regions,
+    None if none do).
+    """
     names = {id(part): name for name, part in module.named_modules()}
     calls = _calls(module, args, kwargs)
     refused: dict[torch.nn.Module, str] = {}
@@ -242,7 +233,7 @@ def parts_of_module(module: torch.nn.Module, args: Any, kwargs: Any, like: Dispa
         call = calls[part]
         name = names[id(part)] or type(part).__name__
         parts.append(EagerPart(name, why, change, line, call.count, call.seconds / max(call.count, 1)))
-    return Stumbles(tuple(parts), _operators_besides(module, refused, args, kwargs, like))
+    return tuple(parts), _operators_besides(module, refused, args, kwargs, like)
 
 
 def _operators_besides(module: torch.nn.Module, refused: Any, args: Any, kwargs: Any, like: Dispatcher) -> int | None:
@@ -250,11 +241,10 @@ def _operators_besides(module: torch.nn.Module, refused: Any, args: Any, kwargs:
         return None
     with _as_regions(refused):
         rest = refusal(_dispatcher(module, like), args, kwargs)
-    return (
-        None
-        if isinstance(rest, Exception)
-        else sum(n.op == "call_function" for n in rest.product.captured.joint.graph.nodes)
-    )
+    if isinstance(rest, Exception):
+        return None
+    count: int = sum(n.op == "call_function" for n in rest.product.captured.joint.graph.nodes)
+    return count
 
 
 def _error(part: torch.nn.Module, call: _Call, like: Dispatcher) -> Exception | None:

@@ -24,10 +24,9 @@ from ..api import pipeline_for
 from ..backends.registry import list_backends
 from ..config import config
 from ..dispatch.dispatcher import Dispatcher
-from ..dispatch.explain import Recompiles, reason_of
+from ..dispatch.explain import Recompiles, reason_of, split_reason
 from ..dispatch.graphs import Specialization
 from ..dispatch.module import forward_of
-from ..dispatch.pipeline import Pipeline
 from ..errors import ForegradWarning, UnknownLeafError, UnsupportedError
 from ..graph.eager_regions import give_up
 from ..graph.joint import Partitioned
@@ -37,12 +36,12 @@ from ..partitioners.policies import Policy
 from ..partitioners.report import Report, SavedValue, make_report
 from ..phases import compiling, phase
 from ..verification.watched import Generators
-from .advice import advice_on, parts_of_function, parts_of_module, refusal, stumbling
+from .advice import advice_on, as_regions, parts_of_module, refusal
 from .graphs import Rows, rows_of, sources_of, work_of
 from .measure import Subject, held_by, packed_by, peak_of, step_of, subject_of, times_of
 from .program import program_of, writes_to_arguments, written_outside
 from .text import Explanation
-from .tree import Again, EagerPart, Memory, Operator, Saved, Time
+from .tree import Advice, Again, EagerPart, Memory, Operator, Saved, Time
 
 
 def explain(
@@ -87,48 +86,32 @@ def explain(
         >>> found.memory.predicted_saved == found.memory.measured_saved
         True
     """
-    chosen = None
-    if backend is not None or partition is not None or memory_budget is not None:
-        chosen = _Choice("auto" if backend is None else backend, partition, memory_budget)
+    asked = {"backend": backend, "partition": partition, "memory_budget": memory_budget}
     with warnings.catch_warnings(), contextlib.ExitStack() as afterwards:
         afterwards.callback(Generators.now().put_back)
         warnings.simplefilter("ignore", ForegradWarning)
         subject = subject_of(fn, args, kwargs)
         with compiling(subject.name, verb="explaining"):
-            return _Explainer(subject, chosen, measure=measure).run()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Choice:
-    """The backend and partition that the caller asks for."""
-
-    backend: Any
-    partition: Any
-    memory_budget: Any
-
-    def pipeline(self) -> Pipeline:
-        return pipeline_for(backend=self.backend, partition=self.partition, memory_budget=self.memory_budget)
+            return _Explainer(subject, asked, measure=measure).run()
 
 
 class _Explainer:
     """Finds out about one call. Used once."""
 
-    def __init__(self, subject: Subject, chosen: _Choice | None, *, measure: bool) -> None:
+    def __init__(self, subject: Subject, asked: Mapping[str, Any], *, measure: bool) -> None:
+        """`asked`: the backend, the partition and the budget that the caller asks for, or None."""
         self.subject, self.measure = subject, measure
         user = subject.compiled
-        if chosen is None and user is not None:
+        if user is not None and all(value is None for value in asked.values()):
             self.pipeline, settings = user.pipeline, user.config
             self.backend = _called(user.pipeline.fw_compiler).removesuffix("_compiler")
             self.partition = _called(user.pipeline.partition)
         else:
-            chosen = chosen or _Choice("auto", None, None)
-            self.pipeline, settings = chosen.pipeline(), config.value
-            self.backend = _called(chosen.backend)
-            self.partition = (
-                f"budget {chosen.memory_budget}"
-                if chosen.memory_budget is not None
-                else _called(chosen.partition or self.pipeline.partition)
-            )
+            backend, budget = "auto" if asked["backend"] is None else asked["backend"], asked["memory_budget"]
+            self.pipeline, settings = pipeline_for(**{**asked, "backend": backend}), config.value
+            self.backend = _called(backend)
+            partition = _called(asked["partition"] or self.pipeline.partition)
+            self.partition = partition if budget is None else f"budget {budget}"
         self.config = dataclasses.replace(settings, on_unsupported="eager")
         module = subject.module
         function = subject.function if module is None else forward_of(module)
@@ -171,27 +154,27 @@ class _Explainer:
                     memory, seconds = self._measured(specialization, memory, compile_s)
             except Exception as error:  # a second backward through what the first call wrote, say
                 why_not = f"a step failed with {type(error).__name__}: {str(error).splitlines()[0]}"
-        explanation = Explanation(
-            name=self.subject.name,
-            backend=self.backend,
-            partition=self.partition,
+        explanation = self._explanation(
             program=program_of(specialization),
             memory=memory,
             work=work_of(rows),
             time=seconds,
-            compilations=self._compilations(),
             eager=(*self._regions(joint), *self._breaks(why_not)),
-            advice=(),
             not_measured=why_not,
             modules=rows.modules,
             lines=rows.lines,
             operators=rows.operators,
             sources=sources_of(parts, specialization.source()),
-            versions=_versions(),
         )
         with phase("advice", compiles=False):
             advice = advice_on(explanation, joint, lambda policy: self._split(joint, policy), self._recompiles())
         return dataclasses.replace(explanation, advice=tuple(advice))
+
+    def _explanation(self, **findings: Any) -> Explanation:
+        names = self.subject.name, self.backend, self.partition
+        recompiles = self._recompiles()
+        so_far = tuple(map(str, (*recompiles.entries, *recompiles.eager)))
+        return Explanation(*names, compilations=so_far, versions=_versions(), **findings)
 
     def _split(self, joint: Any, policy: str) -> Any:
         """The report of another partition of the graph, after the backend's own passes as well."""
@@ -262,29 +245,14 @@ class _Explainer:
         if not why_not:
             with give_up(), _quiet():
                 seconds = times_of({"eager": self._eager_step}, self._device())[0]["eager"]
-        stumbles = parts_of_function(text, subject.name, seconds, 1)
+        why, change, line = split_reason(text)
+        parts: tuple[EagerPart, ...] = (EagerPart(subject.name, why, change, line, seconds=seconds),)
+        advice: tuple[Advice, ...] = ()
         if subject.module is not None and not why_not:
             with _quiet():
-                of_module = parts_of_module(subject.module, subject.args, subject.kwargs, self.dispatcher)
-            stumbles = of_module if of_module.parts else stumbles
-        return Explanation(
-            name=subject.name,
-            backend=self.backend,
-            partition=self.partition,
-            program=None,
-            memory=None,
-            work=None,
-            time=None,
-            compilations=self._compilations(),
-            eager=(*stumbles.parts, *self._breaks(why_not)),
-            advice=tuple(stumbling(stumbles)),
-            not_measured=why_not,
-            modules=(),
-            lines=(),
-            operators=(),
-            sources=(),
-            versions=_versions(),
-        )
+                of_module, operators = parts_of_module(subject.module, subject.args, subject.kwargs, self.dispatcher)
+            parts, advice = of_module or parts, tuple(as_regions(of_module, operators))
+        return self._explanation(eager=(*parts, *self._breaks(why_not)), advice=advice, not_measured=why_not)
 
     def _eager_step(self) -> Any:
         args, kwargs = self.subject.renewed()
@@ -295,7 +263,7 @@ class _Explainer:
         for region in joint.signature.eager_regions:
             function = getattr(region, "function", region)
             name = str(getattr(function, "__qualname__", type(function).__name__))
-            yield EagerPart(name, "It is marked as an eager region.", "", "", 1, None, "region")
+            yield EagerPart(name, "It is marked as an eager region.", kind="region")
 
     def _breaks(self, why_not: str) -> Iterator[EagerPart]:
         """Where Dynamo breaks the graph of a function that `torch.compile` made."""
@@ -305,26 +273,18 @@ class _Explainer:
             with _quiet():
                 _, breaks = graph_breaks(self.subject.function, self.subject.args, self.subject.kwargs)
         except Exception as error:
-            yield EagerPart("Dynamo", f"It fails: {str(error).splitlines()[0]}", "", "", 1, None, "graph break")
+            yield EagerPart("Dynamo", f"It fails: {str(error).splitlines()[0]}", kind="graph break")
             return
         for one in breaks:
             lines = [line.strip() for line in one.reason.splitlines() if line.strip()]
             hints = [line.removeprefix("Hint: ") for line in lines if line.startswith("Hint: ")]
             why = [line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")]
-            yield EagerPart(
-                "graph break", " ".join([lines[0], *why]), hints[0] if hints else "", one.line, 1, None, "graph break"
-            )
-
-    # ---------------------------------------------------------------- compilations
+            hint = hints[0] if hints else ""
+            yield EagerPart("graph break", " ".join([lines[0], *why]), hint, one.line, kind="graph break")
 
     def _recompiles(self) -> Recompiles:
         user = self.subject.compiled
         return Recompiles(self.subject.name, ()) if user is None else user.recompiles()
-
-    def _compilations(self) -> tuple[str, ...]:
-        """The compilations of the user's compiled function so far, and calls of it that ran eagerly."""
-        recompiles = self._recompiles()
-        return tuple(map(str, (*recompiles.entries, *recompiles.eager)))
 
 
 def _quiet() -> AbstractContextManager[Any]:

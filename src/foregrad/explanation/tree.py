@@ -181,15 +181,15 @@ class EagerPart:
     """Something that runs eagerly: a module or function, or a graph break of Dynamo's.
 
     `reason`: why it can't be compiled; `change`: the one change that would compile it. `seconds`: what a call of it
-    costs. `around`: what was found of the rest by compiling the model with this part as an eager region.
+    costs.
     """
 
     name: str
     reason: str
-    change: str
-    line: str
-    calls: int
-    seconds: float | None
+    change: str = ""
+    line: str = ""
+    calls: int = 1
+    seconds: float | None = None
     kind: str = "eager"
 
 
@@ -219,16 +219,16 @@ class Findings:
     name: str
     backend: str
     partition: str
-    program: Program | None
-    memory: Memory | None
-    work: Work | None
-    time: Time | None
-    compilations: tuple[str, ...]
-    eager: tuple[EagerPart, ...]
-    advice: tuple[Advice, ...]
-    not_measured: str
-    modules: tuple[tuple[str, str], ...]
-    lines: tuple[str, ...]
-    operators: tuple[Operator, ...]
-    sources: tuple[Source, ...]
-    versions: str
+    program: Program | None = None
+    memory: Memory | None = None
+    work: Work | None = None
+    time: Time | None = None
+    compilations: tuple[str, ...] = ()
+    eager: tuple[EagerPart, ...] = ()
+    advice: tuple[Advice, ...] = ()
+    not_measured: str = ""
+    modules: tuple[tuple[str, str], ...] = ()
+    lines: tuple[str, ...] = ()
+    operators: tuple[Operator, ...] = ()
+    sources: tuple[Source, ...] = ()
+    versions: str = ""

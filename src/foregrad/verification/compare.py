@@ -161,14 +161,13 @@ def _floats(actual: torch.Tensor, expected: torch.Tensor, exact: Exact | None) -
         beyond = torch.where(x.isfinite() & e.isfinite(), beyond | ~a.isfinite(), differs)
         beyond &= differs
     worst = int((torch.where(beyond, off + 1, 0.0) if beyond.any() else off).argmax())
-    index = _unravel(worst, actual.shape)
     return Gap(
         Verdict.WRONG if beyond.any() else Verdict.ROUNDING,
         ulps=int(ulps_between(*(t.flatten()[worst : worst + 1] for t in (actual, expected)))),
         absolute=float(off.max()),
         count=int(differs.sum()),
         numel=actual.numel(),
-        index=index,
+        index=_unraveled(worst, actual.shape),
         expected=float(e.flatten()[worst]),
         actual=float(a.flatten()[worst]),
         exact=None if exact is None else float(exact.value.flatten()[worst]),
@@ -190,7 +189,7 @@ def _integers(actual: torch.Tensor, expected: torch.Tensor, exact: Exact | None)
         absolute=float(abs(a - e)),
         count=int(differs.sum()),
         numel=actual.numel(),
-        index=_unravel(worst, actual.shape),
+        index=_unraveled(worst, actual.shape),
         expected=e,
         actual=a,
     )
@@ -203,20 +202,14 @@ def _tolerance(dtype: torch.dtype) -> tuple[float, float]:
 
 
 def _largest(tensor: torch.Tensor) -> float:
+    """The largest size of a finite element."""
     sizes = tensor.abs()
-    largest = float(sizes.max()) if sizes.numel() else 0.0
-    if not math.isfinite(largest):
-        sizes = sizes[sizes.isfinite()]
-        largest = float(sizes.max()) if sizes.numel() else 0.0
-    return largest
+    sizes = sizes[sizes.isfinite()]
+    return float(sizes.max()) if sizes.numel() else 0.0
 
 
-def _unravel(position: int, shape: torch.Size) -> tuple[int, ...]:
-    index = []
-    for size in reversed(shape):
-        position, last = divmod(position, size)
-        index.append(last)
-    return tuple(reversed(index))
+def _unraveled(position: int, shape: torch.Size) -> tuple[int, ...]:
+    return tuple(map(int, torch.unravel_index(torch.tensor(position), shape)))
 
 
 def _named(value: object) -> str:

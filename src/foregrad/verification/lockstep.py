@@ -76,7 +76,8 @@ def steps(
     """
     streams: list[dict[fx.Node, Any]] = [{}, {}, {}] if exactly else [{}]
     own: dict[fx.Node, tuple[Any, Any]] = {}  # whole numbers as float64 comes to them
-    last = {} if keep else fx.Interpreter(module).user_to_last_uses
+    interpreter = fx.Interpreter(module)
+    last = {} if keep else interpreter.user_to_last_uses
     remaining = iter(inputs)
     noise = _Noise()
     for node in module.graph.nodes:
@@ -90,7 +91,7 @@ def steps(
         elif node.op == "output":
             step.value = args[0][0]
         else:
-            step.value = _called(module, node, args[0], kwargs[0])
+            step.value = _called(interpreter, node, args[0], kwargs[0])
         if exactly:
             if node.op == "output":
                 step.wide, step.shaken = (
@@ -101,7 +102,7 @@ def steps(
                 step.wide, step.shaken = widened(step.value), noise.on(widened(step.value), step.value)
             else:
                 step.wide, step.shaken = _exactly(
-                    functools.partial(_called, module, node), args[1:], kwargs[1:], step, noise
+                    functools.partial(_called, interpreter, node), args[1:], kwargs[1:], step, noise
                 )
         values = (step.value, step.wide, step.shaken)
         if exactly and isinstance(step.value, torch.Tensor) and step.value.dtype not in _NARROW:
@@ -220,15 +221,9 @@ def _map2(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
     return function(left, right)
 
 
-def _called(module: fx.GraphModule, node: fx.Node, args: Any, kwargs: Any) -> Any:
-    if node.op == "call_function":
-        return _laid_out(node.target(*args, **kwargs), node)  # type: ignore[operator]
-    if node.op == "call_method":
-        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-    value: Any = module
-    for part in str(node.target).split("."):
-        value = getattr(value, part)
-    return value if node.op == "get_attr" else value(*args, **kwargs)
+def _called(interpreter: fx.Interpreter, node: fx.Node, args: Any, kwargs: Any) -> Any:
+    value = getattr(interpreter, node.op)(node.target, args, kwargs)
+    return _laid_out(value, node) if node.op == "call_function" else value
 
 
 def _laid_out(value: Any, node: fx.Node) -> Any:
