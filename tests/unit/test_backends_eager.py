@@ -11,7 +11,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from foregrad.backends.eager import eager_compiler, render_graph
+from foregrad.backends.eager import eager_compiler, render_late
 from foregrad.errors import BackendError
 from foregrad.graph.meta import NodeMeta, TensorSpec
 
@@ -97,7 +97,7 @@ def test_as_list_false_keeps_the_graphs_structure():
     for result in (lambda x: x, lambda x: (x,), lambda x: [x], lambda x: {"k": (x, 1)}):
         gm = graph_of(lambda g, result=result: result(g.placeholder("x")))
         value = torch.ones(1)
-        assert repr(render_graph(gm, as_list=False)([value])) == repr(gm(value))
+        assert repr(render_late(gm, as_list=False)([value])) == repr(gm(value))
 
 
 def test_arguments_of_every_form():

@@ -14,14 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .._torch import engine
+from .._torch.symbols import is_symbolic
+from .._torch.tensors import storage_key
 from ..api import pipeline_for
 from ..config import config
+from ..dispatch.conditions import is_constant
 from ..dispatch.graphs import rendered
-from ..dispatch.guard_list import MISS
+from ..dispatch.guard_list import MISS, STATE, Facts, Guard, GuardMaker, Words, state_difference
 from ..dispatch.pipeline import Pipeline
 from ..errors import ArtifactCallError
+from ..frontend.tree import Tree
 from ..graph.joint import JointGraph, Partitioned
-from ..graph.source import Names, source_of
+from ..graph.signature import BaseOf, InputInfo, MemoryOf
+from ..graph.source import Names, item, source_of
 from ..graph.tangents import ABSENT, STOP, BackwardCase
 from ..interrupts import held
 from ..locks import make_lock, taken
@@ -30,20 +36,11 @@ from ..passes.decompose import decompose
 from ..runtime.compiled import Compiled, Derived
 from ..tracing.derivatives.resumable_trace import Derivative
 from .container import StateEntry
-from .program import Program, Specialization
+from .program import QUESTIONS, Program, Specialization, context_now
+from .records import Named, Stored, fields_of
 
 if TYPE_CHECKING:
     from .artifact import Artifact
-from .._torch import engine
-from .._torch.symbols import is_symbolic
-from .._torch.tensors import storage_key
-from ..dispatch.conditions import is_constant
-from ..dispatch.guard_list import STATE, Facts, Guard, GuardMaker, Words, state_difference
-from ..frontend.tree import Tree
-from ..graph.signature import BaseOf, InputInfo, MemoryOf
-from ..graph.source import item
-from .program import QUESTIONS, context_now
-from .records import Named, Stored, fields_of
 
 
 class LoadedModule(torch.nn.Module):

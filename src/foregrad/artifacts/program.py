@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from .._torch.expressions import restored_table, table_to
 from .._torch.fakes import FakeTensorMode
+from .._torch.guards import current_device, is_inference
 from .._torch.hooks import UNHOOKED, gradient_hooks
 from .._torch.symbols import SymbolTable
 from ..dispatch.guard_list import Sharing
@@ -22,10 +23,6 @@ from ..serialize.values import Reader, Writer, checked
 from ..tracing.derivatives.resumable_trace import ValueRef
 from .records import record_from, record_to, tree_from, tree_to
 from .validate import check_derivative, check_partitioned
-
-if TYPE_CHECKING:
-    pass
-from .._torch.guards import current_device, is_inference
 
 _DEEPEST = 8  # orders of derivatives
 _OPTIONAL = {"backward_error", "failing", "raising", "derived"}  # of a program, left out if empty
@@ -161,7 +158,7 @@ def specialization_to(specialization: Specialization, constant: Callable[[Any], 
         "program": _program_to(specialization.program, writer, constant),
     }
     if specialization.sharing is not None:
-        data["sharing"] = sharing_to(specialization.sharing)
+        data["sharing"] = dataclasses.asdict(specialization.sharing)
     return data | {"tables": writer.tables()}
 
 
@@ -220,10 +217,22 @@ def specialization_from(data: Any, constants: Mapping[str, torch.Tensor]) -> Spe
         for i, question, name, value in data["facts"]
     )
     context = {checked(name, str): reader.value(value) for name, value in data["context"].items()}
-    sharing = sharing_from(data.get("sharing"), program.joint.signature)
+    sharing = _sharing(data.get("sharing"), len(program.joint.signature.inputs), reader)
     specialization = Specialization(checked(data["name"], str), program, call, context, training, facts, sharing)
     _check_call(call.tree, call.leaves, facts, program.joint)
     return specialization
+
+
+def _sharing(data: Any, count: int, reader: Reader) -> Sharing | None:
+    """The relations of memory between inputs, which are `count`."""
+    if data is None:
+        return None
+    sharing: Sharing = record_from(data | {"is": "Sharing"}, Sharing, reader)
+    if len(sharing.memories) != count or not all(0 <= n < count for n in sharing.memories if n is not None):
+        raise ArtifactError("memories for another number of inputs")
+    if not all(0 <= i < count for i in (*sharing.roots, *(i for pair in sharing.counters for i in pair[:2]))):
+        raise ArtifactError("relations of inputs that do not exist")
+    return sharing
 
 
 def _leaf(data: Any, reader: Reader) -> Leaf:
@@ -309,34 +318,6 @@ def _check_call(tree: Any, leaves: Sequence[Leaf], facts: Sequence[Any], joint: 
             raise ArtifactError("a question about an input that does not exist")
         if question not in QUESTIONS or type(value) not in (bool, int):
             raise ArtifactError(f"an unknown question about an argument: {question[:40]!r}")
-
-
-# -------------------------------------------------------------------- shared memory
-# Relations of memory between the inputs of a specialization, as data.
-
-
-def sharing_to(sharing: Sharing) -> Any:
-    """The relations as data."""
-    return {
-        "memories": list(sharing.memories),
-        "counters": [list(pair) for pair in sharing.counters],
-        "roots": list(sharing.roots),
-    }
-
-
-def sharing_from(data: Any, signature: Signature) -> Sharing | None:
-    """The relations from the data of `sharing_to`, checked against the signature."""
-    count = len(signature.inputs)
-    if data is None:
-        return None
-    memories = tuple(None if n is None else checked(n, int) for n in checked(data["memories"], list))
-    counters = tuple((checked(i, int), checked(j, int), checked(same, bool)) for i, j, same in data["counters"])
-    roots = tuple(checked(i, int) for i in checked(data["roots"], list))
-    if len(memories) != count or not all(0 <= n < count for n in memories if n is not None):
-        raise ArtifactError("memories for another number of inputs")
-    if not all(0 <= i < count for i in (*roots, *(i for pair in counters for i in pair[:2]))):
-        raise ArtifactError("relations of inputs that do not exist")
-    return Sharing(memories, counters, roots)
 
 
 # -------------------------------------------------------------------- questions

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ..dispatch.guard_list import Sharing
 from ..errors import ArtifactError
 from ..frontend.tree import LEAF, Tree
 from ..graph import effect_log, signature, slots
@@ -46,7 +47,7 @@ _FORMAT_NAMES |= dict.fromkeys(("GraphOutput", "InputOutput", "AliasOutput"), ef
 
 
 def _classes() -> dict[str, type]:
-    class_by_name: dict[str, type] = {"Stored": Stored, "Named": Named}
+    class_by_name: dict[str, type] = {"Stored": Stored, "Named": Named, "Sharing": Sharing}
     for module in (effect_log, signature, slots):
         classes = {name: value for name, value in vars(module).items() if isinstance(value, type)}
         own = {name: cls for name, cls in classes.items() if cls.__module__ == module.__name__}

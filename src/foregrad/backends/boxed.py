@@ -96,15 +96,14 @@ def as_boxed(
     *,
     backend: str = "the compiler",
     graph: str = "graph",
-    num_outputs: int | None = None,
     first_call: FirstCall | None = None,
 ) -> Callable[[list[Any]], list[Any]]:
     """A compiler's result as a function from a list, which it empties, to a list.
 
     A tuple becomes a list, and one tensor a list of it. An untouched graph module runs as the eager backend's code for
-    it: equal calls, without the frames that keep arguments alive. With `num_outputs`, any other number of outputs is an
-    error. `backend` and `graph` name the culprit in messages. `first_call` replaces the first call, and gives its
-    results and the function for later calls (None: the next call is a first one too).
+    it: equal calls, without the frames that keep arguments alive. `backend` and `graph` name the culprit in messages.
+    `first_call` replaces the first call, and gives its results and the function for later calls (None: the next call is
+    a first one too).
     """
     if not callable(fn):
         raise BackendError(
@@ -119,7 +118,7 @@ def as_boxed(
         return function if first_call is None else after_first_call(function, first_call)
     call: Boxed = fn if is_boxed(fn) else make_boxed_func(fn)
     if first_call is not None:
-        plain, whole = call, as_boxed(fn, backend=backend, graph=graph, num_outputs=num_outputs)
+        plain, whole = call, as_boxed(fn, backend=backend, graph=graph)
 
         def settle(later: Any) -> None:
             nonlocal call
@@ -129,14 +128,7 @@ def as_boxed(
 
     def boxed(args: list[Any]) -> list[Any]:
         out = call(args)
-        if type(out) is not list:
-            out = _as_list(out, backend, graph)
-        if num_outputs is not None and len(out) != num_outputs:
-            raise BackendError(
-                f"{_named(backend)} compiled the {graph} to a function that returned {len(out)} outputs; "
-                f"the graph has {num_outputs}."
-            )
-        return out
+        return out if type(out) is list else _as_list(out, backend, graph)
 
     boxed._boxed_call = True  # type: ignore[attr-defined]
     boxed.returns_list = True  # type: ignore[attr-defined]

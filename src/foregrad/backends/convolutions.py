@@ -39,14 +39,12 @@ def with_weights_laid_out(partitioned: Partitioned) -> Partitioned:
     weights = _weights(partitioned)
     if not weights:
         return partitioned
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
+    graph = copied(partitioned.forward.graph, lambda node: node.meta)
     aliases: dict[str, str] = {}
-    for node in partitioned.forward.graph.nodes:
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-        copies[node].meta = node.meta
+    for node in list(graph.nodes):
         if node.name in weights:
-            alias = graph.call_function(aten.alias.default, (copies[node],))
+            with graph.inserting_after(node):
+                alias = graph.call_function(aten.alias.default, (node,))
             alias.meta.update(val=node.meta["val"], spec=spec_of(node))
             aliases[node.name] = alias.name
     forward = make_graph_module(partitioned.forward, graph, "Forward")

@@ -65,30 +65,25 @@ def eager_compiler(gm: torch.fx.GraphModule, example_inputs: Sequence[Any] | Non
     role = role_of(gm)
     if role.regions is True:
         gm = outlined(gm, regions=True, several=2)
-    return render_graph(gm, example_inputs, updates=role.updates)
+    return render_graph(gm, example_inputs, role.updates)
 
 
 def render_graph(
-    gm: torch.fx.GraphModule,
-    example_inputs: Sequence[Any] | None = None,
-    *,
-    as_list: bool = True,
-    updates: Sequence[tuple[int, int]] = (),
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any] | None = None, updates: Sequence[tuple[int, int]] = ()
 ) -> BoxedFunction:
-    """`eager_compiler`; with `as_list=False` the result has the structure of the graph's output node. `updates`: see
-    `GraphRole`.
-    """
-    writer = _Writer(gm, example_inputs, as_list, updates)
+    """`eager_compiler` of the graph as it is. `updates`: see `GraphRole`."""
+    writer = _Writer(gm, example_inputs, True, updates)
     source, function = writer.compile()
     function.updated = writer.in_place.updated
     function._boxed_call = True
-    function.returns_list = as_list
+    function.returns_list = True
     function.source = lambda: source
     return cast("BoxedFunction", function)
 
 
 def render_late(gm: torch.fx.GraphModule, *, as_list: bool = True) -> BoxedFunction:
-    """`render_graph`, with the text written when the function is first called or its source is read.
+    """`render_graph`, with the text written when the function is first called or its source is read. With
+    `as_list=False` the result has the structure of the graph's output node.
 
     A graph that never runs costs nothing. The function takes over the code object made at the first call, so later
     calls are as quick as if it had been there from the beginning.

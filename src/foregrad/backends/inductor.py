@@ -214,9 +214,8 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
     written = written_inputs(copy)
     donated = () if inductor.uses_cudagraphs() else role.donated  # CUDA graphs own their memory
     if foreign:
-        around: Any = _writing(compile_around(copy, foreign, _compile_segment, donated=donated), written)
-        around.updated, around.writes_into = updated, donated
-        return around  # type: ignore[no-any-return]
+        around = _writing(compile_around(copy, foreign, _compile_segment, donated=donated), written)
+        return _telling(around, updated=updated, writes_into=donated)
     static: tuple[int, ...] = ()
     if inductor.uses_cudagraphs():
         static = role.static_inputs
@@ -235,9 +234,14 @@ def _compile(gm: fx.GraphModule, example_inputs: Sequence[Any], role: GraphRole)
         donated=donated,
         tag=role.tag,
     )
-    run: Any = _writing(compiled, written)
-    run.output_strides, run.writes_into, run.updated = strides, donated, updated
-    return run  # type: ignore[no-any-return]
+    return _telling(_writing(compiled, written), output_strides=strides, writes_into=donated, updated=updated)
+
+
+def _telling(run: Boxed, **facts: Any) -> Boxed:
+    """A compiled graph with attributes for its caller, see `GraphRole`."""
+    for name, value in facts.items():
+        setattr(run, name, value)
+    return run
 
 
 def _compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], **facts: Any) -> tuple[Any, inductor.Strides]:
@@ -363,7 +367,6 @@ def _compile_regions(gm: fx.GraphModule, role: GraphRole) -> Boxed:
         taken = [user for node in mine for user in node.users]
         visible = {user.args[1] for user in taken if user not in hidden}
         promises = promised(region, [str(node) for node in results_of(region)], sorted(visible), None)
-        run: Any
         run, laid_out = _compile_graph(
             make_graph_module(region, copied(region.graph), "Region"),
             [node.meta["val"] for node in region.graph.nodes if node.op == "placeholder"],
@@ -373,13 +376,12 @@ def _compile_regions(gm: fx.GraphModule, role: GraphRole) -> Boxed:
             donated=sorted(set.intersection(*each)),
             tag=role.tag,
         )
-        run.output_strides, run.writes_into = laid_out, set.intersection(*each)
-        runs[region] = checked_once(run, region, promises)
+        told = _telling(run, output_strides=laid_out, writes_into=set.intersection(*each))
+        runs[region] = checked_once(told, region, promises)
         chosen = {user: laid_out[user.args[1]] for user in taken if laid_out and user.args[1] not in visible}
         strides = [chosen.get(result, stride) for result, stride in zip(results, strides, strict=True)]
-    compiled: Any = compile_around(gm, _beside_regions(gm, calls), _compile_segment, runs, donated=role.donated)
-    compiled.output_strides, compiled.writes_into = strides, role.donated
-    return compiled  # type: ignore[no-any-return]
+    compiled = compile_around(gm, _beside_regions(gm, calls), _compile_segment, runs, donated=role.donated)
+    return _telling(compiled, output_strides=strides, writes_into=role.donated)
 
 
 def _spec(result: Any) -> Any:
@@ -406,12 +408,10 @@ def _beside_regions(gm: fx.GraphModule, calls: Collection[fx.Node]) -> set[fx.No
 
 def _compile_segment(gm: fx.GraphModule, example_inputs: list[Any], donated: Sequence[int]) -> Boxed:
     count = len(next(iter(reversed(gm.graph.nodes))).args[0])
-    run: Any
     run, strides = _compile_graph(
         gm, example_inputs, is_backward=bool(donated), visible_outputs=range(count), donated=donated
     )  # Inductor heeds the donated inputs of a backward alone
-    run.output_strides, run.writes_into = strides, donated
-    return run  # type: ignore[no-any-return]
+    return _telling(run, output_strides=strides, writes_into=donated)
 
 
 def _after_joint_passes(gm: fx.GraphModule) -> fx.GraphModule:

@@ -7,7 +7,7 @@ import functools
 import logging
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 
@@ -41,10 +41,7 @@ from .varying import SizesSeen, numbers_read
 # with some of its state, or its draws, as an argument.
 
 
-D = TypeVar("D")
-
-
-class Form(Generic[D]):
+class Form:
     """A form, by kinds of calls. `entries`: for each kind, a dispatcher and the function that hands it the call.
 
     `kind(args, kwargs)` is the kind of a call; None for a call that the form does not take.
@@ -52,7 +49,7 @@ class Form(Generic[D]):
 
     def __init__(self, kind: Callable[..., Any]) -> None:
         self.kind = kind
-        self.entries: dict[Any, tuple[D, Callable[..., Any]]] = {}
+        self.entries: dict[Any, tuple[Dispatcher, Callable[..., Any]]] = {}
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The result of a call; `MISS` if there is no entry for its kind."""
@@ -127,10 +124,10 @@ class Dispatcher:
         self._levels, self._outer = outer is None, outer or Outer()
         self.refusals = Refusals(function, self.name, self.config.on_unsupported, self._outer.once)
         self.fallbacks = Fallbacks(function, self.name, self.config, self.refusals, self.graphs)
-        self._classes: Form[Dispatcher] = Form(lambda args, kwargs: has_classes(args, kwargs) or None)
-        self._by_sizes: Form[Dispatcher] = Form(sizes_of)
+        self._classes = Form(lambda args, kwargs: has_classes(args, kwargs) or None)
+        self._by_sizes = Form(sizes_of)
         self._most_sizes = config.recompile_limit if self._outer.splits_sizes else 0
-        self._state: Form[Dispatcher] = Form(_takes_all)
+        self._state = Form(_takes_all)
         self.forms = self._classes, self._by_sizes, self._state  # in the order in which they are tried
         self._fixed: set[tuple[int, Any]] = set()  # places of arrays whose numbers are needed
         self._sizes = SizesSeen(dynamic, open_sizes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,7 +14,7 @@ from torch import fx
 from .._torch import engine
 from .._torch.distributed import bucket_sizes
 from .._torch.fakes import new_fake
-from .._torch.graphs import needed_by
+from .._torch.graphs import needed_by, trace_artifact
 from .._torch.symbols import same_numbers
 from .._torch.transforms import is_legacy_batched
 from ..backends.eager import eager_compiler
@@ -49,9 +50,7 @@ if TYPE_CHECKING:
     from ..cache.keeper import Keeper
     from ..tracing.capture import Captured
     from ..tracing.derivatives.resumable_trace import Derivative, ResumableTrace
-import logging
 
-from .._torch.graphs import trace_artifact
 
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 

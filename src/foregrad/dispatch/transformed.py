@@ -8,21 +8,27 @@ numbers again, run uncompiled: a level may run the function more than once.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch import transforms
-from .._torch.engine import TorchFunctionMode
+from .._torch import engine, transforms
+from .._torch.engine import TorchFunctionMode, forward_ad
 from .._torch.patches import swapping
+from .._torch.transforms import Level
 from ..config import Config
-from ..errors import EscapedTensorError, UnsupportedError, UnsupportedSideEffectError
+from ..errors import EscapedTensorError, ForegradWarning, UnsupportedError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall, flatten_call
 from ..frontend.reads import Source
+from ..frontend.tree import Tree, flatten
 from ..graph.signature import InputInfo, Signature
 from ..graph.source import Names, compile_source
+from ..identity import ById, IdSet
 from ..interrupts import held
 from ..locks import Turn
 from ..passes.regions import is_random
@@ -33,17 +39,6 @@ from .guards import CallGuards
 
 if TYPE_CHECKING:
     from ..tracing.capture import Captured
-import contextlib
-import functools
-import warnings
-from collections.abc import Sequence
-
-from .._torch import engine
-from .._torch.engine import forward_ad
-from .._torch.transforms import Level
-from ..errors import ForegradWarning
-from ..frontend.tree import Tree, flatten
-from ..identity import ById, IdSet
 
 
 class Transformed:

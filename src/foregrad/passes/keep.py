@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import fx
 
-from .._torch.graphs import depending_on, make_graph_module
+from .._torch.graphs import GraphCopier, depending_on, make_graph_module
 from ..graph.joint import JointGraph, Partitioned
 from ..graph.meta import TensorSpec, spec_of
 
@@ -45,30 +45,26 @@ def also_saved(partitioned: Partitioned, names: Iterable[str]) -> Partitioned:
         return partitioned
     signature = partitioned.joint.signature
     tensors = signature.num_forward_outputs + len(partitioned.saved_tensors)
-    forward, backward = fx.Graph(), fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
+    forward, backward = GraphCopier(lambda node: node.meta), fx.Graph()
     for node in partitioned.forward.graph.nodes:
         if node.op == "output":
-            kept = [None if n is None else copies[n] for n in node.args[0]]
-            more_kept, more_sizes = ([copies[n] for n in nodes] for nodes in (more, sizes))
-            forward.output([*kept[:tensors], *more_kept, *kept[tensors:], *more_sizes])
+            kept = node.args[0]
+            forward.output([*kept[:tensors], *more, *kept[tensors:], *sizes])
         else:
-            copies[node] = forward.node_copy(node, copies.__getitem__)
-            copies[node].meta = node.meta
+            forward.copy(node)
     before_tangents, before_tensors = len(partitioned.saved_nodes), len(partitioned.saved_sizes)
-    copies = {}
+    copies: dict[fx.Node, fx.Node] = {}
     for number, node in enumerate(partitioned.backward.graph.nodes):
-        inserted = (sizes if number == before_tensors else []) + (more if number == before_tangents else [])
-        for kept_node in inserted:
+        for kept_node in (sizes if number == before_tensors else []) + (more if number == before_tangents else []):
             backward.placeholder(kept_node.name).meta = kept_node.meta
         if node.op == "output":
             backward.output([None if n is None else copies[n] for n in node.args[0]])
         else:
-            copies[node] = backward.node_copy(node, copies.__getitem__)
+            copies[node] = backward.node_copy(node, copies.__getitem__)  # under another name, if it is computed again
             copies[node].meta = node.meta
     return Partitioned(
         partitioned.joint,
-        make_graph_module(partitioned.forward, forward, "Forward"),
+        make_graph_module(partitioned.forward, forward.graph, "Forward"),
         make_graph_module(partitioned.backward, backward, "Backward"),
     )
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from torch import fx
 
-from .._torch.graphs import GraphCopier, depending_on, ends_of, make_graph_module
+from .._torch.graphs import depending_on, ends_of
 from ..graph.sparse import EMBEDDING_BACKWARD, gives_sparse
 from .aliasing import results_of
+from .regions import piece
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,21 +53,12 @@ def cut_at_sparse(module: fx.GraphModule) -> Cut | None:
     inputs = [node for node in nodes if node.op == "placeholder"]
     around = tuple(i for i, node in enumerate(inputs) if node in operands)
     handed = [node for node in operands if node.op != "placeholder"]
-    head, tail = GraphCopier(), GraphCopier()
-    for node in nodes:
-        if node.op == "placeholder":
-            head.placeholder(node)
-        elif node not in below:
-            head.copy(node)
-    head.output([*(None if i in moved else result for i, result in enumerate(results)), *handed])
-    for node in (*(inputs[i] for i in around), *handed):
-        tail.placeholder(node)
-    for node in nodes:
-        if node in below:
-            tail.copy(node)
-    tail.output([results[i] for i in moved])
-    head_module, tail_module = (make_graph_module(module, part.graph, "Part") for part in (head, tail))
-    return Cut(head_module, tail_module, moved, around)
+    dense = [node for node in nodes if node not in below and node.op not in ("placeholder", "get_attr")]
+    left = [*(None if i in moved else result for i, result in enumerate(results)), *handed]
+    head = piece(module, inputs, dense, left, "Part")
+    operands = [*(inputs[i] for i in around), *handed]
+    tail = piece(module, operands, [n for n in nodes if n in below], [results[i] for i in moved], "Part")
+    return Cut(head, tail, moved, around)
 
 
 def around_sparse(module: fx.GraphModule, prepare: Callable[[fx.GraphModule], fx.GraphModule]) -> fx.GraphModule:
