@@ -9,7 +9,6 @@ from __future__ import annotations
 import array
 import contextvars
 import ctypes
-import datetime as dt
 import functools
 import gc
 import io
@@ -228,18 +227,11 @@ NAMES_OF: dict[Any, list[str]] = {
     os: ["urandom"],
 }
 CLOCKS = {getattr(time, name) for name in NAMES_OF[time] if hasattr(time, name)}
-DATES = (dt, dt.datetime, dt.date)
-_ASKED = {"now", "today", "utcnow"}
 
 DRAWN: dict[int, str] = {
     id(getattr(module, name)): f"{module.__name__}.{name}"
     for module, names in NAMES_OF.items()
     for name in names
     if hasattr(module, name)
-} | {id(value): value.__name__ for value in DATES}
+}
 """By id, what people call them. Code may have them under a name of its own: `from time import time`."""
-
-
-def is_of_dates(value: Any) -> bool:
-    """Whether a value is `datetime.now` or the like."""
-    return getattr(value, "__self__", None) in DATES[1:] and value.__name__ in _ASKED

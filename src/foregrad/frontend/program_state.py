@@ -47,7 +47,7 @@ from .libraries import (
     referent,
 )
 from .objects import CODE_OF_CLASSES, table_of
-from .opaque import DRAWN, is_cached_function, is_of_dates, is_random_generator, results_of, used_up
+from .opaque import DRAWN, is_cached_function, is_random_generator, results_of, used_up
 from .reads import TABLES, VIEWS, Reads, Source, keys_in
 
 _MOST_VISITS = 200_000
@@ -507,7 +507,7 @@ class ProgramState:
 
     def _note_drawing(self, value: Any, parent: Holder | None, step: Any) -> None:
         """A function that draws from a generator, or reads a clock, held by a name: `from random import random`."""
-        if id(value) in DRAWN or is_of_dates(value) or is_random_generator(used_up(value)):
+        if id(value) in DRAWN or is_random_generator(used_up(value)):
             self.drawing.append((parent, step, value))
 
     def _method(self, value: Any, parent: Holder | None, step: Any) -> None:

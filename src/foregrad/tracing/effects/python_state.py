@@ -19,7 +19,7 @@ from ...frontend.holders import DICT, SET, Holder, kind_of, left_in_cache, own_g
 from ...frontend.libraries import is_class_outside, loggers_of
 from ...frontend.lifted import StatePlace, lifted_places, stand_in_at, times_lifted
 from ...frontend.objects import table_of
-from ...frontend.opaque import DATES, is_array, is_generator_of_numpy, overlaps, results_of
+from ...frontend.opaque import is_array, is_generator_of_numpy, overlaps, results_of
 from ...frontend.program_state import ProgramState, forget_written
 from ...frontend.reads import Reads
 from ...frontend.tree import LEAF, Tree, Unwrap, flatten, is_as_opened, open_container
@@ -84,8 +84,7 @@ class PythonState:
         for holder, key, value in self.before.drawing:
             key = "cell_contents" if holder is not None and holder.kind is kinds.CELL else key
             if holder is None or holder.kind is kinds.PASSAGE or dict(holder.items()).get(key) is not value:
-                # Of the former it shows that they were drawn from, of a date each call is told.
-                if not is_generator_of_numpy(value) and not any(value is date for date in DATES):
+                if not is_generator_of_numpy(value):  # of which it shows that they were drawn from
                     self._refuse_drawing(value.__name__)
                 continue
             stand_in: Any = stand_in_for(value)

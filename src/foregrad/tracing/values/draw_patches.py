@@ -1,18 +1,16 @@
 """Functions that draw, wrapped during a capture: those of `random`, `numpy.random`, `time` and the like.
 
 They are wrapped on the capturing thread, for callers that are the user's code. What that has under names of its own
-(`from time import time`, `datetime`) is replaced there for the run, see `stand_in_for`.
+(`from time import time`) is replaced there for the run, see `stand_in_for`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import functools
 import random
 import sys
 import threading
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +19,7 @@ import torch
 from ..._torch.asked import tell_type
 from ...frontend.libraries import is_outside
 from ...frontend.lifted import Draw
-from ...frontend.opaque import DATES, DRAWN, NAMES_OF, is_generator_of_numpy
+from ...frontend.opaque import NAMES_OF, is_generator_of_numpy
 from ...locks import InPlace, Replacements, bound
 from .draws import Draws, from_numpy
 
@@ -128,16 +126,10 @@ def _randbits(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def stand_in_for(value: Any) -> Any:
-    """What a run finds in the place of a function that draws, or of `datetime`."""
+    """What a run finds in the place of a function that draws, or of a generator of NumPy's."""
     if is_generator_of_numpy(value):
         return _Generator(value)
-    if not any(value is date for date in DATES):
-        return wrapper_of(value, DRAWN.get(value) or value.__qualname__)
-    if value is not dt:
-        return _dates(value)
-    module = types.ModuleType("datetime", dt.__doc__)
-    vars(module).update(vars(dt), datetime=_dates(dt.datetime), date=_dates(dt.date))
-    return module
+    return wrapper_of(value, value.__qualname__)
 
 
 class _Generator:
@@ -163,27 +155,6 @@ class _Generator:
 tell_type(_Generator, lambda generator: type(generator._of))
 
 
-class _OfDates(type):
-    """The class of classes that stand for `date` and `datetime`, whose objects are theirs."""
-
-    of: Any
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        return cls.of(*args, **kwargs)
-
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, cls.of)
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        return issubclass(subclass, cls.of)
-
-
-def _dates(kind: Any) -> Any:
-    asked = {name: wrapper_of(getattr(kind, name), f"{kind.__name__}.{name}") for name in _NOW if hasattr(kind, name)}
-    return _OfDates(kind.__name__, (kind,), {name: staticmethod(drawn) for name, drawn in asked.items()} | {"of": kind})
-
-
-_NOW = ("now", "today", "utcnow")
 _replaced = Replacements()
 
 
