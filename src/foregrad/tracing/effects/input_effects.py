@@ -176,20 +176,18 @@ def swapped(analysis: Analysis, index: int, at: int, memory: Handle) -> list[Rec
     stand_in = record.stand_in
     events = recorder.changes.log.of(stand_in, SetData)
     event, is_last = events[at], at + 1 == len(events)
-    is_set = isinstance(event.effect, SetStorage)
-    swap: SetData = SetStorage(index, memory) if is_set else SetData(index, memory)
+    swap = (SetStorage if isinstance(event.effect, SetStorage) else SetData)(index, memory)
     entries = [Recorded(event.at, swap)]
     if not is_last:
         return entries
     value = recorder.value_of(stand_in)
     is_written = is_written_with_history(record)
-    if not is_set:
-        is_elsewhere = is_view(record.real) and stand_in.storage_offset() != record.spec.offset
-        has_views = any(base_of(r.real) is record.real and r.real.requires_grad for r in records)
-        is_view_written = is_view(record.real) and value.storage.written_at > event.at
-        is_told_otherwise = is_written and (is_view_written or has_views)
-        if is_told_otherwise or (is_elsewhere and record.real.requires_grad and is_moved(record)):
-            raise changed_with_gradients(str(record.slot), recorder.changes.where(stand_in))
+    is_elsewhere = is_view(record.real) and stand_in.storage_offset() != record.spec.offset
+    has_views = any(base_of(r.real) is record.real and r.real.requires_grad for r in records)
+    is_view_written = is_view(record.real) and value.storage.written_at > event.at
+    is_told_otherwise = is_written and (is_view_written or has_views)
+    if is_told_otherwise or (is_elsewhere and record.real.requires_grad and is_moved(record)):
+        raise changed_with_gradients(str(record.slot), recorder.changes.where(stand_in))
     if is_written:
         output = analysis.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in)
         changed_at = record.initial.storage.changed_at
@@ -266,7 +264,10 @@ def check_sizes(analysis: Analysis, gradients: Sequence[Any]) -> None:
     for event in log.events:
         record = analysis.inputs.by_stand_in.get(event.tensor)
         requires_grad = event.tensor.requires_grad or (record is not None and record.real.requires_grad)
-        if isinstance(event.effect, SetStorage) and requires_grad:
+        is_set = isinstance(event.effect, SetStorage)
+        # Autograd takes a view again by its operator where it is a stand-in, and by its place where it is a tensor.
+        is_other = event.after is not None and not is_alike(event.after.spec, event.value.spec)
+        if requires_grad and (is_set or (is_other and is_view(event.tensor))):
             what = "a tensor" if record is None else str(record.slot)
             raise changed_with_gradients(what, recorder.changes.where(event.tensor))
     flows = bool(analysis.carrying_gradients())
