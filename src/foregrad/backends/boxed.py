@@ -12,7 +12,6 @@ boxed frees nothing early there. A hook put on a graph module after it was boxed
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
@@ -22,7 +21,7 @@ import torch
 from .._torch.graphs import is_plain_graph_module
 from ..errors import BackendError
 from ..graph.source import compile_source
-from .eager import render_late
+from .eager import render_late, stand_in
 
 Boxed = Callable[[list[Any]], Any]
 
@@ -184,9 +183,6 @@ def _article(value: Any) -> str:
 
 # -------------------------------------------------------------------- the first call
 # A compiled graph whose first call runs another function, at no cost for later calls.
-#
-# A second Python frame would cost more than the call itself. So no wrapper is put around the function: a stand-in
-# takes over its code after the first call.
 
 
 Run = Callable[[list[Any]], list[Any]]
@@ -207,29 +203,14 @@ def beginning(run: Run, first_call: FirstCall, settle: Callable[[Run], None]) ->
 
 def after_first_call(function: Any, first_call: FirstCall) -> Run:
     """A stand-in for a function of the eager backend's, whose first call goes to `first_call`."""
-    stand_in: Any = FunctionType(_STUB, {}, "forward")
-    reference = weakref.ref(stand_in)
 
     def settle(later: Any) -> None:
-        target: Any = reference()
-        if target is None:
-            return
-        target.__globals__["__run__"] = later  # also for a thread inside the stub
         is_rendered = type(function) is FunctionType and getattr(function, "source", None) is not None
-        if later is function and is_rendered and not function.__code__.co_freevars:  # a wrapper's code needs its cells
-            target.__globals__.update(function.__globals__)
-            target.__code__ = function.__code__
+        # A wrapper's code needs its cells.
+        become(later, takes_code=later is function and is_rendered and not function.__code__.co_freevars)
 
-    stand_in.__globals__["__run__"] = beginning(function, first_call, settle)
-    stand_in._boxed_call = True
-    stand_in.returns_list = True
+    standing, become = stand_in(beginning(function, first_call, settle))
+    standing.returns_list = True
     if hasattr(function, "source"):
-        stand_in.source = function.source
-    return stand_in  # type: ignore[no-any-return]
-
-
-def _stub(args: list[Any]) -> Any:
-    return __run__(args)  # type: ignore[name-defined]  # noqa: F821 - in the globals that the code is given
-
-
-_STUB = _stub.__code__
+        standing.source = function.source
+    return standing  # type: ignore[no-any-return]

@@ -54,14 +54,11 @@ class CallWriter:
             self.globals[name] = value
         return name
 
-    def _bind_name(self, hint: str, value: Any) -> str:
-        return self.bind(value, hint)
-
     def write(self, node: Node, target: Any = None) -> str:
         """The expression that computes a node, by `target` in place of its own function."""
         target, args, kwargs, render = target or node.target, node.args, node.kwargs, self.render
         if node.op == "call_method":
-            method = attribute(render(args[0]), str(target), self._bind_name)
+            method = attribute(render(args[0]), str(target), lambda hint, name: self.bind(name, hint))
             return f"{method}({render.arguments(args[1:], kwargs)})"
         if node.op == "call_module":
             name = self.bind(resolve(self.gm, str(target)), str(target).rpartition(".")[2])

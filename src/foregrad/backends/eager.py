@@ -25,7 +25,7 @@ import operator
 import re
 import weakref
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any, Protocol, cast
 
@@ -88,39 +88,49 @@ def render_late(gm: torch.fx.GraphModule, *, as_list: bool = True) -> BoxedFunct
     A graph that never runs costs nothing. The function takes over the code object made at the first call, so later
     calls are as quick as if it had been there from the beginning.
     """
-    function: Any = FunctionType(_STUB, {}, "forward")
-    # No cycle through the function, so that dropping it frees the constants at once.
-    reference = weakref.ref(function)
-    pending, text = [gm], []
+    pending = [gm]
+    written: list[tuple[str, Any]] = []
 
-    def write() -> Any:
-        function: Any = reference()
-        if pending:
-            source, real = _Writer(pending[0], None, as_list).compile()
-            text.append(source)
-            if function is not None:  # otherwise only its `source` is still referred to
-                function.__globals__.update(real.__globals__)
-                function.__code__ = real.__code__
-                function.__globals__["__write__"] = reference  # for a thread inside the stub
+    def write() -> tuple[str, Any]:
+        if not written:
+            written.append(_Writer(pending[0], None, as_list).compile())
+            become(written[0][1], takes_code=True)
             pending.clear()
-        return function
+        return written[0]
 
-    def source() -> str:
-        write()
-        return text[0]
-
-    function.__globals__["__write__"] = write
-    function._boxed_call = True
+    function, become = stand_in(lambda args: write()[1](args))
     function.returns_list = as_list
-    function.source = source
+    function.source = lambda: write()[0]
     return cast("BoxedFunction", function)
 
 
-def _stub(args: list[Any]) -> Any:
-    return __write__()(args)  # type: ignore[name-defined]  # noqa: F821 - in the globals that the code is given
+def stand_in(begin: Callable[[list[Any]], Any]) -> tuple[Any, Callable[..., None]]:
+    """(a function of one list that calls `begin`; `become(later, takes_code=)`, by which it calls another function from
+    then on, or takes over the code of a rendered one).
+
+    A second Python frame would cost more than the call itself. No cycle leads through the function, so that dropping it
+    frees the constants at once.
+    """
+    function: Any = FunctionType(_call_run.__code__, {"__run__": begin}, "forward")
+    function._boxed_call = True
+    reference = weakref.ref(function)
+
+    def become(later: Any, *, takes_code: bool) -> None:
+        target: Any = reference()
+        if target is None:
+            return
+        target.__globals__["__run__"] = later  # also for a thread that is at the beginning
+        if takes_code:
+            target.__globals__.update(later.__globals__)
+            target.__code__ = later.__code__
+
+    return function, become
 
 
-_STUB = _stub.__code__
+def _call_run(args: list[Any]) -> Any:
+    return __run__(args)  # type: ignore[name-defined]  # noqa: F821 - in the globals that the code is given
+
+
 _LONGEST, _PART = 4000, 1000  # lines of a function
 _NOTE = "\0"  # before a comment: in no text that Python's `repr` gives
 _COPY = torch.Tensor.copy_

@@ -73,7 +73,9 @@ class Backend:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Family:
-    """Backends made on demand: `make(argument)`. `argument` is None for a family without one, as `auto`."""
+    """Backends made on demand: `make(argument)`. `argument`, its name in lists, is None for a family without one, as
+    `auto`.
+    """
 
     make: Callable[..., Backend]
     argument: str | None
@@ -129,11 +131,6 @@ def register_backend(
             raise BackendError(f"there is a backend called `{name}` already; pass replace=True to replace it")
         _backends[name] = backend
     return backend
-
-
-def register_family(name: str, make: Callable[..., Backend], *, argument: str | None, description: str) -> None:
-    """Register `name:<argument>`, or `name` alone if `argument`, its name in lists, is None."""
-    _families[name] = _Family(make, argument, description)
 
 
 def get_backend(spec: str | Backend | Compiler | tuple[Compiler, ...]) -> Backend:
@@ -375,14 +372,11 @@ register_backend(
 register_backend("nop", nop, description="the graph module as it is", keeps_order=True)
 register_backend("print", print_compiler, description="prints each graph, then as eager")
 register_backend("count", count_compiler, description="counts each graph's operators, then as eager")
-register_family(
-    "inductor",
-    inductor_backend,
-    argument=None,
-    description="PyTorch's kernel compiler: C++ on a CPU, Triton on a GPU",
-)
-register_family("auto", auto, argument=None, description="inductor where it can compile, else eager")
-register_family("torch", torch_backend, argument="name", description="a backend of torch.compile's, for both halves")
-register_family(
-    "crash-on", crash_on, argument="op", description="fails to compile graphs with that operator, to test with"
+_families.update(
+    {
+        "inductor": _Family(inductor_backend, None, "PyTorch's kernel compiler: C++ on a CPU, Triton on a GPU"),
+        "auto": _Family(auto, None, "inductor where it can compile, else eager"),
+        "torch": _Family(torch_backend, "name", "a backend of torch.compile's, for both halves"),
+        "crash-on": _Family(crash_on, "op", "fails to compile graphs with that operator, to test with"),
+    }
 )

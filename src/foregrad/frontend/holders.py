@@ -232,7 +232,7 @@ def _same_items(now: Iterable[Any], before: list[Any]) -> bool:
     return len(items) == len(before) and all(map(operator.is_, items, before))
 
 
-def _put_back_deque(items: Any, before: list[Any]) -> None:
+def put_back_deque(items: Any, before: list[Any]) -> None:
     collections.deque.clear(items)
     collections.deque.extend(items, before)
 
@@ -453,7 +453,7 @@ LIST = Kind(
 DEQUE = Kind(
     lambda items: list(collections.deque.__iter__(items)),
     lambda items, before: _same_items(collections.deque.__iter__(items), before),
-    _put_back_deque,
+    put_back_deque,
     enumerate,
     collections.deque.__setitem__,
 )

@@ -35,6 +35,7 @@ from .._torch.settings import under_settings
 from .._torch.tensors import storage_key, version_of
 from ..errors import ForegradError, UnsupportedLayoutError, UnsupportedMutationError, UnsupportedSideEffectError
 from ..identity import IdSet
+from .meta import strides_in_order
 from .python_calls import Collective, GivenAgain, PythonCall, status
 
 Layout = tuple[torch.dtype, torch.device, tuple[int, ...]]
@@ -189,7 +190,7 @@ class Ran:
         values = []
         for output in self.outputs:
             dtype, device, order = layout_of(output)
-            value = torch.empty_strided(output.shape, strides_of(output.shape, order), dtype=dtype, device=device)
+            value = torch.empty_strided(output.shape, strides_in_order(output.shape, order), dtype=dtype, device=device)
             values.append(value.copy_(output.detach()))
         return values
 
@@ -397,19 +398,9 @@ def layout_of(tensor: torch.Tensor) -> Layout:
     """The layout of a copy of a tensor."""
     strides = tensor.stride()
     order = tuple(sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim)))
-    if strides_of(tensor.shape, order) != strides:
+    if strides_in_order(tensor.shape, order) != strides:
         order = tuple(range(tensor.dim()))
     return tensor.dtype, tensor.device, order
-
-
-def strides_of(shape: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:
-    """The strides of dense memory whose dimensions are in this order; dimensions of one element may have any."""
-    strides: list[Any] = [1] * len(shape)
-    step: Any = 1
-    for dim in reversed(order):
-        strides[dim] = step
-        step = step * shape[dim]
-    return tuple(strides)
 
 
 def _differs(value: Any, expected: Any) -> bool:
@@ -445,5 +436,5 @@ def _empty(layouts: Sequence[Layout], sizes: Sequence[Any]) -> list[torch.Tensor
     tensors = []
     for dtype, device, order in layouts:
         shape, rest = rest[: len(order)], rest[len(order) :]
-        tensors.append(torch.empty_strided(shape, strides_of(shape, order), dtype=dtype, device=device))
+        tensors.append(torch.empty_strided(shape, strides_in_order(shape, order), dtype=dtype, device=device))
     return tensors

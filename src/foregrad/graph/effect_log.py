@@ -54,12 +54,16 @@ class Handle(OutputInfo):
 @dataclasses.dataclass(frozen=True, slots=True)
 class Effect:
     """Base of all entries. It happens to input `input`, to graph output `result` (then `input` is -1), or to the view
-    of that which `steps` lead to.
+    of that which `steps` lead to. `words` says what it is.
     """
 
+    words = ""
     input: int
     result: int | None = dataclasses.field(default=None, kw_only=True)
     steps: tuple[ViewStep, ...] = dataclasses.field(default=(), kw_only=True)
+
+    def __str__(self) -> str:
+        return self.words.format(self)
 
     @property
     def is_whole(self) -> bool:
@@ -84,17 +88,14 @@ class TakeView(Effect):
     of_plain: bool = False
     first: bool = False
     is_late: bool = False
-
-    def __str__(self) -> str:
-        return f"take view {self.path} of {self.target}"
+    words = "take view {0.path} of {0.target}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MarkRequiresGrad(Effect):
     """`requires_grad_()`."""
 
-    def __str__(self) -> str:
-        return f"requires_grad_() on {self.target}"
+    words = "requires_grad_() on {0.target}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -152,17 +153,14 @@ class SetData(Effect):
     """`.data = ...`: it takes another tensor's memory over."""
 
     source: Handle
-
-    def __str__(self) -> str:
-        return f"{self.target} takes the memory of {self.source}"
+    words = "{0.target} takes the memory of {0.source}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SetStorage(SetData):
     """`set_`, which counts as a write."""
 
-    def __str__(self) -> str:
-        return f"set_() on {self.target}, to {self.source}"
+    words = "set_() on {0.target}, to {0.source}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -182,16 +180,14 @@ class InplaceView(Effect):
 class QueryGradFn(Effect):
     """PyTorch is asked for the `grad_fn` of a view, which it makes anew from the base as that is now."""
 
-    def __str__(self) -> str:
-        return f"query grad_fn of {self.target}"
+    words = "query grad_fn of {0.target}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BumpVersion(Effect):
     """The version counter of an input moves though no element is written."""
 
-    def __str__(self) -> str:
-        return f"bump version of {self.target}"
+    words = "bump version of {0.target}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -214,9 +210,7 @@ class RunGraph(Effect):
     """The compiled forward runs, in the autograd node where there is one."""
 
     input: int = -1
-
-    def __str__(self) -> str:
-        return "run the graph"
+    words = "run the graph"
 
 
 def _base(input: int | None, output: int | None) -> str:

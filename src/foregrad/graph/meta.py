@@ -10,7 +10,7 @@ Known weakness: fake values made late do not share storage with one another, eve
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -159,6 +159,10 @@ _DTYPE_NAMES = {
 }
 
 
+def _of_all(name: str) -> Callable[[NodeMeta], Any]:
+    return lambda meta: getattr(meta.materialize(), name)()
+
+
 class NodeMeta(dict[str, Any]):
     """`node.meta` of a captured node. Behaves as the dict that PyTorch's tools expect; costly entries are made late.
 
@@ -214,20 +218,10 @@ class NodeMeta(dict[str, Any]):
             self.get(key)
         return dict(dict.items(self))
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.materialize())
-
-    def keys(self) -> KeysView[str]:  # type: ignore[override]
-        return self.materialize().keys()
-
-    def values(self) -> ValuesView[Any]:  # type: ignore[override]
-        return self.materialize().values()
-
-    def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
-        return self.materialize().items()
-
-    def __len__(self) -> int:
-        return len(self.materialize())
+    # Of all entries, as a plain dict's.
+    __iter__, __len__, keys, values, items = (
+        _of_all(name) for name in ("__iter__", "__len__", "keys", "values", "items")
+    )
 
     def __eq__(self, other: object) -> bool:
         return self.materialize() == (other.materialize() if isinstance(other, NodeMeta) else other)
@@ -309,11 +303,17 @@ def _hinted(number: Any) -> int:
 
 def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
     """The strides of a contiguous tensor of this shape."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
+    return strides_in_order(shape, range(len(shape)))
+
+
+def strides_in_order(shape: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:
+    """The strides of dense memory whose dimensions are in this order, outermost first."""
+    strides: list[Any] = [1] * len(shape)
+    step: Any = 1
+    for dim in reversed(order):
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(strides)
 
 
 # -------------------------------------------------------------------- layout
@@ -335,12 +335,7 @@ def memory_order(spec: TensorSpec) -> tuple[int, ...]:
 
 def in_order(tensor: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
     """The tensor laid out densely with its dimensions in that order."""
-    shape = tensor.shape
-    stride, step = [0] * len(shape), 1
-    for dim in reversed(order):
-        stride[dim] = step
-        step *= max(shape[dim], 1)
-    strides = tuple(stride)
+    strides = strides_in_order(tensor.shape, order)
     return tensor if tensor.stride() == strides else laid_out(tensor, strides)
 
 

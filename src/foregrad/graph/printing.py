@@ -83,16 +83,22 @@ def print_graph(
 
 def user_line(node: Node) -> str | None:
     """The user's line of a node, `model.py:41 in forward: x = self.fc(x)`; None if unknown."""
-    if "stack_trace" not in node.meta:
+    trace = node.meta.get("stack_trace")
+    frame = last_frame(trace) if isinstance(trace, str) else None
+    if frame is None:
         return None
-    trace = node.meta["stack_trace"]
-    frames = _FRAME.findall(trace) if isinstance(trace, str) else []
+    file, line, function, code = frame
+    place = f"{file}:{line} in {function}"
+    return f"{place}: {code}" if code else place
+
+
+def last_frame(trace: str) -> tuple[str, str, str, str] | None:
+    """(file without its folder, line, function, code) of the last frame in a traceback's text; None without one."""
+    frames = _FRAME.findall(trace)
     if not frames:
         return None
     path, line, function, code = frames[-1]
-    file = path.replace("\\", "/").rpartition("/")[2]
-    place = f"{file}:{line} in {function.strip()}"
-    return f"{place}: {code.strip()}" if code.strip() else place
+    return path.replace("\\", "/").rpartition("/")[2], line, function.strip(), code.strip()
 
 
 _FRAME = re.compile(r'File "([^"\n]*)", line (\d+), in ([^\n]*)(?:\n(?!\s*File ")[ \t]*([^\n]*))?')
@@ -258,7 +264,7 @@ class _Printer:
         if node.op == "call_module":
             return f"{self._attribute_path(str(target))}({render.arguments(node.args, node.kwargs)})"
         if node.op == "call_method":
-            method = attribute(render(node.args[0]), str(target), self._spell_name)
+            method = attribute(render(node.args[0]), str(target), lambda _, part: self.spell(part))
             return f"{method}({render.arguments(node.args[1:], node.kwargs)})"
         text = infix(target, node.args, node.kwargs, render)
         return text or f"{self.spell(target)}({render.arguments(node.args, node.kwargs)})"
@@ -284,12 +290,9 @@ class _Printer:
         path = self._import_path(value)
         return path if path is not None else self._pass_in(value)
 
-    def _spell_name(self, hint: str, value: Any) -> str:
-        return self.spell(value)
-
     def _path(self, start: str, names: Sequence[str]) -> str:
         for name in names:
-            start = attribute(start, name, self._spell_name)
+            start = attribute(start, name, lambda _, part: self.spell(part))
         return start
 
     def _attribute_path(self, target: str) -> str:

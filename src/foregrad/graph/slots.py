@@ -11,47 +11,44 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Slot:
-    """Base of all slots."""
+    """Base of all slots; `words` says what one is."""
+
+    words = ""
+
+    def __str__(self) -> str:
+        return self.words.format(self)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Param(Slot):
     """A parameter, by its name as in `named_parameters`."""
 
+    words = "parameter {0.name}"
     name: str
-
-    def __str__(self) -> str:
-        return f"parameter {self.name}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Buffer(Slot):
     """A buffer, by its name as in `named_buffers`."""
 
+    words = "buffer {0.name}"
     name: str
-
-    def __str__(self) -> str:
-        return f"buffer {self.name}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Input(Slot):
     """A tensor argument, by its path: `args[0]["x"]`."""
 
+    words = "{0.path}"
     path: str
-
-    def __str__(self) -> str:
-        return self.path
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Closure(Slot):
     """A tensor the function reaches by itself (closed over, global, an attribute), by its path."""
 
+    words = "closed-over {0.path}"
     path: str
-
-    def __str__(self) -> str:
-        return f"closed-over {self.path}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,31 +65,25 @@ class SharedMemory(Slot):
 class Output(Slot):
     """A tensor the function returns, by its path in the result: `out["loss"]`."""
 
+    words = "{0.path}"
     path: str
-
-    def __str__(self) -> str:
-        return self.path
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part(Slot):
     """A plain tensor in a wrapper subclass, by its path in that."""
 
+    words = "{0.of}{0.path}"
     of: Slot
     path: str
-
-    def __str__(self) -> str:
-        return f"{self.of}{self.path}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Updated(Slot):
     """The value an input has after the call, which the runtime writes back."""
 
+    words = "updated {0.of}"
     of: Slot
-
-    def __str__(self) -> str:
-        return f"updated {self.of}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,47 +114,37 @@ class Decision(Slot):
 class Checked(Slot):
     """An argument of an operator without results, by the line that calls it."""
 
+    words = "checked at {0.where}"
     where: str
-
-    def __str__(self) -> str:
-        return f"checked at {self.where}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Live(Slot):
     """The contents of an input when the backward runs."""
 
+    words = "{0.of}, when the backward runs"
     of: Slot
-
-    def __str__(self) -> str:
-        return f"{self.of}, when the backward runs"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tangent(Slot):
     """The gradient that comes in for an output (a cotangent, strictly)."""
 
+    words = "tangent of {0.of}"
     of: Slot
-
-    def __str__(self) -> str:
-        return f"tangent of {self.of}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Grad(Slot):
     """The gradient that goes out to an input."""
 
+    words = "gradient of {0.of}"
     of: Slot
-
-    def __str__(self) -> str:
-        return f"gradient of {self.of}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Saved(Slot):
     """A value the forward keeps for the backward, by its node's name."""
 
+    words = "saved {0.name}"
     name: str
-
-    def __str__(self) -> str:
-        return f"saved {self.name}"

@@ -244,21 +244,12 @@ class Renderer:
         """The text between the parentheses of a call."""
         parts = [self(value) for value in args]
         if kwargs:
-            parts += call_keywords([(key, self(value)) for key, value in kwargs.items()], self._bind_name)
+            named = [(key, self(value)) for key, value in kwargs.items()]
+            parts += call_keywords(named, lambda _, name: self.bind(name))
         return ", ".join(parts)
-
-    def _bind_name(self, hint: str, value: Any) -> str:
-        return self.bind(value)
-
-    def _node(self, value: torch.fx.Node) -> str:
-        return self.names[value]
 
     def _float(self, value: float) -> str:
         return repr(value) if math.isfinite(value) else self.bind(value)
-
-    def _complex(self, value: complex) -> str:
-        # The repr of a complex with a negative zero does not read back as the same number.
-        return self.bind(value)
 
     def _list(self, value: list[Any]) -> str:
         return f"[{', '.join([self(item) for item in value])}]"
@@ -276,8 +267,9 @@ class Renderer:
     def _dict(self, value: dict[Any, Any]) -> str:
         return f"{{{', '.join([f'{self(key)}: {self(item)}' for key, item in value.items()])}}}"
 
-    def _slice(self, value: slice) -> str:
-        return f"{self.bind(slice)}({self(value.start)}, {self(value.stop)}, {self(value.step)})"
+
+def _node(renderer: Renderer, value: torch.fx.Node) -> str:
+    return renderer.names[value]
 
 
 def _literal(renderer: Renderer, value: Any) -> str:
@@ -285,7 +277,7 @@ def _literal(renderer: Renderer, value: Any) -> str:
 
 
 _RULES: dict[type, Callable[[Renderer, Any], str]] = {
-    torch.fx.Node: Renderer._node,
+    torch.fx.Node: _node,
     int: _literal,
     bool: _literal,
     type(None): _literal,
@@ -293,15 +285,16 @@ _RULES: dict[type, Callable[[Renderer, Any], str]] = {
     bytes: _literal,
     type(...): lambda renderer, value: "...",
     float: Renderer._float,
-    complex: Renderer._complex,
+    # The repr of a complex with a negative zero does not read back as the same number.
+    complex: lambda renderer, value: renderer.bind(value),
     list: Renderer._list,
     tuple: Renderer._tuple,
     dict: Renderer._dict,
-    slice: Renderer._slice,
+    slice: lambda r, value: f"{r.bind(slice)}({r(value.start)}, {r(value.stop)}, {r(value.step)})",
 }
 # fx wraps argument containers in immutable subclasses of list and dict.
 _SUBCLASS_RULES: tuple[tuple[type, Callable[[Renderer, Any], str]], ...] = (
-    (torch.fx.Node, Renderer._node),
+    (torch.fx.Node, _node),
     (list, Renderer._list),
     (tuple, Renderer._other_tuple),
     (dict, Renderer._dict),

@@ -12,6 +12,7 @@ import torch
 from .._torch import engine
 from .._torch.tensors import is_view
 from ..errors import UnsupportedMutationError
+from ..frontend.holders import put_back_deque
 from ..graph.effect_log import CheckInfo, Write
 from ..graph.meta import TensorSpec
 from ..graph.python_effects import (
@@ -256,15 +257,10 @@ def _set_items(writer: LineWriter, write: SetItems, values: list[str]) -> str:
     sequence = _table(writer, write)
     items = [values[item] if item >= 0 else f"{sequence}[{-1 - item}]" for item in write.items]
     if issubclass(_class(write), collections.deque):
-        return f"{writer.bind('set_deque', set_deque)}({sequence}, [{', '.join(items)}])"
+        return f"{writer.bind('set_deque', put_back_deque)}({sequence}, [{', '.join(items)}])"
     if _class(write) is list:
         return f"{sequence}[{write.start}:] = [{', '.join(items)}]"
     return f"{_unbound(writer, write, '__setitem__')}({sequence}, slice({write.start}, None), [{', '.join(items)}])"
-
-
-def set_deque(items: Any, values: list[Any]) -> None:
-    collections.deque.clear(items)
-    collections.deque.extend(items, values)
 
 
 def _add(writer: LineWriter, write: AddToSet, values: list[str]) -> str:

@@ -6,7 +6,6 @@ and kept beside the weights.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from .._torch.graphs import GraphWriter, make_graph_module
 from .._torch.symbols import is_symbolic
 from ..errors import ArtifactError
 from ..graph.meta import NodeMeta, TensorSpec, spec_of
+from ..graph.printing import last_frame
 from ..graph.source import is_name
 from ..tracing.tape.graph import fake_of
 from .values import Reader, Writer, checked
@@ -27,7 +27,6 @@ _OPS = ("placeholder", "get_attr", "call_function", "output")
 # Metadata that passes and printing read of a node, besides its layout and line.
 _FLAGS = {"partitioner_tag": str, "autograd_backward": bool, "seq_nr": int, "is_gradient_acc": bool, "ac_graph_id": int}
 _FLAGS |= {"runs_once": bool}
-_FRAME = re.compile(r'File "([^"\n]*)", line (\d+), in ([^\n]*)(?:\n(?!\s*File ")[ \t]*([^\n]*))?')
 _LONGEST_LINE = 400
 _MOST_NODES = 2_000_000
 
@@ -117,20 +116,13 @@ def _meta_to(node: fx.Node, writer: Writer) -> dict[str, Any]:
 def _line_of(writer: Writer) -> Callable[[fx.Node], dict[str, Any]]:
     def line_of(node: fx.Node) -> dict[str, Any]:
         trace = node.meta.get("stack_trace")
-        line = _last_line(trace) if isinstance(trace, str) else None
-        return {} if line is None else {"line": writer.line(line)}
+        frame = last_frame(trace) if isinstance(trace, str) else None
+        if frame is None:
+            return {}
+        file, number, function, code = frame
+        return {"line": writer.line(f'  File "{file}", line {number}, in {function}\n    {code}'[:_LONGEST_LINE])}
 
     return line_of
-
-
-def _last_line(trace: str) -> str | None:
-    """The user's line, without the folder that its file was in."""
-    frames = _FRAME.findall(trace)
-    if not frames:
-        return None
-    path, number, function, code = frames[-1]
-    file = path.replace("\\", "/").rpartition("/")[2]
-    return f'  File "{file}", line {number}, in {function.strip()}\n    {code.strip()}'[:_LONGEST_LINE]
 
 
 # ------------------------------------------------------------------------------------------------------ reading

@@ -47,25 +47,20 @@ class Writer:
 
     def __init__(self, *, symbolic_floats: bool = False) -> None:
         self.symbolic_floats = symbolic_floats
-        self.operators: dict[str, int] = {}
-        self.operator_data: list[Any] = []
-        self.layouts: dict[str, int] = {}
-        self.layout_data: list[Any] = []
+        self.operators: dict[str, tuple[int, Any]] = {}  # by its text: position and data
+        self.layouts: dict[str, tuple[int, Any]] = {}
         self.lines: dict[str, int] = {}
         self.nodes: Mapping[fx.Node, int] = {}
         self.calls: dict[int, int] = {}  # addresses of calls that signatures compare, by order
         self.first_sequence_nr: int | None = None  # autograd counts from the beginning of the process
 
     def tables(self) -> dict[str, Any]:
-        return {"operators": self.operator_data, "layouts": self.layout_data, "lines": list(self.lines)}
+        operators, layouts = ([data for _, data in table.values()] for table in (self.operators, self.layouts))
+        return {"operators": operators, "layouts": layouts, "lines": list(self.lines)}
 
     def operator(self, target: Any) -> int:
         data = self._operator(target)
-        key = repr(data)
-        if key not in self.operators:
-            self.operators[key] = len(self.operator_data)
-            self.operator_data.append(data)
-        return self.operators[key]
+        return self.operators.setdefault(repr(data), (len(self.operators), data))[0]
 
     def _operator(self, target: Any) -> Any:
         if isinstance(target, CallOnCopies):
@@ -111,11 +106,7 @@ class Writer:
         if type(spec.offset) is not int or spec.offset:
             data["offset"] = self.number(spec.offset)
         data |= {key: True for key in ("conj", "neg") if getattr(spec, key)}
-        key = repr(data)
-        if key not in self.layouts:
-            self.layouts[key] = len(self.layout_data)
-            self.layout_data.append(data)
-        return self.layouts[key]
+        return self.layouts.setdefault(repr(data), (len(self.layouts), data))[0]
 
     def layouts_of(self, spec: Any) -> Any:
         """The layouts of an operator's results; one or several, and null for a result that is no tensor."""

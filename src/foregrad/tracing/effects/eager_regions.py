@@ -42,9 +42,8 @@ from ...graph.eager_regions import (
     open_journal,
     reached_from,
     run_region,
-    strides_of,
 )
-from ...graph.meta import TensorSpec, contiguous_strides
+from ...graph.meta import TensorSpec, contiguous_strides, strides_in_order
 from ...graph.python_calls import CALL, Collective
 from ...identity import ById
 from ...interrupts import runs_user_code
@@ -247,13 +246,14 @@ class EagerRegions:
         with recorder.in_region(None):
             entry = recorder.entry(CALL, args, {}, is_random=True)
         cpu = torch.device("cpu")
-        head = TensorSpec((1,), (1,), torch.int64, cpu), TensorSpec((), (), torch.int64, cpu)
-        described = zip(sizes, region.layouts, strict=True)
-        entry.spec = (*head, *(TensorSpec(s, strides_of(s, order), dtype, on) for s, (dtype, on, order) in described))
+        specs = [TensorSpec((1,), (1,), torch.int64, cpu), TensorSpec((), (), torch.int64, cpu)]
+        for shape, (dtype, on, order) in zip(sizes, region.layouts, strict=True):
+            specs.append(TensorSpec(shape, strides_in_order(shape, order), dtype, on))
+        entry.spec = tuple(specs)
         with plain_execution():
             recorder.decisions.supply(entry, region.results(ran))
         status = recorder.entry(operator.getitem, (entry, 1), {}, is_random=False)
-        status.spec = head[1]
+        status.spec = specs[1]
         recorder.decisions.add(Decided(status, 0, region.where))
         return entry
 
