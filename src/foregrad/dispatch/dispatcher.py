@@ -23,7 +23,7 @@ from ..interrupts import held
 from ..locks import Turn
 from ..subclasses.spec import GradientKindError
 from ..tracing.recorder.recorder import ArraysWritten
-from ..tracing.values.draws import ArrayNeeded, DrawsFound
+from ..tracing.values.draws import DrawsDiffer, DrawsFound
 from .explain import Difference, Once, Recompile, Recompiles, is_float_text
 from .fallbacks import MOST_IN_A_ROW, Fallbacks, Refusals
 from .graphs import Graphs, Paths, Specialization, Specializer
@@ -297,8 +297,8 @@ class Dispatcher:
         return Dispatcher(function, self.pipeline, self.config, self.name, outer=outer, **sizes)
 
     def _diverged(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """A call that the form with state as an argument can't take: its draws differ from the arguments, it makes a
-        tensor of another array that it drew, or it needs the numbers in an array of its state.
+        """A call that the form with state as an argument can't take: its draws differ from the arguments, or it needs
+        the numbers in an array of its state.
         """
         form = self._state.entries.get(True)  # another thread may have dropped it
         lifted: Any = None if form is None else form[0].function
@@ -306,9 +306,6 @@ class Dispatcher:
             self._fixed |= arrays
             self._state.entries = {}
             return self._compile_and_call(args, kwargs, self.graphs.calls)
-        if lifted is not None and lifted.missing and len(lifted.places) < _MOST_PLACES:
-            self._take((*lifted.places, *numbered((), lifted.missing, len(lifted.places))))
-            return self._call_forms(args, kwargs)
         sizes, others = sizes_of(args, kwargs), self._by_sizes.entries
         if sizes not in others and len(others) < self._most_sizes:
             other = self._compiling(self.function, Outer(splits_sizes=False, once=self._outer.once))
@@ -394,7 +391,7 @@ class Dispatcher:
     def _without_graph(self, error: Exception) -> Exception | None:
         """The result of `_try_to_specialize` after a capture raised `error`. Raises errors meant for the caller."""
         if isinstance(error, DrawsFound):
-            if not self._state.entries and self._lift((), {}, numbered(error.draws, error.converted)):
+            if not self._state.entries and self._lift((), {}, numbered(error.draws)):
                 return None
             error = error.refusal()
         places = error.places if isinstance(error, ArraysWritten) else ()
@@ -402,7 +399,7 @@ class Dispatcher:
             return None
         is_refusal = isinstance(error, (UnsupportedError, UnknownLeafError))
         if is_refusal and not isinstance(error, EscapedTensorError) and lifted_arrays(self.function):
-            raise ArrayNeeded(str(error)) from None
+            raise DrawsDiffer(str(error)) from None
         return self.fallbacks.after(error)
 
     def _why(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Difference, ...]:
@@ -436,7 +433,6 @@ def _called_of_classes(
     return fallbacks.run(args, kwargs, refused)
 
 
-_MOST_PLACES = 24  # that a function takes from Python's state and from what it draws
 _PAST_THE_PATHS = (
     "more graphs for values that it reads from its inputs than the path limit allows. "
     "Raise foregrad.config.path_limit, or choose with torch.where."

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-import torch
-
-from ..frontend.lifted import Converted, Draw, Lifted, StatePlace, lifted_arrays, lifted_places, place_of
+from ..frontend.lifted import Draw, Lifted, StatePlace, lifted_arrays, lifted_places, place_of
 from ..frontend.opaque import is_array as is_numpy_array
 from ..frontend.program_state import ProgramState
 from ..graph.python_effects import CallMethod
@@ -62,12 +60,12 @@ def render_stateful(
     whose draws differ, or that need the numbers in an array.
     """
     names = Names(["args", "kwargs", "inner", "eagerly", "state", "MISS"])
-    reads, remember, draws = [], "", DrawLines(names)
+    reads, remember, draws = [], "", LineWriter(names)
     draws.globals |= {"inner": inner, "eagerly": lifted.func, "MISS": MISS}
     bind = draws.bind
     for place in lifted.places:
-        if isinstance(place, (Draw, Converted)):
-            reads.append(draws.place(place))
+        if isinstance(place, Draw):
+            reads.append(_drawn(place, draws))
             continue
         target = bind("holder", place.target)
         if place.kind == "item":
@@ -79,8 +77,6 @@ def render_stateful(
             reads.append(attribute(target, place.key, bind))
     if lifted.generators.kinds:
         remember = f"    {bind('remember', lifted.generators.remember)}()\n"
-    if draws.arrays:
-        draws.lines.append(f"{bind('remember_arrays', lifted.generators.remember_arrays)}({', '.join(draws.arrays)})")
     drawn = "".join(f"        {line}\n" for line in draws.lines)
     put_back = f"{bind('put_back', lifted.generators.put_back)}()" if lifted.generators.kinds else "pass"
     source = (
@@ -93,7 +89,7 @@ def render_stateful(
         f"        {put_back}\n"
         "        return eagerly(*args, **kwargs)\n"
     )
-    if lifted_arrays(lifted) or any(isinstance(place, (Draw, Converted)) for place in lifted.places):
+    if lifted_arrays(lifted) or any(isinstance(place, Draw) for place in lifted.places):
         source += (
             "    try:\n"
             "        return inner(state, *args, **kwargs)\n"
@@ -106,26 +102,14 @@ def render_stateful(
     return compile_source(source, "call", draws.globals, label=f"state of {name}")
 
 
-class DrawLines(LineWriter):
-    """`lines` that draw, in order; `arrays` are the variables of drawn arrays."""
+def _drawn(draw: Draw, lines: LineWriter) -> str:
+    """Add the line that draws; the variable of what it gives."""
 
-    def __init__(self, names: Names) -> None:
-        super().__init__(names)
-        self.arrays: list[str] = []
-        self._values: list[str] = []  # variables, by the number of the draw
+    def spelled(value: Any) -> str:
+        return literal(value) or lines.bind("constant", value)
 
-    def place(self, place: Draw | Converted) -> str:
-        """Add the lines of one place; the expression for it among the state."""
-        if isinstance(place, Converted):
-            return f"{self.bind('from_numpy', torch.from_numpy)}({self._values[place.number]})"
-        name = f"drawn_{len(self._values)}"
-        self._values.append(name)
-        function = self.bind(place.path.partition("(")[0].rpartition(".")[2], place.function)
-        arguments = [*map(self._spelled, place.args), *(f"{key}={self._spelled(value)}" for key, value in place.kwargs)]
-        self.lines.append(f"{name} = {function}({', '.join(arguments)})")
-        if place.is_array:
-            self.arrays.append(name)
-        return "None" if place.is_array else name
-
-    def _spelled(self, value: Any) -> str:
-        return literal(value) or self.bind("constant", value)
+    name = lines.names.fresh("drawn")
+    function = lines.bind(draw.path.partition("(")[0].rpartition(".")[2], draw.function)
+    arguments = [*map(spelled, draw.args), *(f"{key}={spelled(value)}" for key, value in draw.kwargs)]
+    lines.lines.append(f"{name} = {function}({', '.join(arguments)})")
+    return name

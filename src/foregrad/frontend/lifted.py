@@ -76,18 +76,9 @@ class Draw:
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
     path: str = dataclasses.field(compare=False)
-    is_array: bool = dataclasses.field(default=False, compare=False)  # it stays outside; see `Converted`
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Converted:
-    """A tensor over the memory of an array that was drawn, by the number of the draw."""
-
-    number: int
-    path: str = dataclasses.field(compare=False)
-
-
-Place = StatePlace | Draw | Converted
+Place = StatePlace | Draw
 
 
 class Lifted(functools.partial):  # type: ignore[type-arg]
@@ -98,54 +89,38 @@ class Lifted(functools.partial):  # type: ignore[type-arg]
     stand_ins: dict[tuple[int, Any], Any]
     """The values that the last call put into places, by the identity of the place."""
     drawn: list[tuple[Draw, Any]]
-    """The numbers, and arrays, that were drawn for the last call."""
-    converted: list[tuple[Converted, Any]]
-    """The tensors that were made of arrays for it."""
-    missing: tuple[Converted, ...]
-    """Tensors of arrays that it made besides."""
+    """What was drawn for the last call: numbers, and stand-ins of arrays."""
 
     def __new__(cls, function: Callable[..., Any], places: tuple[Place, ...]) -> Lifted:
         lifted = super().__new__(cls, function)
         lifted.generators = Generators(place for place in places if isinstance(place, Draw))
-        lifted.drawn, lifted.converted, lifted.missing = [], [], ()
+        lifted.drawn = []
         lifted.places = places
         lifted.stand_ins = {}
         return lifted
 
     def __call__(self, state: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> Any:
-        arrays = iter(self.generators.arrays)
         if is_capturing():
-            self.drawn, self.converted = [], []
+            self.drawn = []
         for place, value in zip(self.places, state, strict=True):
             if isinstance(place, StatePlace):
                 if is_capturing():
                     self.stand_ins[place.identity] = value
                 place.put(value)
-            elif is_capturing() and isinstance(place, Converted):
-                self.converted.append((place, value))
-            elif is_capturing() and isinstance(place, Draw):
-                self.drawn.append((place, next(arrays) if place.is_array else value))
+            elif is_capturing():
+                self.drawn.append((place, value))
         if self.generators.kinds and not is_capturing():
             self.generators.put_back()  # the function draws by itself
         return self.func(*args, **kwargs)
 
 
 class Generators:
-    """The random generators behind some draws, and the states they had before the draws of this thread's call; the
-    arrays that were drawn for it.
-    """
+    """The random generators behind some draws, and the states they had before the draws of this thread's call."""
 
     def __init__(self, draws: Iterable[Draw]) -> None:
         found = {id(spent): spent for draw in draws if (spent := used_up(draw.function)) is not None}
         self.kinds = [(RANDOM if isinstance(g, random.Random) else NUMPY_RANDOM, g) for g in found.values()]
         self._before = threading.local()
-
-    @property
-    def arrays(self) -> tuple[Any, ...]:
-        return getattr(self._before, "arrays", ())
-
-    def remember_arrays(self, *arrays: Any) -> None:
-        self._before.arrays = arrays
 
     def remember(self) -> None:
         self._before.states = [kind.read(generator) for kind, generator in self.kinds]
@@ -155,19 +130,14 @@ class Generators:
             kind.put_back(generator, state)
 
 
-def numbered(
-    draws: tuple[Draw, ...], converted: tuple[Converted, ...] = (), first: int = 0
-) -> tuple[Draw | Converted, ...]:
-    """Draws with paths that tell them apart, and behind them what is made of them, numbered from `first` on."""
-    told = [dataclasses.replace(draw, path=f"{draw.path}() number {i}") for i, draw in enumerate(draws)]
-    made = [dataclasses.replace(place, path=f"{place.path}, array {i}") for i, place in enumerate(converted, first)]
-    return (*told, *made)
+def numbered(draws: tuple[Draw, ...]) -> tuple[Draw, ...]:
+    """Draws with paths that tell them apart."""
+    return tuple(dataclasses.replace(draw, path=f"{draw.path}() number {i}") for i, draw in enumerate(draws))
 
 
 def drawn_in(function: Any) -> list[tuple[Draw, Any]]:
-    """The numbers that were drawn for the call that runs."""
-    form = drawing_form(function)
-    return [] if form is None else form.drawn
+    """What was drawn for the call that runs."""
+    return next((form.drawn for form in forms_of(function) if form.drawn), [])
 
 
 def forms_of(function: Any) -> Iterator[Lifted]:
@@ -175,11 +145,6 @@ def forms_of(function: Any) -> Iterator[Lifted]:
     while isinstance(function, Lifted):
         yield function
         function = function.func
-
-
-def drawing_form(function: Any) -> Lifted | None:
-    """The form of a function that draws, and makes tensors of arrays, ahead of the call that runs."""
-    return next((form for form in forms_of(function) if form.drawn or form.converted), None)
 
 
 _running = threading.local()

@@ -7,7 +7,7 @@ The first capture makes the calls and notes them; then the function is captured 
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -19,20 +19,20 @@ from ..._torch.symbols import is_symbolic
 from ...errors import UnsupportedSideEffectError
 from ...frontend.call import FlatCall
 from ...frontend.expected import is_plain
-from ...frontend.lifted import Converted, Draw, drawing_form, drawn_in
+from ...frontend.lifted import Draw, drawn_in
 from ...frontend.opaque import CLOCKS
 from ...identity import ById, IdSet
 
 
 class DrawsFound(UnsupportedSideEffectError):  # noqa: N818 - asks for another capture, with these as arguments
-    """The function draws numbers: they, and tensors over drawn arrays (`converted`), are to be its arguments."""
+    """The function draws numbers, or arrays: they are to be its arguments."""
 
-    def __init__(self, name: str, draws: tuple[Draw, ...], converted: tuple[Converted, ...]) -> None:
+    def __init__(self, name: str, draws: tuple[Draw, ...]) -> None:
         super().__init__(
             f"`{name}` takes other numbers from {draws[0].path} in each call, which a graph would not. Take from it "
             "before the call and pass what it gives (for random numbers, torch's own functions work)."
         )
-        self.name, self.draws, self.converted = name, draws, converted
+        self.name, self.draws = name, draws
 
     def refusal(self) -> UnsupportedSideEffectError:
         """The error for a call of which these can't be arguments, as others are."""
@@ -42,11 +42,7 @@ class DrawsFound(UnsupportedSideEffectError):  # noqa: N818 - asks for another c
 
 
 class DrawsDiffer(UnsupportedSideEffectError):  # noqa: N818 - the call is captured in another way
-    """A call of a function draws other numbers than those that are its arguments."""
-
-
-class ArrayNeeded(DrawsDiffer):
-    """An array of the state that is an argument can't be one: the numbers in it are needed."""
+    """A call draws other numbers than those that are its arguments, or needs the numbers in an array that is one."""
 
 
 class Draws:
@@ -57,7 +53,6 @@ class Draws:
         self.known = known  # whether an object is older than the call
         self.made: list[Draw] = []  # that no argument stands for
         self.given: list[tuple[torch.Tensor, int, Any]] = []  # tensors over arrays, their versions then, the arrays
-        self.converted: list[Converted] = []  # drawn arrays that became tensors
         self.seeded: IdSet[Any] = IdSet()  # generators that the function makes itself
         self.taken = 0
 
@@ -68,30 +63,21 @@ class Draws:
             if expected != draw:
                 raise DrawsDiffer(self._said(draw))
             self.taken += 1
-            return self._array(value, expected) if expected.is_array else value
+            return value
         if planned:
             raise DrawsDiffer(self._said(draw))
         if any(is_symbolic(value) or not is_plain(value) for value in (*args, *kwargs.values())):
             self._refuse(draw)
         value = original(*args, **kwargs)
-        becomes_array = is_array(value)
-        if type(value) not in (int, float) and not becomes_array:
+        if type(value) not in (int, float) and not is_array(value):
             self._refuse(draw)
-        draw = dataclasses.replace(draw, is_array=becomes_array)
         self.made.append(draw)
         self.taken += 1
-        return self._array(value, draw) if becomes_array else value
-
-    def _array(self, value: Any, draw: Draw) -> DrawnArray:
-        def refuse() -> NoReturn:
-            raise UnsupportedSideEffectError(
-                f"`{self.name}` computes in NumPy with the array that it takes from {draw.path.partition('(')[0]}, or "
-                "needs its numbers (a loop, `float()`, an assignment to elements, `torch.Tensor(array)`). Make a "
-                "tensor of the array by `torch.tensor` or `torch.from_numpy` and compute with that."
-            )
-
-        number = self.taken - 1
-        return DrawnArray(value, lambda: self._tensor(number, value), refuse)
+        if not is_array(value):
+            return value
+        # Of this run nothing is kept.
+        of_it = torch.tensor(value.tolist(), dtype=dtype_of(value))
+        return DrawnArray(value, lambda: of_it, functools.partial(self._refuse_numbers, draw.path))
 
     def arrays_of(self, leaves: Sequence[Any]) -> Callable[[torch.Tensor], DrawnArray]:
         """What gives the stand-in of an array among the arguments, of the one among `leaves` for a tensor over it."""
@@ -99,57 +85,29 @@ class Draws:
         return lambda tensor: self._given_array(tensor, *over[tensor])
 
     def _given_array(self, tensor: torch.Tensor, array: Any, path: str) -> DrawnArray:
-
-        def refuse() -> NoReturn:
-            raise UnsupportedSideEffectError(
-                f"`{self.name}` computes in NumPy with the array `{path}`, or needs its numbers (a loop, `float()`, an "
-                "assignment to elements). Make a tensor of the array (`torch.from_numpy`) and compute with that."
-            )
-
         def over() -> torch.Tensor:
             self.given.append((tensor, tensor._version, array))  # another one in its memory: see `_check_written`
             return tensor
 
-        return DrawnArray(array, over, refuse, varies=True)
+        return DrawnArray(array, over, functools.partial(self._refuse_numbers, path))
 
-    def _refuse_written(self) -> NoReturn:
+    def _refuse_numbers(self, path: str) -> NoReturn:
         raise UnsupportedSideEffectError(
-            f"`{self.name}` writes to a tensor over an array, and looks at the array after that, or at another one in "
-            "its memory. Write to a copy (`torch.tensor(array)`)."
+            f"`{self.name}` computes in NumPy with the array `{path}`, or needs its numbers (a loop, `float()`, an "
+            "assignment to elements, `torch.Tensor(array)`). Make a tensor of the array (`torch.from_numpy`) and "
+            "compute with that."
         )
-
-    def _written(self) -> list[tuple[torch.Tensor, Any]]:
-        """The tensors over arrays that were written to, and the arrays."""
-        return [(tensor, array) for tensor, version, array in self.given if tensor._version != version]
 
     def _check_written(self) -> None:
         """Raise where a tensor was written to and another one is over memory of the same array."""
-        for written, array in self._written():
+        written = [(tensor, array) for tensor, version, array in self.given if tensor._version != version]
+        for one, array in written:
             share: Any = sys.modules["numpy"].may_share_memory
-            if any(tensor is not written and share(array, other) for tensor, _, other in self.given):
-                self._refuse_written()
-
-    def _given(self, tensor: torch.Tensor, array: Any) -> torch.Tensor:
-        if self._written() and not any(tensor is known for known, _, _ in self.given):
-            self._refuse_written()
-        self.given.append((tensor, tensor._version, array))
-        return tensor
-
-    def _tensor(self, number: int, array: Any) -> torch.Tensor:
-        """The tensor that stands for a drawn array, by the number of the draw: an argument, once the draws are."""
-        form, place = drawing_form(self.function), Converted(number, "drawn")
-        if form is not None:
-            for known, tensor in form.converted:
-                if known == place:
-                    return self._given(tensor, array)
-            form.missing = (place,)
-            raise DrawsDiffer(f"`{self.name}` makes a tensor of another array in the call than before.")
-        if place not in self.converted:
-            self.converted.append(place)
-        # Of this run nothing is kept.
-        if self._written():
-            self._refuse_written()
-        return torch.tensor(array.tolist(), dtype=dtype_of(array))
+            if any(tensor is not one and share(array, other) for tensor, _, other in self.given):
+                raise UnsupportedSideEffectError(
+                    f"`{self.name}` writes to a tensor over an array, and another array is in its memory. Write to a "
+                    "copy (`torch.tensor(array)`)."
+                )
 
     def check(self) -> None:
         """The run is over: it made all draws that it was expected to make. Raises `DrawsFound` where it made others."""
@@ -164,7 +122,7 @@ class Draws:
             )
         self._check_written()
         if self.made:
-            raise DrawsFound(self.name, tuple(self.made), tuple(self.converted))
+            raise DrawsFound(self.name, tuple(self.made))
 
     def seed(self, generator: Any, seed: Any) -> None:
         """The function seeds a generator, or sets its state. `known(generator)`: it is older than the call."""
@@ -201,7 +159,7 @@ _SIZES: dict[str, Callable[[torch.Tensor], Any]] = {
     "size": torch.Tensor.numel,
     "nbytes": lambda tensor: tensor.numel() * tensor.element_size(),
 }
-_FACTS = {"shape", "ndim", "size", "dtype", "itemsize", "nbytes"}
+_FACTS = {"ndim", "dtype", "itemsize"}
 _CONVERTED_ALIKE = {"bool", "int64", "float32", "float64"}  # to these PyTorch converts as NumPy does, bit for bit
 _COMPARISONS = "lt le eq ne gt ge".split()
 _REFUSED = (
@@ -212,23 +170,19 @@ _REFUSED = (
 
 
 class DrawnArray:
-    """An array that this call drew or was given. `tensor()` gives the tensor for it, `refuse()` raises. `varies`: its
-    sizes may be others in other calls.
-    """
+    """An array that this call drew or was given. `tensor()` gives the tensor for it, `refuse()` raises."""
 
-    __slots__ = ("_refuse", "_value", "_varies", "tensor")
+    __slots__ = ("_refuse", "_value", "tensor")
 
-    def __init__(
-        self, value: Any, tensor: Callable[[], torch.Tensor], refuse: Callable[[], NoReturn], *, varies: bool = False
-    ) -> None:
-        self._value, self.tensor, self._refuse, self._varies = value, tensor, refuse, varies
+    def __init__(self, value: Any, tensor: Callable[[], torch.Tensor], refuse: Callable[[], NoReturn]) -> None:
+        self._value, self.tensor, self._refuse = value, tensor, refuse
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         return type(self._value)
 
     def _computed(self, value: Any, tensor: torch.Tensor) -> DrawnArray:
-        return DrawnArray(value, lambda: tensor, self._refuse, varies=self._varies)
+        return DrawnArray(value, lambda: tensor, self._refuse)
 
     def astype(self, dtype: Any) -> DrawnArray:
         converted = self._value.astype(dtype)
@@ -247,7 +201,7 @@ class DrawnArray:
         return self._computed(~self._value, ~self.tensor())
 
     def __getattr__(self, name: str) -> Any:
-        if name in _SIZES and self._varies:
+        if name in _SIZES:
             return _SIZES[name](self.tensor())  # others in other calls
         if name in _FACTS:
             return getattr(self._value, name)
@@ -256,7 +210,7 @@ class DrawnArray:
         raise AttributeError(f"'{type(self._value).__name__}' object has no attribute '{name}'")
 
     def __len__(self) -> int:
-        return len(self.tensor()) if self._varies else len(self._value)
+        return len(self.tensor())
 
     __hash__ = None  # type: ignore[assignment]
 
