@@ -52,7 +52,6 @@ class Draws:
         self.name, self.call, self.function = name, call, call.function
         self.known = known  # whether an object is older than the call
         self.made: list[Draw] = []  # that no argument stands for
-        self.given: list[tuple[torch.Tensor, int, Any]] = []  # tensors over arrays, their versions then, the arrays
         self.seeded: IdSet[Any] = IdSet()  # generators that the function makes itself
         self.taken = 0
 
@@ -82,14 +81,12 @@ class Draws:
     def arrays_of(self, leaves: Sequence[Any]) -> Callable[[torch.Tensor], DrawnArray]:
         """What gives the stand-in of an array among the arguments, of the one among `leaves` for a tensor over it."""
         over = ById((leaves[i], (array, self.call.paths[i])) for i, array in self.call.arrays().items())
-        return lambda tensor: self._given_array(tensor, *over[tensor])
 
-    def _given_array(self, tensor: torch.Tensor, array: Any, path: str) -> DrawnArray:
-        def over() -> torch.Tensor:
-            self.given.append((tensor, tensor._version, array))  # another one in its memory: see `_check_written`
-            return tensor
+        def stand_in(tensor: torch.Tensor) -> DrawnArray:
+            array, path = over[tensor]
+            return DrawnArray(array, lambda: tensor, functools.partial(self._refuse_numbers, path))
 
-        return DrawnArray(array, over, functools.partial(self._refuse_numbers, path))
+        return stand_in
 
     def _refuse_numbers(self, path: str) -> NoReturn:
         raise UnsupportedSideEffectError(
@@ -97,17 +94,6 @@ class Draws:
             "assignment to elements, `torch.Tensor(array)`). Make a tensor of the array (`torch.from_numpy`) and "
             "compute with that."
         )
-
-    def _check_written(self) -> None:
-        """Raise where a tensor was written to and another one is over memory of the same array."""
-        written = [(tensor, array) for tensor, version, array in self.given if tensor._version != version]
-        for one, array in written:
-            share: Any = sys.modules["numpy"].may_share_memory
-            if any(tensor is not one and share(array, other) for tensor, _, other in self.given):
-                raise UnsupportedSideEffectError(
-                    f"`{self.name}` writes to a tensor over an array, and another array is in its memory. Write to a "
-                    "copy (`torch.tensor(array)`)."
-                )
 
     def check(self) -> None:
         """The run is over: it made all draws that it was expected to make. Raises `DrawsFound` where it made others."""
@@ -120,7 +106,6 @@ class Draws:
                 f"`{self.name}` takes the time more than once ({', '.join(dict.fromkeys(clocks))}): a compiled call "
                 "would take all times before its graph, and nothing would lie between them. Take times round the call."
             )
-        self._check_written()
         if self.made:
             raise DrawsFound(self.name, tuple(self.made))
 
