@@ -113,13 +113,6 @@ class _NoFunctions:
         return _no_subclasses() if is_asked() else _no_functions()
 
 
-@functools.wraps(_C._to_dlpack)
-def _to_dlpack(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-    if _capturing() and isinstance(tensor, torch.Tensor):
-        tensor.__dlpack__()  # refused for stand-ins
-    return _C._to_dlpack(tensor, *args, **kwargs)
-
-
 _text_of_size = torch.SymInt.__repr__
 _WRITES_NO_TEXT = ("torch", "foregrad", "sympy", "logging")
 _PRINTS = "foregrad.graph.python_effects"  # for the program
@@ -150,8 +143,6 @@ _PLACES: list[_Place] = [
     (_C, "_will_engine_execute_node", _will_engine_execute_node),
     (_C, "DisableTorchFunction", _NoFunctions),
     (torch.SymInt, "__repr__", _text_of_number),
-    (torch, "to_dlpack", _to_dlpack),
-    (torch.utils.dlpack, "to_dlpack", _to_dlpack),
 ]
 # By the id of the original.
 _REPLACED: dict[int, Any] = {id(getattr(module, name)): replacement for module, name, replacement in _PLACES}

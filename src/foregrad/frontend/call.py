@@ -18,7 +18,7 @@ from ..graph.slots import Slot
 from ..graph.source import key_texts
 from ..subclasses.conversion import wrap
 from .function_classes import FunctionClassError
-from .lifted import forms_of, times_lifted
+from .lifted import forms_of
 from .opaque import is_array
 from .tree import STEPPERS, Tree, Wrap, check_leaves, flatten, open_arguments
 
@@ -79,11 +79,9 @@ class FlatCall:
         return {leaf: self.containers[number][0] for leaf, number in arrays_in(self.tree)}
 
     def tensors_apart(self) -> list[int]:
-        """The leaves that are tensors, but for those over arrays and those that are made of arrays before the graph."""
-        states = self.tree.children[0].children[: times_lifted(self.function)]
-        begin, arrays = sum(state.size for state in states), self.arrays()
-        leaves = range(begin, len(self.leaves))
-        return [i for i in leaves if isinstance(self.leaves[i], torch.Tensor) and i not in arrays]
+        """The leaves that are tensors, but for those over arrays."""
+        arrays = self.arrays()
+        return [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor) and i not in arrays]
 
     def inside_wrappers(self) -> set[int]:
         """The leaves that are tensors inside wrapper subclasses."""

@@ -177,10 +177,10 @@ KNOWN_PACKAGES: Final = tuple(
 NOT_OF_PACKAGES: Final[dict[str, str]] = {
     "torch._C": (
         "_set_worker_signal_handlers _set_worker_pids _error_if_any_worker_fails _log_api_usage_metadata_ "
-        "_initExtension _load_for_lite_interpreter"
+        "_initExtension _load_for_lite_interpreter _to_dlpack"
     ),
 }
-"""Their functions that are no operators, and set something for the whole process."""
+"""Their functions that are no operators: they set something for the whole process, or hand memory on."""
 
 TRUSTED_MODULES: Final = frozenset(
     """
