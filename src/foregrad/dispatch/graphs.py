@@ -256,6 +256,7 @@ class Specializer:
         self, function: Callable[..., Any], pipeline: Pipeline, config: Config, name: str, sizes: SizesSeen
     ) -> None:
         self.function, self.pipeline, self.config, self.name, self.sizes = function, pipeline, config, name, sizes
+        self._errors: set[tuple[type, str]] = set()  # that backwards raise without symbols too
         self._of_compiler = ""  # the error of a compiler where sizes or numbers were symbolic, in this capture
         self._once = Once()
 
@@ -288,9 +289,9 @@ class Specializer:
                 product = self.pipeline.build(call, self.name, self.config)
                 constants = fixed_numbers(product.captured.joint)
                 self.sizes.make_constant(call.paths[i] for i in constants)
-                if product.captured.joint.error is None:
+                if not self._is_of_symbols(product, call):
                     return call, product
-                constants = call.numbers  # the backward may raise because of symbols
+                constants = call.numbers
             except ConstantNumbers as error:
                 constants = error.leaves
             except (DrawsDiffer, EscapedTensorError):
@@ -329,7 +330,7 @@ class Specializer:
         except Exception as error:  # whatever is wrong apart from symbols, the next try raises
             self._note(error)
             return None
-        return product if product.captured.joint.error is None else None
+        return None if self._is_of_symbols(product, call) else product
 
     def _note(self, error: Exception) -> None:
         if not is_of_capture(error) and not ClosedSizesError.is_behind(error):
@@ -343,6 +344,20 @@ class Specializer:
                 "Each size or number gets a graph of its own instead, up to the limit of graphs. "
                 "(foregrad.compile(..., dynamic=False) asks for that from the start.)"
             )
+
+    def _is_of_symbols(self, product: Product, call: FlatCall) -> bool:
+        """Whether a backward raises because of symbolic sizes and numbers, not because eager's does."""
+        error = product.captured.joint.error
+        if error is None or (type(error), str(error)) in self._errors:
+            return False
+        static = dataclasses.replace(call, sizes=None, dynamic={}, varied=None, numbers=frozenset())
+        try:
+            plain = self.pipeline.build(static, self.name, self.config).captured.joint.error
+        except Exception:
+            return True
+        if plain is not None:
+            self._errors.add((type(plain), str(plain)))
+        return (type(error), str(error)) not in self._errors
 
 
 G = TypeVar("G", bound=GuardMaker)
