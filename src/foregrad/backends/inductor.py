@@ -59,6 +59,7 @@ from .results import promised
 from .segments import OtherStridesError, checked_once, compile_around, overwritable
 
 log = logging.getLogger("foregrad.backends")
+_say_once = functools.cache(log.warning)
 aten = torch.ops.aten
 
 # Inductor keeps a buffer that is not read any more until a later one of its size is made, if its own estimate of the
@@ -92,11 +93,6 @@ def _check_names(settings: Mapping[str, Any]) -> None:
             close = difflib.get_close_matches(name, names, n=1)
             hint = f" Did you mean `{close[0]}`?" if close else ""
             raise BackendError(f"Inductor has no setting `{name}`.{hint} torch._inductor.config lists them.")
-
-
-@functools.cache
-def _say_once(message: str) -> None:
-    log.warning(message)
 
 
 class InductorCompiler:

@@ -227,6 +227,7 @@ def _name_of(compiler: Compiler) -> str:
 # -------------------------------------------------------------------------------- the backends that come with foregrad
 
 log = logging.getLogger("foregrad.backends")
+_say_once = functools.cache(log.log)
 
 
 def inductor_backend(settings: Mapping[str, Any] | None = None, *, name: str = "inductor") -> Backend:
@@ -256,11 +257,6 @@ def auto() -> Backend:
         return inductor_backend(name="auto")
     _say_once(logging.WARNING, f'backend "auto" is "eager": Inductor can\'t compile here, {reason}')
     return get_backend("eager")
-
-
-@functools.cache
-def _say_once(level: int, message: str) -> None:
-    log.log(level, message)
 
 
 def _owned(value: Any) -> Any:

@@ -27,7 +27,6 @@ from ..frontend.reads import Source
 from ..graph.effect_log import ViewStep
 from ..graph.meta import TensorSpec
 
-_DEEPEST = 60
 _BY_NAME = (torch.dtype, torch.layout, torch.memory_format, torch.device)
 _PACKAGES = {"torch", "foregrad", "builtins", "functorch", *sys.stdlib_module_names}  # whose versions the key has
 
@@ -44,7 +43,7 @@ def digest(*parts: Any) -> str:
 
 def describe(value: Any, *, lenient: bool = False) -> Any:
     """A value as JSON. Raises `UndescribedError`, or, if `lenient`, describes an unknown object by its class."""
-    return _Describer(lenient).value(value, 0)
+    return _Describer(lenient).value(value)
 
 
 class _Describer:
@@ -53,16 +52,14 @@ class _Describer:
         self.calls: dict[int, int] = {}
         self.functions: dict[int, int] = {}  # numbers of functions that were described, or are now, by id
 
-    def value(self, value: Any, depth: int) -> Any:
+    def value(self, value: Any) -> Any:
         cls = type(value)
         if value is None or cls in (bool, int, str):
             return value
-        if depth > _DEEPEST:
-            raise UndescribedError("values nested too deeply")
         if cls in _RULES:
-            return _RULES[cls](self, value, depth + 1)
+            return _RULES[cls](self, value)
         if cls is tuple or cls is list or cls is torch.Size:
-            return [cls.__name__, *(self.value(item, depth + 1) for item in value)]
+            return [cls.__name__, *(self.value(item) for item in value)]
         if isinstance(value, _BY_NAME):
             return [cls.__name__, str(value)]
         if is_symbolic(value):
@@ -82,22 +79,22 @@ class _Describer:
         if dataclasses.is_dataclass(value):
             self._check_known(cls)
             fields = dataclasses.fields(value)
-            described = {f.name: self.value(getattr(value, f.name), depth + 1) for f in fields}
+            described = {f.name: self.value(getattr(value, f.name)) for f in fields}
             if isinstance(value, ViewStep):  # `call` is an address, compared with those of other steps only
                 described["call"] = self.calls.setdefault(value.call, len(self.calls))
             return [_name(cls), described]
-        return self._called(value, depth + 1)
+        return self._called(value)
 
     # ---------------------------------------------------------------- what is called
 
-    def _called(self, value: Any, depth: int) -> Any:
+    def _called(self, value: Any) -> Any:
         if isinstance(value, functools.partial):
             parts = (value.func, value.args, value.keywords)
-            return ["partial", *(self.value(part, depth) for part in parts)]
+            return ["partial", *(self.value(part) for part in parts)]
         if isinstance(value, types.MethodType):
-            return ["method", self.value(value.__func__, depth), self.value(value.__self__, depth)]
+            return ["method", self.value(value.__func__), self.value(value.__self__)]
         if isinstance(value, types.FunctionType):
-            return self._function(value, depth)
+            return self._function(value)
         if isinstance(value, types.ModuleType):
             if value.__name__.partition(".")[0] in _PACKAGES:
                 return ["module", value.__name__]
@@ -108,7 +105,7 @@ class _Describer:
             return ["called", module, getattr(value, "__qualname__", name)]
         return self._other(value)
 
-    def _function(self, function: types.FunctionType, depth: int) -> Any:
+    def _function(self, function: types.FunctionType) -> Any:
         if function.__module__.partition(".")[0] in _PACKAGES and "<locals>" not in function.__qualname__:
             return ["called", function.__module__, function.__qualname__]
         number = self.functions.get(id(function))
@@ -119,20 +116,19 @@ class _Describer:
         cells = {}
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             try:
-                cells[name] = self.value(cell.cell_contents, depth)
+                cells[name] = self.value(cell.cell_contents)
             except ValueError:
                 cells[name] = ["empty"]
         named = {}
         for name in sorted({name for inner in codes_in(code) for name in inner.co_names}):
             if name in function.__globals__:
-                named[name] = self.value(function.__globals__[name], depth)
-        defaults = [self.value(function.__defaults__, depth), self.value(function.__kwdefaults__, depth)]
-        return ["function", self._code(code, depth), defaults, cells, named]
+                named[name] = self.value(function.__globals__[name])
+        defaults = [self.value(function.__defaults__), self.value(function.__kwdefaults__)]
+        return ["function", self._code(code), defaults, cells, named]
 
-    def _code(self, code: types.CodeType, depth: int) -> Any:
+    def _code(self, code: types.CodeType) -> Any:
         constants = [
-            self._code(item, depth) if isinstance(item, types.CodeType) else self.value(item, depth)
-            for item in code.co_consts
+            self._code(item) if isinstance(item, types.CodeType) else self.value(item) for item in code.co_consts
         ]
         names = [list(code.co_names), list(code.co_varnames), list(code.co_freevars), list(code.co_cellvars)]
         table = getattr(code, "co_exceptiontable", b"")
@@ -159,30 +155,30 @@ def _name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _items(describer: _Describer, value: Mapping[Any, Any], depth: int) -> Any:
-    return ["dict", *([describer.value(key, depth), describer.value(item, depth)] for key, item in value.items())]
+def _items(describer: _Describer, value: Mapping[Any, Any]) -> Any:
+    return ["dict", *([describer.value(key), describer.value(item)] for key, item in value.items())]
 
 
-def _set(describer: _Describer, value: Any, depth: int) -> Any:
-    return ["set", *sorted((describer.value(item, depth) for item in value), key=json.dumps)]
+def _set(describer: _Describer, value: Any) -> Any:
+    return ["set", *sorted((describer.value(item) for item in value), key=json.dumps)]
 
 
-def _spec(describer: _Describer, spec: TensorSpec, depth: int) -> Any:
+def _spec(describer: _Describer, spec: TensorSpec) -> Any:
     parts = (spec.shape, spec.stride, spec.offset, spec.dtype, spec.device, spec.conj, spec.neg)
-    return ["tensor", *(describer.value(part, depth) for part in parts)]
+    return ["tensor", *(describer.value(part) for part in parts)]
 
 
 _RULES: dict[type, Any] = {
-    float: lambda d, v, n: ["float", struct.pack(">d", v).hex()],  # `hex` of a float does not tell the sign of nan
-    complex: lambda d, v, n: ["complex", struct.pack(">dd", v.real, v.imag).hex()],
-    bytes: lambda d, v, n: ["bytes", v.hex()],
+    float: lambda d, v: ["float", struct.pack(">d", v).hex()],  # `hex` of a float does not tell the sign of nan
+    complex: lambda d, v: ["complex", struct.pack(">dd", v.real, v.imag).hex()],
+    bytes: lambda d, v: ["bytes", v.hex()],
     dict: _items,
     types.MappingProxyType: _items,
     set: _set,
     frozenset: _set,
-    slice: lambda d, v, n: ["slice", *(d.value(part, n) for part in (v.start, v.stop, v.step))],
-    range: lambda d, v, n: ["range", v.start, v.stop, v.step],
-    type(...): lambda d, v, n: ["..."],
+    slice: lambda d, v: ["slice", *(d.value(part) for part in (v.start, v.stop, v.step))],
+    range: lambda d, v: ["range", v.start, v.stop, v.step],
+    type(...): lambda d, v: ["..."],
     TensorSpec: _spec,
-    Source: lambda d, v, n: ["source", d.value(v.slot, n), d.value(v.steps, n)],
+    Source: lambda d, v: ["source", d.value(v.slot), d.value(v.steps)],
 }

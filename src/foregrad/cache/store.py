@@ -29,6 +29,7 @@ from collections.abc import Iterator
 from typing import Any
 
 log = logging.getLogger("foregrad")
+_say_once = functools.cache(log.warning)
 
 _MAGIC = b"foregrad cache 1 "
 _DIGITS = 64
@@ -44,11 +45,6 @@ def default_folder() -> str:
     """The folder of the cache if the setting `cache_dir` names none."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(home, "foregrad", "compiled")
-
-
-@functools.cache
-def _say_once(message: str) -> None:
-    log.warning(message)
 
 
 class _RefusedError(Exception):
