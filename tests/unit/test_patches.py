@@ -10,6 +10,7 @@ import torch
 
 import foregrad
 from foregrad._torch import patches
+from foregrad.locks import Replacements
 
 
 def bound():
@@ -70,3 +71,86 @@ def test_reads_of_attributes_are_noted_in_either_way(monkeypatch, in_python):
     graphs = len(compiled.foregrad.compilations)
     module.never_read = 1
     assert torch.equal(compiled(x), module(x)) and len(compiled.foregrad.compilations) == graphs
+
+
+class Called:
+    """What a class may have in place of the methods that are replaced."""
+
+    def __call__(self):
+        return "own"
+
+    def __getattr__(self, name):
+        return name
+
+    def __setattr__(self, name, value):
+        self.__dict__[name] = value, "own"
+
+
+class Inherits(Called):
+    pass
+
+
+class Overrides(Called):
+    __setattr__ = object.__setattr__
+
+    def __call__(self):
+        return "overridden"
+
+
+REPLACED = {
+    "__call__": lambda self: "replaced",
+    "__setattr__": lambda self, name, value: self.__dict__.update({name: (value, "replaced")}),
+    "__getattribute__": lambda self, name: (
+        f"replaced {name}" if name[0] != "_" else object.__getattribute__(self, name)
+    ),
+}
+
+
+def seen(made):
+    made.x = 1
+    return made(), made.__dict__["x"], made.x, made.missing
+
+
+def test_special_methods_are_replaced_in_classes_that_inherit_them_and_in_no_other():
+    """Also in classes that were made before, whose methods C calls, and where the code that calls them is warm."""
+
+    class Later(Called):
+        pass
+
+    plain = [seen(kind()) for kind in (Called, Inherits, Overrides, Later) for _ in range(20)]
+    before = dict(vars(Called))
+    for _ in range(3):
+        replacements = Replacements()
+        for name, method in REPLACED.items():
+            replacements.bind(Called, name, method)
+
+        class Meanwhile(Called):
+            pass
+
+        of_base = ("replaced", (1, "replaced"), "replaced x", "replaced missing")
+        assert [seen(kind()) for kind in (Called, Inherits, Later, Meanwhile)] == [of_base] * 4
+        assert seen(Overrides()) == ("overridden", 1, "replaced x", "replaced missing")
+        replacements.restore()
+        assert dict(vars(Called)) == before
+        assert [seen(kind()) for kind in (Called, Inherits, Overrides, Later) for _ in range(20)] == plain
+        assert seen(Meanwhile()) == plain[0]
+
+
+def test_special_methods_that_c_calls_by_itself_are_replaced():
+    """`__setattr__ = object.__setattr__` in a class is called from another place than a method of Python."""
+
+    class Quick(Called):
+        __setattr__ = object.__setattr__
+
+    class Inheriting(Quick):
+        pass
+
+    made = Inheriting()
+    made.x = 1
+    replacements = Replacements()
+    replacements.bind(Quick, "__setattr__", REPLACED["__setattr__"])
+    made.x = 2
+    assert made.__dict__["x"] == (2, "replaced")
+    replacements.restore()
+    made.x = 3
+    assert made.__dict__["x"] == 3
