@@ -145,7 +145,8 @@ class FakeRuns:
         out = call(func, args, kwargs)
         for (stand_in, fake), layout in zip(used, before, strict=False):
             if not _is_same(_layout(fake), layout) or not self._is_in_place(stand_in, fake):
-                set_layout(stand_in, self._stand_in(fake, [pair for pair in used if pair[0] is not stand_in]))
+                keeps_memory = self._is_in_place(stand_in, fake) and _nbytes(fake) == _nbytes(stand_in)
+                set_layout(stand_in, self._stand_in(fake, [p for p in used if keeps_memory or p[0] is not stand_in]))
                 self._kept.pop(stand_in, None)
         if not self.is_symbolic:
             self._memory.clear()
@@ -218,6 +219,10 @@ class FakeRuns:
             storage = stand_in.untyped_storage()
             self._memory.setdefault(storage._cdata, (storage, fake.untyped_storage()))
         return stand_in
+
+
+def _nbytes(tensor: torch.Tensor) -> Any:
+    return tensor.untyped_storage().nbytes()
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, Any, Any]:

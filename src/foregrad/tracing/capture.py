@@ -123,7 +123,7 @@ class CaptureRun(Assembly):
         self.functions.check_absent(self.name, len(described.tangents))
         with self.unrecorded:
             _check_gradients(self.name, self.inputs.records, self.lifting.accumulated_at)
-            check_sizes(analysis, described.gradients)
+            check_sizes(analysis, described.gradients, raises=self.backward.error is not None)
             check_marked(analysis)
             return self._captured(analysis, described, out_leaves, out_tree)
 

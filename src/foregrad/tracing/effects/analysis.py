@@ -307,10 +307,8 @@ def _early_views(analysis: Analysis, value: Value, origin: tuple[Value, Start], 
         if is_marked and not taken.of_differentiable:
             was_changed = bool(changes) and changes[0] < taken.born
             early = taken.born, True, not was_changed or (at_start and taken.born < changes[-1])
-        elif taken.born < max([*changes, toggled_at]):
+        elif taken.born < max([*changes, toggled_at]) or counts_elsewhere:
             early = taken.born, False, False
-        elif counts_elsewhere:
-            early = 0, False, False
         # Of a view that was taken under no_grad none may be taken, but under no_grad, once its base is written.
         if before is not None and above is not None and step.grad_enabled and not above.grad_enabled:
             is_barred = any(before[0] < at < taken.born for at in changes)

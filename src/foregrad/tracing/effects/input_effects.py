@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 
+from ..._torch.histories import nodes_behind
 from ..._torch.tensors import base_of, history_of, is_marked, is_view, leads_to_base, share_counters
 from ...errors import UnsupportedMutationError
 from ...graph.effect_log import (
@@ -26,7 +28,7 @@ from ...graph.effect_log import (
 )
 from ...graph.slots import Updated
 from ...identity import IdSet
-from ..heap.metadata_changes import is_alike, looks_of, toggles, views_with_history
+from ..heap.metadata_changes import is_alike, toggles, views_with_history
 from ..heap.records import InputRecord, is_moved, is_of_another_kind, is_written_with_history
 from ..heap.refusals import changed_with_gradients, of_exchanged_memory, written_by_lists
 from ..inputs.inputs import Inputs
@@ -79,7 +81,11 @@ def is_replaced(recorder: Recorder, record: InputRecord) -> bool:
 
 
 def _is_reshaped(recorder: Recorder, record: InputRecord) -> bool:
-    return bool(recorder.changes.log.of(record.stand_in, InplaceView))
+    """Whether a call changes its sizes in place: nobody sees those that it has between two swaps of its memory."""
+    log = recorder.changes.log
+    swaps = [event.at for event in log.of(record.stand_in, SetData)]
+    changes = [event.at for event in log.of(record.stand_in, InplaceView)]
+    return any(not swaps or not swaps[0] < at < swaps[-1] for at in changes)
 
 
 def add_counted(analysis: Analysis) -> None:
@@ -89,7 +95,7 @@ def add_counted(analysis: Analysis) -> None:
     written = {i for i in counted if records[i].spec.numel}
     reshaped = {i for i, record in enumerate(records) if _is_reshaped(recorder, record)}
     unwritten = (reshaped - {*analysis.replaced}) | (counted - written)
-    unwritten |= {i for i in analysis.replaced if _is_set(recorder, records[i])}
+    unwritten |= {i for i in analysis.replaced if is_set_again(recorder, records[i])}
     candidates = [i for i in analysis.counted if not _counted_with(written, records, i)]
     analysis.counted = []
     for index in candidates:
@@ -129,7 +135,7 @@ def add_updates(
     if is_replaced(recorder, record):
         analysis.replaced.append(index)
         differentiable = False  # what it was before has no history any more
-        counted = counted and not _is_set(recorder, record)
+        counted = counted and not is_set_again(recorder, record)
     if not written or (counted and not differentiable and initial.storage.generation == 0):
         if counted and (index in analysis.replaced or not resized):
             analysis.counted.append(index)
@@ -176,18 +182,20 @@ def swapped(analysis: Analysis, index: int, at: int, memory: Handle) -> list[Rec
     stand_in = record.stand_in
     events = recorder.changes.log.of(stand_in, SetData)
     event, is_last = events[at], at + 1 == len(events)
-    swap = (SetStorage if isinstance(event.effect, SetStorage) else SetData)(index, memory)
+    is_set = isinstance(event.effect, SetStorage) and not is_marked(stand_in)
+    swap: SetData = SetStorage(index, memory) if is_set else SetData(index, memory)
     entries = [Recorded(event.at, swap)]
     if not is_last:
         return entries
     value = recorder.value_of(stand_in)
     is_written = is_written_with_history(record)
-    is_elsewhere = is_view(record.real) and stand_in.storage_offset() != record.spec.offset
-    has_views = any(base_of(r.real) is record.real and r.real.requires_grad for r in records)
-    is_view_written = is_view(record.real) and value.storage.written_at > event.at
-    is_told_otherwise = is_written and (is_view_written or has_views)
-    if is_told_otherwise or (is_elsewhere and record.real.requires_grad and is_moved(record)):
-        raise changed_with_gradients(str(record.slot), recorder.changes.where(stand_in))
+    if not is_set:
+        is_elsewhere = is_view(record.real) and stand_in.storage_offset() != record.spec.offset
+        has_views = any(base_of(r.real) is record.real and r.real.requires_grad for r in records)
+        is_view_written = is_view(record.real) and value.storage.written_at > event.at
+        is_told_otherwise = is_written and (is_view_written or has_views)
+        if is_told_otherwise or (is_elsewhere and record.real.requires_grad and is_moved(record)):
+            raise changed_with_gradients(str(record.slot), recorder.changes.where(stand_in))
     if is_written:
         output = analysis.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in)
         changed_at = record.initial.storage.changed_at
@@ -237,9 +245,10 @@ def views_of_written(memory: list[tuple[InputRecord, list[InputRecord]]], record
     return found
 
 
-def _is_set(recorder: Recorder, record: InputRecord) -> bool:
-    """Whether `set_` replaced the input, and does so in each call."""
-    return recorder.changes.replaced.get(record.stand_in, (None, False))[1]
+def is_set_again(recorder: Recorder, record: InputRecord) -> bool:
+    """Whether `set_` replaced the input, and may do so again: an input that is a leaf by then loses its gradient."""
+    _, is_set = recorder.changes.replaced.get(record.stand_in, (None, False))
+    return is_set and not is_marked(record.stand_in)
 
 
 def _known_as_written(records: list[InputRecord]) -> list[InputRecord]:
@@ -253,8 +262,11 @@ def _known_as_written(records: list[InputRecord]) -> list[InputRecord]:
 # when the node is created, which is before all that the call does to it.
 
 
-def check_sizes(analysis: Analysis, gradients: Sequence[Any]) -> None:
-    """Raise for an input that gradients flow to and that is given other sizes, another dtype, or memory by `set_`."""
+def check_sizes(analysis: Analysis, gradients: Sequence[Any], *, raises: bool) -> None:
+    """Raise for an input that gradients flow to in other sizes or another dtype than it came with, or by another way.
+
+    `raises`: the backward does, and gives no gradients.
+    """
     recorder, records = analysis.recorder, analysis.inputs.records
     log = recorder.changes.log
     reshaped = {index for index, r in enumerate(records) if log.of(r.stand_in, InplaceView)}
@@ -262,38 +274,52 @@ def check_sizes(analysis: Analysis, gradients: Sequence[Any]) -> None:
     resized = {index for index, changes in enumerate(grown) if any(event.op in RESIZES for event in changes)}
     marked = {index for index in reshaped | resized if not records[index].real.requires_grad}
     for event in log.events:
-        record = analysis.inputs.by_stand_in.get(event.tensor)
-        requires_grad = event.tensor.requires_grad or (record is not None and record.real.requires_grad)
-        is_set = isinstance(event.effect, SetStorage)
+        tensor, after = event.tensor, event.after
+        if after is None or not (is_view(tensor) and tensor.requires_grad):
+            continue
+        is_own = isinstance(event.effect, SetStorage) and tensor not in analysis.inputs.by_stand_in
         # Autograd takes a view again by its operator where it is a stand-in, and by its place where it is a tensor.
-        is_other = event.after is not None and not is_alike(event.after.spec, event.value.spec)
-        if requires_grad and (is_set or (is_other and is_view(event.tensor))):
-            what = "a tensor" if record is None else str(record.slot)
-            raise changed_with_gradients(what, recorder.changes.where(event.tensor))
-    flows = bool(analysis.carrying_gradients())
-    for index in {*analysis.replaced, *resized, *marked}:
+        if not is_alike(after.spec, event.value.spec) or (is_own and after.spec.offset != event.value.spec.offset):
+            raise changed_with_gradients("a view", recorder.changes.where(tensor))
+    with_history = [fake for fake in analysis.fakes if fake is not None]
+    set_to_itself = {index for index, r in enumerate(records) if r.stand_in in recorder.changes.set_to_itself}
+    for index in {*analysis.replaced, *resized, *marked, *set_to_itself}:
         record, gradient = records[index], gradients[index]
         stand_in, spec, requires_grad = record.stand_in, record.spec, record.real.requires_grad
+        if record.real.is_leaf and _is_parted(with_history, record.leaf):
+            raise _refused(recorder, record)
         if index in resized and requires_grad and stand_in.requires_grad:
             raise _refused(recorder, record)  # it was detached in between
-        if flows and record.real.is_leaf and any(look.dtype is not spec.dtype for look in looks_of(recorder, record)):
-            raise _refused(recorder, record)  # autograd accumulates its gradient elsewhere then
+        if index in marked and stand_in.requires_grad and raises:
+            raise _refused(recorder, record)
         if gradient is not None and (index in resized or not is_alike(gradient.spec, spec)):
+            raise _refused(recorder, record)
+        _, is_set = recorder.changes.replaced.get(stand_in, (None, False))
+        if is_set and is_view(record.real) and stand_in.storage_offset() != spec.offset and gradient is not None:
+            raise _refused(recorder, record)
+        of_it = is_set and record.real.is_leaf and any(base_of(r.real) is record.real for r in records)
+        if of_it and requires_grad and (stand_in.shape, stand_in.stride()) != (spec.shape, spec.stride):
             raise _refused(recorder, record)
         # A view that was taken of it before has its gradients flow there by itself.
         is_other = stand_in.shape != spec.shape or stand_in.dtype is not spec.dtype
-        if is_other and requires_grad and index not in resized and _views_of_it(analysis, index):
+        outputs = [o for o in analysis.outputs if isinstance(o, Handle) and o.input == index and o.steps]
+        is_viewed = index not in resized and not all(map(analysis.is_of_swapped, outputs))
+        # Of one taken since, autograd may know the node of the leaf as it was.
+        is_viewed |= is_set and is_marked(stand_in) and any(map(analysis.is_of_swapped, outputs))
+        if is_other and requires_grad and is_viewed:
             raise _refused(recorder, record)
-
-
-def _views_of_it(analysis: Analysis, index: int) -> list[Handle]:
-    """Outputs that are views of what an input was before it was given other memory."""
-    outputs = [o for o in analysis.outputs if isinstance(o, Handle) and o.input == index and o.steps]
-    return [o for o in outputs if not analysis.is_of_swapped(o)]
 
 
 def _refused(recorder: Recorder, record: InputRecord) -> UnsupportedMutationError:
     return changed_with_gradients(str(record.slot), recorder.changes.where(record.stand_in))
+
+
+def _is_parted(outputs: Sequence[torch.Tensor], leaf: torch.Tensor | None) -> bool:
+    """Whether gradients flow to what the leaf was: `set_`, or another dtype, parts it from its accumulator."""
+    if leaf is None:
+        return False
+    ends = [node for node in nodes_behind(outputs) if getattr(node, "variable", None) is leaf]
+    return bool(ends) and any(node is not get_gradient_edge(leaf).node for node in ends)
 
 
 # -------------------------------------------------------------------- the log

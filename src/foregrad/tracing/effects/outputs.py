@@ -13,6 +13,7 @@ from ..._torch.tensors import (
     allows_writes,
     base_of,
     is_marked,
+    is_no_grad_view,
     is_usable,
     is_view,
     leads_to,
@@ -27,6 +28,7 @@ from ...graph.effect_log import (
     MarkRequiresGrad,
     Recorded,
     SetData,
+    SetStorage,
     ViewStep,
     Write,
     WriteWrapper,
@@ -180,8 +182,9 @@ def _tensor_output(analysis: Analysis, leaf: torch.Tensor, path: str) -> OutputI
     if old is None and recorder.changes.replaced and is_view(leaf) and leaf.requires_grad:
         _check_memory(recorder, inputs, leaf, path)
     if old is not None and leaf not in inputs.by_stand_in and has_been_another(leaf, old):
-        is_stale = any(old.born < change.at for change in old.storage.changes_of(leaf))
-        is_stale |= not allows_writes(leaf)
+        set_at = {event.at for event in recorder.changes.log.of(leaf, SetStorage)}
+        is_stale = any(old.born < change.at for change in old.storage.changes_of(leaf) if change.at not in set_at)
+        is_stale |= not (allows_writes(leaf) or is_no_grad_view(leaf))
         if is_view(leaf) and leaf.requires_grad and is_stale:
             raise of_exchanged_memory(f"the output {path}", recorder.changes.where(leaf))
         alias = _what_it_was(analysis, old, path)
@@ -345,8 +348,9 @@ def _counts_with_input(recorder: Recorder, inputs: Inputs, info: OutputInfo, lea
 
 def _check_view(recorder: Recorder, leaf: torch.Tensor, path: str) -> None:
     """Autograd loses track of a view when an operator on lists writes both to it and to what it shares memory with."""
-    base = base_of(leaf)
-    if not leaf.is_leaf and base is not None and base.requires_grad and not leads_to_base(leaf):
+    base, listed = base_of(leaf), recorder.writes.listed
+    is_listed = any(value.fake in listed and is_view(value.fake) for value in chain_of(recorder.value_of(leaf)))
+    if is_listed and not leaf.is_leaf and base is not None and base.requires_grad and not leads_to_base(leaf):
         raise written_by_lists(f"the output {path}", recorder.writes.where_lists())
 
 

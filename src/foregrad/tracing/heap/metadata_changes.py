@@ -14,7 +14,7 @@ from ..._torch.tensors import base_of, history_of, is_usable, is_view
 from ...errors import UnsupportedAliasError, UnsupportedMutationError
 from ...graph.effect_log import Detach, Effect, Handle, InplaceView, MarkRequiresGrad, SetData, SetStorage
 from ...graph.meta import TensorSpec
-from ...identity import ById
+from ...identity import ById, IdSet
 from ..tape.opinfo import IDENTITIES, OpInfo, take_data
 from ..tape.origin import Origin, user_line
 from .alias import Change, Storage, Value, now
@@ -34,6 +34,7 @@ class MetadataChanges:
         self.log = EventLog()
         self.replaced: ById[torch.Tensor, tuple[Value, bool]] = ById()  # what a tensor was; whether `set_` replaced it
         self.changed_at: ById[torch.Tensor, Origin] = ById()  # where sizes, memory or history last changed in place
+        self.set_to_itself: IdSet[torch.Tensor] = IdSet()
         self.resized: list[Storage] = []  # where tensors are whose sizes changed in place
 
     def run(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
@@ -102,7 +103,8 @@ class MetadataChanges:
             raise set_with_gradients(user_line(rec.origins.here()))
         out = rec.run_fake(info.op, (tensor, *rest), kwargs)
         if rest[0] is tensor:
-            rec.value_of(tensor).storage.note_write(tensor)  # nothing but its version changes
+            rec.value_of(tensor).storage.note_write(tensor)  # its version changes, and a leaf's node for gradients
+            self.set_to_itself.add(tensor)
             return out
         self.replaced_by(tensor, rest[0], is_set=True)
         return out
@@ -121,6 +123,11 @@ class MetadataChanges:
         effect = SetStorage(-1, SOMETHING) if is_set else SetData(-1, SOMETHING)
         at = self.log.note(effect, tensor, was, after=after)
         old.storage.changes += [Change(at, tensor)] if is_set else []  # it counts as a write
+
+    def exchanged(self) -> set[Storage]:
+        """The memories that tensors were given by `set_` or `.data = ...`, and those that they had before."""
+        values = ((old, self.recorder.value_of(tensor)) for tensor, (old, _) in self.replaced.items())
+        return {value.storage for pair in values for value in pair}
 
     def _resize(self, info: OpInfo, tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
         rec = self.recorder
@@ -293,18 +300,6 @@ def keeps_history(view: torch.Tensor) -> bool:
 
 # -------------------------------------------------------------------- what an input was
 # What an input was at one time and another, as the log tells.
-
-
-def looks_of(recorder: Recording, record: InputRecord) -> list[TensorSpec]:
-    """What an input was, and what it is after each change of its memory or sizes."""
-    events = recorder.changes.log.changes_of(record.stand_in)
-    return [record.spec, *(_after(event) for event in events)]
-
-
-def _after(event: Event) -> TensorSpec:
-    after = event.value.became if event.after is None else event.after
-    assert after is not None
-    return after.spec
 
 
 def is_alike(one: TensorSpec, other: TensorSpec) -> bool:

@@ -62,8 +62,8 @@ class Writes:
                 for target, result in zip(targets, rec.run_fake(info.functional, args, kwargs), strict=True):
                     check_cast(result.dtype, target.dtype)
             if is_listed and torch.is_grad_enabled():
-                if self.changes.replaced:  # else autograd differentiates the fakes as it does the tensors
-                    check_lists(targets, rec.origins)
+                exchanged = self.changes.exchanged()  # else autograd differentiates the fakes as it does the tensors
+                check_lists([t for t in targets if rec.value_of(t).storage in exchanged], rec.origins)
                 self.listed.update(targets)
                 here = rec.origins.here()
                 self.changes.changed_at.update(ById((target, here) for target in targets))
