@@ -9,9 +9,9 @@ import torch
 
 __all__ = ["EAGER", "MODULES", "PROGRAMS", "module_of", "source_of"]
 
-# They give a tensor other sizes, another dtype, or memory by `set_`, and gradients flow to it: that runs eagerly.
+# They give a tensor other sizes or another dtype, and gradients flow to it: that runs eagerly.
 EAGER = {
-    "set to tensor", "set to tensor use", "prune rows clone", "half then use", "double then use", "grow rows",
+    "prune rows clone", "half then use", "double then use", "grow rows",
     "transpose data", "flat data", "free then use", "prune and return", "prune both", "prune one",
     "prune and put back", "prune twice", "prune both, one twice", "prune then decide", "prune beside writes",
     "grow embedding", "product then use", "resize then requires", "freeze prune unfreeze", "set rows use",

@@ -373,9 +373,8 @@ def f(x0, x1, x2):
 """,
 )
 
-refusal(
+regression(
     "a view is given other memory, and then what it was a view of is reshaped",
-    "and gradients flow",
     """
 def make_args():
     a0 = torch.randn((), dtype=torch.float32).requires_grad_() * 1

@@ -125,7 +125,8 @@ class Backward:
         except ForegradError:
             raise
         except RuntimeError as error:
-            self.error = error
+            self.error = self._named(error)
+        self.failing = {position: self._named(error) for position, error in self.failing.items()}
         if self.failing and (self.run.has_effects or any(e.is_backward for e in self.recorder.collectives.made)):
             raise in_some_backwards(f"the backward beside that of {self._line_of(outputs[next(iter(self.failing))])}")
         if has_asides and self.error is None and not self.failing:
@@ -141,6 +142,24 @@ class Backward:
             run = self.recorder.late.finish()
         if any(len(getattr(run, name)) != len(getattr(self.run, name)) for name in ("updates", "checks", "written")):
             raise in_some_backwards(f"a hook on a leaf that the function makes, before {self._line_of(outputs[0])},")
+
+    def _named(self, error: Exception) -> Exception:
+        """The error; a refusal where eager may answer, because autograd has other sizes for a view than eager's has.
+
+        A view that was given other memory is taken again by its operator where it is a fake, and by its place in memory
+        where it is a tensor.
+        """
+        changes, values = self.recorder.changes, self.recorder.values
+        swaps = [(event, event.after) for event in changes.log.events if event.after is not None]
+        for event, after in swaps:
+            view = values[event.tensor].fake
+            if view is not None and is_view(view) and view.requires_grad and after.spec.shape != event.value.spec.shape:
+                return UnsupportedError(
+                    f"PyTorch fails in the derivative of a captured function: {str(error).splitlines()[0]} A cause may "
+                    f"be the view that is given other sizes in place at {changes.where(view)} (`set_`, `.data = ...`); "
+                    "use a tensor of its own."
+                )
+        return error
 
     def _has_unlinked(self) -> bool:
         """Whether views were made under no_grad of what requires grad, and something was written to in place."""

@@ -263,7 +263,7 @@ def _known_as_written(records: list[InputRecord]) -> list[InputRecord]:
 
 
 def check_sizes(analysis: Analysis, gradients: Sequence[Any], *, raises: bool) -> None:
-    """Raise for an input that gradients flow to in other sizes or another dtype than it came with, or by another way.
+    """Raise for an input whose gradients have other sizes, another dtype or another accumulator than it came with.
 
     `raises`: the backward does, and gives no gradients.
     """
@@ -275,11 +275,8 @@ def check_sizes(analysis: Analysis, gradients: Sequence[Any], *, raises: bool) -
     marked = {index for index in reshaped | resized if not records[index].real.requires_grad}
     for event in log.events:
         tensor, after = event.tensor, event.after
-        if after is None or not (is_view(tensor) and tensor.requires_grad):
-            continue
-        is_own = isinstance(event.effect, SetStorage) and tensor not in analysis.inputs.by_stand_in
-        # Autograd takes a view again by its operator where it is a stand-in, and by its place where it is a tensor.
-        if not is_alike(after.spec, event.value.spec) or (is_own and after.spec.offset != event.value.spec.offset):
+        is_own = is_view(tensor) and tensor.requires_grad and tensor not in analysis.inputs.by_stand_in
+        if isinstance(event.effect, SetStorage) and is_own and after.spec.offset != event.value.spec.offset:  # type: ignore[union-attr]
             raise changed_with_gradients("a view", recorder.changes.where(tensor))
     with_history = [fake for fake in analysis.fakes if fake is not None]
     set_to_itself = {index for index, r in enumerate(records) if r.stand_in in recorder.changes.set_to_itself}

@@ -349,7 +349,8 @@ def _counts_with_input(recorder: Recorder, inputs: Inputs, info: OutputInfo, lea
 def _check_view(recorder: Recorder, leaf: torch.Tensor, path: str) -> None:
     """Autograd loses track of a view when an operator on lists writes both to it and to what it shares memory with."""
     base, listed = base_of(leaf), recorder.writes.listed
-    is_listed = any(value.fake in listed and is_view(value.fake) for value in chain_of(recorder.value_of(leaf)))
+    ways = [value.fake for value in chain_of(recorder.value_of(leaf)) if value.fake is not None]
+    is_listed = any(fake in listed and is_view(fake) for fake in ways)
     if is_listed and not leaf.is_leaf and base is not None and base.requires_grad and not leads_to_base(leaf):
         raise written_by_lists(f"the output {path}", recorder.writes.where_lists())
 
