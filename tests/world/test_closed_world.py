@@ -58,6 +58,7 @@ def called(function, times=3):
     return results, [str(one.message) for one in said if issubclass(one.category, ForegradWarning)], compiled
 
 
+NEW_THREAD = "_thread.start_joinable_thread" if sys.version_info >= (3, 13) else "_thread.start_new_thread"
 FOREIGN = {
     "time.sleep": lambda: time.sleep(0.0),
     "posix.putenv": lambda: os.environ.__setitem__("FOREGRAD_TEST", "1"),
@@ -68,7 +69,7 @@ FOREIGN = {
     "sys.getrecursionlimit": lambda: sys.getrecursionlimit(),
     "sys.getprofile": lambda: sys.getprofile(),  # of what observes the capture
     "sys.getrefcount": lambda: sys.getrefcount(X),
-    "_thread.start_new_thread": lambda: threading.Thread(target=int).start(),
+    NEW_THREAD: lambda: threading.Thread(target=int).start(),
     "posix.getpid": lambda: os.getpid(),
     "datetime.now": lambda: CLASSES[0].now(),
     "lock.locked": lambda: LOCK.locked(),

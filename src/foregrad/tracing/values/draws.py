@@ -177,9 +177,11 @@ class DrawnArray:
 
     def __getitem__(self, key: Any) -> DrawnArray:
         is_sliced = all(type(k) in (int, slice) or k is ... for k in (key if type(key) is tuple else (key,)))
-        part = self._value[key] if is_sliced else None
-        if not is_array(part):
+        if not is_sliced:
             self._refuse()
+        part = self._value[key]
+        if not is_array(part):  # PyTorch takes the first element of an index, and leaves the error set if there is one
+            return DrawnArray(part, self._refuse, self._refuse)
         return self._computed(part, self.tensor()[key])
 
     def __invert__(self) -> DrawnArray:
