@@ -66,11 +66,26 @@ class Result:
 def ops() -> dict[str, Any]:
     from torch.testing._internal import common_methods_invocations as database
 
+    samples_need_no_test()
     # Its random ops seed the generator inside the function: a side effect that hides what the op itself draws.
     for module in [m for name, m in sys.modules.items() if name.startswith("torch.testing._internal")]:
         if hasattr(module, "wrapper_set_seed"):
             module.wrapper_set_seed = _call
     return {op.full_name: op for op in database.op_db}
+
+
+def samples_need_no_test() -> None:
+    """PyTorch's databases look for a `unittest.TestCase` on the stack, its lines read from files, before each sample."""
+    from torch.testing._internal import common_utils
+    from torch.testing._internal.opinfo import core
+
+    for module in (common_utils, core):
+        if hasattr(module, "extract_test_fn"):
+            module.extract_test_fn = _no_test
+
+
+def _no_test() -> None:
+    return None
 
 
 def _call(op: Any, *args: Any, **kwargs: Any) -> Any:

@@ -36,7 +36,10 @@ def cases() -> dict[str, Any]:
     import torch
     from torch.testing._internal.hop_db import hop_db
 
+    from tests.parity.cases import samples_need_no_test
     from tests.parity.hop_programs import PROGRAMS
+
+    samples_need_no_test()
 
     def sampled(entry: Any, number: int, grad: bool) -> Any:
         sample = list(entry.sample_inputs("cpu", torch.float32, requires_grad=grad))[number]

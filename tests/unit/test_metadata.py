@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -25,6 +24,7 @@ from foregrad.tracing.kernels import metadata
 from foregrad.tracing.kernels.layouts import RULES, layout_of
 from foregrad.tracing.kernels.metadata import Metadata, forget_all, is_cacheable
 from foregrad.tracing.tape.opinfo import op_info
+from tests.parity.cases import ops
 
 aten = torch.ops.aten
 
@@ -124,7 +124,7 @@ _SAMPLES = 2
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.complex64], ids=str)
 def test_results_from_the_cache_are_laid_out_as_the_kernels_results(dtype: torch.dtype) -> None:
     compared = 0
-    for op in op_db[:: int(os.environ.get("FOREGRAD_TEST_EVERY", _EVERY))]:
+    for op in list(ops().values())[:: int(os.environ.get("FOREGRAD_TEST_EVERY", _EVERY))]:
         if dtype in op.supported_dtypes("cpu") and "jiterator" not in op.name:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
