@@ -40,6 +40,7 @@ def main() -> int:
     parser.add_argument(
         "--torch", nargs="*", metavar="X.Y.Z", help=f"these versions of PyTorch (without one: {', '.join(TORCHES)})"
     )
+    parser.add_argument("--setup-only", action="store_true", help="make the environments, and run nothing")
     parser.add_argument("--setup-limit", type=float, metavar="SECONDS", help="give up making an environment after this")
     settings, rest = parser.parse_known_args()
     pytest_arguments = [argument for argument in rest if argument != "--"]
@@ -54,6 +55,10 @@ def main() -> int:
     if settings.torch is not None:
         here = ".".join(map(str, sys.version_info[:2]))
         runs = [(here, sys.executable, None, torch) for torch in settings.torch or TORCHES]
+    if settings.setup_only:
+        for version, python, folder, torch in runs:
+            set_up(environment_of(version, folder, torch), python, torch, settings.setup_limit)
+        return 0
     rows = []
     for run in runs:
         rows.append(run_one(*run, settings.setup_limit, pytest_arguments))
@@ -129,13 +134,15 @@ def run_one(
     row: dict[str, object] = {"python": full or version, "torch": torch or "-", "failed": 0, "result": ""}
     print(f"==> Python {full}, PyTorch {torch or 'as pinned'}: {python}", flush=True)
     start = time.monotonic()
-    folder = given or (f".venv-torch-{torch}" if torch else f".venv-{version}")
+    folder = environment_of(version, given, torch)
     if given is None and not set_up(folder, python, torch, limit):
         row["result"] = "no environment"
         row["failed"] = int(version in SUPPORTED and limit is None)
         return row
     executable = os.path.join(folder, "bin", "python")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": "src"}
+    # As `make test` runs them: see the Makefile.
+    settings = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "", "PYTHONPATH": "src"}
+    environment = {**os.environ, **settings}
     if given is not None:
         subprocess.run([executable, "-m", "foregrad", "build-native"], check=False, cwd=ROOT, env=environment)
     asked = [executable, "-c", "import torch; print(torch.__version__)"]
@@ -151,6 +158,8 @@ def run_one(
             "-q",
             "-n",
             os.environ.get("JOBS", "2"),
+            "--dist",
+            "worksteal",
             f"--junitxml={report}",
             *arguments,
         ]
@@ -160,6 +169,11 @@ def run_one(
     row["result"] = row["result"] or ("passed" if status == 0 else f"pytest ended with {status}")
     row["failed"] = row["failed"] or int(status != 0)
     return row
+
+
+def environment_of(version: str, given: str | None, torch: str) -> str:
+    """The folder of the virtual environment of a run."""
+    return given or (f".venv-torch-{torch}" if torch else f".venv-{version}")
 
 
 def set_up(folder: str, python: str, torch: str, limit: float | None) -> bool:
