@@ -1035,20 +1035,6 @@ def f(x):
 )
 
 regression(
-    "a tensor is copied to an argument, and an expanded view of it is returned",
-    """
-def make_args():
-    return (torch.randn((2,)),)
-
-
-def f(x):
-    v = x.sin()
-    x.copy_(v)
-    return (x, v.expand((2, 2)))
-""",
-)
-
-regression(
     "sizes change and elements are written between two assignments of other memory",
     """
 def make_args():

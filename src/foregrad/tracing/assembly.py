@@ -63,10 +63,8 @@ class Assembly(CaptureParts):
             if not isinstance(entry.spec, TensorSpec):
                 continue  # a number, which has no memory
             root, at = memory_root(entry), analysis.specs[index]
-            is_plain = isinstance(root.spec, TensorSpec) and root.spec.is_dense and root.spec.offset == 0
-            is_shared = root.value is not None or (root in taken and is_plain)
-            if is_shared and entry.spec.overlaps_itself and isinstance(at, TensorSpec):
-                root = recorder.emit(aten.clone.default, root, spec=root.spec)  # `copy` would part its elements
+            if root.value is not None and entry.spec.overlaps_itself and isinstance(at, TensorSpec):
+                root = recorder.emit(aten.clone.default, root, spec=root.spec)  # a copy of the constant's whole memory
                 place = [*at.shape], [*at.stride], at.offset
                 analysis.entries[index] = recorder.emit(aten.as_strided.default, root, *place, spec=at)
             elif root.target is None or root in taken:
