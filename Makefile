@@ -74,6 +74,10 @@ hops: $(READY)  ## PyTorch's higher-order operators and programs with them, each
 
 fuzz: $(READY)  ## random programs against eager, longer than the tests do
 	@$(RUN) -m tests.parity.fuzz $(ARGS)
+ifeq ($(ARGS),)
+	@$(RUN) -m tests.higher.fuzz
+	@$(RUN) -m tests.guards.stress
+endif
 
 fresh: $(READY)  ## every layer of torch.nn and every example, each in a process of its own with the default backend
 	@$(RUN) -m tests.front_door.run $(ARGS)
