@@ -144,8 +144,9 @@ class FakeRuns:
         before = [_layout(fake) for _, fake in used] if func._schema.is_mutable else []
         out = call(func, args, kwargs)
         for (stand_in, fake), layout in zip(used, before, strict=False):
-            if not _is_same(_layout(fake), layout) or not self._is_in_place(stand_in, fake):
-                keeps_memory = self._is_in_place(stand_in, fake) and _nbytes(fake) == _nbytes(stand_in)
+            is_in_place = self._is_in_place(stand_in, fake)
+            if not is_in_place or not _is_same(_layout(fake), layout):
+                keeps_memory = is_in_place and _nbytes(fake) == _nbytes(stand_in)
                 set_layout(stand_in, self._stand_in(fake, [p for p in used if keeps_memory or p[0] is not stand_in]))
                 self._kept.pop(stand_in, None)
         if not self.is_symbolic:
