@@ -13,7 +13,7 @@
 #   TORCH            a version of PyTorch in place of the pinned one: TORCH=2.15.0, in .venv-torch-2.15.0 (none)
 #   SETUP=no         install nothing: run FOREGRAD_PYTHON, or else VENV's Python, as it is
 #   JOBS             test processes                                            (2)
-#   ARGS             more arguments for demo, sweep, hops, fuzz, fresh, bench, clients, matrix or pytest, for example ARGS="--steps 50"
+#   ARGS             more arguments for demo, sweep, hops, fuzz, fresh, bench, clients, matrix, sizes or pytest, for example ARGS="--steps 50"
 #   MATRIX_PYTHONS   interpreters for `make matrix` besides those on the path and pyenv's; what else it takes is told
 #                    by ARGS=--help, for example ARGS="--only 3.12 3.13 -- tests/guards"
 
@@ -97,12 +97,8 @@ docs: $(READY)  ## run the documentation's examples and insert what they print
 site: $(READY)  ## the documentation as a site that opens without a network: build/site/index.html
 	@NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(RUN) -m mkdocs build --strict --quiet
 
-sizes:  ## lines of Python in each folder
-	@find src tests benchmarks docs examples -name '*.py' -not -path '*/.*' | sort | xargs wc -l | awk ' \
-		$$2 != "total" { n = split($$2, p, "/"); d = p[1]; for (i = 2; i < n && i < 4; i++) d = d "/" p[i]; \
-		                 lines[d] += $$1; files[d]++; all += $$1; if ($$1 > top[d]) top[d] = $$1 } \
-		END { for (d in lines) printf "%7d lines %4d files, longest %4d  %s\n", lines[d], files[d], top[d], d | "sort -k7"; \
-		      close("sort -k7"); printf "%7d lines in all\n", all }'
+sizes: $(READY)  ## lines of the core and of each annex, and the imports between them, which may only fall
+	@$(RUN) -m tests.house.measure $(ARGS)
 
 clean:  ## remove what the targets made, the virtual environment too
 	rm -rf $(VENV) .venv-3.* .venv-torch-* .venv-clients build dist .coverage .coverage.* .hypothesis .import_linter_cache

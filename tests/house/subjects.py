@@ -1,0 +1,132 @@
+"""The subject of every source file: the core, or one of the annexes.
+
+An annex is a subject beside ahead-of-time autograd itself. The core must not import an annex, and an annex imports no
+annex but those in `ALLOWED`. Until an annex has a folder of its own, its files are listed here; a folder directly below
+`src/foregrad` with an annex's name belongs to that annex without a row.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2] / "src" / "foregrad"
+
+# Patterns are paths below src/foregrad; `*` also matches a slash.
+ANNEXES: dict[str, tuple[str, ...]] = {
+    "python": (
+        "frontend/code.py",
+        "frontend/expected.py",
+        "frontend/holders.py",
+        "frontend/known_calls.py",
+        "frontend/libraries.py",
+        "frontend/library_state.py",
+        "frontend/lifted.py",
+        "frontend/objects.py",
+        "frontend/opaque.py",
+        "frontend/program_state.py",
+        "frontend/reads.py",
+        "frontend/scan.py",
+        "dispatch/stateful.py",
+        "graph/python_effects.py",
+        "tracing/effects/journals.py",
+        "tracing/effects/observed.py",
+        "tracing/effects/python_state.py",
+        "tracing/effects/python_writes.py",
+        "tracing/inputs/seen_code.py",
+        "tracing/recorder/settings.py",
+        "tracing/values/draw*.py",
+        "_torch/asked.py",
+        "_torch/generators.py",
+        "_torch/settings.py",
+    ),
+    "regions": (
+        "frontend/region.py",
+        "graph/eager_regions.py",
+        "graph/python_calls.py",
+        "tracing/effects/eager_regions.py",
+        "tracing/effects/python_in_backwards.py",
+        "_torch/hooks.py",
+    ),
+    "classes": (
+        "frontend/function_classes.py",
+        "runtime/wrapper_lines.py",
+        "subclasses/*",
+        "tracing/inputs/wrappers.py",
+        "_torch/function_classes.py",
+        "_torch/jagged.py",
+    ),
+    "operators": (
+        "graph/sparse.py",
+        "passes/sparse.py",
+        "tracing/kernels/sparse.py",
+        "tracing/recorder/attention.py",
+        "tracing/recorder/functions.py",
+        "_torch/control_flow.py",
+        "_torch/torchscript.py",
+    ),
+    "transforms": ("dispatch/transformed.py", "_torch/transforms.py"),
+    "distributed": (
+        "tracing/recorder/checkpoint_regions.py",
+        "tracing/recorder/collectives.py",
+        "_torch/checkpoints.py",
+        "_torch/distributed.py",
+    ),
+    "budget": (
+        "partitioners/blocks.py",
+        "partitioners/budget.py",
+        "partitioners/exact.py",
+        "partitioners/instead.py",
+        "partitioners/search.py",
+        "partitioners/uniform.py",
+        "_torch/instead.py",
+    ),
+    "inductor": (
+        "backends/convolutions.py",
+        "backends/inductor.py",
+        "backends/segments.py",
+        "passes/numbers.py",
+        "passes/regions.py",
+        "passes/repeats.py",
+        "_torch/cache_folder.py",
+        "_torch/inductor.py",
+    ),
+    "dynamo": ("dynamo.py", "_torch/dynamo.py", "_torch/dynamo_off.py", "_torch/function_bodies.py"),
+    "store": ("artifacts/*", "cache/*", "serialize/*"),
+    "tools": ("cli/*", "explanation/*", "verification/*", "partitioners/report.py"),
+}
+
+# Words by which a core file names an annex's subject, in code or text.
+NAMED_BY = {
+    "python": r"python_?state|program_?state|python_?write|\bdraw|\breads\b|journal|observe",
+    "regions": r"eager_?region|hook|custom_?function",
+    "classes": r"wrapper|jagged|torch_function",
+    "operators": r"sparse|attention|packed|torchscript|higher_?order_?op",
+    "transforms": r"transform|vmap|functorch|\bjvp",
+    "distributed": r"collective|distributed|dtensor|checkpoint",
+    "budget": r"budget",
+    "inductor": r"inductor|repeat",
+    "dynamo": r"dynamo",
+    "store": r"artifact|\bcached?\b|keeper",
+    "tools": r"explain|explanation|verif",
+}
+
+# The doors load what they offer when it is first asked for: their imports are no arrows.
+DOORS = ("__init__.py", "__main__.py")
+
+ALLOWED = {("store", "python"), ("tools", "store"), ("dynamo", "transforms"), ("regions", "python")}
+
+
+def subject_of(path: Path) -> str:
+    """The annex that a source file belongs to, or "core"."""
+    name = path.relative_to(PACKAGE).as_posix()
+    first = name.partition("/")[0].removesuffix(".py")
+    if first in ANNEXES:
+        return first
+    return next((a for a, patterns in ANNEXES.items() if any(fnmatchcase(name, p) for p in patterns)), "core")
+
+
+def room_of(path: Path) -> str:
+    """The folder directly below `src/foregrad` that holds a file, or "doors" for a file without a folder."""
+    parts = path.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else "doors"

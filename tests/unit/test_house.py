@@ -1,0 +1,45 @@
+"""The figures of the house only fall: see tests/house/measure.py."""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import json
+
+import pytest
+
+from tests.house.measure import RECORDED, arrows, figures, imports, module_of, risen, sources
+from tests.house.subjects import ANNEXES, PACKAGE, subject_of
+
+
+def test_no_figure_is_higher_than_recorded():
+    assert risen(json.loads(RECORDED.read_text()), figures()) == []
+
+
+@pytest.mark.parametrize("annex", ANNEXES)
+def test_each_annex_has_files(annex):
+    assert any(subject_of(path) == annex for path in sources())
+
+
+def test_each_pattern_names_a_file():
+    found = {path.relative_to(PACKAGE).as_posix() for path in sources()}
+    listed = [pattern for patterns in ANNEXES.values() for pattern in patterns]
+    assert not [pattern for pattern in listed if not fnmatch.filter(found, pattern)]
+
+
+def test_the_contract_names_a_new_arrow_and_one_that_is_gone(monkeypatch):
+    pytest.importorskip("importlinter")  # not on Python 3.10
+    from tests.house import contract
+
+    known = sorted(arrows())
+    monkeypatch.setattr(contract, "listed_arrows", lambda: {*known[1:], ("foregrad.config", "foregrad.cli")})
+    check = contract.AnnexContract("", {}, {}).check(None, verbose=False)
+    assert not check.kept
+    assert check.metadata == {"new": known[:1], "gone": [("foregrad.config", "foregrad.cli")]}
+
+
+def test_imports_are_found_in_functions_and_in_strings():
+    code = "def f():\n    from ..graph import joint\n    import_module('.api')\n    return 'foregrad.config'\n"
+    modules = {module_of(path): path for path in sources()}
+    found = {module_of(path) for path in imports(PACKAGE / "tracing" / "parts.py", ast.parse(code), modules)}
+    assert found == {"foregrad.graph.joint", "foregrad.api", "foregrad.config"}
