@@ -21,6 +21,7 @@ from .errors import PartitionError
 from .frontend.call import flatten_call
 from .graph.effect_log import CheckFailed
 from .graph.joint import JointGraph
+from .house import is_house_module
 from .partitioners import (
     budget_partition,
     default_partition,
@@ -245,8 +246,7 @@ def _keeper(chosen: Backend, split: PartitionFn, decompositions: Any) -> Keeper 
 def _settings_of(split: PartitionFn) -> str | None:
     """The settings that a partitioner of PyTorch's reads; None for another partitioner."""
     function = split.func if isinstance(split, functools.partial) else split
-    is_own = str(getattr(function, "__module__", "")).partition(".")[0] == "foregrad"
-    return None if is_own else partitioner_settings()
+    return None if is_house_module(getattr(function, "__module__", "")) else partitioner_settings()
 
 
 def compile_function(

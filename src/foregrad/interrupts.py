@@ -18,11 +18,12 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
+from .house import is_house_code
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGBREAK")
 _SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
-_HERE = os.path.dirname(__file__) + os.sep
 _WAITING = {"torch.utils.data", "torch.multiprocessing", "torch.distributed"}  # PyTorch's code that waits for processes
 _SWALLOWING = {"weakref", "_weakrefset", "gc"}  # an exception there is only printed
 _STOPPED = b"foregrad: interrupted; the graph that is being compiled is finished first. Again to stop at once.\n"
@@ -162,7 +163,7 @@ def _is_in_user_code(frame: FrameType | None) -> bool:
         if _module(frame) in _SWALLOWING:
             return False
         frame = frame.f_back
-    if frame is None or is_of_foregrad(frame.f_code):
+    if frame is None or is_house_code(frame.f_code):
         return False
     module = _module(frame)
     is_torch = module.partition(".")[0] == "torch" and ".".join(module.split(".")[:3]) not in _WAITING
@@ -170,7 +171,7 @@ def _is_in_user_code(frame: FrameType | None) -> bool:
 
 
 def _first_of_foregrad(frame: FrameType | None) -> CodeType | None:
-    while frame is not None and not is_of_foregrad(frame.f_code):
+    while frame is not None and not is_house_code(frame.f_code):
         frame = frame.f_back
     return None if frame is None else frame.f_code
 
@@ -179,11 +180,6 @@ def _is_under_compiler(frame: FrameType | None) -> bool:
     while frame is not None and frame.f_code not in _compiler_callers:
         frame = frame.f_back
     return frame is not None
-
-
-def is_of_foregrad(code: CodeType) -> bool:
-    """Whether code is foregrad's own, or was written by it."""
-    return code.co_filename.startswith((_HERE, "<foregrad"))
 
 
 def _module(frame: FrameType) -> str:

@@ -3,7 +3,8 @@
 Prints the lines of the core by room, of each annex, and the arrows: imports from the core into an annex and from one
 annex into another, at any depth of the code and by strings that name a module. CI lets the figures only fall: `RECORDED`
 (figures.json) is their last state, and `ALLOWED_ARROWS` (arrows.txt) lists each arrow that is still there. After a change
-that lowers them, `make sizes ARGS=--write` records the new state; it refuses to record a rise.
+that lowers them, `make sizes ARGS=--write` records the new state. It refuses to record a rise: a commit that must raise a
+figure edits figures.json by hand and says why in its message.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from ..house import is_house_module, is_program_module
 from ..locks import Bind, make_lock
 from . import generators
 
@@ -32,8 +33,7 @@ def is_capturing() -> bool:
 
 def is_asked(frames: int = 2) -> bool:
     """Whether the caller is the user's code, on a thread that captures."""
-    asker = str(sys._getframe(frames).f_globals.get("__name__")).partition(".")[0]
-    return _capturing() and asker not in ("torch", "foregrad")
+    return _capturing() and is_program_module(sys._getframe(frames).f_globals.get("__name__"))
 
 
 def _has_torch_function(relevant: Iterable[Any]) -> bool:
@@ -114,7 +114,7 @@ class _NoFunctions:
 
 
 _text_of_size = torch.SymInt.__repr__
-_WRITES_NO_TEXT = ("torch", "foregrad", "sympy", "logging")
+_WRITES_NO_TEXT = ("torch", "sympy", "logging")
 _PRINTS = "foregrad.graph.python_effects"  # for the program
 
 
@@ -129,7 +129,8 @@ def _writes_text(frame: types.FrameType) -> bool:
     """
     asker = str(frame.f_globals.get("__name__"))
     is_called = asker.startswith("torch.") and "._" not in asker and not asker.startswith("torch.fx")
-    return is_called or asker == _PRINTS or asker.partition(".")[0] not in _WRITES_NO_TEXT
+    is_quiet = is_house_module(asker) or asker.partition(".")[0] in _WRITES_NO_TEXT
+    return is_called or asker == _PRINTS or not is_quiet
 
 
 # (a module or class, a name in it, the replacement)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import pathlib
 import sys
 import types
 import warnings
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..house import GENERATED, PACKAGE
 from .fakes import FakeTensor, FakeTensorMode, real_constants
 from .graphs import size_hint
 
@@ -268,9 +268,9 @@ def skip_foregrad() -> None:
     Otherwise Dynamo tries to compile a compiled function's wrappers, in calls and backwards after a graph break.
     """
     rules: Any = sys.modules.get("torch._dynamo.trace_rules")
-    package = str(pathlib.Path(__file__).parent.parent)
+    package = PACKAGE
     if rules is not None and package not in rules.SKIP_DIRS:
-        rules.SKIP_DIRS += [package, "<foregrad"]
+        rules.SKIP_DIRS += [package, GENERATED]
         rules._recompile_re()
         rules.get_mod_inlinelist().add(f"{package}/frontend/region.py")  # calls functions of the user's
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from ..errors import UnsupportedSideEffectError
+from ..house import is_house_module
 from ..locks import Bind
 from .engine import default_generator
 
@@ -143,7 +144,7 @@ def asked_class() -> type:
 
 
 def _is_asked_by_torch() -> bool:
-    return _module(sys._getframe(2)).partition(".")[0] == "foregrad"
+    return is_house_module(_module(sys._getframe(2)))
 
 
 def install(bind: Bind, made_by_thread: Callable[[], MadeGenerators | None]) -> None:
@@ -193,7 +194,7 @@ def _check(name: str) -> None:
     while frame is not None and frame.f_globals.get("__name__") in _PASSED_OVER:
         frame = frame.f_back
     module = _module(frame)
-    if _is_of(module, "foregrad") or module in _HARMLESS or (_is_of(module, "torch") and name in _TELLS):
+    if is_house_module(module) or module in _HARMLESS or (_is_of(module, "torch") and name in _TELLS):
         return
     while frame is not None and (_is_of(_module(frame), "torch") or _module(frame) == "contextlib"):
         if _module(frame).startswith("torch._dynamo."):

@@ -24,7 +24,6 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import os
 import sys
 import threading
 import types
@@ -34,6 +33,7 @@ from typing import Any, Protocol
 import torch
 
 from ..errors import UnsupportedSideEffectError
+from ..house import is_house_file, is_program_module
 from ..interrupts import deliver, held, runs_user_code
 from ..locks import Bind, InPlace, Replacements, bound
 from . import (
@@ -266,7 +266,6 @@ def _made_of_class(cls: Any, data: torch.Tensor, require_grad: bool = False, **k
 
 _SCRIPTED_CODE = (torch.jit._script.__file__, torch.jit._trace.__file__)
 _MODULE_CODE = torch.nn.Module.__getattr__.__code__.co_filename
-_OUR_CODE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _ALL = "*"
 # By the id of the code, since the hash of code is computed anew each time; one entry for each function that reads.
 _NOT_READ_BY: dict[int, tuple[str, types.CodeType]] = {}
@@ -274,7 +273,7 @@ _NOT_READ_BY: dict[int, tuple[str, types.CodeType]] = {}
 
 def _not_read_by(file: str) -> str:
     """The attribute that code in a file reads for itself, not for the user's function; all for foregrad's code."""
-    if file.startswith(_OUR_CODE) or file in _SCRIPTED_CODE:
+    if is_house_file(file) or file in _SCRIPTED_CODE:
         return _ALL
     return "__dict__" if file == _MODULE_CODE else ""  # PyTorch reads a module's tables for every attribute
 
@@ -311,8 +310,8 @@ def _setattr(self: torch.nn.Module, name: str, value: Any) -> None:
 def _missing(self: torch.Tensor, name: str) -> Any:
     hooks: Hooks | None = getattr(_active, "hooks", None)
     if hooks is not None and hooks.notes_reads:
-        reader = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
-        if reader not in ("torch", "foregrad") and name != "_wrapped_number":  # C++ reads it of a number's tensor
+        reader = sys._getframe(1).f_globals.get("__name__")
+        if is_program_module(reader) and name != "_wrapped_number":  # C++ reads it of a number's tensor
             with torch._C.DisableTorchFunction():  # as in `_swap`
                 hooks.missing(self, name)
     raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'", name=name, obj=self)
@@ -356,9 +355,7 @@ def applied_function() -> Any:
     hooks: Hooks | None = getattr(_active, "hooks", None)
     node = torch._C._current_autograd_node()
     classes = [getattr(type(node), "_forward_cls", None), *(hooks.applied if hooks is not None else ())]
-    return next(
-        (c for c in classes if c is not None and c.__module__.partition(".")[0] not in ("torch", "foregrad")), None
-    )
+    return next((c for c in classes if c is not None and is_program_module(c.__module__)), None)
 
 
 def _swap(hooks: Hooks, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -391,8 +388,8 @@ def _register_on_node(table: Any, hook: Any) -> Any:
     register = functools.partial(_original_register.__func__, table)
     if hooks is None:
         return register(hook)
-    by = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
-    return register(hook) if by in ("torch", "foregrad") else hooks.node_hook(hook, register)
+    is_programs = is_program_module(sys._getframe(1).f_globals.get("__name__"))
+    return hooks.node_hook(hook, register) if is_programs else register(hook)
 
 
 def hooks_off() -> contextlib.AbstractContextManager[None]:

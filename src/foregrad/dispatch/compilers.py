@@ -29,6 +29,7 @@ from ..graph.joint import JointGraph
 from ..graph.meta import NodeMeta, TensorSpec, spec_of
 from ..graph.role import GraphRole
 from ..graph.slots import Grad, Updated
+from ..house import is_house_module
 from ..interrupts import is_interrupt, runs_compiler
 from ..passes.aliasing import results_of, tensors_in, written_inputs
 from ..passes.regions import is_random, outlined
@@ -187,7 +188,7 @@ def called_bare(
 
 def is_own(compiler: Any) -> bool:
     """Whether a compiler or partitioner is foregrad's."""
-    return str(getattr(compiler, "__module__", "")).startswith("foregrad.")
+    return is_house_module(getattr(compiler, "__module__", ""))
 
 
 def _title(joint: JointGraph, role: GraphRole) -> str:

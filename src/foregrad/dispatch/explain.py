@@ -19,6 +19,7 @@ import torch
 
 from ..errors import ForegradError, ForegradWarning
 from ..graph.signature import DecisionInfo
+from ..house import is_house_code, is_house_file
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -171,10 +172,9 @@ def decided(decisions: Sequence[DecisionInfo]) -> Difference:
 # The reason why a call can't be compiled, as text, and the warning.
 
 
-_FOREGRAD = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _FOLDERS = {sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib", "stdlib", "platstdlib")}
-_LIBRARIES = (_FOREGRAD, _TORCH, *_FOLDERS, "<foregrad", "<frozen", "<eval_with_key")
+_LIBRARIES = (_TORCH, *_FOLDERS, "<frozen", "<eval_with_key")
 
 
 class Once:
@@ -207,9 +207,9 @@ def _cause_of(error: BaseException) -> str:
     """Why a call that eager runs can't be captured, told by the code that raised an error that is not ours."""
     *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
     file = innermost.f_code.co_filename
-    if file.startswith(_FOREGRAD) and isinstance(error, (LookupError, AttributeError, TypeError, AssertionError)):
+    if is_house_file(file) and isinstance(error, (LookupError, AttributeError, TypeError, AssertionError)):
         return "foregrad fails where eager does not; that is a fault, please report it"
-    if file.startswith((_TORCH, _FOREGRAD)):
+    if file.startswith(_TORCH) or is_house_file(file):
         return "PyTorch refuses this for the tensors of a capture, which have neither values nor memory"
     return "the code there does not take the tensors of a capture, which have neither values nor memory"
 
@@ -223,7 +223,7 @@ def _line_of(error: BaseException) -> str:
     """The innermost line of the user's program, of no library, that an exception went through."""
     innermost, trace = None, error.__traceback__
     while trace is not None:
-        if not trace.tb_frame.f_code.co_filename.startswith(_LIBRARIES):
+        if not _is_of_library(trace.tb_frame.f_code):
             innermost = trace
         trace = trace.tb_next
     if innermost is None:
@@ -233,10 +233,14 @@ def _line_of(error: BaseException) -> str:
     return f"{code.co_filename}:{innermost.tb_lineno} in {code.co_name}" + (f": {source}" if source else "")
 
 
+def _is_of_library(code: types.CodeType) -> bool:
+    return is_house_code(code) or code.co_filename.startswith(_LIBRARIES)
+
+
 def _definition(function: Any) -> str:
     while not isinstance(function, (types.FunctionType, type(None))):
         function = getattr(function, "__func__", None) or getattr(function, "func", None)
-    if function is None or function.__code__.co_filename.startswith(_LIBRARIES):
+    if function is None or _is_of_library(function.__code__):
         return ""
     return f"{function.__code__.co_filename}:{function.__code__.co_firstlineno} in {function.__name__}"
 
@@ -245,7 +249,7 @@ def warn_user(message: str) -> None:
     """Give a `ForegradWarning` at the line of the user's program that is being run."""
     frame: Any = sys._getframe(1)
     level = 2
-    while frame is not None and frame.f_code.co_filename.startswith((_FOREGRAD, "<foregrad", _TORCH)):
+    while frame is not None and (is_house_code(frame.f_code) or frame.f_code.co_filename.startswith(_TORCH)):
         frame = frame.f_back
         level += 1
     warnings.warn(message, ForegradWarning, stacklevel=level)

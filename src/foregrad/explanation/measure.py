@@ -25,6 +25,7 @@ from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.module import behind
 from ..frontend.code import codes_in
 from ..frontend.tree import flatten, open_objects
+from ..house import is_program_module
 from ..subclasses.conversion import Samples
 
 # --------------------------------------------------------------------------------------------------------- what is run
@@ -147,7 +148,7 @@ def _copied_function(function: types.FunctionType, memo: dict[int, Any]) -> Any:
 
 def _is_of_library(function: types.FunctionType) -> bool:
     package = str(function.__module__).partition(".")[0]
-    return package in {"torch", "foregrad"} or package in sys.stdlib_module_names - {"__main__"}
+    return not is_program_module(package) or package in sys.stdlib_module_names - {"__main__"}
 
 
 Call = Callable[[], Any]

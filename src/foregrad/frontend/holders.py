@@ -21,6 +21,7 @@ import torch
 from .._torch.asked import own_names
 from .._torch.tensors import is_mark, without_marks
 from ..graph.source import key_text
+from ..house import is_house_module
 from .expected import ABSENT, is_plain
 from .libraries import is_of_library
 from .objects import dict_of_class
@@ -194,11 +195,11 @@ def is_import(value: Any) -> bool:
 
 def own_globals(namespace: dict[str, Any]) -> dict[str, Any]:
     """The globals of a module without the functions that a capture puts there."""
-    return {name: value for name, value in own_names(namespace).items() if not _is_of_foregrad(value)}
+    return {name: value for name, value in own_names(namespace).items() if not _is_of_house(value)}
 
 
-def _is_of_foregrad(value: Any) -> bool:
-    return isinstance(value, types.FunctionType) and str(value.__module__).partition(".")[0] == "foregrad"
+def _is_of_house(value: Any) -> bool:
+    return isinstance(value, types.FunctionType) and is_house_module(value.__module__)
 
 
 def _read_namespace(table: dict[str, Any]) -> dict[str, Any]:

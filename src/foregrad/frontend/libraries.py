@@ -20,6 +20,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from ..house import is_house_module
+
 OF_CTYPES = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union)
 BAGS = (  # classes of libraries whose objects are nothing but their attributes
     types.SimpleNamespace,
@@ -33,7 +35,7 @@ BAGS = (  # classes of libraries whose objects are nothing but their attributes
     BaseException,
 )
 _LIBRARIES = (
-    "torch numpy foregrad torchgen functorch sympy pytest _pytest pluggy hypothesis coverage IPython ipykernel rich "
+    "torch numpy torchgen functorch sympy pytest _pytest pluggy hypothesis coverage IPython ipykernel rich "
     "huggingface_hub httpx httpx2 httpcore httpcore2 requests urllib3 idna certifi anyio yaml tqdm filelock packaging "
     "safetensors tokenizers regex psutil PIL jinja2 typing_extensions jax jaxlib flax optax tensorflow keras mlx scipy "
     "sklearn pandas pyarrow matplotlib numba cupy triton onnx onnxruntime openvino wandb tensorboard"
@@ -42,7 +44,7 @@ _OUTSIDE = set(sys.stdlib_module_names) - {"__main__"} | set(_LIBRARIES.split())
 _MAKERS = {"abc", "types"}
 _STANDARD_FILES = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
 HASHES = ("_hashlib", "_blake2", "_md5", "_sha1", "_sha2", "_sha256", "_sha3", "_sha512")
-_OPERATORS = {"torch", "numpy", "foregrad", "torchgen", "functorch", "sympy"}
+_OPERATORS = {"torch", "numpy", "torchgen", "functorch", "sympy"}
 # Objects of these are written to by other threads, too.
 _OF_THREADS = {"_queue", "_thread", "asyncio", "concurrent", "multiprocessing", "queue", "threading"}
 _OF_TORCH = (
@@ -79,7 +81,8 @@ def is_of_library(cls: type) -> bool:
 @functools.lru_cache(4096)
 def _is_name_outside(module: str) -> bool:
     root = module.partition(".")[0]
-    return root in _OUTSIDE or root.startswith("_cython_")  # where the class of Cython's functions is from
+    is_cython = root.startswith("_cython_")  # where the class of Cython's functions is from
+    return root in _OUTSIDE or is_cython or is_house_module(module)
 
 
 def is_library(value: Any) -> bool:
@@ -117,7 +120,7 @@ def is_constant(cls: type) -> bool:
 
 def is_of_operators(cls: type) -> bool:
     """Whether a class is of a library of operators, such as PyTorch."""
-    return str(cls.__module__).partition(".")[0] in _OPERATORS
+    return str(cls.__module__).partition(".")[0] in _OPERATORS or is_house_module(cls.__module__)
 
 
 def _holds_nothing(module: str) -> bool:

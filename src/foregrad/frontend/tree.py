@@ -25,6 +25,7 @@ from .._torch.ops import is_opaque_value
 from .._torch.tensors import view_again
 from ..errors import UnknownLeafError
 from ..graph.source import key_text, key_texts
+from ..house import is_house_module
 from ..subclasses.conversion import Samples, wrap
 from ..subclasses.spec import WrapperSpec, is_wrapper
 from .objects import fill, is_plain_class, look_into, make_empty
@@ -480,7 +481,7 @@ def check_leaves(leaves: list[Any], paths: list[str], what: str, others: tuple[t
     for leaf, path in zip(leaves, paths, strict=True):
         if is_leaf(leaf) or isinstance(leaf, others):
             continue
-        cls = leaf.__class__ if type(leaf).__module__.startswith("foregrad.") else type(leaf)  # of what it stands for
+        cls = leaf.__class__ if is_house_module(type(leaf).__module__) else type(leaf)  # of what it stands for
         raise UnknownLeafError(
             f"{what} `{path}` is a {cls.__module__}.{cls.__qualname__}, which is neither a tensor, a plain value nor a "
             "container, nor an object that is nothing but its attributes. If it holds tensors, hand these over, or "

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .._torch.symbols import TracedSymbol
-from ..interrupts import is_of_foregrad
+from ..house import is_house_code
 
 
 class Kept:
@@ -150,7 +150,7 @@ class Console:
         """`module`: that of the line; "": the line is that which calls the compiled function."""
         if not module:
             frame: FrameType | None = sys._getframe(1)
-            while frame is not None and is_of_foregrad(frame.f_code):
+            while frame is not None and is_house_code(frame.f_code):
                 frame = frame.f_back
             if frame is None:
                 return
@@ -208,7 +208,7 @@ def warn_of(
         code, frame = frame.f_code, frame.f_back
         while frame is not None and not is_outside:
             back = frame.f_back
-            if is_of_foregrad(frame.f_code):
+            if is_house_code(frame.f_code):
                 is_outside = frame.f_code is outermost
             elif frame.f_code is _CALLS_AGAIN and back is not None and back.f_code is code:
                 back = back.f_back  # a function of PyTorch's that the capture's mode has called again

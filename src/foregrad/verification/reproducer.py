@@ -21,6 +21,7 @@ import torch
 from torch import fx
 
 from ..graph.printing import print_graph
+from ..house import is_house_module
 from .compare import Gap, Verdict
 from .locate import Culprit, Piece, gap_of
 from .lockstep import evaluate, exact_call
@@ -237,7 +238,7 @@ def _wrapped(text: str) -> str:
 def _found(value: Any, name: str, backend: str | None, part: str = "inference_compiler") -> str:
     """The lines that fetch a function of somebody else's, or say that they can't."""
     module, qualified = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    is_ours = str(module or type(value).__module__).partition(".")[0] == "foregrad"
+    is_ours = is_house_module(module or type(value).__module__)
     if backend is not None and (is_ours or qualified is None):
         return f"import foregrad\n\n{name} = foregrad.get_backend({backend!r}).{part}\n"
     if module is None or qualified is None or "<" in qualified or module == "__main__":

@@ -23,6 +23,7 @@ from .._torch.tensors import storage_key
 from ..dispatch.pipeline import Pipeline
 from ..graph.joint import JointGraph
 from ..graph.printing import user_line
+from ..house import is_house_file
 from ..identity import ById
 from ..tracing.tape.opinfo import op_info
 from .compare import Gap, Verdict
@@ -235,7 +236,7 @@ def _runs_python(module: fx.GraphModule) -> bool:
 #
 # Known weakness: a value that eager has twice, once where the graph has it and once where it lacks it, is not missed.
 
-_TORCH, _OURS = (os.path.dirname(module.__file__ or "") for module in (torch, sys.modules["foregrad"]))
+_TORCH = os.path.dirname(torch.__file__)
 _DETACH = torch.ops.aten.detach.default
 Content = tuple[Any, ...]
 
@@ -382,7 +383,7 @@ def _content(tensor: torch.Tensor) -> Content:
 def _user_place() -> str:
     """The user's line that runs, `model.py:41`; nothing in a backward that we called."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and not (path := frame.f_code.co_filename).startswith(_OURS):
+    while frame is not None and not is_house_file(path := frame.f_code.co_filename):
         if not path.startswith((_TORCH, "<")):
             return f"{os.path.basename(path)}:{frame.f_lineno}"
         frame = frame.f_back

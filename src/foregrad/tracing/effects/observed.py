@@ -38,7 +38,8 @@ from ...frontend.known_calls import (
 )
 from ...frontend.libraries import is_outside, is_standard
 from ...frontend.program_state import ProgramState
-from ...interrupts import is_of_foregrad, runs_user_code
+from ...house import is_house_code
+from ...interrupts import runs_user_code
 from ..tape.collection import Newborns
 
 _FEW = 64  # objects, from which on those that nobody else holds any more are let go of
@@ -131,7 +132,7 @@ class Observed:
 
     def _trust(self, code: CodeType, frame: FrameType) -> int:
         self.entered[code] = frame.f_globals
-        if is_of_foregrad(code):
+        if is_house_code(code):
             return TRUSTED
         if any(getattr(callback, "__code__", None) is code for callback in gc.callbacks):
             self._apart.add(code)
@@ -176,7 +177,7 @@ class Observed:
         is_meant = is_meant and not (root == "torch" and code.co_name in _WARN_ONCE)
         while is_meant and frame is not None and frame.f_code is not self._root:
             code, frame = frame.f_code, frame.f_back
-            is_dispatch = code.co_name == "__torch_dispatch__" and is_of_foregrad(code)
+            is_dispatch = code.co_name == "__torch_dispatch__" and is_house_code(code)
             is_meant = not (is_dispatch or code in self._apart)
         return is_meant
 
@@ -330,7 +331,7 @@ def _name(frame: FrameType) -> str:
 
 def _is_librarys(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
-    return is_of_foregrad(frame.f_code) or file.startswith(_LIBRARIES) or os.sep + "site-packages" + os.sep in file
+    return is_house_code(frame.f_code) or file.startswith(_LIBRARIES) or os.sep + "site-packages" + os.sep in file
 
 
 _LIBRARIES = (os.path.dirname(os.__file__) + os.sep, "<frozen ")

@@ -25,8 +25,8 @@ from ...frontend.program_state import ProgramState
 from ...frontend.reads import Reads, hooks_of
 from ...frontend.scan import Scan
 from ...graph.source import in_order
+from ...house import is_house_code
 from ...identity import IdSet
-from ...interrupts import is_of_foregrad
 from ..tape.origin import Origins, user_line
 from ..tape.tape import CaptureAgain
 
@@ -105,7 +105,7 @@ class SeenCode:
         for code, namespace in ran.items():
             scan.ran(code, namespace)
         for code, namespace in entered.items():
-            if code not in ran and not is_of_foregrad(code):
+            if code not in ran and not is_house_code(code):
                 scan.libraries.ran(code, namespace)
         scan.libraries.told(called)
         scan.finish()

@@ -21,6 +21,7 @@ from ..._torch.patches import numbers_in
 from ..._torch.stand_ins import is_stand_in
 from ...errors import TensorTextError, UnsupportedAliasError
 from ...graph.meta import TensorSpec
+from ...house import is_program_module
 from ..heap.recording import Recording
 from ..values.draws import DrawnArray
 from ..values.numbers import TRACED
@@ -326,7 +327,7 @@ def _reduced(asked: ValuesAsked, tensor: Any, *_: Any, **__: Any) -> Any:
 
 def _is_called_by(code: types.CodeType) -> bool:
     frame = sys._getframe(2)
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in ("torch", "foregrad"):
+    while frame.f_back is not None and not is_program_module(frame.f_globals.get("__name__")):
         frame = frame.f_back
     return frame.f_code is code
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import linecache
-import os
 import re
 import sys
 from collections.abc import Mapping
@@ -13,11 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-# All of foregrad's own code that runs around or inside the user's, but for what is a program of its own.
-_PARTS = "tracing frontend subclasses _torch aot.py api.py dynamo.py dispatch graph identity.py".split()
-_OURS = [os.path.join(_PACKAGE, part) for part in _PARTS]
-_NOT_THE_USERS = (torch.__path__[0], *_OURS, "<frozen")
+from ...house import is_house_code
+
+_LIBRARIES = (torch.__path__[0], "<frozen")
 
 
 class _SourceLine(NamedTuple):
@@ -75,7 +72,7 @@ class Origins:
                 break
             known_code = is_user.get(id(code))
             if known_code is None:
-                known_code = is_user[id(code)] = (not code.co_filename.startswith(_NOT_THE_USERS), code)
+                known_code = is_user[id(code)] = (_is_users(code), code)
             user = known_code[0]
             if user:
                 line = frame.f_lineno
@@ -127,6 +124,10 @@ class Origins:
 # functions in the program. By id: the hash of code is that of all its constants, worked out anew each time. For code
 # that was made of the user's: what each of its lines stands for, innermost frame first.
 _IS_USER: dict[int, tuple[bool | Mapping[int, Origin], CodeType]] = {}
+
+
+def _is_users(code: CodeType) -> bool:
+    return not (code.co_filename.startswith(_LIBRARIES) or is_house_code(code))
 
 
 def stands_for(code: CodeType, lines: Mapping[int, tuple[str, Mapping[str, Any]]]) -> None:

@@ -1,0 +1,48 @@
+"""Whose code a frame, a file or a module is: foregrad's own, or the program's.
+
+foregrad's own code includes the code that it renders and the modules that extend it from outside the package
+(`foregrad.extend.register`). A capture looks past such code: its lines are no lines of the user's, its reads and writes
+no state of the program's. `foregrad.examples` is a program like any other.
+"""
+
+from __future__ import annotations
+
+import os
+from types import CodeType, ModuleType
+from typing import Any
+
+PACKAGE = os.path.dirname(__file__)
+GENERATED = "<foregrad"  # the beginning of the file names of rendered code
+_EXAMPLES = os.path.join(PACKAGE, "examples") + os.sep
+
+_files: tuple[str, ...] = (PACKAGE + os.sep, GENERATED)
+_modules: frozenset[str] = frozenset()
+
+
+def is_house_file(file: str) -> bool:
+    """Whether foregrad's own code is in this file."""
+    return file.startswith(_files) and not file.startswith(_EXAMPLES)
+
+
+def is_house_code(code: CodeType) -> bool:
+    """Whether code is foregrad's own."""
+    return is_house_file(code.co_filename)
+
+
+def is_house_module(name: Any) -> bool:
+    """Whether the module of this name, or of a `__module__`, is foregrad's own."""
+    text = str(name)
+    return text.partition(".")[0] == "foregrad" or text in _modules
+
+
+def is_program_module(name: Any) -> bool:
+    """Whether the module of this name is neither foregrad's own nor PyTorch's."""
+    return str(name).partition(".")[0] != "torch" and not is_house_module(name)
+
+
+def add_to_house(module: ModuleType) -> None:
+    """Count a module's code as foregrad's own from now on."""
+    global _files, _modules
+    _modules |= {module.__name__}
+    if module.__file__ is not None and module.__file__ not in _files:
+        _files += (module.__file__,)
