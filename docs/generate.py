@@ -39,6 +39,7 @@ PAGES = (
     "backends.md",
     "guards.md",
     "explain.md",
+    "extending.md",
     "memory.md",
     "regions.md",
     "training_step.md",

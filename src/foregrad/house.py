@@ -1,8 +1,8 @@
 """Whose code a frame, a file or a module is: foregrad's own, or the program's.
 
 foregrad's own code includes the code that it renders and the modules that extend it from outside the package
-(`foregrad.extend.register`). A capture looks past such code: its lines are no lines of the user's, its reads and writes
-no state of the program's. `foregrad.examples` is a program like any other.
+(`foregrad.extend.register`). A capture looks past such code: its lines are not the user's, and its
+objects are not the program's. `foregrad.examples` is a program like any other.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ def is_program_module(name: Any) -> bool:
 
 
 def add_to_house(module: ModuleType) -> None:
-    """Count a module's code as foregrad's own from now on."""
+    """Count the code of a module that extends foregrad as foregrad's own from now on.
+
+    A capture then takes neither the module's lines nor its objects for the program's.
+    """
     global _files, _modules
     _modules |= {module.__name__}
     if module.__file__ is not None and module.__file__ not in _files:

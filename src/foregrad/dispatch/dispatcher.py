@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ import torch
 from .._torch import engine
 from ..config import Config
 from ..errors import EscapedTensorError, ForegradError, UnknownLeafError, UnsupportedError
+from ..extend import FunctionView
 from ..frontend.call import flatten_call
 from ..frontend.function_classes import FunctionClassError, OfClasses, has_classes
 from ..frontend.lifted import Lifted, Place, StatePlace, lifted_arrays, may_lift_more, numbered
@@ -32,6 +33,7 @@ from .pipeline import Pipeline
 from .stateful import only_written_by, render_stateful, state_that_varies
 from .transformed import Transformed
 from .varying import SizesSeen, numbers_read
+from .view import graph_view
 
 # -------------------------------------------------------------------- forms
 # The forms of a function: other functions that take calls which its own graphs can't serve.
@@ -188,6 +190,22 @@ class Dispatcher:
         parts = [] if self._state.entries else [s.source() for s in self.specializations]
         parts += [source_of(stateful) for _, stateful in self._state.entries.values()]
         return "\n\n".join([*parts, *(inner.source() for inner in self.inner())])
+
+    def view(self) -> FunctionView:
+        """The view of this function: see `foregrad.extend.view`."""
+        recompiles, graphs = self.recompiles(), list(self.all_specializations())
+        return FunctionView(
+            self.name,
+            tuple(map(graph_view, graphs)),
+            tuple(map(str, recompiles.entries)),
+            tuple(map(str, recompiles.eager)),
+        )
+
+    def all_specializations(self) -> Iterator[Specialization]:
+        """The compiled graphs, those of the function's forms included."""
+        yield from self.specializations
+        for inner in self.inner():
+            yield from inner.all_specializations()
 
     def inner(self) -> list[Dispatcher]:
         """The dispatchers of the function's forms."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 from .._torch.symbols import ClosedSizesError
 from ..config import Config
 from ..errors import EscapedTensorError, UnsupportedDataDependentError, UnsupportedSideEffectError
+from ..extend import CompileStage
 from ..frontend.call import FlatCall
 from ..frontend.lifted import (
     Draw,
@@ -36,7 +38,7 @@ from ..tracing.values.draws import DrawsDiffer
 from .explain import Difference, Once, decided, warn_user
 from .guard_list import MISS, GuardList, GuardMaker
 from .guards import CallGuards
-from .pipeline import Pipeline, Product, is_of_capture, log_guards
+from .pipeline import Pipeline, Product, is_of_capture
 from .varying import ConstantNumbers, SizesSeen, check_marked, fixed_numbers
 from .watch import Watch
 
@@ -273,13 +275,15 @@ class Specializer:
                 except NumberVaries as found:
                     self.sizes.varied |= {found.where}
                     call = dataclasses.replace(call, varied=self.sizes.varied)
+            begin = time.perf_counter()
             with phase("guards"):
                 check_draws(self.name, call, self.sizes.constants)
                 if call.dynamic:
                     check_marked(call, product.captured.joint, self.name)
                 make_guards = functools.partial(CallGuards, call, product.captured, native=self.config.native)
                 function, guards, node = rendered(self.name, product.compiled, make_guards, self.function)
-                log_guards(self.name, source_of(function))
+            joint, seconds = product.captured.joint, time.perf_counter() - begin
+            self.pipeline.tell(CompileStage("guards", self.name, joint, source_of(function), seconds, joint))
         return Specialization(function, node, product.without_tensors(), guards.watch, guards.list)
 
     def _build(self, call: FlatCall) -> tuple[FlatCall, Product]:

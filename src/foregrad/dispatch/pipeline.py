@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +21,7 @@ from .._torch.transforms import is_legacy_batched
 from ..backends.eager import eager_compiler
 from ..backends.results import Failures
 from ..config import Config
+from ..extend import CompileStage, Watcher, tell, wrapped
 from ..frontend.call import FlatCall
 from ..frontend.reads import Reads, Source
 from ..graph.joint import JointGraph, Partitioned
@@ -85,6 +87,7 @@ class Pipeline:
     prepare_halves: Callable[[Partitioned], Partitioned] | None = None
     keeper: Keeper | None = None  # the cache on disk
     regions: bool | str = False  # whether a repeated region is compiled once: True, False, "auto" (where it pays)
+    watchers: tuple[Watcher, ...] = ()
     may_fail: bool = False  # a compiler's failure is treated by `on_unsupported`; else it is the caller's
     _failures: dict[str, Failures] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
@@ -102,6 +105,7 @@ class Pipeline:
         table = self.decompositions() if callable(self.decompositions) else self.decompositions
         options = Options(name, table or {}, config.higher_order, live_hooks=True, takes_output=True)
         capture = functools.partial(capture_call, options=options, lifted=lifted)
+        begin = time.perf_counter()
         with phase("capture"):
             captured = capture(call)
             if call.numbers:
@@ -109,13 +113,15 @@ class Pipeline:
             joint = captured.joint
             if config.check:
                 joint.check()
-        log_graph(joint)
+        seconds = time.perf_counter() - begin
+        self.tell(CompileStage("capture", name, call.leaves, joint, seconds, joint, captured.tensors))
         if buckets := bucket_sizes():
             joint = with_stages(joint, buckets)
         # Forward and backward, and the residuals between them.
+        begin = time.perf_counter()
         with phase("partition"):
             parts = self.split(joint, lambda: _guards(call, captured))
-        log_partition(parts)
+        self.tell(CompileStage("partition", name, joint, parts, time.perf_counter() - begin, joint))
         partitioned: Partitioned = parts
         if config.check and not joint.signature.is_inference:
             partitioned.check()
@@ -126,8 +132,13 @@ class Pipeline:
             partitioned = also_saved(partitioned, captured.resumable.read_again | results_read(joint))
         if self.prepare_halves is not None and not joint.signature.is_inference:
             partitioned = self.prepare_halves(partitioned)
+        self.tell(CompileStage("halves", name, parts, partitioned, 0.0, joint, captured.tensors))
         # Each half to its compiler; the backward only when it is first needed.
         return Product(captured, self.compile(partitioned, captured.resumable, config))
+
+    def tell(self, stage: CompileStage) -> None:
+        """Tell the logs and the watchers that a stage ended."""
+        tell((_LOGS, *self.watchers), stage)
 
     def split(self, joint: JointGraph, about: Callable[[], Any] = dict) -> Parts:
         """The two halves; for a function without gradients the joint graph is the forward.
@@ -145,22 +156,26 @@ class Pipeline:
         signature = joint.signature
         if signature.is_inference or joint.backward_error is not None:
             forward = _forward_only(joint)
-            prepared = self.prepared(forward)
+            prepared = self.prepared(forward, joint)
             return (prepared, _EMPTY), prepared is not forward
-        module = self.prepared(joint.module)
+        module = self.prepared(joint.module, joint)
         if is_own(getattr(self.partition, "func", self.partition)):
             module.meta[STAYS] = True
         halves = self.partition(module, joint.example_inputs(), num_fwd_outputs=signature.num_forward_outputs)
         module.meta.pop(STAYS, None)
         return halves, self.prepare_joint is None or module is not joint.module
 
-    def prepared(self, module: fx.GraphModule) -> fx.GraphModule:
+    def prepared(self, module: fx.GraphModule, joint: JointGraph | None = None) -> fx.GraphModule:
+        """A graph after the backend's own passes. `joint`: the graph whose stage this is, for watchers."""
         if self.prepare_joint is None:
             return module
+        begin = time.perf_counter()
         with torch.no_grad(), engine.disable_autocast():
             prepared = around_sparse(module, self.prepare_joint)
         if prepared is not module:
             prepared.meta[PREPARED] = True
+            if joint is not None:
+                self.tell(CompileStage("prepare", joint.name, module, prepared, time.perf_counter() - begin, joint))
         return prepared
 
     def compile(
@@ -291,8 +306,13 @@ class Pipeline:
             return call_compiler(compiler, module, joint, role, always=always, failures=failures, may_retry=may_retry)
 
         role = dataclasses.replace(role, regions=self.regions)
-        with phase(f"compile {role.phase}"):
-            return compile_as(role) if self.keeper is None else self.keeper.compiled(module, joint, role, compile_as)
+        begin, name = time.perf_counter(), f"compile {role.phase}"
+        with phase(name):
+            graph = compile_as(role) if self.keeper is None else self.keeper.compiled(module, joint, role, compile_as)
+        seconds = time.perf_counter() - begin
+        stage = CompileStage(name, joint.name, module, graph.run, seconds, joint, role=role, compiler=compiler)
+        run = wrapped(self.watchers, stage)
+        return graph if run is graph.run else dataclasses.replace(graph, run=run)
 
     def derive(
         self,
@@ -458,25 +478,23 @@ _graphs_log, _partition_log, _guards_log = (
 )
 
 
-def log_graph(joint: JointGraph) -> None:
-    """Log the graph of a capture."""
-    if _graphs_log.isEnabledFor(logging.INFO):
-        _graphs_log.info("%s", joint)
-    trace_artifact("foregrad_joint_graph", lambda: str(joint))
+class _Logs(Watcher):
+    """Logs the graph of a capture, its split, and the code around a graph."""
+
+    def stage(self, stage: CompileStage) -> None:
+        joint, after = stage.joint, stage.after
+        if stage.name == "capture":
+            if _graphs_log.isEnabledFor(logging.INFO):
+                _graphs_log.info("%s", joint)
+            trace_artifact("foregrad_joint_graph", lambda: str(joint))
+        elif stage.name == "partition" and not joint.signature.is_inference and joint.backward_error is None:
+            if _partition_log.isEnabledFor(logging.INFO):
+                _partition_log.info("%s: %s", joint.name, after.report())
+                _partition_log.debug("%s", after)
+            trace_artifact("foregrad_partition", lambda: f"{after.report()}\n\n{after}")
+        elif stage.name == "guards":
+            _guards_log.info("%s:\n%s", stage.function, after)
+            trace_artifact("foregrad_guards", lambda: after)
 
 
-def log_partition(parts: Parts) -> None:
-    """Log the split of a joint graph."""
-    signature = parts.joint.signature
-    if signature.is_inference or parts.joint.backward_error is not None:
-        return
-    if _partition_log.isEnabledFor(logging.INFO):
-        _partition_log.info("%s: %s", parts.joint.name, parts.report())
-        _partition_log.debug("%s", parts)
-    trace_artifact("foregrad_partition", lambda: f"{parts.report()}\n\n{parts}")
-
-
-def log_guards(name: str, source: str) -> None:
-    """Log the code around a graph."""
-    _guards_log.info("%s:\n%s", name, source)
-    trace_artifact("foregrad_guards", lambda: source)
+_LOGS = _Logs()

@@ -27,7 +27,9 @@ from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.explain import Recompiles, reason_of, split_reason
 from ..dispatch.graphs import Specialization
 from ..dispatch.module import forward_of
+from ..dispatch.view import graph_view
 from ..errors import ForegradWarning, UnknownLeafError, UnsupportedError
+from ..extend import GraphView
 from ..graph.eager_regions import give_up
 from ..graph.joint import Partitioned
 from ..graph.slots import Checked, Decision, Updated
@@ -133,7 +135,7 @@ class _Explainer:
         if self.subject.why_not_copied is None and self.measure:
             with _quiet():
                 self.dispatcher.entry(*self.subject.args, **self.subject.kwargs)
-            return next(_specializations(self.dispatcher), error)
+            return next(self.dispatcher.all_specializations(), error)
         if not isinstance(error, (UnsupportedError, UnknownLeafError)):
             raise error
         return error
@@ -141,21 +143,22 @@ class _Explainer:
     # ---------------------------------------------------------------- a function with a graph
 
     def _of_graph(self, specialization: Specialization, compile_s: float) -> Explanation:
-        joint, parts = specialization.product.captured.joint, specialization.product.compiled.partitioned
+        graph = graph_view(specialization)
+        joint, parts = graph.joint, graph.halves
         report = make_report(parts)
         rows = rows_of(parts, report)
         memory = memory_of(parts, report, rows)
-        outside = written_outside(specialization, self.subject)
+        outside = written_outside(graph, self.subject)
         why_not = self._why_not_measured(outside, joint.error)
         seconds = None
         if not why_not:
             try:
                 with _quiet(), phase("measurements", compiles=False):
-                    memory, seconds = self._measured(specialization, memory, compile_s)
+                    memory, seconds = self._measured(graph, memory, compile_s)
             except Exception as error:  # a second backward through what the first call wrote, say
                 why_not = f"a step failed with {type(error).__name__}: {str(error).splitlines()[0]}"
         explanation = self._explanation(
-            program=program_of(specialization),
+            program=program_of(graph),
             memory=memory,
             work=work_of(rows),
             time=seconds,
@@ -164,7 +167,7 @@ class _Explainer:
             modules=rows.modules,
             lines=rows.lines,
             operators=rows.operators,
-            sources=sources_of(parts, specialization.source()),
+            sources=sources_of(parts, graph.source),
         )
         with phase("advice", compiles=False):
             advice = advice_on(explanation, joint, lambda policy: self._split(joint, policy), self._recompiles())
@@ -194,8 +197,8 @@ class _Explainer:
             return f"a call writes to {outside}, which is not copied"
         return "" if error is None else f"its backward raises: {error}"
 
-    def _measured(self, specialization: Specialization, memory: Memory, compile_s: float) -> tuple[Memory, Time | None]:
-        subject, device, renews = self.subject, self._device(), writes_to_arguments(specialization)
+    def _measured(self, graph: GraphView, memory: Memory, compile_s: float) -> tuple[Memory, Time | None]:
+        subject, device, renews = self.subject, self._device(), writes_to_arguments(graph)
 
         def call_of(function: Any) -> functools.partial[Any]:
             args, kwargs = subject.renewed() if renews else (subject.args, subject.kwargs)
@@ -205,7 +208,7 @@ class _Explainer:
             return lambda: step_of(call_of(function), subject.forget_gradients)
 
         present, compiled, eager = (
-            self._given(specialization),
+            self._given(graph),
             call_of(self.dispatcher.entry),
             call_of(subject.function),
         )
@@ -223,10 +226,10 @@ class _Explainer:
             eager_saved=packed,
         ), Time(seconds["eager"], seconds["compiled"], compile_s, rounds)
 
-    def _given(self, specialization: Specialization) -> list[Any]:
+    def _given(self, graph: GraphView) -> list[Any]:
         """The tensors that are there before a call."""
         tensors = [value for value in self.subject.copies.values() if isinstance(value, torch.Tensor)]
-        for info in specialization.product.captured.joint.signature.inputs:
+        for info in graph.joint.signature.inputs:
             if info.argument is None and hasattr(info.source, "get"):
                 tensors.append(info.source.get())
         return tensors
@@ -290,13 +293,6 @@ class _Explainer:
 def _quiet() -> AbstractContextManager[Any]:
     """Context: what the function prints is dropped, as it runs more often than anybody asked for."""
     return contextlib.redirect_stdout(io.StringIO())
-
-
-def _specializations(dispatcher: Dispatcher | None) -> Iterator[Specialization]:
-    if dispatcher is not None:
-        yield from dispatcher.specializations
-        for inner in dispatcher.inner():
-            yield from _specializations(inner)
 
 
 def _called(value: Any) -> str:

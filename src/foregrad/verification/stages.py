@@ -59,10 +59,12 @@ class Stages:
             try:
                 stage = self._of_half(execution)
             except Exception as error:
-                stage = StageResult(f"{execution.role.phase} of {execution.joint.name}", None, _no_run(error))
+                stage = StageResult(_name_of(execution), None, _no_run(error))
             results.append(stage)
             if stage.verdict is Verdict.WRONG and culprit is None:
-                maker = Maker("compiler", execution.compiler, execution.joint, execution.compile_seconds)
+                made = execution.stage
+                assert made.compiler is not None
+                maker = Maker("compiler", made.compiler, made.joint, made.seconds)
                 culprit = smallest_wrong(execution.module, execution.inputs, execution.generators, maker)
         return results, culprit
 
@@ -102,7 +104,7 @@ class Stages:
     # ---------------------------------------------------------------- compiled halves
 
     def _of_half(self, execution: Execution) -> StageResult:
-        name = f"{execution.role.phase} of {execution.joint.name}"
+        name = _name_of(execution)
         if _runs_python(execution.module):
             return StageResult(name, None, "it runs Python or talks to other processes")
 
@@ -111,6 +113,11 @@ class Stages:
             return list(steps(execution.module, execution.inputs, exactly=True))[-1].exact()
 
         return _result(name, *_worst(execution.results, execution.expected(), exact))
+
+
+def _name_of(execution: Execution) -> str:
+    stage = execution.stage
+    return f"{stage.name.removeprefix('compile ')} of {stage.joint.name}"
 
 
 @dataclasses.dataclass
@@ -129,17 +136,17 @@ class Values:
     @classmethod
     def of(cls, log: Log, capture: Callable[[], JointGraph] | None) -> Values | str:
         """The values; or why there are none. `capture`: None where there are no decompositions."""
-        if len(log.products) != 1:
+        if len(log.captured) != 1:
             return "the call made several graphs"
-        product = log.products[0]
-        other = product.captured.joint
+        halves = log.captured[0]
+        other = halves.joint
         joint = other if capture is None else capture()
         if [str(i.slot) for i in joint.signature.inputs] != [str(i.slot) for i in other.signature.inputs]:
             return "the graph takes other inputs"
         if _runs_python(joint.module):
             return "the graph runs Python or talks to other processes"
         forward = log.executions[0]
-        backward = next((e for e in log.executions[1:] if e.joint is forward.joint), None)
+        backward = next((e for e in log.executions[1:] if e.stage.joint is forward.stage.joint), None)
         by_name = dict(_named_inputs(forward))
         if backward is not None:
             by_name |= {n: v for n, v in _named_inputs(backward) if n.startswith("tangents_")}
@@ -149,9 +156,8 @@ class Values:
             return "the backward did not run as a whole"
         inputs = [by_name[name] for name in names if name in by_name]
         prepared = next((after for _, after in log.prepared), None)
-        partitioned = product.compiled.partitioned
-        halves = (partitioned.forward, partitioned.backward) if has_backward else None
-        return cls(joint, other.module, prepared, halves, inputs, log)
+        pair = (halves.after.forward, halves.after.backward) if has_backward else None
+        return cls(joint, other.module, prepared, pair, inputs, log)
 
     def run(self, module: fx.GraphModule) -> list[Any]:
         """The results of a joint graph."""

@@ -33,7 +33,7 @@ from .report import StageResult, Verification
 from .reproducer import write_reproducer
 from .search import Maker
 from .stages import EagerValues, Stages, Values, first_not_eager, with_program
-from .watched import Generators, Log, WatchedPipeline, copy_of_tensor
+from .watched import Generators, Log, copy_of_tensor
 
 
 def verify(
@@ -183,13 +183,11 @@ class _Verifier:
         is_module = isinstance(side.function, torch.nn.Module)
         function = forward_of(side.function) if isinstance(side.function, torch.nn.Module) else side.function
         name = type(side.function).__name__ if is_module else None
-        dispatcher = Dispatcher(
-            function, WatchedPipeline.watching(pipeline, log), config.value, name, dynamic=False, on_unsupported="raise"
-        )
+        dispatcher = Dispatcher(function, log.of(pipeline), config.value, name, dynamic=False, on_unsupported="raise")
         generators.put_back()
         outcome = side.run(dispatcher, self.order, lambda: _reached(side, log))
         put_back([pair for pair in log.tensors if pair[0] not in _copied(side)])
-        if not log.products and outcome.error is None:
+        if not log.captured and outcome.error is None:
             raise UnsupportedError(f"`{dispatcher.name}` ran eagerly: there is nothing to verify")
         return side, outcome
 
@@ -223,9 +221,8 @@ def _copied(side: Side) -> IdSet[Any]:
 def _reached(side: Side, log: Log) -> dict[str, torch.Tensor]:
     """The tensors that the captures found, by what they are to the function."""
     by_name: dict[str, torch.Tensor] = {}
-    for product in log.products:
-        captured = product.captured
-        for info, tensor in zip(captured.joint.signature.inputs, captured.tensors, strict=False):
+    for stage in log.captured:
+        for info, tensor in zip(stage.joint.signature.inputs, stage.tensors, strict=False):
             if tensor is not None:
                 by_name.setdefault(str(info.slot), tensor)
     return by_name

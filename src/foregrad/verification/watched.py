@@ -1,23 +1,17 @@
-"""A pipeline that works as another does, and remembers what went into each compiled graph and what came out."""
+"""A watcher that remembers what went into each compiled graph and what came out."""
 
 from __future__ import annotations
 
 import dataclasses
 import random
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 
-from ..config import Config
-from ..dispatch.compilers import CompiledGraph
-from ..dispatch.pipeline import Pipeline, Product
-from ..frontend.call import FlatCall
-from ..graph.joint import JointGraph
-from ..graph.role import GraphRole
+from ..extend import CompileStage, Watcher
 from .lockstep import evaluate
 
 
@@ -49,19 +43,18 @@ class Generators:
 
 @dataclasses.dataclass(slots=True)
 class Execution:
-    """One call of a compiled graph. `module` is the graph, `compiler` made the callable that ran, in
-    `compile_seconds`.
-    """
+    """One call of a compiled graph. `stage` compiled the graph."""
 
-    module: fx.GraphModule
-    joint: JointGraph
-    role: GraphRole
-    compiler: Callable[..., Any]
+    stage: CompileStage
     inputs: list[Any]
     generators: Generators
-    compile_seconds: float
     results: list[Any] = dataclasses.field(default_factory=list)
     _expected: list[Any] = dataclasses.field(default_factory=list)
+
+    @property
+    def module(self) -> fx.GraphModule:
+        module: fx.GraphModule = self.stage.before
+        return module
 
     def expected(self) -> list[Any]:
         """The results of the graph on eager's kernels, for the same inputs."""
@@ -71,66 +64,39 @@ class Execution:
         return self._expected
 
 
-@dataclasses.dataclass
-class Log:
-    """What a pipeline did: products, graphs before and after the backend's own passes, executions, in order.
+@dataclasses.dataclass(eq=False)
+class Log(Watcher):
+    """What a pipeline did: captured functions, graphs before and after the backend's own passes, executions, in order.
 
     `tensors` are copies of the tensors that the function reaches, made when the capture had found them.
     """
 
-    products: list[Product] = dataclasses.field(default_factory=list)
+    captured: list[CompileStage] = dataclasses.field(default_factory=list)
     prepared: list[tuple[fx.GraphModule, fx.GraphModule]] = dataclasses.field(default_factory=list)
     executions: list[Execution] = dataclasses.field(default_factory=list)
     tensors: list[tuple[torch.Tensor, torch.Tensor]] = dataclasses.field(default_factory=list)
 
+    def stage(self, stage: CompileStage) -> None:
+        if stage.name == "prepare":
+            self.prepared.append((stage.before, stage.after))
+        elif stage.name == "halves":
+            self.captured.append(stage)
+            self.tensors += [(tensor, copy_of_tensor(tensor)) for tensor in stage.tensors if tensor is not None]
 
-@dataclasses.dataclass(frozen=True)
-class WatchedPipeline(Pipeline):
-    """`watching(pipeline, log)` makes one. Nothing comes from the cache on disk, and nothing is put there."""
-
-    log: Log = dataclasses.field(default_factory=Log)
-
-    @classmethod
-    def watching(cls, pipeline: Pipeline, log: Log) -> WatchedPipeline:
-        """`pipeline`, telling `log`; a compiler that fails raises."""
-        fields = {field.name: getattr(pipeline, field.name) for field in dataclasses.fields(Pipeline)}
-        return cls(**{**fields, "keeper": None, "_failures": {}}, log=log)
-
-    def build(self, call: FlatCall, name: str, config: Config) -> Product:
-        product = super().build(call, name, config)
-        self.log.products.append(product)
-        tensors = [tensor for tensor in product.captured.tensors if tensor is not None]
-        self.log.tensors += [(tensor, copy_of_tensor(tensor)) for tensor in tensors]
-        return product
-
-    def prepared(self, module: fx.GraphModule) -> fx.GraphModule:
-        changed = super().prepared(module)
-        if changed is not module:
-            self.log.prepared.append((module, changed))
-        return changed
-
-    def compiled_graph(
-        self,
-        compiler: Callable[..., Any],
-        module: fx.GraphModule,
-        joint: JointGraph,
-        role: GraphRole,
-        *args: Any,
-        **how: Any,
-    ) -> CompiledGraph:
-        begin = time.perf_counter()
-        compiled = super().compiled_graph(compiler, module, joint, role, *args, **how)
-        seconds = time.perf_counter() - begin
-
-        def run(values: list[Any]) -> list[Any]:
+    def compiled(self, stage: CompileStage) -> Callable[..., Any]:
+        def run(values: list[Any]) -> Any:
             inputs = [copy_of_tensor(v) if isinstance(v, torch.Tensor) else v for v in values]
-            done = Execution(module, joint, role, compiler, inputs, Generators.now(), seconds)
-            results = compiled.run(values)
+            done = Execution(stage, inputs, Generators.now())
+            results = stage.after(values)
             done.results = [copy_of_tensor(v) if isinstance(v, torch.Tensor) else v for v in results]
-            self.log.executions.append(done)
+            self.executions.append(done)
             return results
 
-        return dataclasses.replace(compiled, run=run)
+        return run
+
+    def of(self, pipeline: Any) -> Any:
+        """`pipeline`, telling this log. Nothing comes from the cache on disk, and nothing is put there."""
+        return dataclasses.replace(pipeline, keeper=None, watchers=(self,), _failures={})
 
 
 def copy_of_tensor(tensor: torch.Tensor) -> torch.Tensor:
