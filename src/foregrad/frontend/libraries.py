@@ -125,7 +125,8 @@ def is_of_operators(cls: type) -> bool:
 
 def _holds_nothing(module: str) -> bool:
     root = module.partition(".")[0]
-    return root in FIXED or root in _OF_THREADS or (root in _OPERATORS and not module.startswith(_OF_TORCH))
+    is_fixed = root in FIXED or root in _OF_THREADS or is_house_module(module)
+    return is_fixed or (root in _OPERATORS and not module.startswith(_OF_TORCH))
 
 
 def keeps_state(cls: type) -> bool:
