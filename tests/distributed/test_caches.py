@@ -39,9 +39,7 @@ def left_in(cached):
         if id(value) in seen or isinstance(value, _LEFT_OUT):
             continue
         seen.add(id(value))
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, FakeTensor)):
-            found.append(value)
-        elif (
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, FakeTensor)) or (
             type(value).__module__.startswith("foregrad")
             and type(value).__module__ != "foregrad._torch.size_arithmetic"
         ):
@@ -98,7 +96,7 @@ def test_specs_of_dtensors_with_sizes_that_vary(mesh, make):
         expected, actual = function(x, n), compiled(x, n)
         assert all(type(size) is int for size in expected.shape)
         assert expected.shape == actual.shape
-        assert all(torch.equal(*gs) for gs in zip(*(torch.autograd.grad(y.sum(), x) for y in (expected, actual))))
+        assert torch.equal(*(torch.autograd.grad(y.sum(), x)[0] for y in (expected, actual)))
 
 
 PROGRAMS = {
