@@ -40,6 +40,7 @@ from .config import config
 from .dispatch.dispatcher import Dispatcher
 from .dispatch.explain import Once
 from .dispatch.pipeline import Pipeline
+from .dispatch.varying import EVERY_LINE
 from .errors import BackendError, UnsupportedError
 from .frontend.call import flatten_call
 from .frontend.tree import flatten
@@ -146,7 +147,8 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
         plain = _plain_at(of_class, example_inputs)
         if plain is not None:
             return _of_plain(of_class, compile_graph_module(gm, plain, pipeline), gm)
-    pipeline = dataclasses.replace(pipeline, bw_compiler=_shielded_compiler(pipeline.bw_compiler))
+    compiler, is_graph = _shielded_compiler(pipeline.bw_compiler), dynamo.is_dynamo_graph(gm)
+    pipeline = dataclasses.replace(pipeline, bw_compiler=compiler, of_dynamo=is_graph)
     function = returning_sequence(gm, 'torch.compile(backend="foregrad")')
     if isinstance(gm, fx.GraphModule):  # or any module, with `aot_autograd`
         function.settings = set_by(gm.graph)  # type: ignore[attr-defined]
@@ -174,6 +176,8 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
         return gm.forward
     guarded = is_dual or bool(open_sizes) or has_floats or dynamo.branches_on_values(gm)  # a graph for each way through
     dispatcher = Dispatcher(function, pipeline, config.value, type(gm).__name__, dynamic=dynamic, open_sizes=open_sizes)
+    if has_floats:
+        dispatcher.specializer.sizes.varied = EVERY_LINE
     if guarded:
         return dispatcher
     graph_inputs = dynamo.graph_inputs(gm, example_inputs)

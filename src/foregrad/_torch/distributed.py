@@ -14,6 +14,7 @@ import torch
 
 from ..locks import Bind
 from .dynamo import without_modes
+from .symbols import has_symbolic
 
 _named = [getattr(torch.distributed, name, None) for name in ("DeviceMesh", "ProcessGroup")]
 GROUPS: tuple[type, ...] = tuple(cls for cls in _named if isinstance(cls, type))
@@ -143,22 +144,28 @@ def _work_class() -> Any:
 
 
 # -------------------------------------------------------------------- sharding
-# DTensor's propagation of sizes, which is no part of a program. Checked on torch 2.13.0.
+# DTensor's propagation of sizes, which is no part of a program, and its caches. Checked on torch 2.13.0.
 #
 # DTensor runs an operator on fakes of the whole tensors, the first time. A capture would record that as work of the
 # function, and random numbers drawn there would be drawn in each call.
+#
+# Its caches have specs as keys. A symbolic size has no hash, which keeps it from them; one that stands for a plain
+# integer of the program has, and a key with it would be found, and asked, by later calls.
 
 
 _MODULE, _CLASS = "torch.distributed.tensor._sharding_prop", "ShardingPropagator"
 _METHOD = "_propagate_tensor_meta_non_cached"
+_SPECS, _SPEC, _HASH = "torch.distributed.tensor._dtensor_spec", "DTensorSpec", "_hash_impl"
 
 
 def install(bind: Bind, is_capturing: Callable[[], bool]) -> None:
-    """Hide the propagation from captures, on threads on which `is_capturing()` is true."""
+    """Hide the propagation from captures, and symbolic sizes from the caches, on threads on which `is_capturing()` is
+    true.
+    """
     owner: Any = getattr(sys.modules.get(_MODULE), _CLASS, None)
-    original = getattr(owner, _METHOD, None)
-    if original is None:
-        return
+    original: Any = getattr(owner, _METHOD, None)
+    specs: Any = getattr(sys.modules.get(_SPECS), _SPEC, None)
+    original_hash: Any = getattr(specs, _HASH, None)
 
     def propagate(self: Any, schema: Any) -> Any:
         if not is_capturing():
@@ -166,4 +173,12 @@ def install(bind: Bind, is_capturing: Callable[[], bool]) -> None:
         with without_modes():
             return original(self, schema)
 
-    bind(owner, _METHOD, propagate)
+    def hash_of(self: Any) -> Any:
+        if is_capturing() and self.tensor_meta is not None and has_symbolic(tuple(self.tensor_meta)):
+            raise TypeError("a spec with symbolic sizes is the key of no cache")
+        return original_hash(self)
+
+    if original is not None:
+        bind(owner, _METHOD, propagate)
+    if original_hash is not None:
+        bind(specs, _HASH, hash_of)

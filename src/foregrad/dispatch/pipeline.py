@@ -89,6 +89,7 @@ class Pipeline:
     regions: bool | str = False  # whether a repeated region is compiled once: True, False, "auto" (where it pays)
     watchers: tuple[Watcher, ...] = ()
     may_fail: bool = False  # a compiler's failure is treated by `on_unsupported`; else it is the caller's
+    of_dynamo: bool = False  # the functions are graphs of Dynamo's, which ran the program with symbols itself
     _failures: dict[str, Failures] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def build(self, call: FlatCall, name: str, config: Config) -> Product:
@@ -109,7 +110,7 @@ class Pipeline:
         with phase("capture"):
             captured = capture(call)
             if call.numbers:
-                check_numbers(call, captured.joint, capture)
+                check_numbers(call, captured.joint, None if self.of_dynamo else capture)
             joint = captured.joint
             if config.check:
                 joint.check()

@@ -63,6 +63,18 @@ def marked_dims(tensor: torch.Tensor) -> Mapping[int, Limits]:
     return marks
 
 
+class _EveryLine(frozenset[str]):
+    def __contains__(self, line: object) -> bool:
+        return True
+
+    def __or__(self, lines: Any) -> Any:
+        return self
+
+
+EVERY_LINE = _EveryLine(["every line"])
+"""In place of the lines that read numbers which have varied: each number read may vary, from the first capture on."""
+
+
 class SizesSeen:
     """Sizes and numbers among the arguments of one function's captures: one that differed between two is symbolic.
 
@@ -207,11 +219,16 @@ def fixed_numbers(joint: JointGraph) -> frozenset[int]:
     return frozenset(argument for argument in arguments if argument is not None)
 
 
-def check_numbers(call: FlatCall, joint: JointGraph, capture: Callable[[FlatCall], Captured]) -> None:
-    """Raise `ConstantNumbers` unless `joint`, captured from `call`, serves many values of its symbolic integers."""
+def check_numbers(call: FlatCall, joint: JointGraph, capture: Callable[[FlatCall], Captured] | None) -> None:
+    """Raise `ConstantNumbers` unless `joint`, captured from `call`, serves many values of its symbolic integers.
+
+    `capture` is None for a program that can't tell these from plain ones.
+    """
     fixed = fixed_numbers(joint)
     if fixed:
         raise ConstantNumbers(fixed)
+    if capture is None:
+        return
     plain = capture(dataclasses.replace(call, numbers=frozenset())).joint
     if _behaviour(joint) != _behaviour(plain):
         raise ConstantNumbers(call.numbers)
@@ -240,6 +257,9 @@ def _behaviour(joint: JointGraph) -> list[Any]:
             tensors[node] = tensor
             names[node] = f"{tensor.dtype} {tuple(tensor.shape)} {tensor.tolist()}"
             continue
+        if node.target in _SLICES and _sizes_at_capture(node) == _sizes_at_capture(node.args[0]):
+            names[node] = names[node.args[0]]  # all of it: indexing leaves such a slice out where sizes are plain
+            continue
         names[node] = f"value {count}"
         count += 1
         if node.op in ("call_function", "output"):
@@ -259,6 +279,13 @@ def _behaviour(joint: JointGraph) -> list[Any]:
             value = [(s.op, map_symbolic((s.args, s.kwargs), concrete), s.index) for s in getattr(output, "steps", ())]
         done.append((type(output), output.path, repr(value)))
     return done
+
+
+_SLICES = (torch.ops.aten.slice.Tensor, torch.ops.aten.slice_backward.default)
+
+
+def _sizes_at_capture(node: Any) -> list[Any]:
+    return [*map(concrete, node.meta["val"].shape)]
 
 
 def _value_of_numbers(
