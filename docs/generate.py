@@ -177,8 +177,9 @@ call is eager. Context variables: a capture runs in a context of its own.
 
 What the function prints, logs and warns of is written by each call, once: numbers, and text that it makes. (A text of a
 tensor's values, and a `print` to another file than `sys.stdout` or `sys.stderr`, make the call eager.) `id` and `hash`
-are pure, but of a tensor, container or object among the arguments, which is another in each call. These, and
-`warnings.warn`, need the C++ part; without it they make the call eager.
+are pure, but of a tensor, container or object among the arguments, which is another in each call. `sys._getframe` is
+pure where it finds a frame of the function's own. These, and `warnings.warn`, need the C++ part; without it they make
+the call eager. Code that names `f_back` makes it eager too.
 
 Not seen: what C calls by itself (a method handed to `map`), objects of C that are called (`ctypes`, functions of Cython
 and NumPy's ufuncs), what C does to its other arguments (`heapq.heappush`), and other processes.

@@ -6,6 +6,7 @@ import builtins
 import ctypes
 import functools
 import importlib
+import inspect
 import pathlib
 import re
 import sys
@@ -108,6 +109,34 @@ def _(wrap):
     net[0].register_full_backward_hook(lambda *_: count.append(1))
     wrap(net)(ONES(1, 2)).sum().backward()
     return torch.tensor(count)
+
+
+@eager("a hook on a node", errors.UnsupportedSideEffectError)
+def _(wrap):
+    scale = {"by": 2.0}
+
+    def function(x):
+        y = x.sin()
+        y.grad_fn.register_hook(lambda inputs, _: (inputs[0] * scale["by"],))
+        return y * 2
+
+    x = ONES(1)
+    y = wrap(function)(x)
+    scale["by"] = 3.0
+    return torch.autograd.grad(y, x)[0]
+
+
+@eager("it looks at the code that calls it", errors.UnsupportedSideEffectError)
+def _(wrap):
+    return wrap(lambda x: x * any(info.function == "_" for info in inspect.stack(0)))(torch.ones(1))
+
+
+@eager("it is called in an `except` block", errors.UnsupportedSideEffectError)
+def _(wrap):
+    try:
+        raise KeyError
+    except KeyError:
+        return wrap(lambda x: x * (2 if sys.exc_info()[0] is KeyError else 1))(torch.ones(1))
 
 
 @eager("a sparse gradient of", errors.UnsupportedLayoutError)
@@ -309,6 +338,35 @@ def _(wrap):
     for _ in range(3):
         call(torch.ones(1))
     return torch.tensor(error.args[0])
+
+
+@silent("a bare `raise`, in no `except` block")
+def _(wrap):
+    def function(x):
+        try:
+            raise  # noqa: PLE0704 (what the caller handles)
+        except (RuntimeError, KeyError) as error:
+            return x * (2.0 if isinstance(error, KeyError) else 1.0)
+
+    call = wrap(function)
+    call(torch.ones(1))
+    try:
+        raise KeyError
+    except KeyError:
+        return call(torch.ones(1))
+
+
+@silent("what unpacks a saved tensor")
+def _(wrap):
+    scale, x = {"by": 1.0}, ONES(1)
+
+    def function(x):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t * scale["by"]):
+            return x.sin()
+
+    y = wrap(function)(x)
+    scale["by"] = 2.0
+    return torch.autograd.grad(y, x)[0]
 
 
 @silent("it calls a function with `functools.lru_cache`")

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -31,7 +32,7 @@ class _UnlessNone(functools.partial[Any]):
     """A hook that is not called with None."""
 
     def __call__(self, gradient: Any) -> Any:
-        return None if gradient is None else self.func(gradient)
+        return None if gradient is None else super().__call__(gradient)
 
 
 def _spared(hook: Any) -> Any:
@@ -47,7 +48,7 @@ class _UnlessCut(functools.partial[Any]):
     """A hook that is not called with None if gradients were cut off on their way to its tensor."""
 
     def __call__(self, gradient: Any) -> Any:
-        return None if gradient is None and getattr(_thread, "is_cut", False) else self.func(gradient)
+        return None if gradient is None and getattr(_thread, "is_cut", False) else super().__call__(gradient)
 
 
 def unless_cut(hook: Any) -> Any:
@@ -68,6 +69,27 @@ def spare_leaves(node: Any, gradients: Sequence[Any]) -> None:
         hooks: Any = getattr(leaf, "_backward_hooks", None) or {}
         for key, hook in hooks.items():
             hooks[key] = _spared(hook)
+        hooks = getattr(leaf, "_post_accumulate_grad_hooks", None) or {}
+        for key, hook in hooks.items():
+            hooks[key] = hook if isinstance(hook, _UnlessSame) else _UnlessSame(hook)
+            hooks[key].before = _state_of_gradient(leaf)
+
+
+class _UnlessSame(functools.partial[Any]):
+    """A hook after accumulation that is not called where `.grad` is still in the state `before`."""
+
+    before: Any = None
+
+    def __call__(self, leaf: Any) -> Any:
+        before, self.before, now = self.before, None, _state_of_gradient(leaf)
+        is_same = before is not None and before[0] is now[0] and before[1] == now[1]
+        return None if is_same else super().__call__(leaf)
+
+
+def _state_of_gradient(leaf: Any) -> tuple[Any, Any]:
+    """The gradient, by the one weak reference that each tensor has, and the number of writes to it."""
+    gradient = own_gradient(leaf)
+    return (None, None) if gradient is None else (weakref.ref(gradient), gradient._version)
 
 
 def only_defined(tensor: Any) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 import locale
 import logging
+import sys
 import types
 import warnings
 from typing import Any, Final
@@ -87,7 +88,7 @@ PURE_FUNCTIONS: Final[dict[str, str]] = {
     "posix": "fspath",
     "nt": "fspath",
     "sys": (
-        "_getframe _getframemodulename _is_gil_enabled exc_info exception getdefaultencoding getfilesystemencoding "
+        "_getframemodulename _is_gil_enabled exc_info exception getdefaultencoding getfilesystemencoding "
         "getsizeof intern is_finalizing"
     ),
     "unicodedata": EVERYTHING,
@@ -165,7 +166,7 @@ _REFUSED_FUNCTIONS: Final = (
 REFUSED_CODE: Final = frozenset(function.__code__ for function in _REFUSED_FUNCTIONS)
 """Python of modules that are not looked at which writes to what nobody tracks, or reads anew in each call."""
 
-DIVERTED: Final = (id, hash, warnings.warn, gc.collect)
+DIVERTED: Final = (id, hash, warnings.warn, gc.collect, sys._getframe)
 """A capture is told of these with their arguments, by the C++ part; without it they are refused."""
 
 KNOWN_PACKAGES: Final = tuple(

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import operator
 import os
 import threading
 import types
@@ -183,7 +184,7 @@ def fill(made: Any, layout: Layout, values: Sequence[Any]) -> None:
 # -------------------------------------------------------------------- classes
 # The parts of a class: methods, special methods, slots, options.
 
-_CALLED_BY_AUTOGRAD = {"forward", "backward", "setup_context", "jvp", "vmap"}
+CALLED_BY_AUTOGRAD = ("forward", "backward", "setup_context", "vjp", "jvp", "vmap")
 MAKERS = {"__init__", "__new__", "__post_init__", "__init_subclass__", "__set_name__", "__setstate__", "__del__"}
 CODE_OF_CLASSES = (
     staticmethod,
@@ -197,14 +198,17 @@ CODE_OF_CLASSES = (
 
 
 _LIKE: Any = (int, complex, list, set, type, types.FunctionType, type(iter(())), os.PathLike, contextlib.nullcontext)
+_ASKED_BY_C = (
+    "__getattr__ __rmatmul__ __match_args__ __missing__ __set__ __delete__ __bytes__ __copy__ __deepcopy__ __array__ "
+    "__array_interface__ __array_ufunc__ __torch_function__"
+)
 # Special methods, without which the interpreter does something else.
 SPECIAL = frozenset(
     name
-    for kind in _LIKE
-    for base in kind.__mro__
-    for name, item in vars(base).items()
+    for table in (*(vars(base) for kind in _LIKE for base in kind.__mro__), vars(operator))
+    for name, item in table.items()
     if name[:2] == "__" and callable(item)
-) | {"__getattr__", "__matmul__", "__rmatmul__", "__match_args__"}
+).union(_ASKED_BY_C.split())
 
 
 def special_names(cls: type) -> list[str]:
@@ -236,14 +240,14 @@ def slots_in(cls: type) -> frozenset[str]:
 
 def makers_of(cls: type) -> set[str]:
     """The methods that a class defines itself and that run when it is called, or when autograd calls it."""
-    makers = MAKERS | _CALLED_BY_AUTOGRAD if issubclass(cls, torch.autograd.Function) else MAKERS
+    makers = MAKERS.union(CALLED_BY_AUTOGRAD) if issubclass(cls, torch.autograd.Function) else MAKERS
     return makers & cls.__dict__.keys()
 
 
 def called_by_autograd(functions: Iterable[Any]) -> Iterator[types.FunctionType]:
     """The functions that autograd calls of custom Functions."""
     for cls in functions:
-        found = (getattr(cls, name, None) for name in _CALLED_BY_AUTOGRAD)
+        found = (getattr(cls, name, None) for name in CALLED_BY_AUTOGRAD)
         yield from (function for function in found if isinstance(function, types.FunctionType))
 
 

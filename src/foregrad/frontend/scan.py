@@ -332,6 +332,7 @@ class Scan:
             self.names.add(value.__reduce__()[1][0])
         elif isinstance(value, torch.nn.Module):
             self.modules.setdefault(id(value), (value, name))  # their attributes are noted as they are read
+            self._class(type(value))  # but for special methods
         elif isinstance(value, type):
             self.libraries.abstract(value)
             if is_of_library(value) and value.__module__ in sys.modules:

@@ -145,6 +145,8 @@ class Observed:
         found = trust_in(frame.f_globals.get("__name__"), code.co_filename, code.co_name)
         if found == OPAQUE:
             self._apart.add(code)
+        elif "f_back" in code.co_names and not _is_for_pytorch(frame):
+            self.looks_back(frame)
         if found != LOOKED_AT and frame.f_back is not None and frame.f_back.f_code in self.ran:
             function = frame.f_globals.get(code.co_name)
             self.called += [function] if getattr(function, "__code__", None) is code else []
@@ -188,6 +190,13 @@ class Observed:
                 f"`{self.name}` calls `{function}` of an argument at {_line(sys._getframe(2))}, which is another "
                 "object in each call. Call it outside the compiled function and pass what it gives."
             )
+
+    def looks_back(self, frame: FrameType) -> NoReturn:
+        """The code of a frame looks at frames that the function may have been called from."""
+        self._refuse(
+            f"`{self.name}` looks at the code that calls it at {_line(frame)}, which may be other code in each call. "
+            "Hand in what it is to know. (In eager calls, too, there are frames of foregrad between the two.)"
+        )
 
     def _write(self, callee: Any, frame: FrameType) -> None:
         target = callee.__self__
@@ -277,11 +286,23 @@ def _collect(generation: int = 2) -> int:
     return gc.collect(1 if generation == 2 else generation)
 
 
+def _found_frame(depth: int = 0) -> Any:
+    observed: Observed | None = getattr(_running, "observed", None)
+    asking = frame = sys._getframe(1)
+    while observed is not None and depth > 0:
+        assert frame.f_back is not None  # `Observed.of` lies on the way
+        frame, depth = frame.f_back, depth - 1
+        if is_of_foregrad(frame.f_code):
+            observed.looks_back(asking)
+    return NotImplemented
+
+
 @functools.cache
 def _see_asked() -> None:
-    """From now on captures are told of warnings, of calls that tell one object from another, and of collections."""
+    """From now on captures are told of warnings, calls that tell one object from another, collections and frames."""
     divert(warnings.warn, _warned, None)
     divert(gc.collect, _collect, None, asked=True)
+    divert(sys._getframe, _found_frame, None, asked=True)
     for function in (id, hash):
 
         def instead(value: Any, name: str = function.__name__) -> Any:

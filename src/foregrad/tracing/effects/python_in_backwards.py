@@ -27,7 +27,7 @@ from ...errors import UnsupportedError, UnsupportedMutationError, UnsupportedOpE
 from ...frontend.code import instructions_of, names_of
 from ...frontend.expected import ABSENT, is_plain
 from ...frontend.libraries import is_installed, is_of_library, is_outside
-from ...frontend.objects import dict_of_class, values_of
+from ...frontend.objects import CALLED_BY_AUTOGRAD, values_of
 from ...frontend.reads import Reads, hooks_of
 from ...graph.eager_regions import differentiated_twice
 from ...graph.python_calls import CALL, GradientHook
@@ -46,6 +46,7 @@ from .python_state import BackwardChangesError
 
 _DEEPEST = 4
 _CONTAINERS = (dict, list, set, tuple)
+_CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 _NO_STATE = (types.ModuleType, types.BuiltinFunctionType, torch.Tensor)  # of tensors a graph tells by their versions
 
 
@@ -53,8 +54,10 @@ def reads_state(value: Any, knows: Callable[[Any], bool], depth: int = _DEEPEST)
     """Whether code looks at something besides its arguments that may be another when it runs. `knows(object)`: it is
     older than the call.
     """
-    while isinstance(value, functools.partial):
-        value = value.func
+    value, held = _function_of(value, knows)
+    named = names_of(value.__code__).others if hasattr(value, "__code__") else frozenset()
+    if any(not is_plain(item) and knows(item) and _may_differ(item, named, knows, depth) for item in held):
+        return True
     if isinstance(value, types.MethodType):
         owner, function = value.__self__, value.__func__
         if isinstance(function, types.FunctionType) and isinstance(owner, torch.nn.Module):
@@ -84,6 +87,22 @@ def reads_state(value: Any, knows: Callable[[Any], bool], depth: int = _DEEPEST)
             elif (knows(cell) or knows(found)) and _may_differ(found, names.others, knows, depth):
                 return True
     return False
+
+
+def _function_of(value: Any, knows: Callable[[Any], bool]) -> tuple[Any, list[Any]]:
+    """The function or method behind a callable, and what it is handed besides the arguments of a call."""
+    held: list[Any] = []
+    while isinstance(value, functools.partial):
+        held += [*value.args, *value.keywords.values()]
+        value = value.func
+    if not isinstance(value, (type, *_CODE)) and not is_of_library(type(value)):  # an object that is called
+        owner, value = value, getattr(value, "forward" if isinstance(value, torch.nn.Module) else "__call__", None)
+        if isinstance(value, types.MethodType) and not isinstance(owner, torch.nn.Module) and not knows(owner):
+            held += getattr(owner, "__dict__", {}).values()
+            value = value.__func__
+    if isinstance(value, types.FunctionType):
+        held += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+    return value, held
 
 
 def holds_state(held: dict[str, Any], backward: Any, knows: Callable[[Any], bool]) -> bool:
@@ -118,7 +137,7 @@ def _may_differ(found: Any, named: frozenset[str], knows: Callable[[Any], bool],
         items = (vars(base)[name] for base in bases for name in named & vars(base).keys())
         methods = (getattr(item, "__func__", item) for item in items)
         return depth > 0 and any(_method_reads(found, method, knows, depth - 1) for method in methods)
-    if isinstance(found, types.FunctionType):
+    if isinstance(found, (types.FunctionType, types.MethodType, functools.partial)):
         return depth > 0 and reads_state(found, knows, depth - 1)
     if isinstance(found, torch.nn.Module):
         held = [_held(found, name) for name in named]
@@ -188,9 +207,7 @@ class CustomFunctions:
                     self.regions.add(cls)
                     raise CaptureAgain  # what it looks at is not looked at before
             if cls not in self._applied:
-                place = self.reads.place(dict_of_class(cls), "dict", cls.__name__, "attr")
-                for name in vars(cls).keys() & {"forward", "setup_context", "backward", "vjp"}:
-                    self.reads.add(place, name, vars(cls)[name])
+                self.reads.class_attributes |= dict.fromkeys((cls, name) for name in CALLED_BY_AUTOGRAD)
             self._applied[cls] = None
         return cls in self.regions
 
@@ -315,9 +332,8 @@ def _key(hook: Any) -> Any:
 
 
 def _function(hook: Any) -> Any:
-    while isinstance(hook, (functools.partial, types.MethodType)):
-        hook = hook.func if isinstance(hook, functools.partial) else hook.__func__
-    return hook
+    called, _ = _function_of(hook, lambda _: True)
+    return getattr(called, "__func__", called)
 
 
 class _Call:
@@ -426,13 +442,20 @@ class OwnHooks:
         self._on_nodes.append(noted)
         return table, noted.handle
 
-    def check_nodes(self, name: str) -> None:
-        """After the backward: hooks of nodes that it did not come to, which eager's backward may call.
+    def check_nodes(self, name: str, knows: Callable[[Any], bool]) -> None:
+        """After the backward: hooks of nodes that it did not come to, which eager's backward may call, and those that
+        look at state.
 
         Raises:
             UnsupportedSideEffectError: there is one.
         """
         for noted in self._on_nodes:
+            if noted.was_called and reads_state(noted.hook, knows):
+                raise UnsupportedSideEffectError(
+                    f"`{name}` puts a hook on an autograd node that looks at Python's state, which may be another by "
+                    f"the time of the backward.\n  registered at {noted.line}\n  Put the hook on the tensor "
+                    "(`register_hook`), or hand it what it needs."
+                )
             if noted.is_there and not noted.was_called:
                 raise UnsupportedSideEffectError(
                     f"`{name}` puts a hook on an autograd node that is none of its own backward: the node of a view "
