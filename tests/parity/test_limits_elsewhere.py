@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -218,6 +219,14 @@ def _(wrap):
     (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
     (loss + gradient.sum()).backward()
     return x.grad
+
+
+@silent("`binary_cross_entropy` of dual numbers")
+def _(wrap):
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(torch.tensor([1.0]), torch.ones(1))
+        loss = wrap(nn.functional.binary_cross_entropy)(x, torch.ones(1))
+        return forward_ad.unpack_dual(loss).tangent.isnan()
 
 
 @silent("one `torch.autocast` block is around several")
