@@ -373,6 +373,14 @@ def _(wrap):
         return call(torch.ones(1))
 
 
+@silent("it looks at a list of weights that a recurrent layer keeps")
+def _(wrap):
+    layer = nn.GRU(2, 2)
+    weights = {name: torch.zeros_like(p) for name, p in layer.named_parameters()}
+    wrap(lambda weights, x: torch.func.functional_call(layer, weights, (x,)))(weights, torch.ones(1, 2))
+    return layer._flat_weights[0].any()
+
+
 @silent("a built-in function or class is replaced for all modules")
 def _(wrap):
     call = wrap(lambda x: x * abs(-2.0))
