@@ -151,6 +151,14 @@ def _(wrap):
     loss.backward()
 
 
+@raised("with dual numbers on, a gradient is taken outside", errors.UnsupportedError)
+def _(wrap):
+    x = ONES(2)
+    out = wrap(torch.sin)(x)
+    with forward_ad.dual_level():
+        torch.autograd.grad(out, x, forward_ad.make_dual(torch.ones(2), torch.ones(2)), create_graph=True)
+
+
 @raised("a derivative is taken of what a hook", errors.UnsupportedOpError)
 def _(wrap):
     kept = []
