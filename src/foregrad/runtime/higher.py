@@ -109,13 +109,13 @@ class _Differentiable:
         needs_input_grad = needs_input_grad_of(ctx, self.taken, exact=exact)
         case = BackwardCase(pattern, needs_input_grad, create_graph, kinds=kinds)
         gradients = self.derivatives.run(ctx, tangents, case)
-        if engine.forward_ad._current_level >= 0 and any(map(_is_dual, tangents)):
-            if any(g is not None and g.requires_grad and not _is_dual(g) for g in gradients):
-                raise UnsupportedError(
-                    f"a gradient of the compiled `{self.name}` is taken with create_graph=True, and what comes in is "
-                    "a dual number: that gradient has no tangent, as it would have without foregrad. Take it inside "
-                    "the compiled function, or without create_graph=True."
-                )
+        comes_dual = engine.forward_ad._current_level >= 0 and any(map(_is_dual, tangents))
+        if comes_dual and any(g is not None and g.requires_grad and not _is_dual(g) for g in gradients):
+            raise UnsupportedError(
+                f"a gradient of the compiled `{self.name}` is taken with create_graph=True, and what comes in is a "
+                "dual number: that gradient has no tangent, as it would have without foregrad. Take it inside the "
+                "compiled function, or without create_graph=True."
+            )
         return gradients
 
 
