@@ -108,3 +108,25 @@ def test_a_gradient_of_a_tangent_alone_is_eagers_without_a_word():
             tangent = forward_ad.unpack_dual(function(forward_ad.make_dual(x, torch.ones(2)))).tangent
             found.append(torch.autograd.grad(tangent, x)[0])
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(
+    "compiler", [lambda f: foregrad.compile(f, backend="eager"), lambda f: foregrad.aot_function(f, foregrad.nop)]
+)
+def test_a_gradient_with_a_history_whose_tangent_would_be_lost_raises(compiler):
+    """Without a history it has its tangent; where it is right with one, it is taken."""
+
+    def use(f, create_graph):
+        x = torch.tensor([0.3, 0.5], requires_grad=True)
+        out = f(x)
+        with forward_ad.dual_level():
+            incoming = forward_ad.make_dual(torch.ones(2), torch.full((2,), 2.0))
+            (gradient,) = torch.autograd.grad(out, x, incoming, create_graph=create_graph)
+            return forward_ad.unpack_dual(gradient)
+
+    compiled = compiler(torch.sin)
+    same(use(torch.sin, False), use(compiled, False))
+    assert use(torch.sin, True).tangent is not None
+    with pytest.raises(foregrad.errors.UnsupportedError, match="what comes in is a dual number"):
+        use(compiled, True)
+    same(use(torch.negative, True), use(compiler(torch.negative), True))

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -179,6 +180,14 @@ def _(wrap):
     loss.backward()
 
 
+@raised("with dual numbers on, a gradient is taken outside", errors.UnsupportedError)
+def _(wrap):
+    x = ONES(2)
+    out = wrap(torch.sin)(x)
+    with forward_ad.dual_level():
+        torch.autograd.grad(out, x, forward_ad.make_dual(torch.ones(2), torch.ones(2)), create_graph=True)
+
+
 @raised("a derivative is taken of what a hook", errors.UnsupportedOpError)
 def _(wrap):
     kept = []
@@ -247,6 +256,14 @@ def _(wrap):
     (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
     (loss + gradient.sum()).backward()
     return x.grad
+
+
+@silent("`binary_cross_entropy` of dual numbers")
+def _(wrap):
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(torch.tensor([1.0]), torch.ones(1))
+        loss = wrap(nn.functional.binary_cross_entropy)(x, torch.ones(1))
+        return forward_ad.unpack_dual(loss).tangent.isnan()
 
 
 @silent("one `torch.autocast` block is around several")
@@ -420,6 +437,14 @@ def _(wrap):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "sin", torch.Tensor.cos)
         return call(torch.ones(1))
+
+
+@silent("it looks at a list of weights that a recurrent layer keeps")
+def _(wrap):
+    layer = nn.GRU(2, 2)
+    weights = {name: torch.zeros_like(p) for name, p in layer.named_parameters()}
+    wrap(lambda weights, x: torch.func.functional_call(layer, weights, (x,)))(weights, torch.ones(1, 2))
+    return layer._flat_weights[0].any()
 
 
 @silent("a built-in function or class is replaced for all modules")

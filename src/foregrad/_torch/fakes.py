@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -190,6 +191,48 @@ def _fake_sort(func: Any) -> Any:
     return run
 
 
+def _fake_of_dtype(func: Any, dtype_of: Callable[[tuple[Any, ...], int], torch.dtype]) -> Any:
+    def run(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The CPU's kernel gives floating results, by number, these dtypes."""
+        out: Any = _by_rule(mode, func, args, kwargs)
+        if fake_device(args[0]).type != "cpu":
+            return out
+        if isinstance(out, torch.Tensor):
+            return _of_dtype(mode, out, dtype_of(args, 0))
+        return tuple(_of_dtype(mode, t, dtype_of(args, at)) for at, t in enumerate(out))
+
+    return run
+
+
+def _of_parameters(args: tuple[Any, ...], at: int) -> torch.dtype:
+    """Of a normalisation: its statistics are float32 beside float32 parameters, whatever the input is."""
+    parameters = [t for t in args[1:] if at and isinstance(t, torch.Tensor)]
+    found: torch.dtype = (*parameters, args[0])[0].dtype
+    return found
+
+
+def _fake_embedding_bag(func: Any) -> Any:
+    def run(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The CPU's kernel has for bfloat16, too, the quick way that torch's rule knows for other floats."""
+        if args[0].dtype is not torch.bfloat16 or fake_device(args[0]).type != "cpu":
+            return _by_rule(mode, func, args, kwargs)
+        args = tuple(_of_dtype(mode, a, torch.float16) if isinstance(a, torch.Tensor) else a for a in args)
+        return tuple(_of_dtype(mode, t, torch.bfloat16) for t in _by_rule(mode, func, args, kwargs))
+
+    return run
+
+
+def _by_rule(mode: FakeTensorMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return mode.dispatch(func, (), args, kwargs) if mode.shape_env is None else symbolic_fake(mode, func, args, kwargs)
+
+
+def _of_dtype(mode: FakeTensorMode, fake: Any, dtype: torch.dtype) -> Any:
+    """The fake, or where it is a floating one of another dtype, one like it of this."""
+    if fake.dtype is dtype or not fake.is_floating_point():
+        return fake
+    return new_fake(mode, fake.shape, fake.stride(), dtype, fake_device(fake))
+
+
 def _fake_uniform(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The kernel draws into a clone."""
     return mode.dispatch(torch.ops.aten.clone.default, (), args[:1], {})
@@ -207,6 +250,18 @@ def _fake_view(mode: FakeTensorMode, args: tuple[Any, ...], kwargs: dict[str, An
     return out
 
 
+_NORMALISATIONS = (
+    torch.ops.aten.native_layer_norm.default,
+    torch.ops.aten.native_group_norm.default,
+    torch.ops.aten.native_batch_norm.default,
+    torch.ops.aten._native_batch_norm_legit.default,
+    torch.ops.aten._native_batch_norm_legit.no_stats,
+    torch.ops.aten._native_batch_norm_legit_functional.default,
+    torch.ops.aten._batch_norm_with_update.default,
+    torch.ops.aten._batch_norm_with_update_functional.default,
+    torch.ops.aten._batch_norm_no_update.default,
+)
+
 # Operators for which torch's rules for fakes differ from its kernels.
 CORRECTED: dict[Any, Any] = {
     torch.ops.aten.view.default: _fake_view,
@@ -215,6 +270,14 @@ CORRECTED: dict[Any, Any] = {
     torch.ops.aten.masked_fill.Scalar: _fake_masked_fill(torch.ops.aten.masked_fill.Scalar),
     torch.ops.aten.masked_fill.Tensor: _fake_masked_fill(torch.ops.aten.masked_fill.Tensor),
     torch.ops.aten.uniform.default: _fake_uniform,
+    **{op: _fake_of_dtype(op, _of_parameters) for op in _NORMALISATIONS},
+    torch.ops.aten.soft_margin_loss.default: _fake_of_dtype(
+        torch.ops.aten.soft_margin_loss.default, lambda args, at: args[0].dtype
+    ),
+    torch.ops.aten._embedding_bag.default: _fake_embedding_bag(torch.ops.aten._embedding_bag.default),
+    torch.ops.aten._embedding_bag_forward_only.default: _fake_embedding_bag(
+        torch.ops.aten._embedding_bag_forward_only.default
+    ),
     torch.ops.aten._grouped_mm.default: fake_grouped_mm,
     torch.ops.aten.multilabel_margin_loss_forward.default: fake_multilabel_margin_loss,
 }

@@ -14,7 +14,8 @@
 * functions that tell a stand-in from a tensor: see `asked`. Libraries ask whether they are traced to avoid branches on
   values. Such branches can be captured, so the answer is no, and the libraries run as in eager.
 * `torch.cond` and its like: see `control_flow`; wrapping by `torch.func`'s transforms: see `transforms`; scripted
-  functions: see `torchscript`; `module.to(device)` and its like: nothing, where no tensor changes.
+  functions: see `torchscript`; weights of recurrent layers: see `recurrent`; `module.to(device)` and its like: nothing,
+  where no tensor changes.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from . import (
     distributed,
     dynamo_off,
     generators,
+    recurrent,
     torchscript,
     transforms,
 )
@@ -475,6 +477,7 @@ def _bind_all() -> None:
     generators.install(bind, _made_generators)
     _install_output(bind)
     dynamo_off.install(bind, _is_capturing, region_runner)
+    recurrent.install(bind, _is_capturing)
     transforms.install(bind, _swapped)
     distributed.install(bind, _is_capturing)
     torchscript.install(bind, _swap_of_capture)

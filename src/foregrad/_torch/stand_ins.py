@@ -77,6 +77,16 @@ def become_parameter(stand_in: torch.Tensor) -> None:
     stand_in.__class__ = torch.nn.Parameter
 
 
+def absent_number(zero: torch.Tensor) -> torch.Tensor:
+    """`zero`, which may be the tangent of the 2 in `x * 2`: operators are handed an instance of `ABSENT` for it."""
+    if not zero.dim():
+        zero._wrapped_number = ABSENT[zero.is_complex()](0)  # type: ignore[attr-defined]
+    return zero
+
+
+ABSENT: tuple[type, type] = (type("AbsentNumber", (float,), {}), type("AbsentComplex", (complex,), {}))
+
+
 def twin(stand_in: torch.Tensor) -> torch.Tensor:
     """Another stand-in of equal layout over the same memory, without history."""
     with _NoDispatch():

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from .._torch.recurrent import follows_from_parameters
 from .._torch.stand_ins import is_stand_in
 from ..graph.slots import Slot
 from ..graph.source import attribute, item, key_text
@@ -260,7 +261,7 @@ class Reads:
 
     def note(self, module: torch.nn.Module, name: str) -> None:
         """Note an attribute of a module that is about to be read."""
-        if name in HOOKS:
+        if name in HOOKS or follows_from_parameters(module, name):
             return  # see Watch: all hooks of all modules
         if (id(module), name) in self._noted or id(module) in self.made_here:
             return
@@ -315,7 +316,7 @@ class Reads:
         place = self.place(table, "dict", type(module).__name__, "attr", id(module))
         place.keys = tuple(table)
         for key, value in [*table.items()]:
-            if key not in HOOKS and key not in TABLES:
+            if key not in HOOKS and key not in TABLES and not follows_from_parameters(module, key):
                 self.add(place, key, value)
 
     def objects_of_modules(self) -> list[tuple[Any, str]]:

@@ -107,7 +107,20 @@ class _Differentiable:
             refuse_watched_results(ctx, self.name)
         exact = parts_run(ctx) is not None or not engine.keeps_graph()
         needs_input_grad = needs_input_grad_of(ctx, self.taken, exact=exact)
-        return self.derivatives.run(ctx, tangents, BackwardCase(pattern, needs_input_grad, create_graph, kinds=kinds))
+        case = BackwardCase(pattern, needs_input_grad, create_graph, kinds=kinds)
+        gradients = self.derivatives.run(ctx, tangents, case)
+        comes_dual = engine.forward_ad._current_level >= 0 and any(map(_is_dual, tangents))
+        if comes_dual and any(g is not None and g.requires_grad and not _is_dual(g) for g in gradients):
+            raise UnsupportedError(
+                f"a gradient of the compiled `{self.name}` is taken with create_graph=True, and what comes in is a "
+                "dual number: that gradient has no tangent, as it would have without foregrad. Take it inside the "
+                "compiled function, or without create_graph=True."
+            )
+        return gradients
+
+
+def _is_dual(tensor: torch.Tensor | None) -> bool:
+    return tensor is not None and engine.forward_ad.unpack_dual(tensor).tangent is not None
 
 
 class _Derivatives:

@@ -92,6 +92,7 @@ class Value:
         "entry",
         "fake",
         "generation",
+        "is_absent",
         "is_written_through",
         "of_differentiable",
         "original",
@@ -119,6 +120,7 @@ class Value:
         self.generation = 0 if self._storage is None else self._storage.generation
         self.born = 0 if parent is None else now()
         self.became: Value | None = None
+        self.is_absent = False  # the zeros in place of a tangent that is not there
         self.of_differentiable = False  # a view of a tensor that required grad when it was taken
 
     @property

@@ -105,6 +105,7 @@ class Recording(Protocol):
     reshaped: list[tuple[torch.Tensor, int, str]]
     in_backward: bool
     is_symbolic: bool
+    has_absent: bool  # some tensor stands for a tangent that is not there
     recompute: Any
     # Other parts of the same recorder.
     changes: Any
@@ -115,6 +116,10 @@ class Recording(Protocol):
     decisions: Any
     late: Any
     sparse: Any
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *raised: Any) -> Any: ...
 
     def in_region(self, tag: Any) -> contextlib.AbstractContextManager[None]: ...
 

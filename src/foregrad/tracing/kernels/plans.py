@@ -12,7 +12,7 @@ import torch
 
 from ..._torch.engine import current_autograd_node, sequence_nr_of
 from ..._torch.ops import OpOverload
-from ..._torch.stand_ins import is_stand_in
+from ..._torch.stand_ins import ABSENT, absent_number, is_stand_in
 from ...errors import UnsupportedDataDependentError
 from ...locks import bound
 from ..heap.alias import Value
@@ -44,14 +44,6 @@ QUERIES = {
     aten.is_non_overlapping_and_dense.default,
     aten._fused_sdp_choice.default,
 }
-
-
-def _plain_zeros(size: Any, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
-    return aten.zeros.default(size, dtype=dtype, device=device)
-
-
-# Forward mode's zeros have no memory, which no compiler knows.
-PLAINER = {aten._efficientzerotensor.default: _plain_zeros}
 
 
 # By name: they are known once their module is imported. A result that is still under way is no plain tensor, which is
@@ -215,12 +207,69 @@ def _cat(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
     return laid_out
 
 
+# -------------------------------------------------------------------- absent tangents
+# Forward mode has zeros without memory in place of tangents that are not there, and PyTorch skips some operators on
+# them: nothing times infinity is nothing. In a graph they have memory, and the recorder skips the operators: the C++
+# that does so else would make every size a plain number.
+
+
+def _zeros(rec: Recording, plan: Any, args: Any, kwargs: Any) -> torch.Tensor:
+    with rec:
+        zeros = aten.zeros.default(*args, dtype=kwargs.get("dtype"), device=kwargs.get("device"))
+    rec.has_absent = rec.values[zeros].is_absent = True
+    return absent_number(zeros)
+
+
+def _is_absent(rec: Recording, operand: Any) -> bool:
+    if not isinstance(operand, torch.Tensor):
+        return isinstance(operand, ABSENT)
+    root = rec.value_of(operand).root
+    return root.is_absent and not root.storage.is_written
+
+
+def _skipping(count: int) -> Formula:
+    """For an operator that gives nothing where one of its first `count` operands is nothing."""
+
+    def formula(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
+        if rec.has_absent and any(_is_absent(rec, operand) for operand in args[:count]):
+            out = rec.run_fake(plan.op, args, kwargs)
+            with rec:
+                return aten._efficientzerotensor.default(list(out.shape), dtype=out.dtype, device=out.device)
+        return rec.pure(plan, args, kwargs)
+
+    return formula
+
+
+def _sum(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
+    absent = [rec.has_absent and _is_absent(rec, operand) for operand in args[:2]]
+    if all(absent):
+        return _skipping(2)(rec, plan, args, kwargs)
+    if not any(absent) or not isinstance(args[absent.index(False)], torch.Tensor):
+        return rec.pure(plan, args, kwargs)
+    out = rec.run_fake(plan.op, args, kwargs)
+    with rec:
+        rest = args[absent.index(False)].expand(out.shape)
+        rest = aten._to_copy.default(rest, dtype=out.dtype, device=out.device)
+        factor = 1 if absent[1] else kwargs.get("alpha", 1) * (-1 if plan.op is aten.sub.Tensor else 1)
+        return rest if factor == 1 else rest * factor
+
+
 FORMULAS: dict[Any, Formula] = {
     aten._linalg_eigh.default: _decomposition("L"),
     aten._linalg_svd.default: _decomposition(False),
     aten.diagonal.default: _diagonal,
     aten.allclose.default: _allclose,
     aten.cat.default: _cat,
+    aten._efficientzerotensor.default: _zeros,
+    aten.mul.Tensor: _skipping(2),
+    aten.mul.Scalar: _skipping(1),
+    aten.div.Tensor: _skipping(1),
+    aten.dot.default: _skipping(2),
+    aten.vdot.default: _skipping(2),
+    aten.linalg_cross.default: _skipping(2),
+    aten._to_copy.default: _skipping(1),
+    aten.add.Tensor: _sum,
+    aten.sub.Tensor: _sum,
 }
 
 

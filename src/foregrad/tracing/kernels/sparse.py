@@ -68,7 +68,7 @@ class SparseGradients:
         out = self._bound(entry, shape, first)
         if target is func:
             return out
-        with self.recorder:  # type: ignore[attr-defined]
+        with self.recorder:
             return aten.copy_.default(first, out)
 
     def _is_sparse(self, value: Any) -> bool:

@@ -37,7 +37,7 @@ from ..heap.views import View
 from ..heap.writes import Writes
 from ..kernels.checks import Checks
 from ..kernels.metadata import Metadata, as_kernels_say
-from ..kernels.plans import NO_KEYWORDS, PLAINER, PLAINER_BY_NAME, QUERIES, Plan, has_real
+from ..kernels.plans import NO_KEYWORDS, PLAINER_BY_NAME, QUERIES, Plan, has_real
 from ..kernels.sparse import SparseGradients
 from ..tape.opinfo import OpInfo, op_info, returns_tensors, take_data
 from ..tape.origin import Origins, user_line
@@ -76,6 +76,7 @@ class Recorder(Trace, ThreadDispatchMode):
         self.decompositions = decompositions
         self.arithmetic = ArithmeticSettings(lambda: user_line(self.origins.here()))
         self.is_symbolic = fake_mode.shape_env is not None
+        self.has_absent = False
         self.phases: dict[int, torch.Tensor] = {}  # see `_require` in plans.py, by autograd sequence number
         self.wrapper_leaves: IdSet[Any] = IdSet()  # the stand-ins of wrappers that are leaves and require grad
         self.reshaped: list[tuple[torch.Tensor, int, str]] = []  # see `check_reshaped`
@@ -172,7 +173,7 @@ class Recorder(Trace, ThreadDispatchMode):
                 "captured. Keep that part outside the compiled function."
             )
         # What it is made of keeps a history, where a detached result has none.
-        plainer = PLAINER.get(func) or PLAINER_BY_NAME.get(str(func))
+        plainer = PLAINER_BY_NAME.get(str(func))
         wanted = None if func is aten.detach.default else self.decompositions.get(func, plainer)
         plan = self.plans[id(func)] = Plan(func, op_info(func), wanted)
         if func.namespace == "c10d":

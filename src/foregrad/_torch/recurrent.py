@@ -1,0 +1,40 @@
+"""The list of their weights that recurrent layers keep beside their parameters. Checked on torch 2.13.0.
+
+`nn.GRU` and its like make the list anew, with weak references to what is in it, where a parameter is not the one in it:
+under `torch.func.functional_call` in each call. It says nothing that the parameters don't say. So a capture takes it
+from these, and a layer's own list stays as it was: eager makes it anew when it is next needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..locks import Bind
+
+KEPT, REFERENCES = "_flat_weights", "_flat_weight_refs"
+
+
+def follows_from_parameters(module: torch.nn.Module, name: str) -> bool:
+    """Whether the attribute is such a list: it is no state."""
+    return name in (KEPT, REFERENCES) and isinstance(module, torch.nn.RNNBase)
+
+
+def install(bind: Bind, is_capturing: Callable[[], bool]) -> None:
+    def weights(self: torch.nn.RNNBase) -> Any:
+        if not is_capturing():
+            return vars(self)[KEPT]
+        return [getattr(self, name, None) for name in self._flat_weights_names]
+
+    def keep(self: torch.nn.RNNBase, value: Any) -> None:
+        vars(self)[KEPT] = value
+
+    def update(self: torch.nn.RNNBase) -> None:
+        if not is_capturing():
+            original(self)
+
+    original = torch.nn.RNNBase._update_flat_weights
+    bind(torch.nn.RNNBase, KEPT, property(weights, keep))
+    bind(torch.nn.RNNBase, "_update_flat_weights", update)
