@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from .._torch.engine import default_generator, no_saved_tensors_hooks
+from .._torch.engine import default_generator, direct_apply, no_saved_tensors_hooks
 from .._torch.histories import nodes_behind
 from .._torch.hooks import without_tensor_hooks
 from .._torch.settings import under_settings
@@ -110,7 +110,7 @@ class Region(PythonCall):
         kept.region = self
         kept.outputs = [get_gradient_edge(output) if output.requires_grad else None for output in ran.outputs]
         with torch.enable_grad():
-            absent = [_Absent.apply(output) if output.requires_grad else None for output in ran.outputs]
+            absent = [_absent_for(output) if output.requires_grad else None for output in ran.outputs]
         kept.absent = [None if number is None else get_gradient_edge(number) for number in absent]
         kept.inputs = [tensor if i in reached else None for i, tensor in enumerate(starts)]
         key = torch.frombuffer(kept, dtype=torch.int64)
@@ -254,6 +254,9 @@ class _Absent(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Any) -> None:
         return None
+
+
+_absent_for = direct_apply(_Absent)  # as it is, inside of a capture too
 
 
 _kept: weakref.WeakValueDictionary[int, _Kept] = weakref.WeakValueDictionary()
