@@ -471,7 +471,9 @@ def _partial(
     """
     signature = compiled.partitioned.joint.signature
     is_unclear = bool(signature.in_backward) or any(paths.is_unclear for paths in signature.reached_from)
-    acts = functools.cache(lambda: compiled.make_derived is not None and backward_acts(compiled.partitioned.joint.graph))
+    acts = functools.cache(
+        lambda: compiled.make_derived is not None and backward_acts(compiled.partitioned.joint.graph)
+    )
     graphs: dict[Any, Any] = {}
     num_sizes = len(compiled.partitioned.saved_sizes)
     as_they_come = only_in_gradients(compiled.partitioned.backward)
