@@ -161,6 +161,17 @@ def test_an_absent_gradient_inside_a_compiled_function_is_an_error_by_name():
         compiled(torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True))
 
 
+def test_a_hook_that_would_get_none_is_an_error_by_name():
+    def hooked(x, p):
+        y = p * 1
+        y.register_hook(lambda gradient: log.append(gradient is None))
+        return OneOfTwo.apply(x, y)
+
+    compiled = foregrad.compile(hooked, backend="eager", on_unsupported="raise")
+    with pytest.raises(foregrad.errors.UnsupportedSideEffectError, match="would get None"):
+        _gradients(compiled, _backward)
+
+
 # ---------------------------------------------------------------------------------------------- effects of backwards
 
 

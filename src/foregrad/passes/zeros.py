@@ -19,10 +19,10 @@ from .._torch.graphs import depending_on, make_graph_module, needed_by, symbol_o
 from .._torch.instead import replayed
 from .._torch.ops import OpOverload
 from .._torch.symbols import map_symbolic, write_expression
-from ..errors import UnsupportedError
+from ..errors import UnsupportedError, UnsupportedSideEffectError
 from ..graph.eager_regions import RegionBackward
 from ..graph.meta import TensorSpec, contiguous_strides, spec_of
-from ..graph.python_calls import call_of
+from ..graph.python_calls import GradientHook, call_of
 from ..graph.signature import GradientPaths
 from ..graph.sparse import MAKE
 from .regions import is_random, piece
@@ -141,6 +141,11 @@ def _cut_down(
                 copies[node] = copies[survivor]
                 continue
             region = call_of(node.target, node.args)
+            if isinstance(region, GradientHook) and not zeros.isdisjoint(node.all_input_nodes):
+                raise UnsupportedSideEffectError(
+                    f"the hook `{region.name}` registered at {region.where} would get None in place of a gradient: a "
+                    "Function behind it gives none, or this part of the backward does not come there. Return zeros."
+                )
             if isinstance(region, RegionBackward):
                 key, *given = node.args[1]
                 absent = [gradient in zeros for gradient in given]
