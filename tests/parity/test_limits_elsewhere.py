@@ -74,6 +74,22 @@ def _(wrap):
     return memory
 
 
+@eager("a checkpointed part calls an eager region", errors.UnsupportedSideEffectError)
+def _(wrap):
+    calls = []
+    region = foregrad.eager_region(lambda x: calls.append(1) or x.sin())
+    wrap(lambda x: checkpoint(region, x * 2, use_reentrant=False).sum())(ONES(3)).backward()
+    return len(calls)
+
+
+@silent("a custom Function is applied outside")
+def _(wrap):
+    gradients = []
+    apply = writing(lambda _, gradient: gradients.append(gradient)).apply
+    wrap(lambda y, x: (y * 2, x * 3))(apply(ONES(2), None), ONES(2))[1].sum().backward()
+    return len(gradients)
+
+
 @eager("a backward changes sizes or memory", errors.UnsupportedMutationError)
 def _(wrap):
     found = []

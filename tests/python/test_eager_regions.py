@@ -16,7 +16,6 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
-from torch.utils.checkpoint import checkpoint
 
 import foregrad
 from foregrad.backends.inductor import why_not
@@ -440,10 +439,6 @@ def test_partitions_and_budgets_run_a_region_once():
         calls.clear()
         _compiled(lambda x: noted(x.sin() * 2).cos().sum(), **options)(x).backward()
         assert len(calls) == 1
-    x = torch.randn(3, requires_grad=True)
-    calls.clear()
-    _compiled(lambda x: checkpoint(lambda y: noted(y.cos()).exp(), x, use_reentrant=False).sum())(x).backward()
-    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("dynamic", [None, True])

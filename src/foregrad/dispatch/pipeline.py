@@ -388,12 +388,12 @@ def _forward_only(joint: JointGraph) -> fx.GraphModule:
 
 
 def reachable(outputs: list[fx.Node], joint: JointGraph) -> set[fx.Node]:
-    """The nodes that `outputs` need, with all random nodes, the backward's included if an output is the backward's."""
+    """The nodes that `outputs` need, with all that are random or have effects, the backward's if an output is of it."""
     halves = {node.meta.get("partitioner_tag") for node in outputs}
     random = [
         n
         for n in joint.graph.nodes
-        if n.op == "call_function" and is_random(n)
+        if n.op == "call_function" and (is_random(n) or n.is_impure(impure_random=False))
         if n.meta.get("partitioner_tag") != "is_backward" or "is_backward" in halves
     ]
     return needed_by([*outputs, *random])

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from .._torch.engine import default_generator, no_saved_tensors_hooks
+from .._torch.engine import default_generator, direct_apply, no_saved_tensors_hooks
 from .._torch.histories import nodes_behind
 from .._torch.hooks import without_tensor_hooks
 from .._torch.settings import under_settings
@@ -63,6 +63,7 @@ class Region(PythonCall):
     it reached by itself (`leaves`). `differentiable` and `is_leaf` describe the arguments, `written` are the positions
     of those that it writes to. `decided`: the values that the program branched on before. `layouts`, `requires_grad`
     and `rest` describe the results; `reached` has for each result the inputs that its gradient reaches.
+    `materializes`: the inputs behind which a traced custom Function takes an absent gradient for zeros.
     """
 
     function: Callable[..., Any]
@@ -80,7 +81,8 @@ class Region(PythonCall):
     requires_grad: tuple[bool, ...] = ()
     rest: Any = None
     reached: tuple[tuple[int, ...], ...] = ()
-    backwards: dict[tuple[bool, ...], RegionBackward] = dataclasses.field(default_factory=dict)
+    backwards: dict[tuple[bool | None, ...], RegionBackward] = dataclasses.field(default_factory=dict)
+    materializes: tuple[bool, ...] = ()
 
     def run(
         self, inputs: Sequence[torch.Tensor], after: Sequence[torch.Tensor], sizes: Sequence[int]
@@ -107,6 +109,9 @@ class Region(PythonCall):
         starts = [*ran.starts, *(leaf() for leaf in self.leaves)]
         kept.region = self
         kept.outputs = [get_gradient_edge(output) if output.requires_grad else None for output in ran.outputs]
+        with torch.enable_grad():
+            absent = [_absent_for(output) if output.requires_grad else None for output in ran.outputs]
+        kept.absent = [None if number is None else get_gradient_edge(number) for number in absent]
         kept.inputs = [tensor if i in reached else None for i, tensor in enumerate(starts)]
         key = torch.frombuffer(kept, dtype=torch.int64)
         _kept[int.from_bytes(kept, "little")] = kept
@@ -115,14 +120,16 @@ class Region(PythonCall):
     def fake(self, inputs: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[torch.Tensor]:
         return [torch.empty((1,), dtype=torch.int64), status(), *_empty(self.layouts, sizes)]
 
-    def backward(self, present: Sequence[bool]) -> RegionBackward:
-        """The call that gives the gradients of inputs, if cotangents of the results at `present` arrive."""
+    def backward(self, present: Sequence[bool | None]) -> RegionBackward:
+        """The call that gives the gradients of inputs, if cotangents of the results at `present` arrive; None: autograd
+        comes to that result with an absent one.
+        """
         key = tuple(present)
         if key not in self.backwards:
-            reached = [positions for positions, is_there in zip(self.reached, key, strict=True) if is_there]
+            reached = [positions for positions, how in zip(self.reached, key, strict=True) if how is not False]
             input_positions = sorted({position for positions in reached for position in positions})
             layouts = tuple(self.input_layouts[i] for i in input_positions)
-            self.backwards[key] = RegionBackward(self.name, self.where, key, tuple(input_positions), layouts)
+            self.backwards[key] = RegionBackward(weakref.ref(self), key, tuple(input_positions), layouts)
         return self.backwards[key]
 
 
@@ -133,15 +140,36 @@ class RegionBackward(PythonCall):
     `input_positions`: the inputs that get a gradient; `layouts`: the layouts of these inputs.
     """
 
-    name: str
-    where: str
-    present: tuple[bool, ...]
+    region: weakref.ref[Region]
+    present: tuple[bool | None, ...]
     input_positions: tuple[int, ...]
     layouts: tuple[Layout, ...]
+
+    def with_absent(self, absent: Sequence[bool]) -> RegionBackward:
+        """The call that takes no gradient in the places of those that are `absent`."""
+        is_absent, region = iter(absent), self.region()
+        assert region is not None
+        return region.backward([(None if next(is_absent) else how) if how else how for how in self.present])
 
     def run(
         self, inputs: Sequence[torch.Tensor], after: Sequence[torch.Tensor], sizes: Sequence[int]
     ) -> list[torch.Tensor]:
+        found = self.gradients(inputs)
+        there = [gradient for gradient in found if gradient is not None]
+        if len(there) < len(found):
+            raise UnsupportedSideEffectError(
+                f"the backward of {self._called()} gives no gradient for an input, inside of a function that computes "
+                "with its gradients. Return zeros there, or call `backward()` outside of the compiled function."
+            )
+        return there
+
+    def _called(self) -> str:
+        region = self.region()
+        assert region is not None
+        return f"the eager region `{region.name}` called at {region.where}"
+
+    def gradients(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        """The gradients, None where eager has none."""
         key, *gradients = inputs
         kept = _kept.get(int(key))
         if kept is None:
@@ -149,23 +177,32 @@ class RegionBackward(PythonCall):
                 "the autograd graph of an eager region is gone: a hook for saved tensors has copied the tensor that "
                 "holds it. Call the compiled function outside of `saved_tensors_hooks` and the like."
             )
-        outputs = [output for output, is_present in zip(kept.outputs, self.present, strict=True) if is_present]
+        given, arriving, outputs = iter(gradients), [], []
+        for at, how in enumerate(self.present):
+            if how is not False:
+                outputs.append(kept.outputs[at] if how else kept.absent[at])
+                arriving.append(next(given) if how else torch.ones(()))
         leaves: list[Any] = [kept.inputs[i] for i in self.input_positions]
         with without_tensor_hooks(leaves):
-            at_leaves = torch.autograd.grad(outputs, leaves, gradients, retain_graph=True, allow_unused=True)
+            at_leaves = torch.autograd.grad(outputs, leaves, arriving, retain_graph=True, allow_unused=True)
         taken = {storage_key(gradient) for gradient in gradients}
-        results = []
-        for at_leaf, leaf in zip(at_leaves, leaves, strict=True):
-            gradient: torch.Tensor | None = at_leaf  # None if no path leads there in this run
-            result = torch.zeros_like(leaf, memory_format=torch.contiguous_format) if gradient is None else gradient
+        results: list[torch.Tensor | None] = []
+        for at, gradient, leaf in zip(self.input_positions, at_leaves, leaves, strict=True):
+            result: torch.Tensor | None = gradient
+            if result is None:
+                materializes = kept.region.materializes
+                if at < len(materializes) and materializes[at]:
+                    result = torch.zeros_like(leaf, memory_format=torch.contiguous_format)
+                results.append(result)
+                continue
             if result.layout is not torch.strided:
                 raise UnsupportedLayoutError(
-                    f"the eager region `{self.name}` called at {self.where} returns a gradient of layout "
-                    f"{result.layout}. Only strided gradients can leave a region: make it dense inside."
+                    f"{self._called()} returns a gradient of layout {result.layout}. Only strided gradients can leave "
+                    "a region: make it dense inside."
                 )
             result = result.contiguous()
             results.append(result.clone() if storage_key(result) in taken else result)
-            taken.add(storage_key(results[-1]))
+            taken.add(storage_key(results[-1]))  # type: ignore[arg-type]
         return results
 
     def fake(self, inputs: Sequence[torch.Tensor], sizes: Sequence[Any]) -> list[torch.Tensor]:
@@ -203,7 +240,23 @@ class _Kept(bytearray):
 
     region: Region
     outputs: list[Any]
+    absent: list[Any]  # edges like `outputs`, whose gradient is an absent one
     inputs: list[torch.Tensor | None]
+
+
+class _Absent(torch.autograd.Function):
+    """A number whose gradient for a result is absent: what autograd comes to in eager all the same."""
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> None:
+        return None
+
+
+_absent_for = direct_apply(_Absent)  # as it is, inside of a capture too
 
 
 _kept: weakref.WeakValueDictionary[int, _Kept] = weakref.WeakValueDictionary()

@@ -8,21 +8,24 @@ graph is cut down to the nodes that the present tangents reach.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 
 from .._torch.graphs import depending_on, make_graph_module, needed_by, symbol_of, symbols_in
 from .._torch.instead import replayed
 from .._torch.ops import OpOverload
 from .._torch.symbols import map_symbolic, write_expression
-from ..errors import UnsupportedError
+from ..errors import UnsupportedError, UnsupportedSideEffectError
+from ..graph.eager_regions import RegionBackward
 from ..graph.meta import TensorSpec, contiguous_strides, spec_of
+from ..graph.python_calls import GradientHook, call_of
 from ..graph.signature import GradientPaths
 from ..graph.sparse import MAKE
-from .regions import piece
+from .regions import is_random, piece
 from .sparse import sparse_nodes
 
 aten = torch.ops.aten
@@ -73,15 +76,42 @@ def without_tangents(
     `reached_from` is the signature's: a gradient is None if no present tangent leads to it, or if it depends on none of
     them and PyTorch's own formulas leave it undefined.
     """
-    old = backward.graph
-    placeholders = [n for n in old.nodes if n.op == "placeholder"]
-    tangents = placeholders[num_saved:]
-    present_tangents = [t for t, present in zip(tangents, mask, strict=True) if present]
+    tangents = [n for n in backward.graph.nodes if n.op == "placeholder"][num_saved:]
+    missing = [t for t, present in zip(tangents, mask, strict=True) if not present]
+    present = frozenset(i for i, is_given in enumerate(mask) if is_given)
+    everything = GradientPaths(frozenset(range(len(mask))), frozenset(range(len(mask))))
+
+    def leads(position: int, alive: bool, _: bool) -> bool:
+        return (reached_from[position] if reached_from else everything).leads(present, alive=alive)
+
+    return _cut_down(backward, tangents, missing, leads)
+
+
+def without_gradients(rest: fx.GraphModule, gradients: Collection[str], absent: Collection[str], results: int) -> Any:
+    """The `rest` of a backward specialized to `absent` ones among the `gradients` that it takes, by name; others are
+    its inputs. So many first `results` are gradients, which are None if they depend on absent ones alone.
+    """
+    placeholders = [n for n in rest.graph.nodes if n.op == "placeholder"]
+    taken = [n for n in placeholders if n.name in gradients]
+    missing = [n for n in placeholders if n.name in absent]
+    return _cut_down(rest, taken, missing, lambda position, _, is_zero: position >= results or not is_zero)
+
+
+def _cut_down(
+    module: fx.GraphModule,
+    tangents: Sequence[fx.Node],
+    missing: Sequence[fx.Node],
+    leads: Callable[[int, bool, bool], bool],
+) -> fx.GraphModule:
+    """`leads(position, alive, zero)`: whether there is a gradient in that place, which depends on a tangent that is
+    not missing, or is zero.
+    """
+    old = module.graph
     sparse = sparse_nodes(old)
     # The gradient of an embedding without indices is empty, and depends on no tangent.
     empty = sparse - depending_on(old, tangents)
     depends = depending_on(old, [*tangents, *empty])
-    zeros = _zeros(old, depends, [t for t in tangents if t not in present_tangents])
+    zeros = _zeros(old, depends, [*missing])
     graph = fx.Graph()
     copies: dict[fx.Node, Any] = {}
     sizes = _Sizes(graph, copies)
@@ -99,26 +129,50 @@ def without_tangents(
         if node.op == "placeholder" and node in zeros:
             continue
         if node.op == "output":
-            present = frozenset(i for i, is_given in enumerate(mask) if is_given)
-            alive = depending_on(old, [*present_tangents, *empty])
-            gradients = []
-            everything = GradientPaths(frozenset(range(len(mask))), frozenset(range(len(mask))))
-            for gradient, reach in zip(node.args[0], reached_from or [everything] * len(node.args[0]), strict=True):
-                leads = gradient is not None and reach.leads(present, alive=gradient in alive)
-                gradients.append(value(gradient) if leads else None)
+            alive = depending_on(old, [*(t for t in tangents if t not in missing), *empty])
+            gradients = [
+                value(g) if g is not None and leads(i, g in alive, g in zeros) else None
+                for i, g in enumerate(node.args[0])
+            ]
             graph.output(gradients)
         elif node not in zeros:
             survivor = _other_summand(node, zeros, sparse)
             if survivor is not None:
                 copies[node] = copies[survivor]
                 continue
+            region = call_of(node.target, node.args)
+            if isinstance(region, GradientHook) and not zeros.isdisjoint(node.all_input_nodes):
+                raise UnsupportedSideEffectError(
+                    f"the hook `{region.name}` registered at {region.where} would get None in place of a gradient: a "
+                    "Function behind it gives none, or this part of the backward does not come there. Return zeros."
+                )
+            if isinstance(region, RegionBackward):
+                key, *given = node.args[1]
+                absent = [gradient in zeros for gradient in given]
+                if any(absent):
+                    there = [value(gradient) for gradient in given if gradient not in zeros]
+                    args = (region.with_absent(absent).key, [copies[key], *there], *map_arg(node.args[2:], value))
+                    copies[node] = graph.create_node("call_function", node.target, args, name=node.name)
+                    copies[node].meta = node.meta
+                    continue
             copies[node] = graph.node_copy(node, value)
             copies[node].meta = node.meta
             if sparse and node.target is aten.add.Tensor and node.args[0] not in sparse:
                 sums.append(copies[node])
     _reorder(sums, sparse_nodes(graph) if sums else set())
     graph.eliminate_dead_code(is_impure_node=_stays)
-    return make_graph_module(backward, graph, "PartialBackward")
+    return make_graph_module(module, graph, "PartialBackward")
+
+
+def backward_acts(joint: fx.Graph) -> bool:
+    """Whether the backward in a joint graph calls Python, has other effects or draws random numbers. A part of it then
+    is more than the gradients that it gives: eager does what is on the way of those, and nothing else.
+    """
+    backward = (node for node in joint.nodes if node.meta.get("partitioner_tag") == "is_backward")
+    return any(
+        node.is_impure(impure_random=False) or (is_random(node) and not node.name.endswith("_backward"))
+        for node in backward
+    )
 
 
 def _stays(node: fx.Node) -> bool:

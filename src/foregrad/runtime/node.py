@@ -28,6 +28,7 @@ from ..graph.signature import Signature
 from ..graph.source import Names, compile_source, unpacked
 from ..passes.keep import is_alias
 from ..passes.sparse import only_in_gradients
+from ..passes.zeros import backward_acts
 from ..subclasses.conversion import TAKES_HANDED
 from .anomaly import watched
 from .compiled import Compiled
@@ -338,8 +339,7 @@ class _NodeRenderer:
             self.globals[raiser] = _raiser(error)
             lines += [f"    if {tangents[position]} is not None:", f"        {raiser}()"]
         differentiable = differentiable_backward(self.compiled, self.taken, make_node, self.release)
-        is_derived = bool(self.effects) or any(paths.is_unclear for paths in self.signature.reached_from)
-        partial = _unpacking(differentiable) if is_derived else _partial(self.compiled, self.taken, self.release)
+        partial = _partial(self.compiled, self.taken, self.release, differentiable)
         self.globals |= {
             "is_grad_enabled": torch.is_grad_enabled,
             "keeps_graph": engine.keeps_graph,
@@ -411,10 +411,6 @@ def _number_of_input(node: fx.Node) -> int:
     return int(node.name.rpartition("_")[2]) - 1 if is_input else -1
 
 
-def _unpacking(run: Callable[..., Any]) -> Callable[[Any, tuple[Any, ...]], Any]:
-    return lambda ctx, tangents: run(ctx, *tangents)
-
-
 def _raiser(error: Exception) -> Callable[[], None]:
     def eager_error() -> None:
         raise type(error)(*error.args)
@@ -467,16 +463,24 @@ def _nothing(ctx: Any, count: int) -> tuple[None, ...]:
     return (None,) * (count + 1)
 
 
-def _partial(compiled: Compiled, taken: list[int], release: Release) -> Callable[[Any, tuple[Any, ...]], Any]:
+def _partial(
+    compiled: Compiled, taken: list[int], release: Release, differentiable: Callable[..., Any]
+) -> Callable[[Any, tuple[Any, ...]], Any]:
     """The backward if some tangents are missing, or some gradients are not needed: a graph of its own for each such
-    pattern.
+    pattern. Autograd makes that graph where only autograd can tell which gradients there are, and which effects.
     """
     signature = compiled.partitioned.joint.signature
+    is_unclear = bool(signature.in_backward) or any(paths.is_unclear for paths in signature.reached_from)
+    acts = functools.cache(
+        lambda: compiled.make_derived is not None and backward_acts(compiled.partitioned.joint.graph)
+    )
     graphs: dict[Any, Any] = {}
     num_sizes = len(compiled.partitioned.saved_sizes)
     as_they_come = only_in_gradients(compiled.partitioned.backward)
 
     def partial_backward(ctx: Any, tangents: tuple[Any, ...]) -> Any:
+        if is_unclear or acts():
+            return differentiable(ctx, *tangents)
         mask = tuple(t is not None for t in tangents)
         if not any(mask):
             return _nothing(ctx, len(taken))

@@ -106,7 +106,7 @@ class Backward:
         try:
             others = other_leaves(outputs, leaves) if self.lifting.has_hooks else []  # hooks of these run, too
             own = {record: record.leaf for record in sinks if record.leaf is not None and record.leaf.is_leaf}
-            with self._recording(tangents, keeps_collectives=True), noting_arrival(own) as arrived:
+            with self._recording(tangents, keeps=True), noting_arrival(own) as arrived:
                 results, self.failing = _gradients_of(
                     outputs, [*leaves, *others], tangents, keep=keep or has_asides or bool(unlinked or others)
                 )
@@ -261,10 +261,10 @@ class Backward:
         self.to_nowhere(picked, [tangents[k] for k in looked_at])
 
     @contextlib.contextmanager
-    def _recording(self, tangents: Sequence[torch.Tensor] = (), *, keeps_collectives: bool = False) -> Iterator[None]:
+    def _recording(self, tangents: Sequence[torch.Tensor] = (), *, keeps: bool = False) -> Iterator[None]:
         """Context: the engine runs. What it does besides giving gradients is dropped, but for what was finished."""
         recorder = self.recorder
-        begin = len(recorder.collectives.made)
+        begin, start = len(recorder.collectives.made), len(recorder.tape.entries)
         with recorder.backward_runs():
             recorder.late.begin(tangents)
             try:
@@ -272,8 +272,10 @@ class Backward:
                     yield
             finally:
                 recorder.late.finish()
-                if not keeps_collectives:
+                if not keeps:
                     recorder.collectives.drop(begin)
+                    for entry in recorder.tape.entries[start:]:
+                        entry.has_effect = False
 
 
 class InnerGradients:

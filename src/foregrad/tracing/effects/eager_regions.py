@@ -25,6 +25,7 @@ from ..._torch.engine import (
     without_modes,
     without_torch_functions,
 )
+from ..._torch.histories import nodes_behind
 from ..._torch.patches import hooks_off
 from ..._torch.settings import settings
 from ..._torch.stand_ins import is_stand_in
@@ -315,6 +316,7 @@ class _Linked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         call: _Call = ctx.call
+        call.region.materializes = tuple(map(_leads_to_functions, call.inputs))
         backward = call.region.backward([gradient is not None for gradient in gradients])
         found: list[Any] = [None] * len(call.shapes)
         if backward.input_positions:
@@ -323,6 +325,12 @@ class _Linked(torch.autograd.Function):
             for index, result in zip(backward.input_positions, results, strict=True):
                 found[index] = result
         return None, *found
+
+
+def _leads_to_functions(tensor: torch.Tensor) -> bool:
+    """Whether traced custom Functions are behind a tensor."""
+    functions = (node for node in nodes_behind([tensor]) if isinstance(node, torch.autograd.function.BackwardCFunction))
+    return any(not isinstance(getattr(node, "call", None), _Call) for node in functions)
 
 
 class Once(torch.autograd.Function):

@@ -292,7 +292,7 @@ def _found_frame(depth: int = 0) -> Any:
     while observed is not None and depth > 0:
         assert frame.f_back is not None  # `Observed.of` lies on the way
         frame, depth = frame.f_back, depth - 1
-        if is_of_foregrad(frame.f_code):
+        if is_house_code(frame.f_code):
             observed.looks_back(asking)
     return NotImplemented
 

@@ -15,16 +15,20 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
+from ..._torch.ops import has_effects
 from ...errors import UnsupportedMutationError, UnsupportedOpError, UnsupportedSideEffectError
+from ...graph.eager_regions import Region
+from ...graph.python_calls import Collective, call_of
 from ..heap.alias import memory_root
 from ..heap.recording import Recording
+from ..kernels.checks import Check
 from ..tape.opinfo import op_info
 from ..tape.origin import user_line
 from ..tape.tape import Entry, entries_in
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Region:
+class _Tag:
     """The tag of a checkpointed region, or of an operator in it for which the user chose another policy."""
 
     region: int
@@ -45,15 +49,20 @@ class Regions:
     @contextlib.contextmanager
     def region(self) -> Iterator[None]:
         """Context: what is recorded is in a checkpointed region."""
-        tag = self.recorder.recompute or _Region(next(self.numbers), CheckpointPolicy.PREFER_RECOMPUTE)
-        written = self.written_since()
+        tag = self.recorder.recompute or _Tag(next(self.numbers), CheckpointPolicy.PREFER_RECOMPUTE)
+        written, recorder = self.written_since(), self.recorder
+        entries, checks = len(recorder.tape.entries), len(recorder.checks.made)
         self.depth += 1
         try:
             with self.recorder.in_region(tag):
                 yield
         finally:
             self.depth -= 1
-        what = written() if torch.is_grad_enabled() else None
+        if not torch.is_grad_enabled():
+            return
+        called = [*map(_acts, recorder.tape.entries[entries:]), *map(_acts, recorder.checks.made[checks:])]
+        calls = next((f"calls `{name}`" for name in called if name), None)
+        what = written() or calls
         if what is not None:
             raise UnsupportedSideEffectError(
                 f"a checkpointed part {what}, and eager does so again when the backward computes that part again; a "
@@ -69,7 +78,7 @@ class Regions:
             if isinstance(policy, bool):
                 policy = CheckpointPolicy.MUST_SAVE if policy else CheckpointPolicy.PREFER_RECOMPUTE
             for entry in entries[start:]:
-                entry.recompute = _Region(tag.region, policy)
+                entry.recompute = _Tag(tag.region, policy)
                 if policy is CheckpointPolicy.MUST_RECOMPUTE:
                     self._must_run_again(entry)
         return result
@@ -106,6 +115,19 @@ class Regions:
                     f"which reads {name}, and the function overwrites that: its value is gone by then. Write to a "
                     "copy, or let the policy say PREFER_RECOMPUTE."
                 )
+
+
+def _acts(made: Entry | Check) -> str:
+    """The name of what does more than compute: an eager region, or a custom operator that has effects or no results."""
+    if isinstance(made, Check):
+        return str(made.op) if getattr(made.op, "namespace", "aten") != "aten" or made.op is _PRINT else ""
+    call = call_of(made.target, made.args)
+    if isinstance(call, Region):
+        return "" if isinstance(call.function, Collective) else call.name
+    return str(made.target) if call is None and has_effects(made.target) else ""
+
+
+_PRINT = torch.ops.aten._print.default
 
 
 class NoRegions:

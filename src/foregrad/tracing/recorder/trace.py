@@ -13,6 +13,7 @@ import torch
 from ..._torch.engine import current_autograd_node, next_sequence_nr, plain_execution, sequence_nr_of
 from ..._torch.fakes import FakeTensorMode
 from ..._torch.nested import mapped
+from ..._torch.ops import has_effects
 from ..._torch.stand_ins import new_stand_in, use_count
 from ..._torch.symbols import map_symbolic
 from ...errors import UnsupportedLayoutError, UnsupportedSideEffectError
@@ -70,7 +71,10 @@ class Trace(abc.ABC):
         if numbers.made:
             args, kwargs = map_symbolic(args, numbers.entry_of), map_symbolic(kwargs, numbers.entry_of)
         entry = Entry(target, args if type(args) is tuple else tuple(args), kwargs or {})
-        entry.has_effect = is_random and not draws_nothing(target, args)
+        acts = (
+            self.in_backward and getattr(target, "namespace", "aten") not in ("aten", "prims") and has_effects(target)
+        )
+        entry.has_effect = acts or (is_random and not draws_nothing(target, args))
         entry.is_backward = self.in_backward
         entry.recompute = self.recompute
         entry.origin, entry.sequence_nr, entry.original = self.made()
