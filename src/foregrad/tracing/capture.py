@@ -83,6 +83,8 @@ class CaptureRun(Assembly):
         except BaseException as error:
             is_kept = is_interrupt(error) and not isinstance(error, _OF_FOREGRAD)
             is_stumble = not is_kept and self.state.stumbled(is_foreign=not isinstance(error, _OF_FOREGRAD))
+            # Where it looks for an argument, it may have found no stand-in.
+            is_stumble = is_stumble or (not (is_kept or isinstance(error, CaptureAgain)) and self.inputs.meets_again())
             if is_stumble or self.functions.isolate(error) | self.eager_hooks.isolate(error):
                 raise CaptureAgain from None
             if isinstance(error, RuntimeError):

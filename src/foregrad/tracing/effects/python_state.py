@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
@@ -15,7 +14,7 @@ from ...errors import EscapedTensorError, UnsupportedSideEffectError
 from ...frontend import holders as kinds
 from ...frontend.call import FlatCall
 from ...frontend.expected import ABSENT
-from ...frontend.holders import DICT, SET, Holder, kind_of, left_in_cache, own_globals
+from ...frontend.holders import Holder, kind_of, left_in_cache, own_globals
 from ...frontend.libraries import is_class_outside, loggers_of
 from ...frontend.lifted import StatePlace, lifted_places, stand_in_at, times_lifted
 from ...frontend.objects import table_of
@@ -452,7 +451,7 @@ class Given:
         if any(type(write.target) is OfArgument for write in writes):
             classes.update(type(container) for container, _ in self.call.containers)
         found: dict[type, IdSet[Any]] = {}
-        for value in _objects_in(state) if classes else ():
+        for value in state.met() if classes else ():
             if type(value) in classes and value not in self.of_argument:
                 found.setdefault(type(value), IdSet()).add(value)
         for container, path in self.call.containers:
@@ -484,23 +483,6 @@ class Given:
             or self.is_lifted(holder.target, state, inside | [container])
             for holder, key in places
         )
-
-
-def _objects_in(state: ProgramState) -> Iterator[Any]:
-    """The objects that were met, and those by which something may be looked up."""
-    for value in state.met():
-        yield value
-        if isinstance(value, _WEAK):
-            yield from list(value)
-    for holder in state.holders:
-        for key in holder.before if holder.kind in (DICT, SET) else ():
-            if type(key) is tuple:
-                yield from key
-            elif type(key) is not str:
-                yield key
-
-
-_WEAK = (weakref.WeakKeyDictionary, weakref.WeakSet)
 
 
 def refuse_change(name: str, what: str) -> NoReturn:

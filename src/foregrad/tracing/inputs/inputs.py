@@ -80,7 +80,7 @@ class Inputs:
         self._samples = learned.samples
         self.reached: ById[torch.Tensor, Source] = ById()  # arguments that the function also reached by itself
         self.marked: ById[torch.Tensor, Origin | None] = ById()  # others that `requires_grad_` was called on: where
-        self.reads = Reads()
+        self.reads = Reads(self.as_they_are)
         self.sources = TensorSources(self.reads)
 
     # ---------------------------------------------------------------- making them
@@ -133,11 +133,16 @@ class Inputs:
         """Capture again where the function also reached an argument by itself, or may and compares by identity."""
         if self.reached:
             raise SharedClosureFound(*self.reached.items())
+        if compares_identity and self.meets_again():
+            raise CaptureAgain
+
+    def meets_again(self) -> bool:
+        """Whether the function reaches an argument by itself that was not the real one, and is from the next run on."""
         reaches = self.sources.state.reaches
         found = IdSet(x for x in self.call.leaves if isinstance(x, torch.Tensor) and reaches(x))
-        if compares_identity and not found <= self.as_they_are:
-            self.as_they_are.update(found)
-            raise CaptureAgain
+        is_news = not found <= self.as_they_are
+        self.as_they_are.update(found)
+        return is_news
 
     def arguments(self, array_of: Callable[[Any], Any], leaves: list[Any], made: dict[int, Any]) -> Arguments:
         """The containers that the function is called with, with these leaves in them; `made` gets them by number."""
