@@ -110,6 +110,20 @@ def _(wrap):
     return torch.tensor(count)
 
 
+@eager("a hook, or the backward of a custom Function, looks at", errors.UnsupportedSideEffectError)
+def _(wrap):
+    def function(x, config):
+        y = x * 2
+        y.register_hook(lambda gradient: gradient * config["scale"])
+        return y.sum()
+
+    x, config = ONES(2), {"scale": 2.0}
+    loss = wrap(function)(x, config)
+    config["scale"] = 3.0
+    loss.backward()
+    return x.grad
+
+
 @eager("a sparse gradient of", errors.UnsupportedLayoutError)
 def _(wrap):
     def function(weight):
@@ -288,13 +302,6 @@ def _(wrap):
         found = call(torch.ones(1))
     sys.modules.pop("foregrad_comes_later", None)
     return found
-
-
-@silent("it looks up an argument in a dict or set")
-def _(wrap):
-    x = torch.ones(1)
-    known = {x: 1.0}
-    return wrap(lambda x: x + (1.0 if x in known else 0.0))(x)
 
 
 @silent("it sets `args` of an exception")

@@ -352,7 +352,7 @@ class CallGuards(GuardMaker):
                     test += f" and id({name}) not in {self.bind('keys', keys)}" if keys else ""
                 else:
                     test = f"{first_index}.get(id({name})) == {which}"
-                self.require(test, f"which of the tensors it found {self.paths[i]} is")
+                self.require(test, f"which of the tensors it found {self.paths[i]} is", Words("as captured"))
 
     def _arguments_reached_too(self, inputs: list[str]) -> None:
         """Add guards on arguments that the function also reaches by itself."""

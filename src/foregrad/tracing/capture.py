@@ -178,7 +178,10 @@ class CaptureRun(Assembly):
             self.learned.replays_views = False
             return None
         gradients = self.facts.gradients.finish()
-        return self.state.outputs(result, inputs.wrappers.of_results(result, inputs.adopt), gradients)
+        outputs = self.state.outputs(result, inputs.wrappers.of_results(result, inputs.adopt), gradients)
+        for part in (self.functions, self.eager_hooks):
+            part.check_given(lambda value: value in self.state.given_back)
+        return outputs
 
     def _analyzed(self, out_leaves: list[Any], paths: list[str]) -> Analysis:
         """How each written input and each output is given back."""

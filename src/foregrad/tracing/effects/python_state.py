@@ -72,7 +72,7 @@ class PythonState:
         self._failed: UnsupportedSideEffectError | None = None
         self._strays: ById[torch.nn.Module, list[Holder]] = ById()
         self._after: list[tuple[Holder, Any]] = []
-        self._given_back: list[Holder] = []  # containers and objects that the run made, in what it returns or leaves
+        self.given_back: ById[Any, Holder | None] = ById()  # what the run made, in what it returns or leaves
         self._taken_over: list[tuple[Holder, Any, str]] = []
 
     def put_stand_ins(self, where: Callable[[], str]) -> None:
@@ -229,7 +229,7 @@ class PythonState:
         self.writes = tuple(map(self.made.in_arguments, found.entries))
         opened = self.made.all(result, found.values + more[0], unwrap, objects=self.call.objects)
         tree, self.spec = opened.tree.children
-        self._given_back = [holder for made in opened.containers if (holder := _holder_of(made)) is not None]
+        self.given_back = ById((made, _holder_of(made)) for made in opened.containers)
         named = zip(found.paths + more[1], self.spec.children, strict=True)
         return opened.leaves, [*tree.paths("out"), *(p for name, child in named for p in child.paths(name))], tree
 
@@ -241,7 +241,7 @@ class PythonState:
         """The run is over, its backward too: everything as it was before."""
         seen = dict(self._after)
         written = self.before.changed()
-        for holder in (*written, *self._given_back):
+        for holder in (*written, *filter(None, self.given_back.values())):
             if not self._is_still(holder, seen.get(holder, holder.before)):
                 raise BackwardChangesError(
                     f"the backward of `{self.name}` changes {holder.name() or 'an object'}, which a compiled backward "
