@@ -10,6 +10,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 import foregrad
@@ -197,6 +198,31 @@ def test_a_state_by_parameter_is_compiled_once_it_is_there(count):
     params, step = steps(lambda f: foregrad.compile(f, backend="eager", on_unsupported="eager"), count)
     assert all(map(torch.equal, params, steps(lambda f: f, count)[0]))
     assert len(step.foregrad.specializations) == count
+
+
+@pytest.mark.parametrize("order", [(0, 1, 0), (1, 0, 1)], ids=["known first", "other first"])
+def test_a_wrapper_is_told_apart_eagerly_by_name(order):
+    params = [TwoTensor(torch.ones(2), torch.ones(2)) for _ in range(2)]
+    members = {params[0]}
+
+    def function(p):
+        return p * 2 if p in members else p * 3
+
+    compiled = foregrad.compile(function, backend="eager", on_unsupported="eager")
+    with pytest.warns(foregrad.errors.ForegradWarning, match="which of its tensors are one"):
+        found = [compiled(params[number]).a for number in order]
+    assert all(map(torch.equal, found, [function(params[number]).a for number in order]))
+
+
+def test_behind_dynamo_an_argument_is_what_it_is_with_pytorchs_own_backend():
+    def run(**how):
+        torch._dynamo.reset()
+        known, other = new(), new()
+        rates = {known: 5.0}
+        call = torch.compile(lambda p: p * rates.get(p, 1.0), **how)
+        return [call(p).tolist() for p in (known, other, known)]
+
+    assert run(backend="foregrad", options={"backend": "eager"}) == run(backend="aot_eager")
 
 
 def test_another_tensor_becomes_the_key():

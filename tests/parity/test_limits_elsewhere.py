@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -122,6 +123,13 @@ def _(wrap):
     config["scale"] = 3.0
     loss.backward()
     return x.grad
+
+
+@eager("it asks which of its tensors an argument is", errors.UnsupportedTensorError)
+def _(wrap):
+    known = TwoTensor(torch.ones(2), torch.ones(2))
+    members = {known}
+    return wrap(lambda x: x * 2 if x in members else x * 3)(known).a
 
 
 @eager("a sparse gradient of", errors.UnsupportedLayoutError)

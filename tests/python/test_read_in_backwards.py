@@ -44,6 +44,14 @@ class ByItem(torch.autograd.Function):
         return gradient * ctx.config[0], None
 
 
+class Called:
+    def __init__(self, config):
+        self.config = config
+
+    def __call__(self, gradient):
+        return gradient * self.config.scale
+
+
 def with_hook(x, hook):
     y = x * 2
     y.register_hook(hook)
@@ -159,6 +167,15 @@ def test_what_nobody_can_change_is_compiled():
     compiled = foregrad.compile(function, backend="eager", on_unsupported="raise")
     (found,) = torch.autograd.grad(compiled(x, Config(2.0), Frozen(3.0)), x)
     assert torch.equal(found, torch.autograd.grad(function(x, Config(2.0), Frozen(3.0)), x)[0])
+
+
+@pytest.mark.filterwarnings("ignore::foregrad.errors.ForegradWarning")
+def test_an_object_that_is_a_hook():
+    config = Config(2.0)
+    hook = Called(config)
+    for function, args in ((with_hook, (hook,)), (lambda x: with_hook(x, hook), ())):
+        compiled = gradients(or_eager(function), *args, config=config, change=set_scale)
+        assert all(map(torch.equal, compiled, gradients(function, *args, config=config, change=set_scale)))
 
 
 def test_the_error_says_what_to_do():

@@ -342,6 +342,8 @@ class CallGuards(GuardMaker):
         nodes = [node for _, node in self.call.tree.walk("")]
         keys_given = [n.context if n.kind == "dict" else getattr(n.context, "keys", None) for n in nodes]
         keys = frozenset(id(tensor) for key in keys_given for tensor in tensors_in_key(key))
+        for name, _ in zip(self.wrappers, self.call.tree.wrappers(), strict=False):  # those given, which come first
+            self.require(f"{first_index}.get(id({name})) is None", "whether it found an argument", False)
         for i, leaf in enumerate(self.call.leaves):
             if isinstance(leaf, torch.Tensor) and self.call.first_of[i] == i:
                 which, name = watch.first_index.get(id(leaf)), self.leaves[i]

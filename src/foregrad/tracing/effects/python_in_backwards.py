@@ -91,9 +91,8 @@ class CustomFunctions:
         """Raise where a backward reads an object that the call makes and gives back: `is_given(object)`."""
         for cls, context in self._contexts:
             backward = getattr(cls, "backward", None)
-            if cls not in self.regions and (
-                holds_state(context, backward, is_given) or reads_state(backward, is_given)
-            ):
+            names = reads_state(backward, is_given) and not reads_state(backward, self.knows)
+            if cls not in self.regions and (names or holds_state(context, backward, is_given)):
                 raise _held_in(cls, "an object that the call gives back")
 
     def check_absent(self, name: str, tangents: int) -> None:
@@ -181,8 +180,10 @@ class EagerHooks:
     def instead(self, hook: Any) -> Any:
         """What is to be registered in the place of a hook."""
         key = _key(hook)
-        if key is None or not self.may_run or self.recorder.in_backward:
+        if not self.may_run or self.recorder.in_backward:
             return hook
+        if key is None:
+            return self.traced(hook)
         reads = reads_state(hook, self._met_before)
         if key in differentiated_twice or not needs_nothing(hook, self.outside, self.knows):
             return self.traced(hook)

@@ -42,7 +42,9 @@ def reads_state(value: Any, knows: Callable[[Any], bool], depth: int = _DEEPEST)
             named = names_of(function.__code__).others
             return _may_differ(owner, named, knows, depth) or reads_state(function, knows, depth)
         return not isinstance(owner, type) or reads_state(function, knows, depth)
-    if not isinstance(value, types.FunctionType) or is_outside(value.__globals__.get("__name__", "")):
+    if not isinstance(value, types.FunctionType):  # an object that is called
+        return isinstance(type(value).__call__, types.FunctionType) and not is_of_library(type(value)) and knows(value)
+    if is_outside(value.__globals__.get("__name__", "")):
         return False
     names = names_of(value.__code__)
     held += (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
