@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.testing._internal.two_tensor import TwoTensor
 from torch.nn.utils import parametrize
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import foregrad
