@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 from torch.nn.utils import parametrize
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import foregrad
@@ -154,6 +155,27 @@ def _(wrap):
         raise KeyError
     except KeyError:
         return wrap(lambda x: x * (2 if sys.exc_info()[0] is KeyError else 1))(torch.ones(1))
+
+
+@eager("a hook, or the backward of a custom Function, looks at", errors.UnsupportedSideEffectError)
+def _(wrap):
+    def function(x, config):
+        y = x * 2
+        y.register_hook(lambda gradient: gradient * config["scale"])
+        return y.sum()
+
+    x, config = ONES(2), {"scale": 2.0}
+    loss = wrap(function)(x, config)
+    config["scale"] = 3.0
+    loss.backward()
+    return x.grad
+
+
+@eager("it asks which of its tensors an argument is", errors.UnsupportedTensorError)
+def _(wrap):
+    known = TwoTensor(torch.ones(2), torch.ones(2))
+    members = {known}
+    return wrap(lambda x: x * 2 if x in members else x * 3)(known).a
 
 
 @eager("a sparse gradient of", errors.UnsupportedLayoutError)
@@ -350,13 +372,6 @@ def _(wrap):
         found = call(torch.ones(1))
     sys.modules.pop("foregrad_comes_later", None)
     return found
-
-
-@silent("it looks up an argument in a dict or set")
-def _(wrap):
-    x = torch.ones(1)
-    known = {x: 1.0}
-    return wrap(lambda x: x + (1.0 if x in known else 0.0))(x)
 
 
 @silent("it sets `args` of an exception")

@@ -18,6 +18,7 @@ from ..frontend.call import FlatCall, are_apart
 from ..frontend.expected import ABSENT, Expected, same_value
 from ..frontend.objects import Layout, slot_members
 from ..frontend.opaque import is_number_of_numpy
+from ..frontend.reads import same_keys
 from ..frontend.tree import KEPT_WHOLE, Tree
 from ..graph.python_effects import OfArgument, PythonWrite
 from ..graph.source import Names, literal, unpacked
@@ -79,35 +80,20 @@ def has_keys(name: str, keys: tuple[Any, ...], bind: Bind) -> str:
     """
     if all(type(key) is str for key in keys):
         return f"tuple({name}) == {bind('keys', keys)}"
-    return f"{bind('same_keys', functools.partial(same_keys, keys))}({name})"
+    return f"{bind('same_keys', functools.partial(same_keys, keys))}(tuple({name}))"
 
 
 def has_context(name: str, context: Any, bind: Bind) -> str:
     """The condition that a registered container has this context, which holds the keys of a kind of dict."""
     if _is_of_texts(context):
         return f"{name} == {bind('context', context)}"
-    return f"{bind('same_context', functools.partial(_same_key, context))}({name})"
+    return f"{bind('same_context', functools.partial(same_value, context))}({name})"
 
 
 def _is_of_texts(value: Any) -> bool:
     if type(value) in (list, tuple):
         return all(map(_is_of_texts, value))
     return value is None or type(value) is str or isinstance(value, type)
-
-
-def same_keys(keys: tuple[Any, ...], container: Any) -> bool:
-    """Whether a container has exactly `keys`, in this order."""
-    return len(container) == len(keys) and all(map(_same_key, keys, container))
-
-
-def _same_key(key: Any, now: Any) -> bool:
-    if key is now:
-        return True
-    if type(key) is not type(now):
-        return False
-    if isinstance(key, (tuple, list)):  # a named tuple, too
-        return len(key) == len(now) and all(map(_same_key, key, now))
-    return same_value(key, now)
 
 
 def order_of_keywords_matters(function: Any) -> bool:

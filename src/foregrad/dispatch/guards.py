@@ -6,6 +6,7 @@ import functools
 import inspect
 import math
 import operator
+import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from .._torch.symbols import is_symbolic
 from .._torch.tensors import share_memory
 from ..frontend.call import FlatCall
 from ..frontend.expected import Expected
-from ..frontend.reads import TABLES, FoundWrappers, Reads, Source
+from ..frontend.reads import TABLES, FoundWrappers, Reads, Source, tensors_in_key
 from ..frontend.tree import KEPT_WHOLE, Tree
 from ..graph.joint import JointGraph
 from ..graph.signature import BaseOf, GradientOf, InputInfo, MemoryOf, PartOf
@@ -338,12 +339,22 @@ class CallGuards(GuardMaker):
     def _other_objects(self, watch: Watch) -> None:
         """If the function compares objects by identity: guard which of the tensors it found each argument is."""
         first_index = self.bind("tensors_found", watch.first_index)
+        nodes = [node for _, node in self.call.tree.walk("")]
+        keys_given = [n.context if n.kind == "dict" else getattr(n.context, "keys", None) for n in nodes]
+        keys = frozenset(id(tensor) for key in keys_given for tensor in tensors_in_key(key))
+        for name, _ in zip(self.wrappers, self.call.tree.wrappers(), strict=False):  # those given, which come first
+            self.require(f"{first_index}.get(id({name})) is None", "whether it found an argument", False)
         for i, leaf in enumerate(self.call.leaves):
             if isinstance(leaf, torch.Tensor) and self.call.first_of[i] == i:
-                which = watch.first_index.get(id(leaf))
-                relation = "is" if which is None else "=="
-                test = f"{first_index}.get(id({self.leaves[i]})) {relation} {which}"
-                self.require(test, f"which of the tensors it found {self.paths[i]} is")
+                which, name = watch.first_index.get(id(leaf)), self.leaves[i]
+                if which is None and id(leaf) in self.reads.given:  # code may have found it where nobody looks
+                    test = f"{name} is {self.bind('given', weakref.ref(leaf))}()"
+                elif which is None:
+                    test = f"{first_index}.get(id({name})) is None"
+                    test += f" and id({name}) not in {self.bind('keys', keys)}" if keys else ""
+                else:
+                    test = f"{first_index}.get(id({name})) == {which}"
+                self.require(test, f"which of the tensors it found {self.paths[i]} is", Words("as captured"))
 
     def _arguments_reached_too(self, inputs: list[str]) -> None:
         """Add guards on arguments that the function also reaches by itself."""

@@ -33,7 +33,7 @@ from .._torch.native import make_tensor_check, make_version_check
 from ..frontend.expected import ABSENT, Expected, describe
 from ..frontend.objects import table_of
 from ..frontend.opaque import is_cached_function
-from ..frontend.reads import Reads, ReadSite, same_keys
+from ..frontend.reads import Reads, ReadSite, same_keys, tensors_in_key
 from .explain import Difference
 
 Check = Callable[[tuple[Any, ...]], bool]
@@ -77,8 +77,8 @@ class Watch:
             for reference, cls, table in reads.shapes.values()
         ]
         self.modules = list(reads.modules.values())
-        tensors_found = tensors_in(self.places)
-        self.compared = tensors_found if reads.compares_identity else _at_several(tensors_found)
+        tensors_found, self.held = tensors_in(self.places), held_in(self.places)
+        self.compared = tensors_found if reads.compares_identity else _at_several(tensors_found, self.held)
         # The first index of each tensor in the list, by its id.
         self.first_index: dict[int, int] = {}
         self.one_another = self._one_another()
@@ -202,11 +202,12 @@ class Watch:
         return dropped
 
     def _one_another(self) -> list[int]:
-        """For each tensor that may be compared by identity, its first position in the list."""
+        """For each tensor that may be compared by identity, its first position in the list, behind those `held`."""
         self.first_index.clear()
+        self.first_index.update((tensor, number) for number, tensor in enumerate(self.held))
         return [
             self.first_index.setdefault(id(place.look(key)), number)
-            for number, (place, key) in enumerate(self.compared)
+            for number, (place, key) in enumerate(self.compared, len(self.held))
         ]
 
     def tensors(self) -> tuple[Any, ...]:
@@ -279,6 +280,17 @@ def tensors_in(places: list[ReadSite]) -> list[tuple[ReadSite, Any]]:
     ]
 
 
+def held_in(places: list[ReadSite]) -> list[int]:
+    """The ids of the tensors in keys, sets and tuples, and behind weak references: these hold the very objects."""
+    held: list[Any] = []
+    for place in places:
+        held += (*(place.copy or ()), *(place.keys or ()))
+        for expected in place.items.values():
+            held += [expected.value] if expected.kind == "same" else []
+            held += expected.value.values() if expected.kind == "members" else ()
+    return list(dict.fromkeys(id(tensor) for value in held for tensor in tensors_in_key(value)))
+
+
 def _mark(place: ReadSite) -> int:
     """A number that a write to the place changes, where there is one."""
     if place.kind == "dict":
@@ -325,10 +337,10 @@ def _shape_check(shapes: list[tuple[Any, type, Any]]) -> Check:
     return check
 
 
-def _at_several(sites: list[tuple[ReadSite, Any]]) -> list[tuple[ReadSite, Any]]:
+def _at_several(sites: list[tuple[ReadSite, Any]], held: list[int]) -> list[tuple[ReadSite, Any]]:
     """The places whose tensor is found at several places: one input of the graph stands for all of them."""
     tensors = [place.look(key) for place, key in sites]
-    counts = collections.Counter(map(id, tensors))
+    counts = collections.Counter([*map(id, tensors), *held])
     return [place for place, tensor in zip(sites, tensors, strict=True) if counts[id(tensor)] > 1]
 
 
@@ -432,7 +444,7 @@ def _render_place(tree: Tree, index: int, place: ReadSite) -> bool:
         return False
     if isinstance(holder, (collections.OrderedDict, collections.deque)):
         return False
-    if any(isinstance(key, torch.Tensor) for key in place.items):  # a tree in C++ compares keys, from 3.12 on
+    if any(True for key in place.items for _ in tensors_in_key(key)):  # a tree in C++ compares keys, from 3.12 on
         return False
     node = tree.of(index)
     if place.keys is not None:

@@ -23,6 +23,8 @@ _FORMATS = {"format", "format_map", "Formatter", "vformat"}  # whose fields name
 _LOADERS = {"import_module", "__import__"}
 _OF_ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD"}
 _TABLES, _ITEMS = {"environ": "os", "modules": "sys"}, {"get", "pop", "setdefault", "__getitem__", "__contains__"}
+_OF_OPERATOR = {"is_", "is_not"}
+_OF_IDENTITY = {"id", *_OF_OPERATOR}
 _NOT_ARGUMENTS = {"PUSH_NULL", "PRECALL", "KW_NAMES", "NOP"}
 # What code with these names asks of functions and classes.
 OF_CODE = {
@@ -256,13 +258,15 @@ def _loaded(
     for instruction in instructions:
         if instruction.name in _LOADS:
             loaded.add(instruction.value)
-            if instruction.value == "id":
+            if instruction.value in _OF_IDENTITY:
                 compares.add(())
         elif instruction.name in _STORES:
             loaded.add(instruction.value)
         elif instruction.name == "IMPORT_NAME":  # the level and what is taken from it were pushed before
             level = before[-2].value if len(before) > 1 else 0
             imports.add((instruction.value, level if isinstance(level, int) else 0))
+        elif instruction.name in _OF_ATTRIBUTES and instruction.value in _OF_OPERATOR:
+            compares.add(())
         elif instruction.name == "IS_OP" and not _is_of_no_tensor(before[-5:]):
             compares.add(_global_path(before[-5:]))
         if instruction.name not in _NOT_ARGUMENTS:

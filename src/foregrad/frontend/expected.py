@@ -174,16 +174,16 @@ def holds_classes(value: Any) -> bool:
 
 
 def same_value(a: Any, b: Any) -> bool:
-    """Equal, of the same type, down to the items of tuples; NaN is NaN; -NaN is not NaN, -0.0 is not 0.0."""
+    """Equal, of the same type, down to the items of tuples; NaN is NaN; -NaN is not NaN, -0.0 is not 0.0. Tensors, and
+    what refers to them weakly, are told apart by identity.
+    """
     if a is b:
         return True
-    if type(a) is not type(b):
+    if type(a) is not type(b) or isinstance(a, (type, torch.Tensor, weakref.ref)):
         return False
-    if isinstance(a, type):
-        return a is b
     if type(a) is float:
         return math.copysign(1.0, a) == math.copysign(1.0, b) and (a == b or (math.isnan(a) and math.isnan(b)))
-    if type(a) is tuple:
+    if isinstance(a, (tuple, list)):
         return len(a) == len(b) and all(map(same_value, a, b))
     if type(a) is complex:
         return same_value(a.real, b.real) and same_value(a.imag, b.imag)

@@ -120,7 +120,7 @@ def _spelled(holder: Holder, key: Any) -> str:
     own, style = holder.name(), "attr" if holder.is_table else holder.style
     if style == "name" or not own:
         return f"[{key_text(key)}]" if style == "item" else str(key)
-    if style == "":
+    if style in ("", "key"):
         return own
     return f"{own}.{key}" if style == "attr" and type(key) is str else f"{own}[{key_text(key)}]"
 

@@ -20,6 +20,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import torch.utils.weak
+
 from ..house import is_house_module
 
 OF_CTYPES = (ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union)
@@ -32,6 +34,7 @@ BAGS = (  # classes of libraries whose objects are nothing but their attributes
     collections.UserString,
     collections.ChainMap,
     threading.local,
+    torch.utils.weak.WeakIdKeyDictionary,
     BaseException,
 )
 _LIBRARIES = (
@@ -144,14 +147,16 @@ def loggers_of(value: Any) -> Iterator[Any]:
         value = value.parent
 
 
-_PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
+WEAK = (weakref.ref, weakref.ProxyType, weakref.CallableProxyType)
 
 
 def referent(value: Any) -> Any:
     """The object behind a weak reference or proxy; None where there is none."""
-    if type(value) in _PROXIES:
+    if isinstance(value, weakref.ref):
+        return weakref.ref.__call__(value)
+    if type(value) in WEAK:
         try:
             return value.__repr__.__self__
         except ReferenceError:
             return None
-    return value() if isinstance(value, weakref.ref) else None
+    return None

@@ -39,6 +39,7 @@ from .holders import Holder, Kind, own_globals, slots_of
 from .libraries import (
     BAGS,
     OF_CTYPES,
+    WEAK,
     is_class_outside,
     is_constant,
     is_of_library,
@@ -61,12 +62,8 @@ _NEVER_WRITTEN = (tuple, frozenset, functools.partial, types.BuiltinMethodType, 
 _Action = Callable[["ProgramState", Any, "Holder | None", Any], None]
 _PLAIN = {dict, list, tuple, set, frozenset, collections.deque, collections.defaultdict, *_BUFFERS}
 # As modules' tables of hooks are, a dozen each: of those with nothing in them there is nothing to copy.
-_OFTEN_EMPTY: dict[Any, Kind] = {
-    dict: kinds.DICT,
-    collections.OrderedDict: kinds.DICT,
-    list: kinds.LIST,
-    set: kinds.SET,
-}
+_DICTS: tuple[Any, ...] = (dict, collections.OrderedDict)
+_OFTEN_EMPTY = dict.fromkeys(_DICTS, kinds.DICT) | {list: kinds.LIST, set: kinds.SET}
 
 
 def forget_written(reads: Reads, state: ProgramState) -> None:
@@ -118,7 +115,7 @@ class ProgramState:
         self._unnamed: dict[str, list[tuple[Any, Holder]]] = collections.defaultdict(list)
         self._own_globals: dict[int, bool] = {}  # by the id of a namespace: whether it is the user's
         self._tensors: dict[int, tuple[Holder, Any, torch.Tensor]] = {}  # by id: a place of it
-        self._tensors_met: set[int] = set()
+        self._tensors_met: dict[int, bool] = {}  # by id: whether anything holds it, or it is an argument alone
         self._of_unnamed: tuple[int, dict[int, tuple[Holder, Any, torch.Tensor]]] = 0, {}
         self._with_attributes: list[tuple[torch.Tensor, Holder]] = []
         self.drawing: list[tuple[Holder | None, Any, Any]] = []  # where functions that draw are held, and which
@@ -237,8 +234,8 @@ class ProgramState:
         return Source(slot, root, (*steps, *holder.steps_to(key)))
 
     def reaches(self, tensor: torch.Tensor) -> bool:
-        """Whether code can come by a tensor: it is in a global that code names, an object, ..."""
-        return id(tensor) in self._tensors
+        """Whether code can come by a tensor: it is in a global that code names, an object, a key, a weak reference."""
+        return self._tensors_met.get(id(tensor), False)
 
     def tensors(self) -> list[torch.Tensor]:
         """The strided tensors that were held somewhere."""
@@ -324,7 +321,7 @@ class ProgramState:
             return ProgramState._cached_function
         if hasattr(cls, "__wrapped__") or "__wrapped__" in (table_of(value) or ()):
             return functools.partial(ProgramState._through, names=("__wrapped__",))
-        if cls.__module__ in ("weakref", "_weakref", "builtins") and (referent(value) is not None):
+        if issubclass(cls, WEAK):
             return lambda state, value, parent, step: state._queue.append((referent(value), parent, step))
         if cls.__module__ in ("builtins", "itertools") and hasattr(cls, "__next__"):
             return ProgramState._iterator
@@ -366,6 +363,8 @@ class ProgramState:
         holder = self._hold(kind, value, parent, step, "" if kind is kinds.SET else "item")
         holder.is_table = is_table
         self._push(holder)
+        if keys := [key for key in holder.before if type(key) not in _ATOMS] if kind in (kinds.DICT, kinds.SET) else ():
+            self._pass(tuple(keys), None, f"a key of {holder.name()}", dict(enumerate(keys))).style = "key"
 
     def _with_attributes_of(self, value: Any, parent: Holder | None, step: Any, action: _Action) -> None:
         """A container with attributes, or of a class of the program's."""
@@ -379,8 +378,8 @@ class ProgramState:
     def _items(self, value: Any, parent: Holder | None, step: Any) -> None:
         items = stored(value)
         if not isinstance(value, tuple):
-            self._queue += [(item, parent, step) for item in items if type(item) not in _ATOMS]
-        elif not all(type(item) in _ATOMS for item in items):
+            value, parent = tuple(items), None
+        if not all(type(item) in _ATOMS for item in items):
             self._pass(value, parent, step, dict(enumerate(items)))
 
     def _pass(
@@ -480,11 +479,11 @@ class ProgramState:
             self._queue += [(hook, parent, step) for hook in gradient_hooks(value).values()]
 
     def _place(self, tensor: torch.Tensor, parent: Holder | None, step: Any) -> None:
-        """Note a place of a tensor, unless a better one is known: in a table of a module, else the nearest."""
-        self._tensors_met.add(id(tensor))
+        """Note a place of a tensor, unless a better one is known: a module's table, else the nearest, as a key last."""
+        self._tensors_met[id(tensor)] = parent is not None or self.reaches(tensor)
         if parent is not None and parent.leads_to(tensor, step):
             place = self._tensors.get(id(tensor))
-            if place is None or (parent.is_table and not place[0].is_table):
+            if place is None or place[0].style == "key" or (parent.is_table and not place[0].is_table):
                 self._tensors[id(tensor)] = parent, step, tensor
 
     def _cached_function(self, value: Any, parent: Holder | None, step: Any) -> None:

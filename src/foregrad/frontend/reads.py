@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import gc
+import itertools
 import operator
 import types
 import weakref
@@ -24,8 +25,8 @@ from .._torch.stand_ins import is_stand_in
 from ..graph.slots import Slot
 from ..graph.source import attribute, item, key_text
 from ..subclasses.spec import WrapperSpec
-from .expected import ABSENT, Expected, Strong, describe, holds_classes, is_plain, reference, stored
-from .libraries import is_of_library
+from .expected import ABSENT, Expected, Strong, describe, holds_classes, is_plain, reference, same_value, stored
+from .libraries import is_of_library, referent
 from .objects import table_of
 from .opaque import asked_of, is_array
 
@@ -61,8 +62,20 @@ _MOST_TOGETHER = 64
 
 
 def same_keys(keys: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
-    """Whether they are equal, and of the same types: True is no 1."""
-    return keys == others and list(map(type, keys)) == list(map(type, others))
+    """Whether they are equal, and of the same types: True is no 1. A tensor is a key as the object that it is."""
+    return len(keys) == len(others) and (all(map(operator.is_, keys, others)) or all(map(same_value, keys, others)))
+
+
+def tensors_in_key(key: Any) -> Iterator[torch.Tensor]:
+    """The tensors in what stays as it is: a key of a dict, an item of a set, a tuple, a (weak) reference."""
+    if isinstance(key, (weakref.ref, Strong)):
+        key = referent(key) if isinstance(key, weakref.ref) else key()
+    if isinstance(key, torch.Tensor):
+        yield key
+    elif isinstance(key, (tuple, frozenset)):
+        yield from itertools.chain.from_iterable(map(tensors_in_key, stored(key)))
+    elif isinstance(key, weakref.ref):
+        yield from tensors_in_key(key)
 
 
 class ReadSite:
@@ -177,7 +190,9 @@ class ReadSite:
 class Reads:
     """All places a function looked at."""
 
-    def __init__(self) -> None:
+    def __init__(self, given: Iterable[torch.Tensor] = ()) -> None:
+        """`given`: arguments that the function also reaches by itself, and is given as they are."""
+        self.given = frozenset(map(id, given))
         self.places: dict[int, ReadSite] = {}
         self.made_here: dict[int, torch.nn.Module] = {}  # by the function: what they are follows from the rest
         self._noted: set[tuple[int, str]] = set()
@@ -187,7 +202,7 @@ class Reads:
         self.class_attributes: dict[tuple[type, str], Any] = {}
         self.stand_ins: dict[int, Any] = {}  # what stands in the state for the time of the run, and for what
         self.unread: dict[int, bool] = {}  # containers only written to, and whether others may take their place
-        self.compares_identity = False  # code asks whether two objects are one
+        self.compares_identity = bool(self.given)  # code asks whether two objects are one
 
     def place(self, holder: Any, kind: str, name: str, style: str, owner: int | None = None) -> ReadSite:
         site = self.places.get(id(holder))

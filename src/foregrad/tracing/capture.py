@@ -85,6 +85,8 @@ class CaptureRun(Assembly):
         except BaseException as error:
             is_kept = is_interrupt(error) and not isinstance(error, _OF_FOREGRAD)
             is_stumble = not is_kept and self.state.stumbled(is_foreign=not isinstance(error, _OF_FOREGRAD))
+            # Where it looks for an argument, it may have found no stand-in.
+            is_stumble = is_stumble or (not (is_kept or isinstance(error, CaptureAgain)) and self.inputs.meets_again())
             if is_stumble or self.functions.isolate(error) | self.eager_hooks.isolate(error):
                 raise CaptureAgain from None
             if isinstance(error, RuntimeError):
@@ -178,7 +180,10 @@ class CaptureRun(Assembly):
             self.learned.replays_views = False
             return None
         gradients = self.facts.gradients.finish()
-        return self.state.outputs(result, inputs.wrappers.of_results(result, inputs.adopt), gradients)
+        outputs = self.state.outputs(result, inputs.wrappers.of_results(result, inputs.adopt), gradients)
+        for part in (self.functions, self.eager_hooks):
+            part.check_given(lambda value: value in self.state.given_back)
+        return outputs
 
     def _analyzed(self, out_leaves: list[Any], paths: list[str]) -> Analysis:
         """How each written input and each output is given back."""

@@ -105,7 +105,7 @@ class CaptureParts(Host):
         self.settings = SettingsLeft(self.name, call.function, recorder.arithmetic)
         self.hooks = OwnHooks(self.where)
         may_run = options.runs_regions
-        self.functions: CustomFunctions = CustomFunctions(learned.regions, self.reads, self.knows, may_run=may_run)
+        self.functions: CustomFunctions = CustomFunctions(learned.regions, self.reads, self.met, may_run=may_run)
         self.facts = Facts(inputs, self.where)
         apart = [*called_by_autograd(learned.regions), *learned.hooks.values()]
         self.code = SeenCode(call, self.name, self.reads, ReboundNames(), self.origins, apart)
@@ -121,12 +121,12 @@ class CaptureParts(Host):
         self.regions = EagerRegions(self.name, recorder, self.lifting, lambda: self.state, inputs.records)
         self.region = self.observed.unobserved(self.regions.call if may_run else self.regions.refuse)
         known = learned.hooks, self.regions.made, recorder, call.function
-        self.eager_hooks = EagerHooks(*known, self.knows, may_run=may_run)
+        self.eager_hooks = EagerHooks(*known, self.knows, self.met, may_run=may_run)
         # What is asked of the capture, and one part answers.
         inputs.adopt_plain = self.observed.unobserved(inputs.adopt_plain)  # type: ignore[method-assign]
         self.adopt, self.past_the_edges = inputs.adopt, inputs.whole_memory_needed  # type: ignore[method-assign]
         self.on_mark, self.on_detach = self.history_changes.on_mark, self.history_changes.on_detach  # type: ignore[method-assign]
-        self.on_hook, self.node_hook = self.hooks.note, self.hooks.on_node  # type: ignore[method-assign]
+        self.on_hook = self.hooks.note  # type: ignore[method-assign]
         self.hook_instead, self.on_numpy = self.eager_hooks.instead, self.functions.on_numpy  # type: ignore[method-assign]
         self.ask, self.missing, self.on_gradient = self.facts.ask, self.facts.missing, self.inner.note  # type: ignore[method-assign]
         self.accumulating = self.facts.gradients.accumulating  # type: ignore[method-assign]
@@ -167,11 +167,18 @@ class CaptureParts(Host):
         """Whether a Python object was there before the call."""
         return self.state.knows(value)
 
+    def node_hook(self, hook: Callable[[Any], Any], register: Callable[[Any], Any]) -> Any:
+        return self.hooks.on_node(self.eager_hooks.traced(hook), register)
+
     def on_resize(self) -> None:
         """What a tensor is by then is no longer what its views were taken of."""
         if self.learned.replays_views and self.recorder.changes.resized_with_gradients():
             self.learned.replays_views = False
             raise CaptureAgain
+
+    def met(self, value: Any) -> bool:
+        """Whether it was there before the run: an argument's object, too, which a caller may change."""
+        return self.state.before.knows(value)
 
     def enter_module(self, module: torch.nn.Module) -> None:
         self.pause()

@@ -1,12 +1,4 @@
-"""Python that a backward runs: what it reads, and the custom Functions and hooks that no graph can hold.
-
-A backward reads what is there when it runs. What its code names is looked at, one helper function after the other.
-Objects, containers and closure cells that are older than the call may be others by the time of the backward; so may the
-numbers that are globals of a script, or that some function assigns. A number that is a global of a module, and that no
-function there assigns, is taken for a constant, and so are a table of an installed package and a number in a variable
-of an enclosing function that the code itself does not assign: somebody may still set these between a forward and its
-backward.
-"""
+"""Python that a backward runs: the custom Functions and hooks that no graph can hold."""
 
 from __future__ import annotations
 
@@ -24,10 +16,9 @@ from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import is_symbolic
 from ..._torch.tensors import base_of, history_of, is_view
 from ...errors import UnsupportedError, UnsupportedMutationError, UnsupportedOpError, UnsupportedSideEffectError
-from ...frontend.code import instructions_of, names_of
-from ...frontend.expected import ABSENT, is_plain
-from ...frontend.libraries import is_installed, is_of_library, is_outside
-from ...frontend.objects import CALLED_BY_AUTOGRAD, values_of
+from ...frontend.code import names_of
+from ...frontend.libraries import is_of_library
+from ...frontend.objects import CALLED_BY_AUTOGRAD
 from ...frontend.reads import Reads, hooks_of
 from ...graph.eager_regions import differentiated_twice
 from ...graph.python_calls import CALL, GradientHook
@@ -43,77 +34,7 @@ from ..tape.tape import CaptureAgain
 from .analysis import Analysis
 from .eager_regions import Once
 from .python_state import BackwardChangesError
-
-_DEEPEST = 4
-_CONTAINERS = (dict, list, set, tuple)
-_CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType)
-_NO_STATE = (types.ModuleType, types.BuiltinFunctionType, torch.Tensor)  # of tensors a graph tells by their versions
-
-
-def reads_state(value: Any, knows: Callable[[Any], bool], depth: int = _DEEPEST) -> bool:
-    """Whether code looks at something besides its arguments that may be another when it runs. `knows(object)`: it is
-    older than the call.
-    """
-    value, held = _function_of(value, knows)
-    named = names_of(value.__code__).others if hasattr(value, "__code__") else frozenset()
-    if any(not is_plain(item) and knows(item) and _may_differ(item, named, knows, depth) for item in held):
-        return True
-    if isinstance(value, types.MethodType):
-        owner, function = value.__self__, value.__func__
-        if isinstance(function, types.FunctionType) and isinstance(owner, torch.nn.Module):
-            named = names_of(function.__code__).others
-            return _may_differ(owner, named, knows, depth) or reads_state(function, knows, depth)
-        return not isinstance(owner, type) or reads_state(function, knows, depth)
-    if not isinstance(value, types.FunctionType):
-        return False
-    if is_outside(value.__globals__.get("__name__", "")):
-        return False
-    names = names_of(value.__code__)
-    for name in names.loaded:
-        found = value.__globals__.get(name)
-        if is_plain(found):
-            if found is not None and _is_assigned(name, value.__globals__):
-                return True
-        elif isinstance(found, _CONTAINERS) and is_installed(value.__globals__):
-            continue
-        elif _may_differ(found, names.others, knows, depth):
-            return True
-    for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-        if name in names.cells and cell != types.CellType():
-            found = cell.cell_contents
-            if is_plain(found):
-                if knows(cell) and _is_stored(name, value.__code__):
-                    return True
-            elif (knows(cell) or knows(found)) and _may_differ(found, names.others, knows, depth):
-                return True
-    return False
-
-
-def _function_of(value: Any, knows: Callable[[Any], bool]) -> tuple[Any, list[Any]]:
-    """The function or method behind a callable, and what it is handed besides the arguments of a call."""
-    held: list[Any] = []
-    while isinstance(value, functools.partial):
-        held += [*value.args, *value.keywords.values()]
-        value = value.func
-    if not isinstance(value, (type, *_CODE)) and not is_of_library(type(value)):  # an object that is called
-        owner, value = value, getattr(value, "forward" if isinstance(value, torch.nn.Module) else "__call__", None)
-        if isinstance(value, types.MethodType) and not isinstance(owner, torch.nn.Module) and not knows(owner):
-            held += getattr(owner, "__dict__", {}).values()
-            value = value.__func__
-    if isinstance(value, types.FunctionType):
-        held += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-    return value, held
-
-
-def holds_state(held: dict[str, Any], backward: Any, knows: Callable[[Any], bool]) -> bool:
-    """Whether a context holds something that its backward looks at and that may be another by then."""
-    code = getattr(backward, "__code__", None)
-    named = frozenset() if code is None else names_of(code).others
-    return any(
-        not is_plain(value) and knows(value) and _may_differ(value, named, knows, _DEEPEST)
-        for name, value in held.items()
-        if name in named
-    )
+from .read_in_backwards import function_of, holds_state, reads_state
 
 
 def check_module_hooks(name: str, modules: Iterable[torch.nn.Module], knows: Callable[[Any], bool]) -> None:
@@ -127,62 +48,6 @@ def check_module_hooks(name: str, modules: Iterable[torch.nn.Module], knows: Cal
             )
 
 
-def _may_differ(found: Any, named: frozenset[str], knows: Callable[[Any], bool], depth: int) -> bool:
-    if isinstance(found, _NO_STATE):
-        return False
-    if isinstance(found, type):
-        bases = [base for base in found.__mro__ if not is_of_library(base)]
-        if not named.isdisjoint(name for base in bases for name in values_of(base)):
-            return True
-        items = (vars(base)[name] for base in bases for name in named & vars(base).keys())
-        methods = (getattr(item, "__func__", item) for item in items)
-        return depth > 0 and any(_method_reads(found, method, knows, depth - 1) for method in methods)
-    if isinstance(found, (types.FunctionType, types.MethodType, functools.partial)):
-        return depth > 0 and reads_state(found, knows, depth - 1)
-    if isinstance(found, torch.nn.Module):
-        held = [_held(found, name) for name in named]
-        return depth == 0 or any(_may_differ(value, named, knows, depth - 1) for value in held if value is not ABSENT)
-    return True
-
-
-def _method_reads(owner: type, method: Any, knows: Callable[[Any], bool], depth: int) -> bool:
-    """Whether a method looks at state, that of its class included."""
-    if not isinstance(method, types.FunctionType):
-        return False
-    return _may_differ(owner, names_of(method.__code__).others, knows, depth) or reads_state(method, knows, depth)
-
-
-def _held(module: torch.nn.Module, name: str) -> Any:
-    """An attribute of a module: a parameter, buffer, submodule, or what its `__dict__` or its class holds."""
-    table = module.__dict__
-    tables = (table.get("_parameters"), table.get("_buffers"), table.get("_modules"), table)
-    classes = (vars(base) for base in type(module).__mro__ if not is_of_library(base))
-    return next((held[name] for held in (*tables, *classes) if held is not None and name in held), ABSENT)
-
-
-def _is_stored(name: str, code: types.CodeType) -> bool:
-    """Whether a function, or one inside of it, assigns a variable of an enclosing function."""
-    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    stores = ("STORE_DEREF", name) in {(i.name, i.value) for i in instructions_of(code)}
-    return stores or any(_is_stored(name, other) for other in inner)
-
-
-def _is_assigned(name: str, namespace: dict[str, Any]) -> bool:
-    """Whether a global may be assigned while the program runs: by a script, or by a function of its module."""
-    if namespace.get("__name__") == "__main__":
-        return True
-    held: list[Any] = []
-    for value in namespace.values():
-        held += vars(value).values() if isinstance(value, type) else [value]
-    codes = [value.__code__ for value in held if isinstance(value, types.FunctionType)]
-    while codes:
-        code = codes.pop()
-        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-        if name in code.co_names and ("STORE_GLOBAL", name) in {(i.name, i.value) for i in instructions_of(code)}:
-            return True
-    return False
-
-
 # -------------------------------------------------------------------- custom Functions
 # Custom autograd Functions of the user's that no graph can hold: they run as eager regions, their backwards too. What
 # such a Function does in Python then happens as it does in eager: it hands tensors to NumPy, reads the value of a
@@ -191,12 +56,13 @@ def _is_assigned(name: str, namespace: dict[str, Any]) -> bool:
 
 class CustomFunctions:
     """The custom Functions that a run applies. `regions`: eager regions, for each run of the capture; `may_run`:
-    whether there may be any. `knows(object)`: it is older than the call.
+    whether there may be any. `knows(object)`: it is older than the run, an argument perhaps.
     """
 
     def __init__(self, regions: set[Any], reads: Reads, knows: Callable[[Any], bool], *, may_run: bool) -> None:
         self.regions, self.reads, self.knows, self.may_run = regions, reads, knows, may_run
         self._applied: dict[Any, None] = {}
+        self._contexts: list[tuple[Any, dict[str, Any]]] = []
 
     def is_region(self, cls: Any) -> bool:
         """Whether a Function that is applied is to run as an eager region."""
@@ -204,6 +70,8 @@ class CustomFunctions:
             if cls not in self._applied and self.may_run and cls not in differentiated_twice:
                 backward = getattr(cls, "backward", None)
                 if cls not in self.regions and torch.is_grad_enabled() and reads_state(backward, self.knows):
+                    if any(_backward(other) is _backward(cls) for other in self.regions):  # each run makes one
+                        raise _held_in(cls, "an object that was there before")
                     self.regions.add(cls)
                     raise CaptureAgain  # what it looks at is not looked at before
             if cls not in self._applied:
@@ -214,10 +82,16 @@ class CustomFunctions:
     def applied(self, cls: Any, context: dict[str, Any]) -> None:
         """Raise where the backward reads an object of `context` that is older than the call: it may change by then."""
         if cls in self._applied and holds_state(context, getattr(cls, "backward", None), self.knows):
-            raise UnsupportedSideEffectError(
-                f"the context of `{cls.__name__}` holds an object that was there before, and its backward looks at it: "
-                "it may be another by then. Give the Function the values that it needs."
-            )
+            raise _held_in(cls, "an object that was there before")
+        self._contexts += [(cls, context)] if cls in self._applied else []
+
+    def check_given(self, is_given: Callable[[Any], bool]) -> None:
+        """Raise where a backward reads an object that the call makes and gives back: `is_given(object)`."""
+        for cls, context in self._contexts:
+            backward = getattr(cls, "backward", None)
+            names = reads_state(backward, is_given) and not reads_state(backward, self.knows)
+            if cls not in self.regions and (names or holds_state(context, backward, is_given)):
+                raise _held_in(cls, "an object that the call gives back")
 
     def check_absent(self, name: str, tangents: int) -> None:
         """Raise where a Function's backward is told which results have no gradient, and a caller may leave some out."""
@@ -254,6 +128,13 @@ class CustomFunctions:
         return is_news
 
 
+def _held_in(cls: Any, what: str) -> UnsupportedSideEffectError:
+    return UnsupportedSideEffectError(
+        f"the context of `{cls.__name__}` holds {what}, and its backward looks at it: it may be another by then. Give "
+        "the Function the values that it needs."
+    )
+
+
 def _backward(cls: Any) -> Any:
     return getattr(getattr(cls, "backward", None), "__code__", None)
 
@@ -274,7 +155,7 @@ def codes_on_the_way(error: BaseException) -> Iterator[types.CodeType]:
 
 class EagerHooks:
     """The eager hooks of one run. `learned`: their functions, by what tells a hook (see `_key`); `made`:
-    what the graph's operators refer to. `knows(object)`: it is older than the call.
+    what the graph's operators refer to. `knows(object)`: it is older than the call, and `met(object)` an argument, too.
     """
 
     def __init__(
@@ -284,36 +165,53 @@ class EagerHooks:
         recorder: Recorder,
         function: Any,
         knows: Callable[[Any], bool],
+        met: Callable[[Any], bool],
         *,
         may_run: bool,
     ) -> None:
         self.learned, self.made, self.recorder, self.knows, self.may_run = learned, made, recorder, knows, may_run
+        self._met_before = met
+        self._traced: list[Any] = []
         self.outside = outside_of(function)
         self._met: dict[Any, Any] = {}
 
     def instead(self, hook: Any) -> Any:
         """What is to be registered in the place of a hook."""
         key = _key(hook)
-        if key is None or not self.may_run or self.recorder.in_backward:
+        if not self.may_run or self.recorder.in_backward:
             return hook
-        reads = reads_state(hook, self.knows)
+        if key is None:
+            return self.traced(hook)
+        reads = reads_state(hook, self._met_before)
         if key in differentiated_twice or not needs_nothing(hook, self.outside, self.knows):
-            if reads:
-                raise UnsupportedSideEffectError(
-                    f"a hook that is put on a tensor at {self.recorder.where()} looks at Python's state, which may be "
-                    "another by the time of the backward, and at what the call computes: no graph holds both. Let the "
-                    "hook look at one of them."
-                )
-            return hook
+            return self.traced(hook)
         self._met[key] = hook
         if reads and key not in self.learned:
             self.learned[key] = _function(hook)
             raise CaptureAgain  # what it looks at is not looked at before
         if key not in self.learned:
-            return hook
+            return self.traced(hook)
         called = GradientHook(hook, str(getattr(hook, "__name__", type(hook).__name__)), self.recorder.where())
         self.made.append(called)
         return _Call(self.recorder, called, key)
+
+    def traced(self, hook: Any) -> Any:
+        """A hook of which the graph has what it does now."""
+        if reads_state(hook, self._met_before):
+            raise self._looks(f"put on a tensor at {self.recorder.where()}")
+        self._traced.append(hook)
+        return hook
+
+    def check_given(self, is_given: Callable[[Any], bool]) -> None:
+        """Raise where a hook reads an object that the call makes and gives back: `is_given(object)`."""
+        if any(reads_state(hook, is_given) for hook in self._traced):
+            raise self._looks("called in the backward")
+
+    def _looks(self, how: str) -> UnsupportedSideEffectError:
+        return UnsupportedSideEffectError(
+            f"a hook that is {how} looks at Python's state, which may be another by the time of the backward, and at "
+            "what the call computes, is given or gives back: no graph holds both. Let the hook look at one of them."
+        )
 
     def isolate(self, error: BaseException) -> bool:
         """Whether hooks are refused for `error`, and are eager from now on: another run is to be made."""
@@ -332,7 +230,7 @@ def _key(hook: Any) -> Any:
 
 
 def _function(hook: Any) -> Any:
-    called, _ = _function_of(hook, lambda _: True)
+    called, _ = function_of(hook, lambda _: True)
     return getattr(called, "__func__", called)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
@@ -15,7 +14,7 @@ from ...errors import EscapedTensorError, UnsupportedSideEffectError
 from ...frontend import holders as kinds
 from ...frontend.call import FlatCall
 from ...frontend.expected import ABSENT
-from ...frontend.holders import DICT, SET, Holder, kind_of, left_in_cache, own_globals
+from ...frontend.holders import Holder, kind_of, left_in_cache, own_globals
 from ...frontend.libraries import is_class_outside, loggers_of
 from ...frontend.lifted import StatePlace, lifted_places, stand_in_at, times_lifted
 from ...frontend.objects import table_of
@@ -73,7 +72,7 @@ class PythonState:
         self._failed: UnsupportedSideEffectError | None = None
         self._strays: ById[torch.nn.Module, list[Holder]] = ById()
         self._after: list[tuple[Holder, Any]] = []
-        self._given_back: list[Holder] = []  # containers and objects that the run made, in what it returns or leaves
+        self.given_back: ById[Any, Holder | None] = ById()  # what the run made, in what it returns or leaves
         self._taken_over: list[tuple[Holder, Any, str]] = []
 
     def put_stand_ins(self, where: Callable[[], str]) -> None:
@@ -230,7 +229,7 @@ class PythonState:
         self.writes = tuple(map(self.made.in_arguments, found.entries))
         opened = self.made.all(result, found.values + more[0], unwrap, objects=self.call.objects)
         tree, self.spec = opened.tree.children
-        self._given_back = [holder for made in opened.containers if (holder := _holder_of(made)) is not None]
+        self.given_back = ById((made, _holder_of(made)) for made in opened.containers)
         named = zip(found.paths + more[1], self.spec.children, strict=True)
         return opened.leaves, [*tree.paths("out"), *(p for name, child in named for p in child.paths(name))], tree
 
@@ -242,7 +241,7 @@ class PythonState:
         """The run is over, its backward too: everything as it was before."""
         seen = dict(self._after)
         written = self.before.changed()
-        for holder in (*written, *self._given_back):
+        for holder in (*written, *filter(None, self.given_back.values())):
             if not self._is_still(holder, seen.get(holder, holder.before)):
                 raise BackwardChangesError(
                     f"the backward of `{self.name}` changes {holder.name() or 'an object'}, which a compiled backward "
@@ -452,7 +451,7 @@ class Given:
         if any(type(write.target) is OfArgument for write in writes):
             classes.update(type(container) for container, _ in self.call.containers)
         found: dict[type, IdSet[Any]] = {}
-        for value in _objects_in(state) if classes else ():
+        for value in state.met() if classes else ():
             if type(value) in classes and value not in self.of_argument:
                 found.setdefault(type(value), IdSet()).add(value)
         for container, path in self.call.containers:
@@ -484,23 +483,6 @@ class Given:
             or self.is_lifted(holder.target, state, inside | [container])
             for holder, key in places
         )
-
-
-def _objects_in(state: ProgramState) -> Iterator[Any]:
-    """The objects that were met, and those by which something may be looked up."""
-    for value in state.met():
-        yield value
-        if isinstance(value, _WEAK):
-            yield from list(value)
-    for holder in state.holders:
-        for key in holder.before if holder.kind in (DICT, SET) else ():
-            if type(key) is tuple:
-                yield from key
-            elif type(key) is not str:
-                yield key
-
-
-_WEAK = (weakref.WeakKeyDictionary, weakref.WeakSet)
 
 
 def refuse_change(name: str, what: str) -> NoReturn:

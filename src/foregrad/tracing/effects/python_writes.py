@@ -241,8 +241,8 @@ class PythonWrites:
         if is_bounded or (self.fills_caches and is_fill):
             self._refuse_fill(holder.name())
         raise GrowingError(
-            f"`{self.name}` changes how many items {holder.name() or 'a container'} has, which a compiled call would "
-            f"not repeat. {remedy_at(holder.name(), 'Return what it adds, or add it outside.')}",
+            f"`{self.name}` changes how many items {holder.name() or 'a container'} has in this call, which a compiled "
+            f"call would not repeat. {remedy_at(holder.name(), 'Return what it adds, or add it outside.')}",
             holder.target,
         )
 

@@ -28,7 +28,7 @@ from ..._torch.tensors import (
     whole_memory,
 )
 from ..._torch.transforms import levels_off
-from ...errors import ForegradWarning
+from ...errors import ForegradWarning, UnsupportedTensorError
 from ...frontend.call import FlatCall, check_tensor, memory_groups
 from ...frontend.program_state import ProgramState
 from ...frontend.reads import Reads, Source
@@ -80,7 +80,7 @@ class Inputs:
         self._samples = learned.samples
         self.reached: ById[torch.Tensor, Source] = ById()  # arguments that the function also reached by itself
         self.marked: ById[torch.Tensor, Origin | None] = ById()  # others that `requires_grad_` was called on: where
-        self.reads = Reads()
+        self.reads = Reads(self.as_they_are)
         self.sources = TensorSources(self.reads)
 
     # ---------------------------------------------------------------- making them
@@ -133,11 +133,24 @@ class Inputs:
         """Capture again where the function also reached an argument by itself, or may and compares by identity."""
         if self.reached:
             raise SharedClosureFound(*self.reached.items())
-        reaches = self.sources.state.reaches
-        found = IdSet(x for x in self.call.leaves if isinstance(x, torch.Tensor) and reaches(x))
-        if compares_identity and not found <= self.as_they_are:
-            self.as_they_are.update(found)
+        if compares_identity and self.meets_again():
             raise CaptureAgain
+        inside = self.call.inside_wrappers() if compares_identity else ()
+        found = next((i for i in inside if self.sources.state.reaches(self.call.leaves[i])), None)
+        if found is not None:
+            raise UnsupportedTensorError(
+                f"`{self.call.paths[found]}` is inside a tensor that the function is given and also reaches by itself, "
+                "and it asks which of its tensors are one. Pass it, or use it, not both."
+            )
+
+    def meets_again(self) -> bool:
+        """Whether the function reaches an argument by itself that was not the real one, and is from the next run on."""
+        reaches, inside = self.sources.state.reaches, self.call.inside_wrappers()
+        leaves = (leaf for i, leaf in enumerate(self.call.leaves) if i not in inside)
+        found = IdSet(leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and reaches(leaf))
+        is_news = not found <= self.as_they_are
+        self.as_they_are.update(found)
+        return is_news
 
     def arguments(self, array_of: Callable[[Any], Any], leaves: list[Any], made: dict[int, Any]) -> Arguments:
         """The containers that the function is called with, with these leaves in them; `made` gets them by number."""
