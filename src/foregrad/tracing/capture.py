@@ -209,7 +209,7 @@ class CaptureRun(Assembly):
         self.observed.check(self.state.made.newborns)
         self.inputs.wrappers.check_gradients()
         if with_history:
-            self.hooks.check_nodes(self.name, self.state.knows)
+            self.hooks.check_nodes(self.name)
         if recorder.late.missing:
             self.learned.late.update(written_by(recorder, records))
             return None

@@ -198,7 +198,7 @@ class EagerHooks:
     def traced(self, hook: Any) -> Any:
         """A hook of which the graph has what it does now."""
         if reads_state(hook, self._met_before):
-            raise self._looks(f"put on a tensor at {self.recorder.where()}")
+            raise self._looks(f"put on a tensor or a node at {self.recorder.where()}")
         self._traced.append(hook)
         return hook
 
@@ -340,20 +340,13 @@ class OwnHooks:
         self._on_nodes.append(noted)
         return table, noted.handle
 
-    def check_nodes(self, name: str, knows: Callable[[Any], bool]) -> None:
-        """After the backward: hooks of nodes that it did not come to, which eager's backward may call, and those that
-        look at state.
+    def check_nodes(self, name: str) -> None:
+        """After the backward: hooks of nodes that it did not come to, which eager's backward may call.
 
         Raises:
             UnsupportedSideEffectError: there is one.
         """
         for noted in self._on_nodes:
-            if noted.was_called and reads_state(noted.hook, knows):
-                raise UnsupportedSideEffectError(
-                    f"`{name}` puts a hook on an autograd node that looks at Python's state, which may be another by "
-                    f"the time of the backward.\n  registered at {noted.line}\n  Put the hook on the tensor "
-                    "(`register_hook`), or hand it what it needs."
-                )
             if noted.is_there and not noted.was_called:
                 raise UnsupportedSideEffectError(
                     f"`{name}` puts a hook on an autograd node that is none of its own backward: the node of a view "
