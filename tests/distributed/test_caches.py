@@ -50,11 +50,23 @@ def left_in(cached):
 
 
 def all_left():
+    """(cached function, value) for all that is left now."""
     gc.unfreeze()  # objects that were frozen are in no list
-    caches = [c for c in gc.get_objects() if type(c) is _CACHED and not str(c.__module__).startswith("foregrad")]
+    caches = [
+        c for c in gc.get_objects() if type(c) is _CACHED and not str(c.__module__).startswith(("foregrad", "tests"))
+    ]
+    gc.freeze()
     assert len(caches) > 100
-    found = {f"{c.__module__}.{c.__qualname__}": left_in(c) for c in caches if c.cache_info().currsize}
-    return {name: list(map(type, values)) for name, values in found.items() if values}
+    return [(f"{c.__module__}.{c.__qualname__}", v) for c in caches if c.cache_info().currsize for v in left_in(c)]
+
+
+@pytest.fixture
+def newly_left():
+    """The classes of what a test leaves; other tests of the process may have left something before."""
+    before = all_left()
+    known = {id(value) for _, value in before}
+    yield lambda: [(name, type(value)) for name, value in all_left() if id(value) not in known]
+    del before
 
 
 def leaf(*sizes):
@@ -84,13 +96,13 @@ def spec_of_a_size(mesh):
 
 
 @pytest.mark.parametrize("make", [spec_of_an_integer, spec_of_a_size])
-def test_specs_of_dtensors_with_sizes_that_vary(mesh, make):
+def test_specs_of_dtensors_with_sizes_that_vary(mesh, make, newly_left):
     function = make(mesh)
     compiled = foregrad.compile(function, backend="eager")
     for n in (4, 6, 8, 10):
         x = leaf(n, 4)
         compiled(x, n).sum().backward()
-    assert all_left() == {}
+    assert newly_left() == []
     for n in (4, 6, 8, 10, 12):  # eager calls that would find what was left
         x = leaf(n, 4)
         expected, actual = function(x, n), compiled(x, n)
@@ -115,9 +127,9 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
-def test_programs_of_many_kinds(dynamic):
+def test_programs_of_many_kinds(dynamic, newly_left):
     for function in PROGRAMS.values():
         compiled = foregrad.compile(function, backend="eager", dynamic=dynamic)
         for n in (4, 6, 8):
             compiled(leaf(n, 4), n).sum().backward()
-    assert all_left() == {}
+    assert newly_left() == []

@@ -38,6 +38,7 @@ ANNEXES: dict[str, tuple[str, ...]] = {
         "tracing/values/draw*.py",
         "_torch/asked.py",
         "_torch/generators.py",
+        "_torch/recurrent.py",
         "_torch/settings.py",
     ),
     "regions": (
@@ -45,7 +46,9 @@ ANNEXES: dict[str, tuple[str, ...]] = {
         "graph/eager_regions.py",
         "graph/python_calls.py",
         "tracing/effects/eager_regions.py",
+        "passes/absent.py",
         "tracing/effects/python_in_backwards.py",
+        "tracing/effects/read_in_backwards.py",
         "_torch/hooks.py",
     ),
     "classes": (

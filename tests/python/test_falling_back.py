@@ -201,7 +201,7 @@ def test_a_fault_of_foregrads_is_called_one(monkeypatch):
         return {}["nothing"]
 
     monkeypatch.setattr("foregrad.tracing.capture.CaptureRun", fails)
-    monkeypatch.setattr("foregrad.dispatch.explain._FOREGRAD", __file__)
+    monkeypatch.setattr("foregrad.house._files", (__file__,))
     call = foregrad.compile(lambda x: x.sin(), backend="eager", on_unsupported="eager")
     with pytest.warns(ForegradWarning, match="foregrad fails where eager does not; that is a fault, please report it"):
         call(torch.ones(2))
