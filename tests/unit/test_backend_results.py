@@ -305,4 +305,4 @@ def test_our_own_compilers_make_no_remark(caplog):
     with caplog.at_level(logging.WARNING, "foregrad"):
         for backend in ("eager", "interpreter", "nop", "torch:eager", InductorCompiler()):
             foregrad.compile(fn, backend=backend)(torch.ones(3))
-    assert not caplog.text
+    assert not [record for record in caplog.records if record.name.startswith("foregrad")]  # PyTorch's may speak

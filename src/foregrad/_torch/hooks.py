@@ -28,7 +28,16 @@ class _OnlyDefined(collections.OrderedDict[Any, Any]):
         super().__setitem__(key, _spared(hook))
 
 
-class _UnlessNone(functools.partial[Any]):
+class _Around(functools.partial[Any]):
+    """A hook around another."""
+
+    def __new__(cls, hook: Any) -> Any:
+        # A partial of a partial takes over the function of that, from Python 3.13 on past a `__call__` of its own.
+        is_derived = isinstance(hook, functools.partial) and type(hook).__call__ is not functools.partial.__call__
+        return super().__new__(cls, hook.__call__ if is_derived else hook)
+
+
+class _UnlessNone(_Around):
     """A hook that is not called with None."""
 
     def __call__(self, gradient: Any) -> Any:
@@ -44,7 +53,7 @@ def _spared(hook: Any) -> Any:
 _thread = threading.local()
 
 
-class _UnlessCut(functools.partial[Any]):
+class _UnlessCut(_Around):
     """A hook that is not called with None if gradients were cut off on their way to its tensor."""
 
     def __call__(self, gradient: Any) -> Any:
@@ -75,7 +84,7 @@ def spare_leaves(node: Any, gradients: Sequence[Any]) -> None:
             hooks[key].before = _state_of_gradient(leaf)
 
 
-class _UnlessSame(functools.partial[Any]):
+class _UnlessSame(_Around):
     """A hook after accumulation that is not called where `.grad` is still in the state `before`."""
 
     before: Any = None
