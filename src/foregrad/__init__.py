@@ -165,15 +165,8 @@ _HOMES = {
     "phases": "CompileTimes compile_times",
     "verification": "Verification VerificationError verify",
 }
-# As `foregrad.graph`, without an import.
-_PARTS = {
-    "backends",
-    "dynamo",
-    "extend",
-    "graph",
-    "partitioners",
-    "passes",
-}  # as `foregrad.graph`, without an import of it
+# As `foregrad.graph`, without an import of it.
+_PARTS = {"backends", "dynamo", "extend", "graph", "partitioners", "passes"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 

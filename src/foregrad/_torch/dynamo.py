@@ -268,11 +268,10 @@ def skip_foregrad() -> None:
     Otherwise Dynamo tries to compile a compiled function's wrappers, in calls and backwards after a graph break.
     """
     rules: Any = sys.modules.get("torch._dynamo.trace_rules")
-    package = PACKAGE
-    if rules is not None and package not in rules.SKIP_DIRS:
-        rules.SKIP_DIRS += [package, GENERATED]
+    if rules is not None and PACKAGE not in rules.SKIP_DIRS:
+        rules.SKIP_DIRS += [PACKAGE, GENERATED]
         rules._recompile_re()
-        rules.get_mod_inlinelist().add(f"{package}/frontend/region.py")  # calls functions of the user's
+        rules.get_mod_inlinelist().add(f"{PACKAGE}/frontend/region.py")  # calls functions of the user's
 
 
 def known_backends() -> list[str]:

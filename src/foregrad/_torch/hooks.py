@@ -28,7 +28,7 @@ class _OnlyDefined(collections.OrderedDict[Any, Any]):
         super().__setitem__(key, _spared(hook))
 
 
-class _Around(functools.partial[Any]):
+class _HookAround(functools.partial[Any]):
     """A hook around another."""
 
     def __new__(cls, hook: Any) -> Any:
@@ -37,7 +37,7 @@ class _Around(functools.partial[Any]):
         return super().__new__(cls, hook.__call__ if is_derived else hook)
 
 
-class _UnlessNone(_Around):
+class _UnlessNone(_HookAround):
     """A hook that is not called with None."""
 
     def __call__(self, gradient: Any) -> Any:
@@ -53,7 +53,7 @@ def _spared(hook: Any) -> Any:
 _thread = threading.local()
 
 
-class _UnlessCut(_Around):
+class _UnlessCut(_HookAround):
     """A hook that is not called with None if gradients were cut off on their way to its tensor."""
 
     def __call__(self, gradient: Any) -> Any:
@@ -84,7 +84,7 @@ def spare_leaves(node: Any, gradients: Sequence[Any]) -> None:
             hooks[key].before = _state_of_gradient(leaf)
 
 
-class _UnlessSame(_Around):
+class _UnlessSame(_HookAround):
     """A hook after accumulation that is not called where `.grad` is still in the state `before`."""
 
     before: Any = None
