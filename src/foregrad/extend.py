@@ -71,7 +71,8 @@ class TensorView:
 class EffectView:
     """A change that a call leaves besides its results: `what` happens to `name`.
 
-    `kind`: "tensor" for a change of an input or result, "python" for a write to an object of the program.
+    `kind`: "tensor" for a change of an input or result, "python" for a write to an object of the program, "call" for
+    what happens to no single tensor (a setting that stays changed); then `name` is empty.
     """
 
     kind: str

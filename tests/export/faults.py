@@ -162,7 +162,7 @@ def manifests(content):
 
         return edit
 
-    for version in (0, 2, 999, "1", None, -1, 1.5, True, [1]):
+    for version in (0, 3, 999, "1", None, -1, 1.5, True, [1]):
         if version is True:
             continue  # which is 1
         yield f"version {version!r}", edited(content, change("version", version), "manifest.json")

@@ -14,7 +14,7 @@ import foregrad
 from foregrad.artifacts.container import VERSION
 
 STORED = pathlib.Path(__file__).parent / "stored"
-NAMES = ("model", "writes", "energy")
+NAMES = ("model", "writes", "energy", "effects")
 
 
 def stem_of(name, torch_version):
@@ -44,6 +44,14 @@ def energy(positions, charges):
     return (charges[:, None] * charges[None, :] / distances).sum()
 
 
+def effects(x):
+    made = nn.Parameter(x.detach() * 3)
+    made.role = "made"
+    kept = x.sin()
+    kept.retain_grad()
+    return made, kept
+
+
 def artifacts():
     """Name -> (artifact, arguments of a call)."""
     torch.manual_seed(0)
@@ -63,6 +71,11 @@ def artifacts():
         "energy": (
             foregrad.export(energy, (positions, torch.ones(4)), derivatives=2, dynamic_shapes=True),
             (torch.randn(3, 3, requires_grad=True), torch.randn(3)),
+            {},
+        ),
+        "effects": (
+            foregrad.export(effects, (torch.ones(3, requires_grad=True),)),
+            (torch.randn(3, requires_grad=True),),
             {},
         ),
     }

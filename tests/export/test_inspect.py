@@ -25,7 +25,7 @@ def test_what_is_inside(path, capsys):
     assert main(["inspect", str(path)]) == 0
     said = capsys.readouterr().out
     for text in (
-        "Sequential: version 1 of the format",
+        "Sequential: version 2 of the format",
         "9 tensors (6 parameters, 3 buffers)",
         "parameter 0.weight: f32[4, 3]  requires grad",
         "buffer 1.running_mean: f32[4]",

@@ -135,7 +135,7 @@ def test_the_file_is_json_and_safetensors():
         program = json.loads(archive.read("programs/0.json"))
         safetensors = pytest.importorskip("safetensors.torch")
         tensors = safetensors.load(archive.read("tensors.safetensors"))
-    assert (manifest["format"], manifest["version"]) == ("foregrad artifact", 1)
+    assert (manifest["format"], manifest["version"]) == ("foregrad artifact", 2)
     assert set(tensors) == {"weight", "bias"}
     assert "aten::addmm" in program["tables"]["operators"]
     assert [node["op"] for node in program["program"]["forward"]["nodes"]][:3] == ["placeholder"] * 3

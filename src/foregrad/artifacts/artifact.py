@@ -24,6 +24,7 @@ from .container import Contents, StateEntry, dump_tensors, opened, pack, read_te
 from .module import LoadedModule
 from .program import Specialization, specialization_from, specialization_to
 from .records import Named, Stored
+from .upgrade import upgraded
 
 
 class Artifact:
@@ -267,6 +268,7 @@ def _read(file: IO[bytes], what: str) -> Artifact:
 def _artifact(contents: Contents) -> Artifact:
     manifest = contents.manifest
     programs = [contents.json(f"programs/{number}.json") for number in range(len(manifest["specializations"]))]
+    programs = [{**one, "program": upgraded(one["program"], manifest["version"])} for one in programs]
     if len(programs) + 1 != len(manifest["members"]) or not programs:
         raise ArtifactError("it has other members than its specializations and tensors")
     entries = read_tensors(manifest["tensors"], manifest["layouts"], contents.tensors())
@@ -313,6 +315,8 @@ def _no_exported_program(specialization: Specialization) -> str | None:
         is_of_result = effect.result is not None and isinstance(effect, (TakeView, MarkRequiresGrad, Detach))
         if not (is_of_result or (isinstance(effect, Write) and effect.is_whole)):
             return f"it does more to its inputs than write to them ({effect})"
+    for call_effect in signature.effects:
+        return f"it does more than compute ({call_effect})"
     if signature.python_writes:
         return "it writes to objects of Python"
     if signature.decisions:

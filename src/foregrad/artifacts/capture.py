@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -270,17 +271,12 @@ def _check_effects(joint: JointGraph, name: str) -> None:
             "buffer and write to that in place, or return it; call the function once before exporting it where only "
             "its first call writes."
         )
-    if signature.gradients_left:
-        slot = signature.inputs[min(signature.gradients_left)].slot
-        raise UnsupportedSideEffectError(
-            f"`{name}` writes to `.grad` of {slot}, which an artifact can't: set it to None at the end "
-            "(`zero_grad()`), or use torch.autograd.grad."
-        )
-    if signature.settings:
-        raise UnsupportedSideEffectError(
-            f"`{name}` leaves {signature.settings[0][0]} changed for what comes after it, which an artifact does not: "
-            "change it outside of the function."
-        )
+    for effect in signature.effects:
+        if not effect.storable:
+            what = re.sub(r"(input|result) \d+", signature.name_of(effect), str(effect), count=1)
+            raise UnsupportedSideEffectError(
+                f"`{name}` has an effect that an artifact can't hold ({what}): {effect.instead}."
+            )
 
 
 def _check_wrappers(captured: Captured, name: str) -> None:

@@ -31,7 +31,7 @@ from ..errors import ArtifactError, ForegradError
 from ..graph.meta import TensorSpec
 from ..serialize.values import Reader, Writer, checked
 
-FORMAT, VERSION = "foregrad artifact", 1
+FORMAT, VERSION, OLDEST = "foregrad artifact", 2, 1
 MANIFEST, TENSORS = "manifest.json", "tensors.safetensors"
 _SEAL = b"foregrad "
 _DIGITS = 64
@@ -62,9 +62,9 @@ class Contents:
         if type(self.manifest) is not dict or self.manifest.get("format") != FORMAT:
             raise ArtifactError("it is a zip file, but none of foregrad's")
         version = self.manifest.get("version")
-        if version != VERSION:
+        if type(version) is not int or not OLDEST <= version <= VERSION:
             raise ArtifactError(
-                f"it has version {str(version)[:20]} of the format, this foregrad reads version {VERSION}: "
+                f"it has version {str(version)[:20]} of the format, this foregrad reads {OLDEST} to {VERSION}: "
                 f"save it again with this foregrad, or read it with the one that saved it "
                 f"({str(self.manifest.get('foregrad'))[:40]})"
             )

@@ -250,7 +250,7 @@ def _program_from(
 ) -> Program:
     if depth > _DEEPEST:
         raise ArtifactError("derivatives of too high an order")
-    signature = record_from(_with_log(data["signature"]), Signature, reader)
+    signature = record_from(data["signature"], Signature, reader)
     modules = {
         part: graph_from(data[part], reader, constants, mode, name)
         for part, name in (("joint", "JointGraph"), ("forward", "Forward"), ("backward", "Backward"))
@@ -285,17 +285,6 @@ def _error_from(data: Any) -> Exception | None:
     if data is None:
         return None
     return _ERRORS[data["class"]](checked(data["text"], str))
-
-
-def _with_log(data: Any) -> Any:
-    """Signature data with one log of effects. Data of development versions, with several lists, is refused."""
-    if type(data) is not dict or "metadata_writes" not in data:
-        return data
-    data = dict(data)
-    if data.pop("metadata_writes") or data.pop("counted", ()):
-        raise ArtifactError("effects in the form of a development version: export the function again")
-    updates = [{**update, "is": "Write"} if type(update) is dict else update for update in data.pop("updates", ())]
-    return {**data, "log": updates}
 
 
 def _check_call(tree: Any, leaves: Sequence[Leaf], facts: Sequence[Any], joint: JointGraph) -> None:

@@ -20,6 +20,7 @@ from ..dispatch.guard_list import Sharing
 from ..errors import ArtifactError
 from ..frontend.tree import LEAF, Tree
 from ..graph import effect_log, signature, slots
+from ..graph.call_effects import KINDS, CallEffect, EffectTarget
 from ..graph.meta import TensorSpec
 from ..graph.source import is_name
 from ..serialize.values import Reader, Writer, checked, described
@@ -47,7 +48,7 @@ _FORMAT_NAMES |= dict.fromkeys(("GraphOutput", "InputOutput", "AliasOutput"), ef
 
 
 def _classes() -> dict[str, type]:
-    class_by_name: dict[str, type] = {"Stored": Stored, "Named": Named, "Sharing": Sharing}
+    class_by_name: dict[str, type] = {cls.__name__: cls for cls in (EffectTarget, Named, Sharing, Stored)}
     for module in (effect_log, signature, slots):
         classes = {name: value for name, value in vars(module).items() if isinstance(value, type)}
         own = {name: cls for name, cls in classes.items() if cls.__module__ == module.__name__}
@@ -74,8 +75,8 @@ def _required(cls: Any) -> tuple[str, ...]:
 def record_to(value: Any, writer: Writer) -> Any:
     """An object of one of the classes as data; any other value as `Writer.value` gives it."""
     cls: Any = type(value)
-    if cls in _NAMES:
-        data: dict[str, Any] = {"is": _NAMES[cls]}
+    if cls in _NAMES or isinstance(value, CallEffect):
+        data: dict[str, Any] = {"is": _NAMES.get(cls, cls.__name__)}
         required = _required(cls)
         for field in dataclasses.fields(cls):
             content = getattr(value, field.name)
@@ -140,7 +141,7 @@ def _tuple(data: Any, hints: tuple[Any, ...], reader: Reader) -> tuple[Any, ...]
 
 
 def _record(data: Any, base: Any, reader: Reader) -> Any:
-    cls: Any = _CLASSES.get(data["is"]) if type(data) is dict else None
+    cls: Any = _CLASSES.get(data["is"], KINDS.get(data["is"])) if type(data) is dict else None
     if cls is None or not issubclass(cls, base):
         raise ArtifactError(f"no {base.__name__}: {str(data)[:80]}")
     hints: dict[str, Any] = _hints(cls)

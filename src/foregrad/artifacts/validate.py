@@ -122,19 +122,19 @@ def _check_signature(joint: JointGraph) -> None:
         if not isinstance(s.inputs[whole].source, MemoryOf):
             raise ArtifactError("shared memory in an input that is no whole memory")
     _within(s.differentiable, outputs, "output")
-    _within((*s.runtime_views, *s.rootless, *s.other_mode), outputs, "output")
+    _within((*s.runtime_views, *s.rootless), outputs, "output")
     for effect in s.log:
         _check_effect(effect, inputs, outputs)
-    _within((*s.counted_along, *s.retained_inputs, *s.arrival), inputs, "input")
-    _within(
-        (*s.retained, *s.hooked_inside, *s.parameters, *(at for at, _, _ in s.attributes)), len(s.outputs), "result"
-    )
+    for call_effect in s.effects:
+        if not call_effect.storable:
+            raise ArtifactError(f"an effect that artifacts don't hold: {type(call_effect).__name__}")
+        call_effect.check(_Bounds(s))
+    _within((*s.counted_along, *s.arrival), inputs, "input")
+    _within(s.hooked_inside, len(s.outputs), "result")
     _within((d.output for d in s.decisions), outputs, "output")
     _within((symbol.input for symbol in s.symbols), inputs, "input")
     for symbol in s.symbols:
         _within([symbol.dim], len(s.inputs[symbol.input].spec.shape), "dimension")
-    for group in s.apart:
-        _within((*group[0], *group[1]), inputs, "input")
     for position, after in s.passed:
         _within((position, *after), differentiable, "differentiable output")
     for at, after in s.passed_aliases:
@@ -158,6 +158,20 @@ def _check_signature(joint: JointGraph) -> None:
         _check_check(check, inputs, outputs)
     for check in effects.checks:
         _check_check(check, len(effects.live), len(effects.outputs))
+
+
+class _Bounds:
+    def __init__(self, signature: Signature) -> None:
+        self.signature = signature
+
+    def inputs(self, numbers: Iterable[int]) -> None:
+        _within(numbers, len(self.signature.inputs), "input")
+
+    def outputs(self, numbers: Iterable[int]) -> None:
+        _within(numbers, self.signature.num_forward_outputs, "output")
+
+    def results(self, numbers: Iterable[int]) -> None:
+        _within(numbers, len(self.signature.outputs), "result")
 
 
 def _check_check(check: CheckInfo, inputs: int, outputs: int) -> None:

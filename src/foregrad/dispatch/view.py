@@ -66,6 +66,10 @@ def _effects(signature: Signature) -> Iterator[EffectView]:
             seen.setdefault((str(signature.inputs[effect.input].slot), _what(effect)))
     for name, what in seen:
         yield EffectView("tensor", name, what)
+    for call_effect in signature.effects:
+        name = signature.name_of(call_effect)
+        what = re.sub(r" (on|of) (input|result) \d+", "", str(call_effect), count=1) if name else str(call_effect)
+        yield EffectView("tensor" if name else "call", name, what)
     for write in signature.python_writes:
         yield EffectView("python", write.path, re.sub("([A-Z])", r" \1", type(write).__name__).strip().lower())
 

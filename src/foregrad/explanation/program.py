@@ -51,10 +51,8 @@ def _bytes(place: TensorView) -> Any:
 def written_outside(graph: GraphView, subject: Subject) -> str | None:
     """Something that a call writes to and that is no copy, by its name: running the copies would change it."""
     signature = graph.joint.signature
-    for effect in signature.log:
-        if not 0 <= effect.input < len(signature.inputs):
-            continue
-        info = signature.inputs[effect.input]
+    for number in signature.changed_inputs:
+        info = signature.inputs[number]
         if info.argument is None and info.source is not None:
             try:
                 tensor = info.source.get()
@@ -72,9 +70,9 @@ def written_outside(graph: GraphView, subject: Subject) -> str | None:
 def writes_to_arguments(graph: GraphView) -> bool:
     """Whether a call leaves its arguments otherwise than it found them."""
     signature = graph.joint.signature
-    numbers = [effect.input for effect in signature.log]
     return (
-        any(i >= len(signature.inputs) or (i >= 0 and signature.inputs[i].argument is not None) for i in numbers)
+        any(signature.inputs[i].argument is not None for i in signature.changed_inputs)
+        or any(effect.input >= len(signature.inputs) for effect in signature.log)
         or bool(signature.shared_memory)
         or any(isinstance(write.target, OfArgument) for write in signature.python_writes)
     )

@@ -8,8 +8,6 @@ and what a backward does besides gradients, are described here too.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import operator
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -191,21 +189,6 @@ class BumpVersion(Effect):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class SetGradient(Effect):
-    """`.grad` of an input becomes the function's output `output`, or None.
-
-    `first`: it does before the function computes anything with what it held, whose memory the call can do without.
-    """
-
-    output: int | None
-    first: bool = False
-
-    def __str__(self) -> str:
-        what = "None" if self.output is None else f"result {self.output}"
-        return f"set .grad of input {self.input} to {what}{', first of all' if self.first else ''}"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class RunGraph(Effect):
     """The compiled forward runs, in the autograd node where there is one."""
 
@@ -255,13 +238,8 @@ def with_graph(
 
     It comes first, but for the first marks of inputs that are `taken` by autograd, and views taken before those; not
     so for `leaves` that require grad already and are detached before they are marked. With `counts_first` it comes
-    after the versions that move before sizes do, too, and the views before those. Gradients that nobody looks at go
-    first of all.
+    after the versions that move before sizes do, too, and the views before those.
     """
-    cleared = [isinstance(effect, SetGradient) and effect.first for effect in log]
-    if any(cleared):
-        rest = list(itertools.compress(log, map(operator.not_, cleared)))
-        return [*itertools.compress(log, cleared), *with_graph(rest, taken, leaves, counts_first=counts_first)]
     detached: dict[int, int] = {}
     marks: dict[int, int] = {}
     for at, effect in enumerate(log):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
+from .call_effects import CallEffect, ClearGradient, SetGradient, TensorEffect
 from .effect_log import (
     BackwardEffects,
     BumpVersion,
@@ -20,7 +21,6 @@ from .effect_log import (
     MarkRequiresGrad,
     OutputInfo,
     SetData,
-    SetGradient,
     Write,
 )
 from .meta import TensorSpec
@@ -190,8 +190,6 @@ class Signature:
     `in_backward.outputs`.
 
     * `differentiable`: positions in `graph_outputs` that carry gradients; tangent k belongs to `differentiable[k]`.
-    * `other_mode`: graph outputs that were made in inference mode, where the graph runs outside it, or the other way
-      round. A graph with derivatives never runs in it.
     * `rootless`: graph outputs that require grad and are no leaves, though no gradient goes from them to an input.
     * `gradients`: for each input, whether the joint graph returns a gradient for it.
     * `arrival`: the inputs that gradients go to, in the order in which eager's arrive.
@@ -202,23 +200,15 @@ class Signature:
     * `checks`: operators without results, to be run in their order with the decisions.
     * `in_backward`: what the backward does besides giving gradients.
     * `generators`: what the forward draws from, when it `may_stop`: put back then.
-    * `made_generators`: random generators that the function makes and draws from, and their states at the beginning.
     * `symbols`: the sizes that the graph is not specialized to; specs and view steps may contain them.
     * `saving`: of the function's autograd nodes in eager that keep tensors: (positions in `differentiable` that lead
       there, inputs that they lead to), as bits.
-    * `settings`: what the function sets for what comes after it (grad mode, autocast): names and values.
-    * `settings_inside`: those that the graph runs under, where they are others than its call's.
-    * `retained`: positions in `outputs` that keep their gradient (`retain_grad()`); `retained_inputs`: inputs that do.
-    * `hooks`: (position in `outputs`, hook) that a call puts there; `input_hooks`: (input, hook); `hooked_inside`:
-      positions in `outputs` of those with hooks that the backward graph runs.
-    * `parameters`: positions in `outputs` of those that are `torch.nn.Parameter`s and no inputs.
-    * `attributes`: (position in `outputs`, name, value) of what the function sets on results that are no inputs.
-    * `apart`: (inputs that the function takes a gradient by, inputs whose history must not lead to one of these, what
-      to say where it does).
+    * `hooked_inside`: positions in `outputs` whose hooks the backward graph runs.
     * `passed`: (position in `differentiable`, those of the outputs whose gradients pass through that one on their way).
     * `passed_aliases`: the same for entries of `outputs` that are views (their position there).
     * `log`: what the call does to the inputs and to its results, in order; wrapper subclasses come after all inputs, by
       number.
+    * `effects`: what the call does besides, around the graph.
     * `counted_along`: inputs whose version counter moves along with another one's, none of their elements written.
     * `outputs`: what the user gets back, leaf by leaf, in the order of `output_spec` (a pytree spec), then the leaves
       of the values that are written to Python's state, in the order of `written_spec`.
@@ -239,28 +229,18 @@ class Signature:
     outputs: tuple[OutputInfo, ...]
     output_spec: Any
     log: tuple[Effect, ...] = ()
+    effects: tuple[CallEffect, ...] = ()
     counted_along: tuple[int, ...] = ()
     rootless: tuple[int, ...] = ()
-    other_mode: tuple[int, ...] = ()
     reached_from: tuple[GradientPaths, ...] = ()
     arrival: tuple[int, ...] = ()
     stages: tuple[tuple[int, ...], ...] = ()
     shared_memory: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (input that is the memory, the inputs in it)
     decisions: tuple[DecisionInfo, ...] = ()
     generators: tuple[Any, ...] = ()
-    made_generators: tuple[tuple[Any, Any], ...] = ()
     symbols: tuple[SizeSymbol, ...] = ()
     saving: tuple[tuple[int, int], ...] = ()
-    settings: tuple[tuple[str, Any], ...] = ()
-    settings_inside: tuple[tuple[str, Any], ...] = ()
-    retained: tuple[int, ...] = ()
-    retained_inputs: tuple[int, ...] = ()
-    hooks: tuple[tuple[int, Any], ...] = ()
-    input_hooks: tuple[tuple[int, Any], ...] = ()
     hooked_inside: tuple[int, ...] = ()
-    parameters: tuple[int, ...] = ()
-    attributes: tuple[tuple[int, str, Any], ...] = ()
-    apart: tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...] = ()
     passed: tuple[tuple[int, tuple[int, ...]], ...] = ()
     passed_aliases: tuple[tuple[int, tuple[int, ...]], ...] = ()
     checks: tuple[CheckInfo, ...] = ()
@@ -281,7 +261,15 @@ class Signature:
     @property
     def gradients_left(self) -> frozenset[int]:
         """Inputs whose `.grad` is set."""
-        return frozenset(effect.input for effect in self.log if isinstance(effect, SetGradient))
+        return frozenset(e.target.number for e in self.effects if isinstance(e, (ClearGradient, SetGradient)))
+
+    @property
+    def changed_inputs(self) -> list[int]:
+        """Inputs that a call changes: elements, sizes, `.grad`, hooks. Wrapper subclasses are not among them."""
+        numbers = [effect.input for effect in self.log]
+        targets = [effect.target for effect in self.effects if isinstance(effect, TensorEffect)]
+        numbers += [target.number for target in targets if target.is_input]
+        return [number for number in dict.fromkeys(numbers) if 0 <= number < len(self.inputs)]
 
     @property
     def swapped(self) -> frozenset[int]:
@@ -306,6 +294,15 @@ class Signature:
     def marked(self) -> frozenset[int]:
         """Inputs that `requires_grad_()` is called on."""
         return self._inputs_of(MarkRequiresGrad)
+
+    def name_of(self, effect: CallEffect) -> str:
+        """What people call the tensor that an effect happens to; empty where there is none, or one without a name."""
+        if not isinstance(effect, TensorEffect):
+            return ""
+        target = effect.target
+        if not target.is_input:
+            return self.outputs[target.number].path
+        return str(self.inputs[target.number].slot) if target.number < len(self.inputs) else ""
 
     def _inputs_of(self, kind: type[Effect]) -> frozenset[int]:
         return frozenset(effect.input for effect in self.log if isinstance(effect, kind) and effect.is_whole)

@@ -51,9 +51,10 @@ def _stages_of(signature: Signature, sizes: Sequence[int]) -> tuple[tuple[int, .
     A function has one stage if it has effects on inputs with gradients, or effects on autograd beyond its node.
     """
     s = signature
+    watched = any(effect.sees_gradients for effect in s.effects)
     writes = [e for e in s.log if not (isinstance(e, Write) and e.is_whole) or s.gradients[e.input]]
     differentiable = [info for info, has in zip(s.inputs, s.gradients, strict=True) if has]
-    more = (writes, s.in_backward, s.passed, s.hooks, s.has_wrappers, s.decisions, s.checks, s.rootless)
+    more = (watched, writes, s.in_backward, s.passed, s.has_wrappers, s.decisions, s.checks, s.rootless)
     if not sizes or s.is_inference or any(more) or any(not info.spec.is_static for info in differentiable):
         return ()
     parameters = [i for i in s.arrival if s.gradients[i] and isinstance(s.inputs[i].slot, Param)]

@@ -15,11 +15,9 @@ import torch
 
 from .._torch import engine
 from .._torch.engine import keeps_versions
-from .._torch.histories import have_hooks, lead_to
-from .._torch.settings import apply_settings, under_settings
-from .._torch.tensors import allow_writes, of_other_mode
-from ..errors import UnsupportedError
+from .._torch.tensors import allow_writes
 from ..frontend.tree import Tree, flatten
+from ..graph.call_effects import CallPlace, EffectTarget, at_place
 from ..graph.effect_log import (
     BumpVersion,
     Detach,
@@ -32,7 +30,6 @@ from ..graph.effect_log import (
     QueryGradFn,
     RunGraph,
     SetData,
-    SetGradient,
     SetStorage,
     TakeView,
     Write,
@@ -95,7 +92,7 @@ class RunLines(LineWriter):
         self.with_history: set[str] = set()  # views that have a history of their own by now
         self.passed = dict(self.signature.passed)
         self.joins = self._joins()
-        self.gradients: dict[str, int | None] = {}  # by the variable of a tensor, the output that `.grad` becomes
+        self.values: list[str] = []  # expressions of the leaves of the result, once all of them exist
         self.made_by = ""  # the variable of the node, where that is needed
         self.are_inputs_done = False  # nothing more happens to them
         self.unwritten = {update.input: update for update in self.signature.updates if update.differentiable}
@@ -104,14 +101,7 @@ class RunLines(LineWriter):
     def _render(self) -> None:
         signature = self.signature
         taken = [] if signature.is_inference else self.joint.inputs_taken()
-        self.lines += [
-            f"{self.bind('generator', made)}.set_state({self.bind('state', state)})"
-            for made, state in signature.made_generators
-        ]
-        for targets, others, said in signature.apart:
-            check = self.bind("check_apart", check_apart)
-            lists = (f"[{', '.join(self.inputs[i] for i in group)}]" for group in (others, targets))
-            self.lines.append(f"{check}({', '.join(lists)}, {self.bind('said', said)})")
+        self._effects(CallPlace.FIRST)
         # A write of no elements moves a version that what is saved is to be saved with: had eager saved it before, the
         # backward raises anyway.
         counts_first = not signature.is_inference and not signature.may_stop
@@ -139,8 +129,28 @@ class RunLines(LineWriter):
             self.under(modes, histories)
         if self.signature.may_stop:
             self._may_stop()
-        for name in (self.outputs[output] for output in self.signature.other_mode):
-            self.lines.append(f"{name} = {self.bind('of_other_mode', of_other_mode)}({name})")
+        self._effects(CallPlace.GRAPH)
+
+    def _effects(self, place: CallPlace) -> None:
+        """The effects at one place of the call."""
+        for effect in at_place(self.signature.effects, place):
+            self.lines += effect.lines(self)
+
+    def target(self, target: EffectTarget) -> str:
+        return self.tensors[target.number] if target.is_input else self.values[target.number]
+
+    def input(self, number: int) -> str:
+        return self.inputs[number]
+
+    def output(self, number: int) -> str:
+        return self.outputs[number]
+
+    def result(self, number: int) -> str:
+        return self.values[number]
+
+    def built(self, value: Any) -> str:
+        leaves, tree = flatten(value)
+        return pack_expression(tree, [self.bind("value", leaf) for leaf in leaves], self.bind)
 
     def _effect(self, effect: Effect) -> None:
         """One entry of the log, on the real tensors."""
@@ -174,11 +184,6 @@ class RunLines(LineWriter):
             self.under(guards, [f"{op}({', '.join([name, *arguments])})"])
         elif isinstance(effect, QueryGradFn):
             self.lines.append(f"{name}.grad_fn")
-        elif isinstance(effect, SetGradient):
-            if effect.first and not self.signature.may_stop:
-                self.lines.append(f"{name}.grad = None")
-            else:  # a call that stops has left none
-                self.gradients[name] = effect.output
         else:
             assert isinstance(effect, BumpVersion)
             self.lines.append(f"{self._increment_version()}({name})")
@@ -200,7 +205,7 @@ class RunLines(LineWriter):
         arguments = graph_arguments(self.inputs, self.compiled.forward, self.signature.updates)
         call = f"{unpacked(self.outputs)}{forward}({arguments})"
         autocast = [f"{self.bind('no_autocast', engine.disable_autocast)}()"] if self.compiled.disable_autocast else []
-        autocast += self._settings_inside()
+        autocast += self._around()
         if self.signature.marked or any(info.requires_grad for info in self.signature.inputs):
             # Gradients are mostly off already; a test is ten times quicker than turning them off again.
             self.lines.append(f"if {self.bind('is_grad_enabled', torch.is_grad_enabled)}():")
@@ -214,9 +219,8 @@ class RunLines(LineWriter):
         else:
             self.under(autocast, [call])
 
-    def _settings_inside(self) -> list[str]:
-        inside = dict(self.signature.settings_inside)
-        return [f"{self.bind('under_settings', under_settings)}({self.bind('settings', inside)})"] if inside else []
+    def _around(self) -> list[str]:
+        return [context for effect in self.signature.effects for context in effect.around(self)]
 
     def _training(self, taken: list[int]) -> None:
         joined = {self._position(output) for output in self.joins}
@@ -224,7 +228,7 @@ class RunLines(LineWriter):
         signature = self.signature
         apply = self.bind("apply", node.apply)
         guards = [f"{self.bind('enable_grad', torch.enable_grad)}()"] if self.compiled.needs_grad_mode else []
-        guards += self._settings_inside()
+        guards += self._around()
         if torch.is_inference_mode_enabled():
             guards.insert(0, f"{self.bind('inference_mode', torch.inference_mode)}(False)")
         inputs, later, followed = later_lines(self, signature, self.inputs, self.outputs)
@@ -328,23 +332,17 @@ class RunLines(LineWriter):
             self.lines.append(f"{self.bind('allow_writes', allow_writes)}({name})")
 
     def _returns(self) -> None:
-        outputs = self.signature.outputs
-        values = [self._output(info) for info in outputs]
-        for at, after in self.signature.passed_aliases:
-            self._mark(values[at], after, outputs[at].path)
-        keeping = [self.tensors[i] for i in self.signature.retained_inputs]
-        keeping += map(values.__getitem__, self.signature.retained)
-        self.lines += [f"{name}.retain_grad()" for name in keeping]
-        is_native = self.node is not None and self.node.is_native
-        self.lines += [
-            f"{self.tensors[i]}.register_hook({self.bind('hook', hook)})" for i, hook in self.signature.input_hooks
-        ]
-        self.lines += result_lines(self, self.signature, self.joint.name, values, sees_watchers=is_native)
-        if self.signature.settings:
-            settings = self.bind("settings", dict(self.signature.settings))
-            self.lines.append(f"{self.bind('apply_settings', apply_settings)}({settings})")
-        self.lines += [f"{name}.grad = {'None' if at is None else values[at]}" for name, at in self.gradients.items()]
         signature = self.signature
+        outputs = signature.outputs
+        self.values = values = [self._output(info) for info in outputs]
+        for at, after in signature.passed_aliases:
+            self._mark(values[at], after, outputs[at].path)
+        self._effects(CallPlace.RESULTS)
+        is_told = self.node is not None and self.node.is_native  # the node hears of who watches its outputs
+        for at in () if is_told else signature.hooked_inside:
+            message = self.bind("said", said_of_hooked(signature, self.joint.name, at))
+            self.lines.append(f"{self.bind('unwatched', unwatched)}({values[at]}, {message})")
+        self._effects(CallPlace.LEFT)
         result, *written = self._packed(values)
         if self.node is not None and self.of_wrappers.needs_node(self.node):
             result = self.of_wrappers.linked(result, self.node, self.inputs, self.made_by)
@@ -383,11 +381,6 @@ class RunLines(LineWriter):
             return self.of_wrappers.output(info)
         assert isinstance(info, Handle)
         return self._handle(info)
-
-
-def check_apart(others: list[torch.Tensor], targets: list[torch.Tensor], message: str) -> None:
-    if have_hooks(targets) or lead_to(others, targets):
-        raise UnsupportedError(message)
 
 
 # -------------------------------------------------------------------- containers and results that are objects
@@ -429,28 +422,3 @@ def pack_expression(tree: Tree, values: list[str], bind: Callable[[str, Any], st
     # Anything else is opened one level and built by the tree itself.
     flat = Tree(tree.kind, tree.type, tree.context, tuple(Tree("leaf") for _ in tree.children), len(tree.children))
     return f"{bind('build', flat.unflatten)}([{', '.join(parts)}])"
-
-
-# -------------------------------------------------------------------- results that are objects
-# Lines that turn results into eager's Python objects: parameters, attributes, hooks.
-
-
-def result_lines(
-    writer: LineWriter, signature: Signature, name: str, values: Sequence[str], *, sees_watchers: bool
-) -> list[str]:
-    """`values`: expressions of the results. `sees_watchers`: the node is told of who watches its outputs."""
-    bind = writer.bind
-    lines = [f"{values[at]}.__class__ = {bind('Parameter', torch.nn.Parameter)}" for at in signature.parameters]
-    for at, key, value in signature.attributes:
-        leaves, tree = flatten(value)
-        built = pack_expression(tree, [bind("value", leaf) for leaf in leaves], bind)
-        lines.append(f"{bind('set_attribute', _set_attribute)}({values[at]}, {bind('attribute', key)}, {built})")
-    lines += [f"{values[at]}.register_hook({bind('hook', hook)})" for at, hook in signature.hooks]
-    for at in () if sees_watchers else signature.hooked_inside:
-        message = bind("said", said_of_hooked(signature, name, at))
-        lines.append(f"{bind('unwatched', unwatched)}({values[at]}, {message})")
-    return lines
-
-
-def _set_attribute(result: torch.Tensor, name: str, value: Any) -> None:
-    setattr(result, name, value)

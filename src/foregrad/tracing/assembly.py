@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from torch.autograd.graph import GradientEdge
 
 from .._torch.tensors import base_of, history_of, is_view
 from ..frontend.reads import Source
+from ..graph.call_effects import ChangeInference, RestartGenerator, RetainGradient
 from ..graph.effect_log import Effect, MarkWrapper, Write, WriteWrapper
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
@@ -100,7 +102,6 @@ class Assembly(CaptureParts):
         described: Differentiated,
         out_tree: Any,
         results: list[Any],
-        settings: tuple[dict[str, Any], dict[str, Any]],
     ) -> tuple[list[InputRecord], JointGraph]:
         inputs, reached = self.inputs, described.reached
         self.recorder.collectives.check([*analysis.entries, *described.gradients])
@@ -147,7 +148,6 @@ class Assembly(CaptureParts):
         ]
         shared_of = {whole: members[0] for whole, members in shared}
         passed = passed_through([analysis.fakes[i] for i in differentiable], analysis.aliases)  # type: ignore[misc]
-        retained, retained_inputs = self._retained(analysis, differentiable, results, passed, number)
         runs_in_inference = torch.is_inference_mode_enabled() and not differentiable
         signature = Signature(
             inputs=(
@@ -161,7 +161,6 @@ class Assembly(CaptureParts):
             graph_output_specs=tuple(analysis.specs),
             differentiable=tuple(differentiable),
             rootless=tuple(described.rootless),
-            other_mode=tuple(out for out, made_in in analysis.inference.items() if made_in is not runs_in_inference),
             reached_from=(*(reached.get(r, _NOWHERE) for r in records), *[_NOWHERE] * len(inputs.numbers))
             if reached
             else (),
@@ -173,7 +172,6 @@ class Assembly(CaptureParts):
             runtime_views=frozenset(i for i, e in enumerate(analysis.entries) if memory_root(e) is not e),
             log=(
                 *self._with_wrappers(log_of(analysis, records[len(inputs.records) :]), analysis, number),
-                *self.facts.gradients.effects(number, len(analysis.outputs)),
                 *log_of_results(analysis),
             ),
             outputs=tuple(analysis.outputs),
@@ -186,19 +184,22 @@ class Assembly(CaptureParts):
             generators=generators_drawn_from(self.recorder.tape.forward())
             if analysis.decisions or analysis.checks
             else (),
-            made_generators=self.made_generators.used(),
             symbols=self._signature_symbols(records),
-            settings=tuple(settings[0].items()),
-            settings_inside=tuple(settings[1].items()),
-            retained=retained,
-            retained_inputs=retained_inputs,
-            hooks=tuple(self.hooks.on_results),
-            input_hooks=tuple((number[record], hook) for record, hook in self.hooks.on_inputs),
+            effects=(
+                *itertools.starmap(RestartGenerator, self.made_generators.used()),
+                *self.inner.effects(number),
+                *self.settings.effects(),
+                *(ChangeInference(out) for out, made in analysis.inference.items() if made is not runs_in_inference),
+                *self._retained(analysis, differentiable, results, passed, number),
+                *self.hooks.effects(number),
+                *parameters_made(results, inputs.by_stand_in),
+                *attributes_set(self.name, results, [info.path for info in analysis.outputs], inputs.by_stand_in),
+                *self.facts.gradients.effects(
+                    number, len(analysis.outputs), may_stop=bool(analysis.decisions or analysis.checks)
+                ),
+            ),
             hooked_inside=tuple(self.hooks.inside),
-            parameters=parameters_made(results, inputs.by_stand_in),
-            attributes=attributes_set(self.name, results, [info.path for info in analysis.outputs], inputs.by_stand_in),
             saving=self._saving([analysis.fakes[i] for i in differentiable], records),
-            apart=self.inner.apart(number),
             passed=passed[0],
             passed_aliases=passed[1],
             checks=tuple(analysis.checks),
@@ -213,9 +214,9 @@ class Assembly(CaptureParts):
 
     def _retained(
         self, analysis: Analysis, differentiable: list[int], results: list[Any], passed: Any, number: Mapping[Any, int]
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    ) -> list[RetainGradient]:
         known: ById[Any, Any] = self.inputs.by_stand_in | self.inputs.wrappers.by_stand_in
-        retained, inputs = retained_by(self.lifting.retained, results, known, number)
+        retained, made = retained_by(self.lifting.retained, results, known, number)
         interior = {differentiable[position] for position, _ in passed[0]}
         aliases = {at for at, _ in passed[1]}
         inside = [
@@ -224,7 +225,7 @@ class Assembly(CaptureParts):
             if at in self.hooks.inside or at in aliases or getattr(analysis.outputs[at], "output", None) in interior
         ]
         check_watched_inside(self.name, [info.path for info in analysis.outputs], inside, self.hooks.inside)
-        return retained, inputs
+        return made
 
     def _saving(self, outputs: list[Any], records: list[InputRecord]) -> tuple[tuple[int, int], ...]:
         if self.backward.error is not None:

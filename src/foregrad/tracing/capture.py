@@ -234,8 +234,7 @@ class CaptureRun(Assembly):
         analysis.add_decisions(recorder.decisions.made)
         dead = dead_checks(recorder.tape, [*analysis.entries, *described.gradients], len(recorder.decisions.made))
         analysis.add_checks([*recorder.checks.made, *dead], inputs.records)
-        settings = self.settings.after, self.settings.inside
-        records, joint = self.joint(analysis, described, out_tree, out_leaves, settings)
+        records, joint = self.joint(analysis, described, out_tree, out_leaves)
         self.checkpoints.check({records[u.input].entry: str(records[u.input].slot) for u in joint.signature.updates})
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
         self.state.settle()

@@ -15,6 +15,7 @@ from ..._torch.histories import have_hooks, lead_to, nodes_behind, noting_arriva
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import is_usable, is_view
 from ...errors import ForegradError, UnsupportedError
+from ...graph.call_effects import KeepApart
 from ...graph.signature import GradientPaths
 from ...identity import ById
 from ...subclasses.spec import bare_spec, is_wrapper, parts_of
@@ -317,12 +318,11 @@ class InnerGradients:
             raise UnsupportedError(said)
         self.found.append((targets, others, said))
 
-    def apart(self, number: Mapping[Any, int]) -> tuple[tuple[tuple[int, ...], tuple[int, ...], str], ...]:
-        """What the signature says of it."""
-        return tuple(
-            (tuple(number[r] for r in targets), tuple(number[r] for r in others), said)
+    def effects(self, number: Mapping[Any, int]) -> list[KeepApart]:
+        return [
+            KeepApart(tuple(number[r] for r in targets), tuple(number[r] for r in others), said)
             for targets, others, said in self.found
-        )
+        ]
 
 
 def _flat(value: Any) -> Sequence[Any]:

@@ -24,7 +24,7 @@ from ...frontend.libraries import is_of_library
 from ...frontend.objects import table_of
 from ...frontend.reads import Source
 from ...frontend.scan import Scan
-from ...graph.effect_log import SetGradient
+from ...graph.call_effects import CallEffect, ClearGradient, EffectTarget, RetainGradient, SetGradient
 from ...graph.signature import OutputInfo, PartOf
 from ...graph.slots import Closure
 from ...graph.source import ATTRIBUTES, key_text
@@ -400,18 +400,23 @@ class Gradients:
                 paths.append(f"{record.slot}.grad")
         return self.values, paths
 
-    def effects(self, number: Mapping[Any, int], outputs: int) -> list[SetGradient]:
-        """The entries of the log. `number`: by its record, which input it is; `outputs`: how many there are,
-        the last of which are the `values`.
+    def effects(self, number: Mapping[Any, int], outputs: int, *, may_stop: bool) -> list[CallEffect]:
+        """The effects on `.grad`. `number`: by its record, which input it is; `outputs`: how many there are,
+        the last of which are the `values`. A call that `may_stop` clears none before the graph has run.
         """
         place = ById((value, outputs - len(self.values) + at) for at, value in enumerate(self.values))
-        made = []
+        made: list[CallEffect] = []
         for held in self._held.values():
-            final, at = held.final, number[held.record]
-            if held.record.real.grad is not None and (final is None or final in place):
-                is_first = held.was_cleared
-                made += [SetGradient(at, None, first=is_first)] if final is None or is_first else []
-            made += [SetGradient(at, place[final])] if final is not None and final in place else []
+            final, target = held.final, EffectTarget(number[held.record], is_input=True)
+            if final is not None and final not in place:
+                continue
+            has_gradient = held.record.real.grad is not None
+            is_cleared = has_gradient and held.was_cleared and not may_stop
+            made += [ClearGradient(target)] if is_cleared else []
+            if final is not None:
+                made.append(SetGradient(target, place[final]))
+            elif has_gradient and not is_cleared:
+                made.append(SetGradient(target, None))
         return made
 
 
@@ -430,15 +435,16 @@ def retained_by(
     results: Sequence[Any],
     by_stand_in: ById[Any, Any],
     number: Mapping[Any, int],
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Positions among the results of those of the tensors that keep their gradient, and the inputs that do."""
+) -> tuple[list[int], list[RetainGradient]]:
+    """Positions among the results of those of the tensors that keep their gradient, and the effects."""
     if not tensors:
-        return (), ()
+        return [], []
     kept = IdSet(tensors)
     records = [by_stand_in[i] for i in kept if i in by_stand_in]
     inputs = sorted(number[r] for r in records if r.real.requires_grad and not r.real.is_leaf)
     positions = [i for i, result in enumerate(results) if result in kept and result not in by_stand_in]
-    return tuple(positions), tuple(inputs)
+    targets = [*(EffectTarget(i, is_input=True) for i in inputs), *map(EffectTarget, positions)]
+    return positions, list(map(RetainGradient, targets))
 
 
 def check_watched_inside(name: str, paths: Sequence[str], positions: Sequence[int], hooked: Sequence[int]) -> None:

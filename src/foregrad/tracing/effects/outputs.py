@@ -22,6 +22,7 @@ from ..._torch.tensors import (
 )
 from ...errors import UnsupportedSideEffectError
 from ...frontend.tree import flatten
+from ...graph.call_effects import EffectTarget, GiveAttribute, MakeParameter
 from ...graph.effect_log import (
     Detach,
     Handle,
@@ -364,15 +365,15 @@ def _refuse_former(path: str) -> NoReturn:
 # Results as Python objects: which are parameters, and what attributes the function set on them.
 
 
-def parameters_made(results: Sequence[Any], known: Container[Any]) -> tuple[int, ...]:
-    """Positions of the results that are parameters which the function made; `known`: results that are inputs."""
-    return tuple(at for at, t in _made(results, known) if type(t) is torch.nn.Parameter)
+def parameters_made(results: Sequence[Any], known: Container[Any]) -> list[MakeParameter]:
+    """Effects for the results that are parameters which the function made; `known`: results that are inputs."""
+    return [MakeParameter(EffectTarget(at)) for at, t in _made(results, known) if type(t) is torch.nn.Parameter]
 
 
 def attributes_set(
     name: str, results: Sequence[Any], paths: Sequence[str], known: Container[Any]
-) -> tuple[tuple[int, str, Any], ...]:
-    """(position among the results, name, value) of each attribute that the function set on a result which it made."""
+) -> list[GiveAttribute]:
+    """An effect for each attribute that the function set on a result which it made."""
     found = [(at, key, value) for at, t in _made(results, known) for key, value in t.__dict__.items()]
     for at, key, value in found:
         if any(isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat)) for leaf in flatten(value)[0]):
@@ -380,7 +381,7 @@ def attributes_set(
                 f"`{name}` sets the attribute {key} of {paths[at]}, which it returns, to a tensor; a compiled call "
                 "would not. Return that tensor as well."
             )
-    return tuple(found)
+    return [GiveAttribute(EffectTarget(at), key, value) for at, key, value in found]
 
 
 def _made(results: Sequence[Any], known: Container[Any]) -> list[tuple[int, torch.Tensor]]:

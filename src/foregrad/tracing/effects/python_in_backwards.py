@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -20,6 +20,7 @@ from ...frontend.code import names_of
 from ...frontend.libraries import is_of_library
 from ...frontend.objects import CALLED_BY_AUTOGRAD
 from ...frontend.reads import Reads, hooks_of
+from ...graph.call_effects import CallPlace, EffectTarget, EffectWriter, TensorEffect
 from ...graph.eager_regions import differentiated_twice
 from ...graph.python_calls import CALL, GradientHook
 from ...graph.signature import Handle, OutputInfo
@@ -310,19 +311,39 @@ class _OnNode:
         return table is not None and self.handle.id in table
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class RegisterHook(TensorEffect):
+    """`register_hook()` on an input or a result."""
+
+    hook: Any
+    place = CallPlace.RESULTS
+    sees_gradients = True
+    instead = "register the hook outside of the function"
+
+    @property
+    def rank(self) -> int:
+        return 1 if self.target.is_input else 4
+
+    def lines(self, writer: EffectWriter) -> list[str]:
+        return [f"{writer.target(self.target)}.register_hook({writer.bind('hook', self.hook)})"]
+
+    def __str__(self) -> str:
+        return f"register_hook() on {self.target}"
+
+
 class OwnHooks:
     """The hooks that one run registered on its own tensors, in their order.
 
-    `on_results`: (position among the results, hook) for each call to put there; `on_inputs`: the same of inputs, which
-    hand it the gradients of all their uses. `inside`: results with traced hooks.
+    `inside`: positions of results with traced hooks. Each call registers the others: on inputs, which hand a hook the
+    gradients of all their uses, and on results.
     """
 
     def __init__(self, line: Callable[[], str]) -> None:
         self._line = line
         self._registered: list[_Registered] = []
         self._on_nodes: list[_OnNode] = []
-        self.on_results: list[tuple[int, Callable[..., Any]]] = []
-        self.on_inputs: list[tuple[InputRecord | WrapperInput, Callable[..., Any]]] = []
+        self._on_results: list[tuple[int, Callable[..., Any]]] = []
+        self._on_inputs: list[tuple[InputRecord | WrapperInput, Callable[..., Any]]] = []
         self.inside: list[int] = []
 
     def __bool__(self) -> bool:
@@ -339,6 +360,13 @@ class OwnHooks:
         table, noted.handle = register(noted)
         self._on_nodes.append(noted)
         return table, noted.handle
+
+    def effects(self, number: Mapping[Any, int]) -> list[RegisterHook]:
+        """The hooks that each call registers. `number`: by its record, which input it is."""
+        on_inputs = [
+            RegisterHook(EffectTarget(number[record], is_input=True), hook) for record, hook in self._on_inputs
+        ]
+        return [*on_inputs, *(RegisterHook(EffectTarget(at), hook) for at, hook in self._on_results)]
 
     def check_nodes(self, name: str) -> None:
         """After the backward: hooks of nodes that it did not come to, which eager's backward may call.
@@ -385,7 +413,7 @@ class OwnHooks:
                     f"to see the gradients of other uses too.\n  registered at {left.line}\n  Put it there outside the "
                     "compiled function, or on `y = x.view_as(x)` and use that."
                 )
-            self.on_inputs.append((record, left.hook))
+            self._on_inputs.append((record, left.hook))
             self._take_back(left)
         hooked = IdSet(base_of(r.tensor) for r in self._registered if is_view(r.tensor) and _is_there(r))
         for leaf in inputs.wrappers.leaves if hooked else ():
@@ -400,7 +428,7 @@ class OwnHooks:
             if not hooks or tensor in known:
                 continue
             if live and tensor not in interior and all(needs_nothing(r.hook, outside) for r in hooks):
-                self.on_results += ((at, r.hook) for r in hooks)
+                self._on_results += ((at, r.hook) for r in hooks)
                 for registered in hooks:
                     self._take_back(registered)
             else:

@@ -7,14 +7,25 @@ one that the function makes before its first operator.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
 
 from ..._torch.asked import ViewReplay
-from ..._torch.settings import ARITHMETIC, REPLAYED, apply_settings, arithmetic, matters_to, settings, unfinished
+from ..._torch.settings import (
+    ARITHMETIC,
+    REPLAYED,
+    apply_settings,
+    arithmetic,
+    matters_to,
+    settings,
+    under_settings,
+    unfinished,
+)
 from ...errors import ForegradError, UnsupportedSideEffectError
+from ...graph.call_effects import CallEffect, CallPlace, EffectWriter
 from ..tape.tape import CaptureAgain, Entry
 
 
@@ -74,6 +85,37 @@ class ArithmeticSettings:
 _REPLAY = "view_replay_enabled"  # a setting of which a capture has its own
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class RunUnder(CallEffect):
+    """The graph runs under settings which differ from those of its call: pairs of name and value."""
+
+    settings: tuple[tuple[str, Any], ...]
+    place = CallPlace.GRAPH
+    storable = True
+
+    def around(self, writer: EffectWriter) -> list[str]:
+        return [f"{writer.bind('under_settings', under_settings)}({writer.bind('settings', dict(self.settings))})"]
+
+    def __str__(self) -> str:
+        return f"the graph runs under {', '.join(f'{name}={value!r}' for name, value in self.settings)}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LeaveSettings(CallEffect):
+    """Settings that hold after the call (grad mode, autocast): pairs of name and value."""
+
+    settings: tuple[tuple[str, Any], ...]
+    place = CallPlace.LEFT
+    instead = "change it outside of the function"
+
+    def lines(self, writer: EffectWriter) -> list[str]:
+        settings = writer.bind("settings", dict(self.settings))
+        return [f"{writer.bind('apply_settings', apply_settings)}({settings})"]
+
+    def __str__(self) -> str:
+        return f"leave {', '.join(f'{name}={value!r}' for name, value in self.settings)} for what comes after the call"
+
+
 class SettingsLeft:
     """`after`: those that the function leaves to what comes after it; `inside`: those that its graph runs under."""
 
@@ -109,6 +151,11 @@ class SettingsLeft:
         check_finished(self.name, was_inference)
         if "the default dtype" in self.after:
             self.arithmetic.refuse_dtype()  # of operators before it nothing is known
+
+    def effects(self) -> list[CallEffect]:
+        """What each call does about settings."""
+        inside = [RunUnder(tuple(self.inside.items()))] if self.inside else []
+        return [*inside, *([LeaveSettings(tuple(self.after.items()))] if self.after else [])]
 
 
 def check_finished(name: str, was_inference: bool) -> None:

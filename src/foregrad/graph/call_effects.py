@@ -1,0 +1,310 @@
+"""Effects around the graph: what a call does besides running the graph and replaying the effect log.
+
+An effect is one frozen class. It says at which place of the rendered call its lines stand, what these lines are, which
+numbers from a file need to exist, whether a file may hold it, and what it is in words. The runtime, files and views
+loop over `Signature.effects` and name no class. Effects at one place are rendered in the order of their ranks, effects
+of one rank in the order in which they were recorded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Protocol
+
+import torch
+
+from .._torch.histories import have_hooks, lead_to
+from .._torch.tensors import of_other_mode
+from ..errors import UnsupportedError
+
+_NO_GRADIENT = "set it to None at the end (`zero_grad()`), or use torch.autograd.grad"
+
+
+class CallPlace(enum.Enum):
+    """Where in a rendered call an effect's lines stand.
+
+    `FIRST`: before anything else. `GRAPH`: behind the graph, once its decisions are looked at. `RESULTS`: once all
+    results exist. `LEFT`: at the end, for the program's code that runs after the call.
+    """
+
+    FIRST = enum.auto()
+    GRAPH = enum.auto()
+    RESULTS = enum.auto()
+    LEFT = enum.auto()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EffectTarget:
+    """A tensor that an effect happens to: an input, or a leaf of the result, by its number. Tensors that are taken
+    apart count as inputs behind all others.
+    """
+
+    number: int
+    is_input: bool = False
+
+    def __str__(self) -> str:
+        return f"{'input' if self.is_input else 'result'} {self.number}"
+
+
+class EffectWriter(Protocol):
+    """What an effect's lines are made with. Each method gives an expression of the rendered call."""
+
+    def bind(self, hint: str, value: Any) -> str:
+        """A global name for a value."""
+
+    def built(self, value: Any) -> str:
+        """A value, whose containers are made anew in each call."""
+
+    def target(self, target: EffectTarget) -> str:
+        """The tensor that an effect happens to."""
+
+    def input(self, number: int) -> str: ...
+    def output(self, number: int) -> str:
+        """An output of the graph."""
+
+    def result(self, number: int) -> str:
+        """A leaf of the result."""
+
+
+class Bounds(Protocol):
+    """Checks of numbers from a file: each method raises `ForegradError` for a number that does not exist."""
+
+    def inputs(self, numbers: Iterable[int]) -> None: ...
+    def outputs(self, numbers: Iterable[int]) -> None: ...
+    def results(self, numbers: Iterable[int]) -> None: ...
+
+
+KINDS: dict[str, type[CallEffect]] = {}  # each kind by its name in files
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CallEffect:
+    """Base of the effects.
+
+    `storable`: files may hold the effect, whose fields are numbers, plain values and `EffectTarget`s, and whose `check`
+    bounds all numbers that `lines` uses; `instead`: what to do for a file where they may not. `sees_gradients`: code of
+    the program or `.grad` does, so a backward has no stages.
+    """
+
+    place: ClassVar[CallPlace]
+    storable: ClassVar[bool] = False
+    sees_gradients: ClassVar[bool] = False
+    instead: ClassVar[str] = "do it outside of the function"
+
+    def __init_subclass__(cls) -> None:  # a class with slots is made twice
+        known = KINDS.setdefault(cls.__name__, cls)
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise TypeError(f"two kinds of effects have the name {cls.__name__}: {known.__module__}, {cls.__module__}")
+        KINDS[cls.__name__] = cls
+
+    @property
+    def rank(self) -> int:
+        """The order among the effects at one place."""
+        return 0
+
+    def lines(self, writer: EffectWriter) -> list[str]:
+        """What the rendered call does at the effect's place."""
+        return []
+
+    def around(self, writer: EffectWriter) -> list[str]:
+        """Contexts under which the graph runs."""
+        return []
+
+    def check(self, bounds: Bounds) -> None:
+        """Raise `ForegradError` unless the effect's numbers exist."""
+
+    def __str__(self) -> str:
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TensorEffect(CallEffect):
+    """Base of the effects on one tensor."""
+
+    target: EffectTarget
+
+    def check(self, bounds: Bounds) -> None:
+        (bounds.inputs if self.target.is_input else bounds.results)([self.target.number])
+
+
+def at_place(effects: Sequence[CallEffect], place: CallPlace) -> list[CallEffect]:
+    """The effects at one place, in the order of their lines."""
+    return sorted((effect for effect in effects if effect.place is place), key=lambda effect: effect.rank)
+
+
+# ------------------------------------------------------------------------------------------------ before the graph
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RestartGenerator(CallEffect):
+    """A random generator that the function makes begins in the same state in each call."""
+
+    generator: torch.Generator
+    state: torch.Tensor
+    place = CallPlace.FIRST
+
+    def lines(self, writer: EffectWriter) -> list[str]:
+        return [f"{writer.bind('generator', self.generator)}.set_state({writer.bind('state', self.state)})"]
+
+    def __str__(self) -> str:
+        return "a random generator that the function makes begins anew"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KeepApart(CallEffect):
+    """The function takes a gradient by the inputs `targets`: the histories of `others` must not lead to these, and
+    `targets` must have no hooks. A call in which they do raises `UnsupportedError` with `message`.
+    """
+
+    targets: tuple[int, ...]
+    others: tuple[int, ...]
+    message: str
+    place = CallPlace.FIRST
+    storable = True
+
+    @property
+    def rank(self) -> int:
+        return 1
+
+    def lines(self, writer: EffectWriter) -> list[str]:
+        lists = (f"[{', '.join(map(writer.input, group))}]" for group in (self.others, self.targets))
+        check = writer.bind("check_apart", check_apart)
+        return [f"{check}({', '.join(lists)}, {writer.bind('said', self.message)})"]
+
+    def check(self, bounds: Bounds) -> None:
+        bounds.inputs((*self.targets, *self.others))
+
+    def __str__(self) -> str:
+        return f"inputs {self.others} are looked at for histories that lead to inputs {self.targets}"
+
+
+def check_apart(others: list[torch.Tensor], targets: list[torch.Tensor], message: str) -> None:
+    if have_hooks(targets) or lead_to(others, targets):
+        raise UnsupportedError(message)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ClearGradient(TensorEffect):
+    """`.grad` of an input becomes None before the graph runs, which does not need that memory."""
+
+    place = CallPlace.FIRST
+    sees_gradients = True
+    instead = _NO_GRADIENT
+
+    @property
+    def rank(self) -> int:
+        return 2
+
+    def lines(self, writer: EffectWriter) -> list[str]:
+        return [f"{writer.target(self.target)}.grad = None"]
+
+    def __str__(self) -> str:
+        return f"set .grad of {self.target} to None, first of all"
+
+
+# ------------------------------------------------------------------------------------------------ around the graph
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ChangeInference(CallEffect):
+    """A graph output becomes an inference tensor where the graph runs outside of inference mode, or the reverse."""
+
+    output: int
+    place = CallPlace.GRAPH
+    storable = True
+
+    def lines(self, writer: EffectWriter) -> list[str]:
+        name = writer.output(self.output)
+        return [f"{name} = {writer.bind('of_other_mode', of_other_mode)}({name})"]
+
+    def check(self, bounds: Bounds) -> None:
+        bounds.outputs([self.output])
+
+    def __str__(self) -> str:
+        return f"output {self.output} changes between normal and inference tensor"
+
+
+# ------------------------------------------------------------------------------------------------ on results
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RetainGradient(TensorEffect):
+    """`retain_grad()` on an input or a result."""
+
+    place = CallPlace.RESULTS
+    storable = True
+
+    def lines(self, writer: EffectWriter) -> list[str]:
+        return [f"{writer.target(self.target)}.retain_grad()"]
+
+    def __str__(self) -> str:
+        return f"retain_grad() on {self.target}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MakeParameter(TensorEffect):
+    """A result is a `torch.nn.Parameter` that the function makes."""
+
+    place = CallPlace.RESULTS
+    storable = True
+
+    @property
+    def rank(self) -> int:
+        return 2
+
+    def lines(self, writer: EffectWriter) -> list[str]:
+        return [f"{writer.target(self.target)}.__class__ = {writer.bind('Parameter', torch.nn.Parameter)}"]
+
+    def __str__(self) -> str:
+        return f"{self.target} becomes a parameter"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GiveAttribute(TensorEffect):
+    """An attribute of a result that the function makes."""
+
+    name: str
+    value: Any
+    place = CallPlace.RESULTS
+    storable = True
+
+    @property
+    def rank(self) -> int:
+        return 3
+
+    def lines(self, writer: EffectWriter) -> list[str]:
+        set_attribute = writer.bind("set_attribute", _set_attribute)
+        arguments = writer.target(self.target), writer.bind("attribute", self.name), writer.built(self.value)
+        return [f"{set_attribute}({', '.join(arguments)})"]
+
+    def __str__(self) -> str:
+        return f"set attribute {self.name} of {self.target}"
+
+
+def _set_attribute(result: torch.Tensor, name: str, value: Any) -> None:
+    setattr(result, name, value)
+
+
+# ------------------------------------------------------------------------------------------------ left by the call
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SetGradient(TensorEffect):
+    """`.grad` of an input becomes leaf `result` of the result, or None."""
+
+    result: int | None
+    place = CallPlace.LEFT
+    sees_gradients = True
+    instead = _NO_GRADIENT
+
+    @property
+    def rank(self) -> int:
+        return 1
+
+    def lines(self, writer: EffectWriter) -> list[str]:
+        return [f"{writer.target(self.target)}.grad = {'None' if self.result is None else writer.result(self.result)}"]
+
+    def __str__(self) -> str:
+        return f"set .grad of {self.target} to {'None' if self.result is None else f'result {self.result}'}"
