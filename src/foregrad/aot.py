@@ -280,9 +280,9 @@ def compile_unguarded(
 
 def _check_counters(signature: Signature, name: str) -> None:
     """Raise `UnsupportedSideEffectError` for a write of a number: without guards every call would write the same."""
-    ends = list(itertools.accumulate((child.size for child in signature.written_spec.children), initial=0))
-    written = signature.outputs[signature.output_spec.size :]
-    for write in signature.python_writes:
+    ends = list(itertools.accumulate((child.size for child in signature.structure.written_spec.children), initial=0))
+    written = signature.structure.outputs[signature.structure.output_spec.size :]
+    for write in signature.effects.python_writes:
         at = getattr(write, "value", None) if write.counts else None
         leaves = () if at is None else written[ends[at] : ends[at + 1]]
         if any(isinstance(leaf, ConstantOutput) and type(leaf.value) in (int, float) for leaf in leaves):

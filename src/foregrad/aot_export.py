@@ -138,13 +138,15 @@ def aot_export_joint_simple(
     signature = joint.signature
     if signature.updates or signature.reshaped or signature.swapped:
         raise UnsupportedError("aot_export_joint_simple takes functions that write to none of their arguments")
-    if any(getattr(info, "input", None) is not None or getattr(info, "steps", ()) for info in signature.outputs):
+    if any(
+        getattr(info, "input", None) is not None or getattr(info, "steps", ()) for info in signature.structure.outputs
+    ):
         raise UnsupportedError("aot_export_joint_simple takes functions that return no argument and no view of one")
     writer = _Writer(joint, "primals_{}" if trace_joint else "arg{}_1", first=int(trace_joint))
     module = writer.module(gradients=trace_joint, tangents=trace_joint)
     if not trace_joint:
         return module
-    return with_nested_arguments(module, len(signature.inputs), len(signature.differentiable))
+    return with_nested_arguments(module, len(signature.inputs), len(signature.gradients.differentiable))
 
 
 def _capture(
@@ -169,13 +171,16 @@ def _capture(
     s = joint.signature
     for what, does in (
         ("changes sizes of its arguments in place", s.reshaped or s.swapped),
-        ("is written to, and shares memory with another argument", s.shared_memory),
-        ("branches on values of tensors", s.decisions),
+        ("is written to, and shares memory with another argument", s.structure.shared_memory),
+        ("branches on values of tensors", s.stops.decisions),
         ("takes or returns wrapper subclasses of tensors", s.has_wrappers),
-        ("checks values of tensors", s.checks),
-        ("writes to tensors in its backward", s.in_backward),
+        ("checks values of tensors", s.stops.checks),
+        ("writes to tensors in its backward", s.backward),
         ("sets `.grad` of tensors", s.gradients_left),
-        (f"writes {', '.join(dict.fromkeys(write.path for write in s.python_writes))}", s.python_writes),
+        (
+            f"writes {', '.join(dict.fromkeys(write.path for write in s.effects.python_writes))}",
+            s.effects.python_writes,
+        ),
     ):
         if does:
             raise UnsupportedError(f"`{name}` can't be exported as one graph: it {what}")
@@ -208,13 +213,13 @@ class _Writer:
         """The graph output that is the loss: the tangent of it is a one, and there is no other."""
         assert index is not None
         outputs: Signature = self.signature
-        info = outputs.outputs[index] if 0 <= index < len(outputs.outputs) else None
+        info = outputs.structure.outputs[index] if 0 <= index < len(outputs.structure.outputs) else None
         position = info.output if isinstance(info, Handle) and not info.steps else None
-        if position is None or position not in outputs.differentiable:
+        if position is None or position not in outputs.gradients.differentiable:
             raise RuntimeError(f"the result at {index}, which is to be the loss, requires no gradients")
-        if outputs.graph_output_specs[position].shape not in ((), (1,)):
+        if outputs.graph_outputs.specs[position].shape not in ((), (1,)):
             raise RuntimeError(f"the result at {index}, which is to be the loss, is no scalar")
-        others = [str(outputs.graph_outputs[i]) for i in outputs.differentiable if i != position]
+        others = [str(outputs.graph_outputs.slots[i]) for i in outputs.gradients.differentiable if i != position]
         if others:
             raise RuntimeError(f"{', '.join(others)} require gradients, too: detach all results but the loss")
         self.seed = position
@@ -226,15 +231,17 @@ class _Writer:
                 self._input(node, f"tangents_{number}")
         wanted = list(self.old_outputs[: self.signature.num_forward_outputs])
         if gradients:
-            wanted += [g for g, has in zip(self._gradients(), self.signature.gradients, strict=True) if has]
+            wanted += [g for g, has in zip(self._gradients(), self.signature.gradients.returned, strict=True) if has]
         needed = reachable([node for node in wanted if node is not None], self.joint)
         for node in self.joint.graph.nodes:
             if node.op in ("call_function", "get_attr") and node in needed:
                 self._copy(node)
         self.updated = [self._of(self.old_outputs[update.output]) for update in self._updates()]
-        self.results = [self._result(info) for info in self.signature.outputs]
+        self.results = [self._result(info) for info in self.signature.structure.outputs]
         self.grads = [
-            (i, self._of(g)) for i, g in enumerate(self._gradients()) if gradients and self.signature.gradients[i]
+            (i, self._of(g))
+            for i, g in enumerate(self._gradients())
+            if gradients and self.signature.gradients.returned[i]
         ]
         self.graph.output((*self.updated, *self.results, *(node for _, node in self.grads)))
         return fx.GraphModule(self.joint.module, self.graph)
@@ -264,7 +271,7 @@ class _Writer:
         if isinstance(info, ConstantOutput):
             return info.value
         assert isinstance(info, Handle)
-        if any(isinstance(e, (SetData, Write)) and not e.is_whole for e in self.signature.log):
+        if any(isinstance(e, (SetData, Write)) and not e.is_whole for e in self.signature.effects.log):
             raise UnsupportedError(f"{info.path} can't be exported: it is a view of memory that was replaced")
         output = info.output
         if output is None:
@@ -303,7 +310,7 @@ class _Writer:
             {name: parameters[names[i]] for name, i in mutated if names[i] in parameters},
             {name: names[i] for name, i in mutated if names[i] not in buffers and names[i] not in parameters},
             _spec(call.tree, len(names) - call.tree.size),
-            _spec(self.signature.output_spec),
+            _spec(self.signature.structure.output_spec),
             backward,
         )
 

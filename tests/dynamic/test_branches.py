@@ -252,10 +252,10 @@ def test_every_nan_and_zero_is_told_from_the_others():
 
 def test_decisions_are_named_in_the_print():
     joint = foregrad.capture(sign_branch, vector())
-    (decision,) = joint.signature.decisions
+    (decision,) = joint.signature.stops.decisions
     assert decision.value is True
     assert "test_branches.py" in decision.where
-    assert "if x.sum() > 0" in str(joint.signature.graph_outputs[decision.output])
+    assert "if x.sum() > 0" in str(joint.signature.graph_outputs.slots[decision.output])
     joint.check()
     assert "decided at" in str(joint)
 

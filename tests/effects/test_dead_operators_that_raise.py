@@ -96,4 +96,4 @@ def test_what_is_needed_is_no_check():
         return x[i].sum(), functional.embedding(i, x[:, None])
 
     joint = foregrad.capture(f, torch.rand(3), torch.tensor([1]))
-    assert not joint.signature.checks
+    assert not joint.signature.stops.checks

@@ -57,7 +57,7 @@ def test_a_result_keeps_its_gradient_after_loading(tmp_path):
 
 def edit_effects(effects):
     def edit(data):
-        data["program"]["signature"]["effects"] = effects
+        data["program"]["signature"]["effects"] = {"is": "EffectInfo", "around": effects}
 
     return edit
 
@@ -95,7 +95,8 @@ def test_fields_of_version_1_become_effects():
     program = {"signature": {"is": "Signature", "inputs": [], **old}, "derived": []}
     signature = upgraded(program, 1)["signature"]
     assert not old.keys() & signature.keys()
-    kinds = [effect["is"] for effect in signature["effects"]]
+    effects = signature["effects"]["around"]
+    kinds = [effect["is"] for effect in effects]
     assert sorted(kinds) == sorted(
         [
             "KeepApart",
@@ -107,9 +108,7 @@ def test_fields_of_version_1_become_effects():
             "GiveAttribute",
         ]
     )
-    assert {"is": "RetainGradient", "target": {"is": "EffectTarget", "number": 0, "is_input": True}} in signature[
-        "effects"
-    ]
+    assert {"is": "RetainGradient", "target": {"is": "EffectTarget", "number": 0, "is_input": True}} in effects
     assert upgraded(program, 2) is program
 
 
@@ -120,7 +119,7 @@ def with_settings(x):
 
 def test_an_effect_that_no_file_can_hold_is_refused_with_what_to_do():
     try:
-        with pytest.raises(UnsupportedSideEffectError, match="grad mode.*change it outside"):
+        with pytest.raises(UnsupportedSideEffectError, match=r"grad mode.*change it outside"):
             foregrad.export(with_settings, (leaf(),))
     finally:
         torch.set_grad_enabled(True)

@@ -197,6 +197,6 @@ def test_a_captured_graph_has_the_hooks_in_it():
         return y
 
     joint = foregrad.capture(f, torch.ones(3, requires_grad=True))
-    assert not joint.signature.effects
-    assert joint.signature.hooked_inside == (0,)
+    assert not joint.signature.effects.around
+    assert joint.signature.gradients.hooked_inside == (0,)
     assert "tangents_1, 3" in str(joint)

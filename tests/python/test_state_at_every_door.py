@@ -43,9 +43,9 @@ class Keeping(nn.Module):
 def test_a_captured_graph_carries_them_and_capture_leaves_none():
     module = Counting()
     joint = foregrad.capture(module, X)
-    assert [write.path for write in joint.signature.python_writes] == ["self.count", "self.last"]
+    assert [write.path for write in joint.signature.effects.python_writes] == ["self.count", "self.last"]
     assert (module.count, module.last) == (0, None)
-    assert "object at" not in repr(joint.signature.python_writes)
+    assert "object at" not in repr(joint.signature.effects.python_writes)
 
 
 def test_aot_function_replays_them():

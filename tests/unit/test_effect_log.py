@@ -100,7 +100,7 @@ def test_a_log_reads_as_lines():
         return v
 
     x = torch.ones(2, 2, requires_grad=True) * 1
-    log = foregrad.capture(f, x, torch.ones((), requires_grad=True)).signature.log
+    log = foregrad.capture(f, x, torch.ones((), requires_grad=True)).signature.effects.log
     assert [str(effect) for effect in log] == [
         "take view out of input 0, aten.as_strided.default",
         "aten.t_.default on input 0",

@@ -32,7 +32,7 @@ def compiled():
 
 def test_a_view_has_the_graph_and_its_halves(compiled):
     (graph,) = view(compiled).graphs
-    assert graph.joint.signature.num_forward_outputs == len(graph.joint.signature.graph_outputs)
+    assert graph.joint.signature.num_forward_outputs == len(graph.joint.signature.graph_outputs.slots)
     assert [node.name for node in graph.halves.saved_nodes]
     assert "def " in graph.source
     assert graph.source == compiled.foregrad.specializations[0].source()

@@ -53,7 +53,7 @@ def parallel(make, *, compiled, **settings):
 
 def stages(model):
     (graph,) = model.module.foregrad.specializations
-    return graph.product.compiled.partitioned.joint.signature.stages
+    return graph.product.compiled.partitioned.joint.signature.gradients.stages
 
 
 def usual(model, x):

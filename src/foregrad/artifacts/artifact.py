@@ -311,18 +311,18 @@ def _no_exported_program(specialization: Specialization) -> str | None:
             return f"{info.slot} is neither an argument nor held by the artifact"
         if info.number is not None:
             return f"the number {info.slot} may vary"
-    for effect in signature.log:
+    for effect in signature.effects.log:
         is_of_result = effect.result is not None and isinstance(effect, (TakeView, MarkRequiresGrad, Detach))
         if not (is_of_result or (isinstance(effect, Write) and effect.is_whole)):
             return f"it does more to its inputs than write to them ({effect})"
-    for call_effect in signature.effects:
+    for call_effect in signature.effects.around:
         return f"it does more than compute ({call_effect})"
-    if signature.python_writes:
+    if signature.effects.python_writes:
         return "it writes to objects of Python"
-    if signature.decisions:
-        return f"it reads a value at {signature.decisions[0].where}"
-    if signature.checks:
-        return f"it checks values at {signature.checks[0].where}"
+    if signature.stops.decisions:
+        return f"it reads a value at {signature.stops.decisions[0].where}"
+    if signature.stops.checks:
+        return f"it checks values at {signature.stops.checks[0].where}"
     return None
 
 
@@ -343,14 +343,14 @@ class _Forward(LoadedModule):
                 table, key = places[info.source.name]
                 inputs.append(table[key])
         results = list(specialization.forward(*inputs))[: signature.num_forward_outputs]
-        views = [_value(info, inputs, results) for info in signature.outputs]
+        views = [_value(info, inputs, results) for info in signature.structure.outputs]
         for write in signature.updates:
             inputs[write.input].copy_(results[write.output])
         outputs = [
             _value(info, inputs, results) if getattr(info, "input", None) is not None else view
-            for info, view in zip(signature.outputs, views, strict=True)
+            for info, view in zip(signature.structure.outputs, views, strict=True)
         ]
-        return signature.output_spec.unflatten(outputs)
+        return signature.structure.output_spec.unflatten(outputs)
 
 
 def _value(info: OutputInfo, inputs: list[Any], results: list[Any]) -> Any:

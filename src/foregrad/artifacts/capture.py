@@ -142,7 +142,7 @@ class Exporter:
             around = functools.partial(assigned_attributes, self.module, puts_back=False)
         captured = capture_call(call, Options(self.name, table or {}, higher_order=higher, around=around))
         _check_wrappers(captured, self.name)
-        for region in captured.joint.signature.eager_regions:
+        for region in captured.joint.signature.stops.eager_regions:
             raise UnsupportedError(
                 f"`{self.name}` calls the eager region `{region.name}` at {region.where}, and an artifact holds no "
                 "code of Python's. Export the parts around it."
@@ -162,7 +162,8 @@ class Exporter:
             dataclasses.replace(info, source=source)
             for info, source in zip(joint.signature.inputs, sources, strict=True)
         )
-        signature = dataclasses.replace(joint.signature, inputs=infos, wrapper_parts=())  # each an input by itself
+        structure = dataclasses.replace(joint.signature.structure, wrapper_parts=())  # each an input by itself
+        signature = dataclasses.replace(joint.signature, inputs=infos, structure=structure)
         return self._halves(dataclasses.replace(joint, signature=signature), captured.resumable, derivatives), sources
 
     def _halves(self, joint: JointGraph, resumable: ResumableTrace | None, derivatives: int) -> Program:
@@ -175,7 +176,7 @@ class Exporter:
 
     def _derived(self, partitioned: Any, resumable: Any, orders: int) -> tuple[DerivedProgram, ...]:
         """The backward as a function, for all tangents together and for each alone."""
-        count = len(partitioned.joint.signature.differentiable)
+        count = len(partitioned.joint.signature.gradients.differentiable)
         if not count or partitioned.joint.error is not None:
             return ()
         patterns = [(VARIABLE,) * count]
@@ -263,7 +264,7 @@ class Exporter:
 def _check_effects(joint: JointGraph, name: str) -> None:
     """Raise for writes to Python's state or to PyTorch's settings: an artifact has none of these objects."""
     signature = joint.signature
-    written = [*dict.fromkeys(write.path for write in signature.python_writes)]
+    written = [*dict.fromkeys(write.path for write in signature.effects.python_writes)]
     if written:
         shown = ", ".join(written[:_MOST_SHOWN]) + (", ..." if len(written) > _MOST_SHOWN else "")
         raise UnsupportedSideEffectError(
@@ -271,7 +272,7 @@ def _check_effects(joint: JointGraph, name: str) -> None:
             "buffer and write to that in place, or return it; call the function once before exporting it where only "
             "its first call writes."
         )
-    for effect in signature.effects:
+    for effect in signature.effects.around:
         if not effect.storable:
             what = re.sub(r"(input|result) \d+", signature.name_of(effect), str(effect), count=1)
             raise UnsupportedSideEffectError(
@@ -282,9 +283,9 @@ def _check_effects(joint: JointGraph, name: str) -> None:
 def _check_wrappers(captured: Captured, name: str) -> None:
     """Raise `UnsupportedError` for wrapper subclasses that a call of an artifact would have to take apart or make."""
     signature, wrappers = captured.joint.signature, captured.wrappers
-    is_returned = signature.returns_wrappers or any(isinstance(o, WrapperOutput) for o in signature.outputs)
-    is_changed = bool(signature.passed_wrappers)
-    is_changed |= any(effect.input >= len(signature.inputs) for effect in signature.log)
+    is_returned = signature.returns_wrappers or any(isinstance(o, WrapperOutput) for o in signature.structure.outputs)
+    is_changed = bool(signature.gradients.passed_wrappers)
+    is_changed |= any(effect.input >= len(signature.inputs) for effect in signature.effects.log)
     if is_returned or is_changed or (wrappers is not None and wrappers.arguments):
         raise UnsupportedError(
             f"`{name}` takes, returns or writes wrapper subclasses of tensors, of which an artifact can't hold the "
@@ -302,7 +303,7 @@ def _check_wrappers(captured: Captured, name: str) -> None:
 
 def _check_gradients(signature: Signature, name: str, refs: Sequence[GradientRef | None] = ()) -> None:
     """Raise `UnsupportedError` for gradients that are wrapper subclasses, which an artifact would have to make."""
-    specs = [one.spec for one in signature.in_backward.wrapped]
+    specs = [one.spec for one in signature.backward.wrapped]
     for spec in (*specs, *(ref.spec for ref in refs if isinstance(ref, WrappedRef))):
         raise UnsupportedError(
             f"`{name}` gives a plain input a {spec.cls.__qualname__} as its gradient, of which an artifact can't "

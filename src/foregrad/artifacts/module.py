@@ -180,7 +180,7 @@ class _Runtime:
             result = self.functions[number](args, kwargs)
             if result is not MISS:
                 return result
-            places = "; ".join(dict.fromkeys(d.where for d in specialization.signature.decisions))
+            places = "; ".join(dict.fromkeys(d.where for d in specialization.signature.stops.decisions))
             reasons.append(
                 f"{specialization.name}: a value that is read at {places} must be the value at export (a program that "
                 "computes with it as a tensor, without .item() or `if`, is for any value)"
@@ -198,7 +198,7 @@ def _compiled(module: LoadedModule, number: int) -> Callable[..., Any]:
     pipeline = pipeline_for(backend=module.backend, **module._settings)
     specialization = module.artifact.specialization_for(number, fresh=_changes_graphs(pipeline))
     joint, places = specialization.joint, module._places()
-    where = "; ".join(dict.fromkeys(check.where for check in joint.signature.checks))
+    where = "; ".join(dict.fromkeys(check.where for check in joint.signature.stops.checks))
     with torch.set_grad_enabled(bool(specialization.context["grad mode"])):
         compiled = _Builder(pipeline, specialization).build(specialization.program)
         return rendered(
@@ -261,8 +261,10 @@ class _Builder:
                 compiled = dataclasses.replace(self.build(derived.program), disable_autocast=True)
                 derivative = Derivative(derived.program.joint, None, derived.feeds, derived.gradients)  # type: ignore[arg-type]
                 return Derived(derivative, compiled)
-        outputs = program.joint.signature.graph_outputs
-        names = [str(outputs[i]) for i, p in zip(program.joint.signature.differentiable, present, strict=True) if p]
+        outputs = program.joint.signature.graph_outputs.slots
+        names = [
+            str(outputs[i]) for i, p in zip(program.joint.signature.gradients.differentiable, present, strict=True) if p
+        ]
         raise ArtifactCallError(
             f"the artifact `{program.joint.name}` holds no second derivative for gradients of {' and '.join(names)} "
             "alone, only for one result and for all results. Return the results to differentiate twice as one result."

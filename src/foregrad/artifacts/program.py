@@ -125,7 +125,7 @@ class Specialization:
     def written(self) -> list[int]:
         """The inputs that a call or its backward writes to."""
         s = self.signature
-        written = {update.input for update in s.updates} | s.reshaped | s.swapped | {*s.in_backward.live}
+        written = {update.input for update in s.updates} | s.reshaped | s.swapped | {*s.backward.live}
         return sorted(written)
 
     def __str__(self) -> str:

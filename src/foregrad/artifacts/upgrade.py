@@ -20,7 +20,7 @@ def upgraded(program: Any, version: int) -> Any:
         {**one, "program": upgraded(one.get("program"), version)} if type(one) is dict else one
         for one in program.get("derived", [])
     ]
-    program = {**program, "signature": _with_effects(_with_log(program["signature"]))}
+    program = {**program, "signature": _grouped(_with_effects(_with_log(program["signature"])))}
     return {**program, "derived": derived} if derived else program
 
 
@@ -40,6 +40,38 @@ def _with_effects(signature: Data) -> Data:
     signature = dict(signature)
     effects = [effect for name, make in _FIELDS.items() for effect in make(signature.pop(name, []))]
     return {**signature, "effects": effects} if effects else signature
+
+
+def _grouped(signature: Data) -> Data:
+    """A signature whose fields stand in groups."""
+    signature = dict(signature)
+    found: Data = {}
+    for group, (cls, fields) in _GROUPS.items():
+        contents = {new: signature.pop(old) for old, new in fields.items() if old in signature}
+        found |= {group: {"is": cls, **contents}} if contents else {}
+    effects = signature.pop("in_backward", None)
+    return signature | found | ({} if effects is None else {"backward": effects})
+
+
+def _same(names: str) -> dict[str, str]:
+    return {name: name for name in names.split()}
+
+
+_GROUPS = {
+    "graph_outputs": (
+        "GraphOutputs",
+        {"graph_outputs": "slots", "graph_output_specs": "specs"} | _same("runtime_views"),
+    ),
+    "gradients": (
+        "GradientInfo",
+        {"gradients": "returned"}
+        | _same("differentiable tangent_specs rootless reached_from arrival stages saving passed passed_aliases")
+        | _same("passed_wrappers wrapper_results hooked_inside"),
+    ),
+    "structure": ("StructureInfo", _same("outputs output_spec written_spec shared_memory wrapper_parts")),
+    "effects": ("EffectInfo", {"effects": "around"} | _same("log python_writes counted_along")),
+    "stops": ("StopInfo", _same("decisions checks generators eager_regions")),
+}
 
 
 def _target(number: Any, *, is_input: bool = False) -> Data:

@@ -107,54 +107,60 @@ def _check_forward_alone(partitioned: Partitioned) -> None:
 
 def _check_signature(joint: JointGraph) -> None:
     s: Signature = joint.signature
-    inputs, outputs, differentiable = len(s.inputs), s.num_forward_outputs, len(s.differentiable)
-    if len(s.graph_output_specs) != outputs or len(s.tangent_specs) != differentiable or len(s.gradients) != inputs:
+    inputs, outputs, differentiable = len(s.inputs), s.num_forward_outputs, len(s.gradients.differentiable)
+    if (
+        len(s.graph_outputs.specs) != outputs
+        or len(s.gradients.tangent_specs) != differentiable
+        or len(s.gradients.returned) != inputs
+    ):
         raise ArtifactError("a signature whose lists have other lengths than one another")
-    if s.reached_from and len(s.reached_from) != inputs:
+    if s.gradients.reached_from and len(s.gradients.reached_from) != inputs:
         raise ArtifactError("a signature whose gradient paths do not match its inputs")
     for info in s.inputs:
         if isinstance(info.source, (BaseOf, MemoryOf)):
             _within([info.source.input], inputs, "input")
             if isinstance(s.inputs[info.source.input].source, (BaseOf, MemoryOf)):
                 raise ArtifactError("the base of a base")
-    for whole, members in s.shared_memory:
+    for whole, members in s.structure.shared_memory:
         _within((whole, *members), inputs, "input")
         if not isinstance(s.inputs[whole].source, MemoryOf):
             raise ArtifactError("shared memory in an input that is no whole memory")
-    _within(s.differentiable, outputs, "output")
-    _within((*s.runtime_views, *s.rootless), outputs, "output")
-    for effect in s.log:
+    _within(s.gradients.differentiable, outputs, "output")
+    _within((*s.graph_outputs.runtime_views, *s.gradients.rootless), outputs, "output")
+    for effect in s.effects.log:
         _check_effect(effect, inputs, outputs)
-    for call_effect in s.effects:
+    for call_effect in s.effects.around:
         if not call_effect.storable:
             raise ArtifactError(f"an effect that artifacts don't hold: {type(call_effect).__name__}")
         call_effect.check(_Bounds(s))
-    _within((*s.counted_along, *s.arrival), inputs, "input")
-    _within(s.hooked_inside, len(s.outputs), "result")
-    _within((d.output for d in s.decisions), outputs, "output")
+    _within((*s.effects.counted_along, *s.gradients.arrival), inputs, "input")
+    _within(s.gradients.hooked_inside, len(s.structure.outputs), "result")
+    _within((d.output for d in s.stops.decisions), outputs, "output")
     _within((symbol.input for symbol in s.symbols), inputs, "input")
     for symbol in s.symbols:
         _within([symbol.dim], len(s.inputs[symbol.input].spec.shape), "dimension")
-    for position, after in s.passed:
+    for position, after in s.gradients.passed:
         _within((position, *after), differentiable, "differentiable output")
-    for at, after in s.passed_aliases:
-        _within([at], len(s.outputs), "result")
+    for at, after in s.gradients.passed_aliases:
+        _within([at], len(s.structure.outputs), "result")
         _within(after, differentiable, "differentiable output")
-    for reach in s.reached_from:
+    for reach in s.gradients.reached_from:
         _within((*reach.outputs, *reach.custom), differentiable, "differentiable output")
     _within(joint.failing, differentiable, "differentiable output")
     _within(joint.raising, outputs, "graph output")
-    for result in s.outputs:
+    for result in s.structure.outputs:
         _check_output(result, inputs, outputs)
-    if s.output_spec is not None and (not hasattr(s.output_spec, "size") or s.output_spec.size != len(s.outputs)):
+    if s.structure.output_spec is not None and (
+        not hasattr(s.structure.output_spec, "size") or s.structure.output_spec.size != len(s.structure.outputs)
+    ):
         raise ArtifactError("a result whose number of leaves is not that of its container")
-    effects = s.in_backward
+    effects = s.backward
     _within(effects.live, inputs, "input")
     for late in effects.updates:
         _within([late.output], len(effects.outputs), "effect")
         _within([late.live], len(effects.live), "live input")
         _within([late.tangent], max(differentiable, 1), "tangent")
-    for check in s.checks:
+    for check in s.stops.checks:
         _check_check(check, inputs, outputs)
     for check in effects.checks:
         _check_check(check, len(effects.live), len(effects.outputs))
@@ -171,7 +177,7 @@ class _Bounds:
         _within(numbers, self.signature.num_forward_outputs, "output")
 
     def results(self, numbers: Iterable[int]) -> None:
-        _within(numbers, len(self.signature.outputs), "result")
+        _within(numbers, len(self.signature.structure.outputs), "result")
 
 
 def _check_check(check: CheckInfo, inputs: int, outputs: int) -> None:
@@ -227,14 +233,14 @@ def check_derivative(
 ) -> None:
     """Raise `ArtifactError` unless the feeds and gradients of a derivative exist and fit its graph."""
     signature, own = partitioned.joint.signature, inner.signature
-    if len(pattern) != len(signature.differentiable) or not all(0 <= kind <= 2 for kind in pattern):
+    if len(pattern) != len(signature.gradients.differentiable) or not all(0 <= kind <= 2 for kind in pattern):
         raise ArtifactError("a derivative for other tangents")
     if len(feeds) != len(own.inputs) or len(gradients) != len(signature.inputs):
         raise ArtifactError("a derivative with other inputs or gradients")
     saved, results = len(partitioned.saved_nodes), partitioned.saved_results
     for place in feeds:
         limits = {"input": len(signature.inputs), "saved": saved, "tangent": len(pattern)}
-        limit = (limits | {"live": len(signature.in_backward.live)}).get(place.kind)
+        limit = (limits | {"live": len(signature.backward.live)}).get(place.kind)
         if place.kind == "result":
             if place.index not in results:
                 raise ArtifactError("a derivative of a result that is not saved")

@@ -131,7 +131,7 @@ def _sections(specialization: Specialization) -> dict[str, list[str]]:
         if not isinstance(info.source, Stored)
     ]
     values = [f"{leaf.path} = {leaf.value!r}" for leaf in specialization.call.leaves if not leaf.is_tensor]
-    results = [str(getattr(info, "path", info)) for info in signature.outputs]
+    results = [str(getattr(info, "path", info)) for info in signature.structure.outputs]
     written = [str(signature.inputs[update.input].slot) for update in signature.updates]
     graphs = [
         f"joint: {len(specialization.joint.graph.nodes)} nodes",
@@ -148,7 +148,7 @@ def _sections(specialization: Specialization) -> dict[str, list[str]]:
     guards = [str(guard) for guard in table.guards()] if table is not None else []
     context = [f"{name}: {value}" for name, value in sorted(specialization.context.items())]
     mode = [] if specialization.training is None else [f"training: {specialization.training}"]
-    decisions = [f"{decision.value!r} at {decision.where}" for decision in signature.decisions]
+    decisions = [f"{decision.value!r} at {decision.where}" for decision in signature.stops.decisions]
     sections = (
         ("arguments", [*arguments, *values]),
         ("results", results),

@@ -265,10 +265,10 @@ def _slots(module: fx.GraphModule, joint: JointGraph, phase: str) -> list[Slot]:
     """What the first results of a graph are."""
     signature = joint.signature
     if phase != "backward":
-        return list(signature.graph_outputs)
+        return list(signature.graph_outputs.slots)
     stage = stage_of(module)
     infos = signature.inputs if stage is None else [signature.inputs[i] for i in stage]
-    return [*(Grad(info.slot) for info in infos), *signature.in_backward.outputs]
+    return [*(Grad(info.slot) for info in infos), *signature.backward.outputs]
 
 
 def _input_names(module: fx.GraphModule, joint: JointGraph) -> list[str]:
@@ -287,7 +287,7 @@ def _given_out(joint: JointGraph, role: GraphRole) -> dict[str, Any]:
 def _context(joint: JointGraph, role: GraphRole) -> Any:
     labels, _, _ = get_aot_compilation_context()
     signature = joint.signature
-    updates = sum(isinstance(slot, Updated) for slot in signature.graph_outputs)
+    updates = sum(isinstance(slot, Updated) for slot in signature.graph_outputs.slots)
     static = role.static_inputs if role.phase != "backward" else ()
     return compiler_context(
         joint.fake_mode, labels, static_inputs=static, updates=updates, outputs=signature.num_forward_outputs

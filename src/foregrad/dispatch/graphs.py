@@ -116,7 +116,7 @@ class Graphs:
     @property
     def decisions(self) -> list[DecisionInfo]:
         """The decisions of all of them."""
-        return [decision for s in self.specializations for decision in s.signature.decisions]
+        return [decision for s in self.specializations for decision in s.signature.stops.decisions]
 
     def remove(self, specialization: Specialization) -> None:
         call = specialization.call
@@ -175,7 +175,7 @@ class Paths:
     def _message(self, specializations: Sequence[Specialization]) -> str:
         values: dict[str, set[str]] = {}
         for specialization in specializations:
-            for decision in specialization.signature.decisions:
+            for decision in specialization.signature.stops.decisions:
                 values.setdefault(decision.where, set()).add(repr(decision.value))
         where, different = max(values.items(), key=lambda item: len(item[1]), default=("an unknown line", set()))
         if _says_values(specializations):
@@ -192,12 +192,12 @@ class Paths:
 
 def _ways(specializations: Sequence[Specialization]) -> set[tuple[str, ...]]:
     """The distinct decisions of the graphs that decide anything: graphs for other shapes may share a path."""
-    return {tuple(f"{d.where} {d.value!r}" for d in s.signature.decisions) for s in specializations if s.decides}
+    return {tuple(f"{d.where} {d.value!r}" for d in s.signature.stops.decisions) for s in specializations if s.decides}
 
 
 def _says_values(specializations: Sequence[Specialization]) -> bool:
     """Whether two graphs print, log or warn and are for different values, as those are whose text has a number."""
-    saying = [s for s in specializations if any(write.target is CONSOLE for write in s.signature.python_writes)]
+    saying = [s for s in specializations if any(write.target is CONSOLE for write in s.signature.effects.python_writes)]
     return len(_ways(saying)) > 1
 
 
@@ -217,17 +217,17 @@ class Specialization:
 
     @property
     def decides(self) -> bool:
-        return bool(self.signature.decisions)
+        return bool(self.signature.stops.decisions)
 
     def difference(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Difference:
         """The reason why the graph is not right for a call with these arguments, made now."""
-        return self.guards.first_difference(args, kwargs) or decided(self.signature.decisions)
+        return self.guards.first_difference(args, kwargs) or decided(self.signature.stops.decisions)
 
     def makes_the_same_of_it(self, other: Specialization) -> bool:
         """Whether another capture has an equal graph, and equal outputs that are no tensors."""
         one, two = self.product.captured.joint, other.product.captured.joint
         numbers = [
-            [(output.path, repr(getattr(output, "value", None))) for output in joint.signature.outputs]
+            [(output.path, repr(getattr(output, "value", None))) for output in joint.signature.structure.outputs]
             for joint in (one, two)
         ]
         return numbers[0] == numbers[1] and str(one) == str(two)
@@ -384,7 +384,7 @@ def rendered(
             break
     body = "\n".join("    " + line for line in (*lines, *run.lines))
     globals_ = {**guards.list.globals, **run.globals}
-    if joint.signature.checks:
+    if joint.signature.stops.checks:
         globals_["eagerly"] = eagerly
     source = f"def call(args, kwargs):\n{body}\n"
     return compile_source(source, "call", globals_, label=f"runtime of {name}"), guards, run.node

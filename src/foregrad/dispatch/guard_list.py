@@ -349,12 +349,12 @@ def offset_dependent(joint: JointGraph) -> list[int]:
         for user in placeholders[index].users:
             if user.target in (aten.as_strided.default, aten.as_strided_scatter.default):
                 inputs.add(index)
-    for output in joint.signature.outputs:
+    for output in joint.signature.structure.outputs:
         if getattr(output, "input", None) is not None and any(
             s.op is aten.as_strided.default for s in getattr(output, "steps", ())
         ):
             inputs.add(output.input)  # type: ignore[attr-defined]
-    for _, group in joint.signature.shared_memory:
+    for _, group in joint.signature.structure.shared_memory:
         inputs.update(group)
     return sorted(i for i in inputs if not isinstance(joint.signature.inputs[i].source, MemoryOf))
 
@@ -471,7 +471,7 @@ def sharing_of(signature: Signature, tensors: Sequence[torch.Tensor | None]) -> 
     if all(len(group) == 1 for group in members.values()):
         return None
     based = {info.source.input for info in signature.inputs if isinstance(info.source, BaseOf)}
-    grouped = {i for _, group in signature.shared_memory for i in group} - based
+    grouped = {i for _, group in signature.structure.shared_memory for i in group} - based
     roots = tuple(i for i in sorted(grouped) if (t := tensors[i]) is not None and t._base is None)
     return Sharing(tuple(memories), tuple(counters), roots)
 

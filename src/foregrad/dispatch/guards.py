@@ -95,7 +95,9 @@ class CallGuards(GuardMaker):
     def _render(self, *, transformed: bool) -> None:
         self.take_apart(functools.partial(user_name, self.call.function))
         first = len(self.list.steps)
-        apart = apart_guards(self.call, self.containers, self.signature.python_writes, self.captured.reached, self.bind)
+        apart = apart_guards(
+            self.call, self.containers, self.signature.effects.python_writes, self.captured.reached, self.bind
+        )
         for condition in apart:
             self.require(condition, "which of the containers are one", "as captured")
         self.inputs = inputs = [
@@ -368,7 +370,7 @@ class CallGuards(GuardMaker):
         """Add guards on shared memory, if some of it is written, and on offsets that the graph depends on."""
         signature = self.signature
         written = {u.input for u in signature.updates} | signature.reshaped
-        related = written or signature.shared_memory
+        related = written or signature.structure.shared_memory
         sharing = sharing_of(signature, self.tensors) if related else None
         detached = {index for index in signature.detached if index < len(inputs)}  # not of wrappers
         self.history(sharing, [index for index in written | detached if not self._is_part(index)])

@@ -209,7 +209,7 @@ class Pipeline:
         backwards: list[Boxed] = []
 
         def make_backward(values: list[Any] | None = None) -> Boxed:
-            if not backwards and joint.signature.stages:
+            if not backwards and joint.signature.gradients.stages:
                 backwards.append(self._in_stages(backward, joint, failures, always))
             if not backwards:
                 if self.bw_compiler is eager_compiler:
@@ -222,7 +222,7 @@ class Pipeline:
         def make_partial_backward(mask: tuple[bool, ...], needs_input_grad: NeedsInputGrad) -> Partial:
             module = backward
             if not all(mask):
-                module = without_tangents(module, num_saved, mask, joint.signature.reached_from)
+                module = without_tangents(module, num_saved, mask, joint.signature.gradients.reached_from)
             if needs_input_grad is not None:
                 module = only_gradients(module, needs_input_grad)
             read = tuple(bool(node.users) for node in module.graph.nodes if node.op == "placeholder")[:num_saved]
@@ -279,7 +279,7 @@ class Pipeline:
         return _by_tangents(compiled, in_operators, sum(n.name.startswith("tangents_") for n in module.graph.nodes))
 
     def _in_stages(self, backward: fx.GraphModule, joint: JointGraph, failures: Failures | None, always: bool) -> Boxed:
-        calls, stages = [], cut_in_stages(backward, joint.signature.stages)
+        calls, stages = [], cut_in_stages(backward, joint.signature.gradients.stages)
         for stage in stages:
             role = GraphRole("backward", (), tuple(range(len(stage.inputs) + len(stage.hands))))
             calls.append(self._compile_late(stage.module, joint, role, failures, always))
@@ -417,7 +417,7 @@ class _Roles:
     saved: Sequence[fx.Node] = ()
 
     def forward(self) -> GraphRole:
-        role, first = self.inference(), len(self.signature.graph_outputs)
+        role, first = self.inference(), len(self.signature.graph_outputs.slots)
         # An input that is saved is kept itself, whatever the graph returns for it; unless an alias of it is saved too,
         # which may be a copy in another layout.
         aliased = {node.args[0] for node in self.saved if node.target is torch.ops.aten.alias.default}
@@ -426,7 +426,7 @@ class _Roles:
 
     def inference(self) -> GraphRole:
         static = [i for i, info in enumerate(self.signature.inputs) if isinstance(info.slot, (Param, Buffer))]
-        visible = [i for i, slot in enumerate(self.signature.graph_outputs) if not isinstance(slot, Updated)]
+        visible = [i for i, slot in enumerate(self.signature.graph_outputs.slots) if not isinstance(slot, Updated)]
         return GraphRole("inference", tuple(static), tuple(visible), updates=self._updates())
 
     def _updates(self) -> tuple[tuple[int, int], ...]:
@@ -435,7 +435,7 @@ class _Roles:
         return tuple((update.input, update.output) for update in writes if update.counted or hides_versions)
 
     def backward(self, donated: tuple[int, ...] = ()) -> GraphRole:
-        visible = [i for i, has in enumerate(self.signature.gradients) if has]
+        visible = [i for i, has in enumerate(self.signature.gradients.returned) if has]
         return GraphRole("backward", tuple(range(len(self.saved))), tuple(visible), donated)
 
 

@@ -26,7 +26,7 @@ def state_that_varies(
     """
     places: dict[tuple[int, Any], StatePlace] = {}
     for specialization in specializations:
-        for write in specialization.signature.python_writes:
+        for write in specialization.signature.effects.python_writes:
             place = place_of(write) if write.counts else None
             if place is not None:
                 places.setdefault(place.identity, place)
@@ -49,7 +49,7 @@ def _values_that_differ(specialization: Specialization) -> Iterator[StatePlace]:
 
 def only_written_by(specialization: Specialization) -> set[tuple[int, Any]]:
     """The places of containers that a graph adds to without reading them."""
-    writes = specialization.signature.python_writes
+    writes = specialization.signature.effects.python_writes
     return {(id(write.target), write.key) for write in writes if isinstance(write, CallMethod) and write.kind != "self"}
 
 

@@ -104,7 +104,7 @@ class Transformed:
             return None
         except Exception:  # the user's or ours: eager raises it
             return None
-        if captured.joint.signature.python_writes or captured.joint.signature.gradients_left:
+        if captured.joint.signature.effects.python_writes or captured.joint.signature.gradients_left:
             return None
         self._writes = 0
         inputs = captured.joint.signature.inputs
@@ -120,7 +120,7 @@ class Transformed:
 
     def _check_writes(self, signature: Signature) -> None:
         """Raise for writes to Python's state; the first capture alone may write without an error."""
-        written = [*dict.fromkeys(write.path for write in signature.python_writes)]
+        written = [*dict.fromkeys(write.path for write in signature.effects.python_writes)]
         written += [f"`.grad` of {signature.inputs[i].slot}" for i in sorted(signature.gradients_left)]
         self._writes += bool(written)
         if written and self._writes > _MOST_WRITES:

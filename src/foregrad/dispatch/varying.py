@@ -214,7 +214,7 @@ def fixed_numbers(joint: JointGraph) -> frozenset[int]:
         if info.dim is None and joint.symbols.value_of(info.symbol) is not None
     }
     # A float whose value the program needed is decided on; a value computed from it names it as its origin.
-    decided = {decision.where for decision in signature.decisions if type(decision.value) is float}
+    decided = {decision.where for decision in signature.stops.decisions if type(decision.value) is float}
     arguments |= {info.argument for info in signature.inputs if info.number is not None and str(info.slot) in decided}
     return frozenset(argument for argument in arguments if argument is not None)
 
@@ -268,7 +268,7 @@ def _behaviour(joint: JointGraph) -> list[Any]:
             # An operator that holds arguments is a new object in each capture: its text is compared.
             done.append((repr(node.target), repr(map_symbolic(arguments, concrete))))
     nodes = joint.outputs()
-    for output in joint.signature.outputs:
+    for output in joint.signature.structure.outputs:
         if isinstance(output, Handle) and output.output is not None and _is_number(nodes[output.output]):
             value = concrete(nodes[output.output].meta["val"])
             done.append((ConstantOutput, output.path, repr(value)))
@@ -321,7 +321,7 @@ _LIMIT_BYTES = 1024
 def _outputs(joint: JointGraph) -> list[Any]:
     """The graph's results, without decisions on numbers, and without gradients of numbers, which come last."""
     outputs, signature = joint.outputs(), joint.signature
-    decided = {decision.output for decision in signature.decisions if not decision.is_tensor}
+    decided = {decision.output for decision in signature.stops.decisions if not decision.is_tensor}
     count = len(outputs) - sum(1 for info in signature.inputs if info.number is not None)
     return [output for i, output in enumerate(outputs[:count]) if i not in decided and not _is_number(output)]
 

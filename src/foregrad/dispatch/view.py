@@ -21,7 +21,7 @@ def graph_view(specialization: Specialization) -> GraphView:
     """One compiled graph, in the user's names."""
     joint = specialization.product.captured.joint
     signature = joint.signature
-    has = signature.gradients if not signature.is_inference else [False] * len(signature.inputs)
+    has = signature.gradients.returned if not signature.is_inference else [False] * len(signature.inputs)
     return GraphView(
         joint,
         specialization.product.compiled.partitioned,
@@ -46,12 +46,12 @@ def _place(info: InputInfo, *, has_gradient: bool = False) -> TensorView:
 
 
 def _outputs(signature: Signature) -> Iterator[TensorView]:
-    for output in signature.outputs:
+    for output in signature.structure.outputs:
         if isinstance(output, Handle) and output.steps:
             yield TensorView(output.path, "view", note=_base(output, signature))
         elif isinstance(output, Handle) and output.output is not None:
-            has_gradients = output.output in signature.differentiable
-            spec = signature.graph_output_specs[output.output]
+            has_gradients = output.output in signature.gradients.differentiable
+            spec = signature.graph_outputs.specs[output.output]
             yield TensorView(output.path, "result", spec, has_gradients, has_gradients)
         elif isinstance(output, Handle):
             yield TensorView(output.path, "an input", note=_base(output, signature))
@@ -61,16 +61,16 @@ def _outputs(signature: Signature) -> Iterator[TensorView]:
 
 def _effects(signature: Signature) -> Iterator[EffectView]:
     seen: dict[tuple[str, str], None] = {}
-    for effect in signature.log:
+    for effect in signature.effects.log:
         if 0 <= effect.input < len(signature.inputs):
             seen.setdefault((str(signature.inputs[effect.input].slot), _what(effect)))
     for name, what in seen:
         yield EffectView("tensor", name, what)
-    for call_effect in signature.effects:
+    for call_effect in signature.effects.around:
         name = signature.name_of(call_effect)
         what = re.sub(r" (on|of) (input|result) \d+", "", str(call_effect), count=1) if name else str(call_effect)
         yield EffectView("tensor" if name else "call", name, what)
-    for write in signature.python_writes:
+    for write in signature.effects.python_writes:
         yield EffectView("python", write.path, re.sub("([A-Z])", r" \1", type(write).__name__).strip().lower())
 
 
@@ -84,11 +84,11 @@ def _what(effect: Effect) -> str:
 
 
 def _aliases(signature: Signature) -> Iterator[EffectView]:
-    for output in signature.outputs:
+    for output in signature.structure.outputs:
         if isinstance(output, Handle) and (output.steps or output.input is not None):
             what = "is a view of" if output.steps else "is"
             yield EffectView("tensor", output.path, f"{what} {_base(output, signature)}")
-    for memory, others in signature.shared_memory:
+    for memory, others in signature.structure.shared_memory:
         names = " and ".join(str(signature.inputs[i].slot) for i in others)
         yield EffectView("tensor", names, f"share memory, which is {signature.inputs[memory].slot}")
 
@@ -96,7 +96,7 @@ def _aliases(signature: Signature) -> Iterator[EffectView]:
 def _base(output: Handle, signature: Signature) -> str:
     if output.input is not None:
         return str(signature.inputs[output.input].slot)
-    return str(signature.graph_outputs[output.output or 0])
+    return str(signature.graph_outputs.slots[output.output or 0])
 
 
 def _guards(specialization: Specialization) -> Iterable[GuardView]:
@@ -109,7 +109,7 @@ def _guards(specialization: Specialization) -> Iterable[GuardView]:
     for symbol in signature.symbols:
         place = "" if symbol.dim is None else f".shape[{symbol.dim}]"
         yield GuardView("size", f"{signature.inputs[symbol.input].slot}{place}", f"any {symbol.symbol}")
-    for decision in signature.decisions:
+    for decision in signature.stops.decisions:
         yield GuardView("value", decision.where, "any" if decision.symbol is not None else repr(decision.value))
     for info in signature.inputs:
         if info.argument is None and isinstance(info.spec, TensorSpec):

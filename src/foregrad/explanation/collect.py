@@ -263,7 +263,7 @@ class _Explainer:
 
     def _regions(self, joint: Any) -> Iterator[EagerPart]:
         """Eager regions in the graph."""
-        for region in joint.signature.eager_regions:
+        for region in joint.signature.stops.eager_regions:
             function = getattr(region, "function", region)
             name = str(getattr(function, "__qualname__", type(function).__name__))
             yield EagerPart(name, "It is marked as an eager region.", kind="region")
@@ -370,7 +370,7 @@ def _own_results(parts: Partitioned) -> set[str]:
     The backward alone keeps them.
     """
     *_, output = parts.forward.graph.nodes
-    pairs = list(zip(output.args[0], parts.joint.signature.graph_outputs, strict=False))
+    pairs = list(zip(output.args[0], parts.joint.signature.graph_outputs.slots, strict=False))
     seen = {node for node, slot in pairs if not isinstance(slot, (Updated, Decision, Checked))}
     return {node.name for node, _ in pairs if node not in seen and node.op != "placeholder"}
 

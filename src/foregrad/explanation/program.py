@@ -60,7 +60,7 @@ def written_outside(graph: GraphView, subject: Subject) -> str | None:
                 return str(info.slot)
             if not subject.is_own(tensor):
                 return str(info.slot)
-    for write in signature.python_writes:
+    for write in signature.effects.python_writes:
         is_print = write.target is CONSOLE and getattr(write, "name", "") == "print"  # dropped while we measure
         if not (is_print or subject.is_own(write.target) or isinstance(write.target, OfArgument)):
             return write.path
@@ -72,7 +72,7 @@ def writes_to_arguments(graph: GraphView) -> bool:
     signature = graph.joint.signature
     return (
         any(signature.inputs[i].argument is not None for i in signature.changed_inputs)
-        or any(effect.input >= len(signature.inputs) for effect in signature.log)
-        or bool(signature.shared_memory)
-        or any(isinstance(write.target, OfArgument) for write in signature.python_writes)
+        or any(effect.input >= len(signature.inputs) for effect in signature.effects.log)
+        or bool(signature.structure.shared_memory)
+        or any(isinstance(write.target, OfArgument) for write in signature.effects.python_writes)
     )

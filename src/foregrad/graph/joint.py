@@ -46,7 +46,7 @@ class JointGraph:
     def error(self) -> Exception | None:
         """The error of the backward, or of one of its parts; None if there is none."""
         return self.backward_error or next(
-            (self.raising[i] for i in self.signature.rootless if i in self.raising), None
+            (self.raising[i] for i in self.signature.gradients.rootless if i in self.raising), None
         )
 
     @property
@@ -64,9 +64,9 @@ class JointGraph:
         """The inputs that are inputs of the autograd node, in the order of its edges. No gradient flows to others, as
         in eager.
         """
-        later = {i for stage in self.signature.stages[1:] for i in stage}
+        later = {i for stage in self.signature.gradients.stages[1:] for i in stage}
         leaves = {i for i, info in enumerate(self.signature.inputs) if info.is_leaf and i not in later}
-        return queued_to_arrive(self._taken(), self.signature.arrival, leaves)
+        return queued_to_arrive(self._taken(), self.signature.gradients.arrival, leaves)
 
     def _taken(self) -> list[int]:
         signature = self.signature
@@ -75,18 +75,18 @@ class JointGraph:
         differentiable = [i for i, info in inputs if info.requires_grad or i in marked]
         if self.backward_error is not None or self.failing:
             # The paths of the gradients are unknown, except for inputs that nothing leads to.
-            reached = signature.reached_from
+            reached = signature.gradients.reached_from
             return [i for i in differentiable if not reached or reached[i].outputs] or differentiable
-        wrapped = {gradient.input for gradient in signature.in_backward.wrapped}
-        return [i for i in differentiable if signature.gradients[i] or i in wrapped] or differentiable
+        wrapped = {gradient.input for gradient in signature.backward.wrapped}
+        return [i for i in differentiable if signature.gradients.returned[i] or i in wrapped] or differentiable
 
     def slot_texts(self) -> dict[str, str]:
         """For printing: the slot of each placeholder, and the decided values."""
         slots = [*(info.slot for info in self.signature.inputs), *self.signature.tangent_slots()]
         texts = {node.name: str(slot) for node, slot in zip(self.placeholders(), slots, strict=True)}
-        for decision in self.signature.decisions:
-            texts[f"output[{decision.output}]"] = str(self.signature.graph_outputs[decision.output])
-        for at, slot in enumerate(self.signature.graph_outputs):
+        for decision in self.signature.stops.decisions:
+            texts[f"output[{decision.output}]"] = str(self.signature.graph_outputs.slots[decision.output])
+        for at, slot in enumerate(self.signature.graph_outputs.slots):
             if isinstance(slot, Checked):
                 texts[f"output[{at}]"] = str(slot)
         return texts
@@ -111,19 +111,19 @@ class JointGraph:
             if node.op == "call_function" and schema is not None and schema.is_mutable:
                 raise GraphError(f"{node.name} = {node.target} writes to its arguments:\n{self._around(node)}")
         self.graph.lint()
-        live = [signature.inputs[i].spec for i in signature.in_backward.live]
-        expected = [*(info.spec for info in signature.inputs), *signature.tangent_specs, *live]
+        live = [signature.inputs[i].spec for i in signature.backward.live]
+        expected = [*(info.spec for info in signature.inputs), *signature.gradients.tangent_specs, *live]
         placeholders = self.placeholders()
         if len(placeholders) != len(expected):
             raise GraphError(f"{len(placeholders)} placeholders for {len(expected)} inputs and tangents")
         outputs = self.outputs()
-        effects = len(signature.in_backward.outputs)
+        effects = len(signature.backward.outputs)
         if len(outputs) != signature.num_forward_outputs + len(signature.inputs) + effects:
             raise GraphError(
                 f"{len(outputs)} outputs for {signature.num_forward_outputs} slots, {len(signature.inputs)} gradients "
                 f"and {effects} effects of the backward"
             )
-        pairs = [*zip(placeholders, expected, strict=True), *zip(outputs, signature.graph_output_specs, strict=False)]
+        pairs = [*zip(placeholders, expected, strict=True), *zip(outputs, signature.graph_outputs.specs, strict=False)]
         for node, spec in pairs:
             have = spec_of(node)
             if isinstance(have, TensorSpec) and not have.same_layout(spec):
@@ -242,8 +242,10 @@ class Partitioned:
         outputs, number = [*ends_of(self.forward)[1]], {node: i for i, node in enumerate(self.saved_nodes)}
         return {
             position: number[outputs[i]]
-            for position, i in enumerate(signature.differentiable)
-            if outputs[i] in number and outputs[i].op != "placeholder" and i not in signature.runtime_views
+            for position, i in enumerate(signature.gradients.differentiable)
+            if outputs[i] in number
+            and outputs[i].op != "placeholder"
+            and i not in signature.graph_outputs.runtime_views
         }
 
     @property
@@ -274,7 +276,7 @@ class Partitioned:
         takes, gives = ends_of(self.backward)
         if len(takes) != expected:
             raise PartitionError(f"the backward takes {len(takes)} inputs; {expected} saved values and tangents exist")
-        if len(gives) != len(signature.inputs) + len(signature.in_backward.outputs):
+        if len(gives) != len(signature.inputs) + len(signature.backward.outputs):
             raise PartitionError(f"the backward returns {len(gives)} gradients for {len(signature.inputs)} inputs")
         names = [n.name for n in takes[: len(self.saved_nodes)]]
         saved = [n.name for n in (*self.saved_sizes, *self.saved_tensors)]

@@ -181,93 +181,139 @@ class GradientPaths:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Signature:
-    """How the joint graph is called and what its results mean.
+class GraphOutputs:
+    """The outputs of the forward, in order: their slots and `specs`.
 
-    The joint graph takes `primals` (one per entry of `inputs`, in order) then `tangents`, then those of `inputs` that
-    are in `in_backward.live` once more; it returns
-    `graph_outputs` (one slot each) then the gradients, one per entry of `inputs` (None where there is none), then
-    `in_backward.outputs`.
-
-    * `differentiable`: positions in `graph_outputs` that carry gradients; tangent k belongs to `differentiable[k]`.
-    * `rootless`: graph outputs that require grad and are no leaves, though no gradient goes from them to an input.
-    * `gradients`: for each input, whether the joint graph returns a gradient for it.
-    * `arrival`: the inputs that gradients go to, in the order in which eager's arrive.
-    * `stages`: the inputs whose gradients come together, where the backward gives them out in several stages.
-    * `reached_from`: for each input, the differentiable outputs that lead to it; empty when there is but one.
-    * `runtime_views`: graph outputs that the graph makes as a view of something; autograd must not know.
-    * `decisions`: graph outputs to look at before anything that the call did may be seen.
-    * `checks`: operators without results, to be run in their order with the decisions.
-    * `in_backward`: what the backward does besides giving gradients.
-    * `generators`: what the forward draws from, when it `may_stop`: put back then.
-    * `symbols`: the sizes that the graph is not specialized to; specs and view steps may contain them.
-    * `saving`: of the function's autograd nodes in eager that keep tensors: (positions in `differentiable` that lead
-      there, inputs that they lead to), as bits.
-    * `hooked_inside`: positions in `outputs` whose hooks the backward graph runs.
-    * `passed`: (position in `differentiable`, those of the outputs whose gradients pass through that one on their way).
-    * `passed_aliases`: the same for entries of `outputs` that are views (their position there).
-    * `log`: what the call does to the inputs and to its results, in order; wrapper subclasses come after all inputs, by
-      number.
-    * `effects`: what the call does besides, around the graph.
-    * `counted_along`: inputs whose version counter moves along with another one's, none of their elements written.
-    * `outputs`: what the user gets back, leaf by leaf, in the order of `output_spec` (a pytree spec), then the leaves
-      of the values that are written to Python's state, in the order of `written_spec`.
-    * `python_writes`: these writes, in their order.
-    * `wrapper_parts`: for each wrapper subclass that inputs are parts of, these.
-    * `wrapper_results`: where wrapper subclasses are that are made of graph outputs, and of which.
-    * `passed_wrappers`: the same as `passed` for wrapper subclasses, those that come last last.
-    * `eager_regions`: the calls of eager regions in the graph, which keeps them by their keys only.
+    * `runtime_views`: outputs that the graph makes as views of other values; autograd must not know.
     """
 
-    inputs: tuple[InputInfo, ...]
-    graph_outputs: tuple[Slot, ...]
-    graph_output_specs: tuple[TensorSpec, ...]
+    slots: tuple[Slot, ...]
+    specs: tuple[TensorSpec, ...]
+    runtime_views: frozenset[int] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GradientInfo:
+    """The flow of gradients: outputs that carry gradients, inputs that receive gradients, observers on the way.
+
+    * `differentiable`: graph outputs that carry gradients; tangent k, of `tangent_specs[k]`, belongs to
+      `differentiable[k]`. Positions in `differentiable` are called differentiable outputs.
+    * `returned`: for each input, whether the joint graph returns a gradient for it.
+    * `rootless`: graph outputs that require grad and are no leaves, though no gradient goes from them to an input.
+    * `reached_from`: for each input, the differentiable outputs that lead to it; empty when there is but one.
+    * `arrival`: the inputs that gradients go to, in the order in which eager's arrive.
+    * `stages`: the inputs whose gradients come together, where the backward gives them out in several stages.
+    * `saving`: of the function's autograd nodes in eager that keep tensors: (differentiable outputs that lead there,
+      inputs that they lead to), as bits.
+    * `passed`: (differentiable output, the differentiable outputs whose gradients pass through it).
+    * `passed_aliases`: the same for leaves of the result that are views (their positions there).
+    * `passed_wrappers`: the same as `passed` for wrapper subclasses, those that come last last.
+    * `wrapper_results`: places of wrapper subclasses made of graph outputs, and these outputs.
+    * `hooked_inside`: leaves of the result whose hooks the backward graph runs.
+    """
+
     differentiable: tuple[int, ...]
     tangent_specs: tuple[TensorSpec, ...]
-    gradients: tuple[bool, ...]
-    runtime_views: frozenset[int]
-    outputs: tuple[OutputInfo, ...]
-    output_spec: Any
-    log: tuple[Effect, ...] = ()
-    effects: tuple[CallEffect, ...] = ()
-    counted_along: tuple[int, ...] = ()
+    returned: tuple[bool, ...]
     rootless: tuple[int, ...] = ()
     reached_from: tuple[GradientPaths, ...] = ()
     arrival: tuple[int, ...] = ()
     stages: tuple[tuple[int, ...], ...] = ()
-    shared_memory: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (input that is the memory, the inputs in it)
-    decisions: tuple[DecisionInfo, ...] = ()
-    generators: tuple[Any, ...] = ()
-    symbols: tuple[SizeSymbol, ...] = ()
     saving: tuple[tuple[int, int], ...] = ()
-    hooked_inside: tuple[int, ...] = ()
     passed: tuple[tuple[int, tuple[int, ...]], ...] = ()
     passed_aliases: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    checks: tuple[CheckInfo, ...] = ()
-    in_backward: BackwardEffects = dataclasses.field(default_factory=BackwardEffects)
-    python_writes: tuple[PythonWrite, ...] = ()
-    eager_regions: tuple[Any, ...] = ()
-    written_spec: Any = None
-    wrapper_parts: tuple[tuple[int, ...], ...] = ()
-    wrapper_results: tuple[tuple[WrapperPlace, frozenset[int]], ...] = ()
     passed_wrappers: tuple[PassedWrapper, ...] = ()
+    wrapper_results: tuple[tuple[WrapperPlace, frozenset[int]], ...] = ()
+    hooked_inside: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StructureInfo:
+    """The structure of arguments and results around the tensors of the graph.
+
+    * `outputs`: the leaves of the user's result, in the order of `output_spec` (a pytree spec), then the leaves of the
+      values that are written to Python's state, in the order of `written_spec`.
+    * `shared_memory`: (input that is the memory, the inputs in it).
+    * `wrapper_parts`: for each wrapper subclass among the arguments and closed-over tensors, the inputs that are its
+      parts.
+    """
+
+    outputs: tuple[OutputInfo, ...] = ()
+    output_spec: Any = None
+    written_spec: Any = None
+    shared_memory: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    wrapper_parts: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EffectInfo:
+    """The effects of a call.
+
+    * `log`: effects on inputs and results, in order; wrapper subclasses come after all inputs, by number.
+    * `around`: effects around the graph.
+    * `python_writes`: writes to Python's state, in their order.
+    * `counted_along`: inputs without a written element whose version counter moves with the counter of another input.
+    """
+
+    log: tuple[Effect, ...] = ()
+    around: tuple[CallEffect, ...] = ()
+    python_writes: tuple[PythonWrite, ...] = ()
+    counted_along: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StopInfo:
+    """The tests by which a call ends early, since the graph is wrong for its values.
+
+    * `decisions`: graph outputs to compare before any effect of the call is visible.
+    * `checks`: operators without results, to be run in their order with the decisions.
+    * `generators`: the generators that the forward draws from, put back when a call ends early.
+    * `eager_regions`: the calls of eager regions in the graph; the graph itself has only their keys.
+    """
+
+    decisions: tuple[DecisionInfo, ...] = ()
+    checks: tuple[CheckInfo, ...] = ()
+    generators: tuple[Any, ...] = ()
+    eager_regions: tuple[Any, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Signature:
+    """How the joint graph is called and what its results mean.
+
+    The joint graph takes `primals` (one per entry of `inputs`, in order) then `tangents`, then those of `inputs` that
+    are in `backward.live` once more; it returns `graph_outputs` then the gradients, one per entry of `inputs` (None
+    where there is none), then `backward.outputs`.
+
+    * `backward`: what the backward does besides giving gradients.
+    * `symbols`: the sizes that the graph is not specialized to; specs and view steps may contain them.
+    """
+
+    inputs: tuple[InputInfo, ...]
+    graph_outputs: GraphOutputs
+    gradients: GradientInfo
+    structure: StructureInfo = dataclasses.field(default_factory=StructureInfo)
+    effects: EffectInfo = dataclasses.field(default_factory=EffectInfo)
+    stops: StopInfo = dataclasses.field(default_factory=StopInfo)
+    backward: BackwardEffects = dataclasses.field(default_factory=BackwardEffects)
+    symbols: tuple[SizeSymbol, ...] = ()
 
     @property
     def updates(self) -> tuple[Write, ...]:
         """The inputs whose elements are written, but for writes in memory that they are given."""
-        writes = (effect for effect in self.log if isinstance(effect, Write))
+        writes = (effect for effect in self.effects.log if isinstance(effect, Write))
         return tuple(write for write in writes if write.is_whole and not write.swapped)
 
     @property
     def gradients_left(self) -> frozenset[int]:
         """Inputs whose `.grad` is set."""
-        return frozenset(e.target.number for e in self.effects if isinstance(e, (ClearGradient, SetGradient)))
+        return frozenset(e.target.number for e in self.effects.around if isinstance(e, (ClearGradient, SetGradient)))
 
     @property
     def changed_inputs(self) -> list[int]:
         """Inputs that a call changes: elements, sizes, `.grad`, hooks. Wrapper subclasses are not among them."""
-        numbers = [effect.input for effect in self.log]
-        targets = [effect.target for effect in self.effects if isinstance(effect, TensorEffect)]
+        numbers = [effect.input for effect in self.effects.log]
+        targets = [effect.target for effect in self.effects.around if isinstance(effect, TensorEffect)]
         numbers += [target.number for target in targets if target.is_input]
         return [number for number in dict.fromkeys(numbers) if 0 <= number < len(self.inputs)]
 
@@ -301,43 +347,43 @@ class Signature:
             return ""
         target = effect.target
         if not target.is_input:
-            return self.outputs[target.number].path
+            return self.structure.outputs[target.number].path
         return str(self.inputs[target.number].slot) if target.number < len(self.inputs) else ""
 
     def _inputs_of(self, kind: type[Effect]) -> frozenset[int]:
-        return frozenset(effect.input for effect in self.log if isinstance(effect, kind) and effect.is_whole)
+        return frozenset(effect.input for effect in self.effects.log if isinstance(effect, kind) and effect.is_whole)
 
     @property
     def parts_marked(self) -> frozenset[int]:
         """Inputs that are parts of wrappers that `requires_grad_()` is called on."""
         wrappers = [number - len(self.inputs) for number in self.marked if number >= len(self.inputs)]
-        return frozenset(part for wrapper in wrappers for part in self.wrapper_parts[wrapper])
+        return frozenset(part for wrapper in wrappers for part in self.structure.wrapper_parts[wrapper])
 
     @property
     def has_wrappers(self) -> bool:
         """Whether wrapper subclasses are taken apart, or made, around the graph."""
-        return bool(self.wrapper_parts or self.in_backward.wrapped) or self.returns_wrappers
+        return bool(self.structure.wrapper_parts or self.backward.wrapped) or self.returns_wrappers
 
     @property
     def returns_wrappers(self) -> bool:
         """Whether some are made of what the graph gives."""
-        return any(True for _ in self.output_spec.wrappers())
+        return any(True for _ in self.structure.output_spec.wrappers())
 
     @property
     def may_stop(self) -> bool:
         """Whether a call may end once the graph has run, by a decision or a check, with nothing of it to be seen."""
-        return bool(self.decisions or self.checks)
+        return bool(self.stops.decisions or self.stops.checks)
 
     @property
     def num_forward_outputs(self) -> int:
-        return len(self.graph_outputs)
+        return len(self.graph_outputs.slots)
 
     @property
     def is_inference(self) -> bool:
         """Whether there is nothing to differentiate."""
-        return not self.differentiable
+        return not self.gradients.differentiable
 
     def tangent_slots(self) -> list[Slot]:
         """What the backward is given besides what the forward saves: tangents, and inputs as they are by then."""
-        live = [Live(self.inputs[i].slot) for i in self.in_backward.live]
-        return [*(Tangent(self.graph_outputs[i]) for i in self.differentiable), *live]
+        live = [Live(self.inputs[i].slot) for i in self.backward.live]
+        return [*(Tangent(self.graph_outputs.slots[i]) for i in self.gradients.differentiable), *live]

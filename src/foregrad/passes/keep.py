@@ -16,9 +16,9 @@ def results_read(joint: JointGraph) -> set[str]:
     """The differentiable outputs that the backward reads: its dependence on them goes through their own history."""
     signature = joint.signature
     outputs, after, read = joint.outputs(), None, set()
-    for i in signature.differentiable:
+    for i in signature.gradients.differentiable:
         stack, seen = [outputs[i]], set()
-        if i in signature.runtime_views:
+        if i in signature.graph_outputs.runtime_views:
             continue
         while stack:
             node = stack.pop()

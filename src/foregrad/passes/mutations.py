@@ -32,9 +32,11 @@ def writes_for_the_graph(signature: Signature) -> list[Write]:
     """The writes to whole inputs that nobody can see before the call is over."""
     if signature.may_stop:
         return []
-    elsewhere = signature.reshaped | signature.swapped | {i for _, group in signature.shared_memory for i in group}
+    elsewhere = (
+        signature.reshaped | signature.swapped | {i for _, group in signature.structure.shared_memory for i in group}
+    )
     # Of a write that comes after a view was taken, autograd tells the view when it is next used.
-    first = {*map(id, itertools.takewhile(lambda effect: not isinstance(effect, TakeView), signature.log))}
+    first = {*map(id, itertools.takewhile(lambda effect: not isinstance(effect, TakeView), signature.effects.log))}
     return [
         update
         for update in signature.updates
@@ -95,8 +97,9 @@ def with_mutations_inside(partitioned: Partitioned) -> Partitioned:
         results[update.output] = copy
     output.args = (results,)
     partitioned.forward.recompile()
-    kept = tuple(effect for effect in signature.log if effect not in inside)
-    changed = dataclasses.replace(joint, signature=dataclasses.replace(signature, log=kept))
+    kept = tuple(effect for effect in signature.effects.log if effect not in inside)
+    effects = dataclasses.replace(signature.effects, log=kept)
+    changed = dataclasses.replace(joint, signature=dataclasses.replace(signature, effects=effects))
     return dataclasses.replace(partitioned, joint=changed)
 
 

@@ -41,7 +41,8 @@ def with_stages(joint: JointGraph, sizes: Sequence[int]) -> JointGraph:
     if joint.failing or joint.raising or joint.error is not None or cut_at_sparse(joint.module) is not None:
         return joint
     stages = _stages_of(joint.signature, sizes)
-    return dataclasses.replace(joint, signature=dataclasses.replace(joint.signature, stages=stages))
+    gradients = dataclasses.replace(joint.signature.gradients, stages=stages)
+    return dataclasses.replace(joint, signature=dataclasses.replace(joint.signature, gradients=gradients))
 
 
 def _stages_of(signature: Signature, sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -51,13 +52,22 @@ def _stages_of(signature: Signature, sizes: Sequence[int]) -> tuple[tuple[int, .
     A function has one stage if it has effects on inputs with gradients, or effects on autograd beyond its node.
     """
     s = signature
-    watched = any(effect.sees_gradients for effect in s.effects)
-    writes = [e for e in s.log if not (isinstance(e, Write) and e.is_whole) or s.gradients[e.input]]
-    differentiable = [info for info, has in zip(s.inputs, s.gradients, strict=True) if has]
-    more = (watched, writes, s.in_backward, s.passed, s.has_wrappers, s.decisions, s.checks, s.rootless)
+    watched = any(effect.sees_gradients for effect in s.effects.around)
+    writes = [e for e in s.effects.log if not (isinstance(e, Write) and e.is_whole) or s.gradients.returned[e.input]]
+    differentiable = [info for info, has in zip(s.inputs, s.gradients.returned, strict=True) if has]
+    more = (
+        watched,
+        writes,
+        s.backward,
+        s.gradients.passed,
+        s.has_wrappers,
+        s.stops.decisions,
+        s.stops.checks,
+        s.gradients.rootless,
+    )
     if not sizes or s.is_inference or any(more) or any(not info.spec.is_static for info in differentiable):
         return ()
-    parameters = [i for i in s.arrival if s.gradients[i] and isinstance(s.inputs[i].slot, Param)]
+    parameters = [i for i in s.gradients.arrival if s.gradients.returned[i] and isinstance(s.inputs[i].slot, Param)]
     stages: list[list[int]] = [[]]
     left = sizes[0]
     for index in parameters:
@@ -67,9 +77,13 @@ def _stages_of(signature: Signature, sizes: Sequence[int]) -> tuple[tuple[int, .
         left -= int(s.inputs[index].spec.nbytes)
         stages[-1].append(index)
     in_order = set(parameters)
-    stages[-1] += [i for i, has in enumerate(s.gradients) if has and i not in in_order]
+    stages[-1] += [i for i, has in enumerate(s.gradients.returned) if has and i not in in_order]
     leaves = {i for i, info in enumerate(s.inputs) if info.is_leaf}
-    return tuple(tuple(queued_to_arrive(stage, s.arrival, leaves)) for stage in stages) if len(stages) > 1 else ()
+    return (
+        tuple(tuple(queued_to_arrive(stage, s.gradients.arrival, leaves)) for stage in stages)
+        if len(stages) > 1
+        else ()
+    )
 
 
 def cut_in_stages(backward: fx.GraphModule, stages: Sequence[tuple[int, ...]]) -> list[Stage]:

@@ -79,7 +79,7 @@ def _first_nan(
     if any(value is None for value in saved):
         return None  # freed by a backward of another part
     inputs = []
-    for tangent, spec in zip(tangents, partitioned.joint.signature.tangent_specs, strict=True):
+    for tangent, spec in zip(tangents, partitioned.joint.signature.gradients.tangent_specs, strict=True):
         if tangent is not None:
             inputs.append(as_captured(tangent.detach(), spec))
         elif all(isinstance(size, int) for size in spec.shape):

@@ -48,13 +48,13 @@ def decision_lines(
     """
     bind, symbols = writer.bind, writer.symbols
     signature = joint.signature
-    save, undo = generator_lines(signature.generators, bind)
+    save, undo = generator_lines(signature.stops.generators, bind)
     if not signature.is_inference:
         own = len(signature.inputs)
         marked = [i for i in sorted(signature.marked) if i >= own or not signature.inputs[i].requires_grad]
         undo += [f"{inputs[i]}.requires_grad_(False)" for i in marked]
-    if signature.eager_regions:
-        bind("eager_regions", signature.eager_regions)  # the graph holds only their keys
+    if signature.stops.eager_regions:
+        bind("eager_regions", signature.stops.eager_regions)  # the graph holds only their keys
         save = [f"{bind('begin_regions', begin)}()", *save]
         undo = [f"{bind('rewind_regions', rewind)}()", *undo]
     fallback = [*undo, stop.diverged]
@@ -65,7 +65,7 @@ def decision_lines(
         f"    {raised}(error)",
         *("    " + line for line in [*undo, stop.failed]),
     ]
-    for number, decision in enumerate(signature.decisions):
+    for number, decision in enumerate(signature.stops.decisions):
         lines += _before(signature, number, checks, undo)
         if decision.symbol is None:
             condition = _differs(outputs[decision.output], decision, bind)
@@ -78,7 +78,7 @@ def decision_lines(
             lines.append(f"if not ({expression_text(guard, symbols, bind)}):")
             lines += ["    " + line for line in fallback]
     lines += _before(signature, None, checks, undo)
-    return [*lines, f"{bind('finish_regions', finish)}()"] if signature.eager_regions else lines
+    return [*lines, f"{bind('finish_regions', finish)}()"] if signature.stops.eager_regions else lines
 
 
 def _before(
@@ -88,9 +88,9 @@ def _before(
     undo: list[str],
 ) -> list[str]:
     """The checks right before a decision; None: after the last."""
-    count = len(signature.decisions)
+    count = len(signature.stops.decisions)
     at = count if decision is None else decision
-    chosen = [c for c in signature.checks if min(c.after, count) == at]
+    chosen = [c for c in signature.stops.checks if min(c.after, count) == at]
     return [line for check in chosen for line in checks(check, undo)]
 
 
@@ -107,7 +107,7 @@ def generator_lines(generators: Sequence[torch.Generator], bind: Bind) -> tuple[
 
 def open_sizes(signature: Signature, outputs: list[str]) -> dict[Any, str]:
     """The variables of the symbolic sizes that the graph itself computes."""
-    return {info.symbol: outputs[info.output] for info in signature.decisions if info.symbol is not None}
+    return {info.symbol: outputs[info.output] for info in signature.stops.decisions if info.symbol is not None}
 
 
 def range_text(table: Any, symbol: Any, variable: str) -> str:
@@ -185,12 +185,14 @@ def check_lines(
     Eager then has its effects before the check, and the function may catch the error. An operator of the user's must
     not run twice: after one has run, a check raises by itself.
     """
-    first = next((i for i, check in enumerate(signature.checks) if not check.only_raises), len(signature.checks))
+    first = next(
+        (i for i, check in enumerate(signature.stops.checks) if not check.only_raises), len(signature.stops.checks)
+    )
 
     def lines(check: CheckInfo, undo: list[str]) -> list[str]:
         op = writer.bind(op_name(check.op), check.op)
         arguments = check_arguments(writer, check, inputs, outputs)
-        if signature.checks.index(check) > first:
+        if signature.stops.checks.index(check) > first:
             return one_call(op, arguments, check, undo)
         passes_ = writer.bind("passes", passes)
         head = f"if not {passes_}({', '.join([op, *arguments])}):  # {shown(check.where)}"

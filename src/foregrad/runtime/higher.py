@@ -214,7 +214,7 @@ class _Renderer(LineWriter):
             sorts[isinstance(spec_of(node), TensorSpec)].append(name)
         self.sizes, self.tensors = sorts
         self.tangents = [fresh(f"tangents_{i + 1}") for i in range(len(case.pattern))]
-        live = compiled.partitioned.joint.signature.in_backward.live
+        live = compiled.partitioned.joint.signature.backward.live
         self.live = [fresh(f"live_{i + 1}") for i in range(len(live))]
         self.outputs = [fresh(f"out_{i}") for i in range(self.signature.num_forward_outputs)]
         self.kept = {i: self.saved[at] for i, at in saved_inputs(compiled.partitioned).items() if at not in case.gone}
@@ -313,9 +313,9 @@ class _Renderer(LineWriter):
 
     def _decided(self, call: list[str], names: list[str]) -> list[str]:
         """The lines of the call, and of the tests of its decisions."""
-        places = "; ".join(dict.fromkeys(decision.where for decision in self.signature.decisions))
+        places = "; ".join(dict.fromkeys(decision.where for decision in self.signature.stops.decisions))
         diverged = f"return {self.bind('Diverged', Diverged)}({self.bind('places', f'Values are read at: {places}')}"
-        stop = Stop(f"{diverged})", f"{diverged}, error)" if self.signature.decisions else "raise")
+        stop = Stop(f"{diverged})", f"{diverged}, error)" if self.signature.stops.decisions else "raise")
 
         def check(info: CheckInfo, undo: list[str]) -> list[str]:
             op = self.bind(op_name(info.op), info.op)
@@ -392,7 +392,7 @@ def of_other_kinds(
     kinds_so_far: list[TangentKind] = []
     joint = compiled.partitioned.joint
     varies = bool(joint.signature.symbols)
-    count, error = len(joint.signature.differentiable), joint.backward_error
+    count, error = len(joint.signature.gradients.differentiable), joint.backward_error
     errors = joint.failing if error is None else dict.fromkeys(range(count), error)  # eager's, for any kind
     if errors or compiled.make_derived is None:
         derivative = None

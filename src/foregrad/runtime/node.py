@@ -71,8 +71,8 @@ class NodeSource:
         if self.is_native:
             return [], f"{', '.join(outputs)} = {apply}({', '.join(inputs)})", []
         rest = [name for i, name in enumerate(inputs) if i not in self.taken]
-        plain = [name for i, name in enumerate(outputs) if i not in signature.differentiable]
-        target = ", ".join(outputs[i] for i in signature.differentiable)
+        plain = [name for i, name in enumerate(outputs) if i not in signature.gradients.differentiable]
+        target = ", ".join(outputs[i] for i in signature.gradients.differentiable)
         arguments = ", ".join(inputs[i] for i in self.taken)
         if not rest and not plain:
             return [], f"{target} = {apply}(None, {arguments})", []
@@ -98,14 +98,14 @@ class _NodeRenderer:
         self.taken = taken
         signature = self.signature
         self.moved = {u.input for u in signature.updates} | signature.reshaped
-        self.moved |= {*signature.swapped, *signature.counted, *signature.counted_along}
+        self.moved |= {*signature.swapped, *signature.counted, *signature.effects.counted_along}
         self.moved_by_call = frozenset(self.moved)
-        self.moved |= {*signature.in_backward.live}
+        self.moved |= {*signature.backward.live}
         self.results = list(self.partitioned.saved_results) if compiled.hooked else []
-        passed = {signature.differentiable[position] for position, _ in signature.passed}
-        self.has_marks = bool(signature.passed_aliases or signature.passed_wrappers or self.results)
+        passed = {signature.gradients.differentiable[position] for position, _ in signature.gradients.passed}
+        self.has_marks = bool(signature.gradients.passed_aliases or signature.gradients.passed_wrappers or self.results)
         self.has_marks |= any(update.differentiable and update.output in passed for update in signature.updates)
-        self.effects = signature.in_backward
+        self.effects = signature.backward
         self.is_native = compiled.native and native() is not None and not self.has_marks and not self.effects
         self.as_they_come = only_in_gradients(self.partitioned.backward)
         self.is_native &= not self.as_they_come
@@ -114,7 +114,9 @@ class _NodeRenderer:
         self.names = Names(["ctx", "others"])
         self.globals: dict[str, Any] = {}
         self.primals = [self.names.fresh(f"primals_{i + 1}") for i in range(len(self.signature.inputs))]
-        self.tangents = [self.names.fresh(f"tangents_{i + 1}") for i in range(len(self.signature.differentiable))]
+        self.tangents = [
+            self.names.fresh(f"tangents_{i + 1}") for i in range(len(self.signature.gradients.differentiable))
+        ]
 
     def make(self) -> NodeSource:
         if self.is_native:
@@ -142,7 +144,7 @@ class _NodeRenderer:
 
     def _made(self, apply: Any, source: str) -> NodeSource:
         held: dict[str, Any] = {}
-        if self.signature.wrapper_parts or self.signature.wrapper_results:
+        if self.signature.structure.wrapper_parts or self.signature.gradients.wrapper_results:
             held = self._held()
         return NodeSource(apply, source, self.taken, self.is_native, **held)
 
@@ -156,7 +158,7 @@ class _NodeRenderer:
         """The backward of a node in Python, whose saved tensors autograd drops after any part has run."""
         partial = backward.__globals__.get("partial_backward")
         has_parts = partial is not None and (len(self.tangents) > 1 or len(self.taken) > 1)
-        runs_once = bool(self.signature.saving) and not self.partitioned.saved_tensors
+        runs_once = bool(self.signature.gradients.saving) and not self.partitioned.saved_tensors
         if not has_parts and not runs_once:
             return self._of_all_kinds(backward.__globals__, backward)
 
@@ -192,7 +194,7 @@ class _NodeRenderer:
         for saved, output in self._outputs_saved():
             saved_from[saved - results] = output
         on_watched = None
-        if signature.passed or signature.hooked_inside:
+        if signature.gradients.passed or signature.gradients.hooked_inside:
             stopping = stopping_backward(self.compiled, self.taken, make_node, self.release)
             on_watched = Interior(signature, name, stopping).before
             other = finishing(other, self.release, lambda ctx: needs_input_grad_of(ctx, self.taken, exact=True))
@@ -211,18 +213,20 @@ class _NodeRenderer:
             shown=[self._how_shown(i) for i in range(signature.num_forward_outputs)],
             saved=[self._how_kept(node) for node in self.partitioned.saved_nodes],
             saved_from=saved_from,
-            tangents=[] if failed else [_layout(spec) for spec in signature.tangent_specs],
-            gradients=[i if signature.gradients and signature.gradients[i] else -1 for i in self.taken],
+            tangents=[] if failed else [_layout(spec) for spec in signature.gradients.tangent_specs],
+            gradients=[
+                i if signature.gradients.returned and signature.gradients.returned[i] else -1 for i in self.taken
+            ],
             autocast_off=self.compiled.disable_autocast,
-            runs_once=bool(signature.saving),
+            runs_once=bool(signature.gradients.saving),
         )
         node_of.append(weakref.ref(node))
         return self._made(node, source)
 
     def _how_shown(self, output: int) -> int:
-        if output not in self.signature.differentiable:
+        if output not in self.signature.gradients.differentiable:
             return 0
-        return 2 if output in self.signature.runtime_views else 1
+        return 2 if output in self.signature.graph_outputs.runtime_views else 1
 
     # ---------------------------------------------------------------- forward
 
@@ -230,7 +234,7 @@ class _NodeRenderer:
         """(position of a residual, position of the output that it is) among the forward graph's results."""
         signature = self.signature
         return [
-            (signature.num_forward_outputs + at, signature.differentiable[position])
+            (signature.num_forward_outputs + at, signature.gradients.differentiable[position])
             for position, at in self.partitioned.saved_results.items()
         ]
 
@@ -288,11 +292,12 @@ class _NodeRenderer:
             live = [primals[i] + (".detach()" if i in self.moved_by_call else "") for i in self.effects.live]
             lines.append(f"    ctx.live = ({', '.join(live)},)")
         lines.append("    ctx.materialize_grads = False")
-        plain = [outputs[i] for i in range(len(outputs)) if i not in signature.differentiable]
+        plain = [outputs[i] for i in range(len(outputs)) if i not in signature.gradients.differentiable]
         if plain:
             lines.append(f"    others[:] = ({', '.join(plain)},)")
         carried = [
-            f"{outputs[i]}.data" if i in signature.runtime_views else outputs[i] for i in signature.differentiable
+            f"{outputs[i]}.data" if i in signature.graph_outputs.runtime_views else outputs[i]
+            for i in signature.gradients.differentiable
         ]
         lines.append(f"    return {', '.join(carried)}")
         return lines
@@ -370,7 +375,7 @@ class _NodeRenderer:
         if len(kept) < len(tangents):
             lines.append(f"    del {', '.join(t for t in tangents if t not in kept)}")
         gradients = [
-            self.names.fresh(f"grad_{i + 1}") if has else "_" for i, has in enumerate(self.signature.gradients)
+            self.names.fresh(f"grad_{i + 1}") if has else "_" for i, has in enumerate(self.signature.gradients.returned)
         ]
         call = f"{unpacked([*gradients, *effects.results])}backward_graph(values)"
         self.globals["no_autocast"] = engine.disable_autocast
@@ -390,7 +395,7 @@ class _NodeRenderer:
         """Lines that copy a tangent with other strides than at capture into those strides."""
         lines = []
         self.globals["laid_out"] = laid_out
-        for i, (name, spec) in enumerate(zip(self.tangents, self.signature.tangent_specs, strict=True)):
+        for i, (name, spec) in enumerate(zip(self.tangents, self.signature.gradients.tangent_specs, strict=True)):
             if i in self.as_they_come:
                 continue
             if any(map(is_symbolic, spec.stride)):
@@ -470,7 +475,7 @@ def _partial(
     pattern. Autograd makes that graph where only autograd can tell which gradients there are, and which effects.
     """
     signature = compiled.partitioned.joint.signature
-    is_unclear = bool(signature.in_backward) or any(paths.is_unclear for paths in signature.reached_from)
+    is_unclear = bool(signature.backward) or any(paths.is_unclear for paths in signature.gradients.reached_from)
     acts = functools.cache(
         lambda: compiled.make_derived is not None and backward_acts(compiled.partitioned.joint.graph)
     )
@@ -495,7 +500,7 @@ def _partial(
             graph = graphs[mask, needs_input_grad] = compiled.make_partial_backward(mask, needs_input_grad)
         present = [
             t if i in as_they_come else as_captured(t, spec)
-            for i, (t, spec) in enumerate(zip(tangents, signature.tangent_specs, strict=True))
+            for i, (t, spec) in enumerate(zip(tangents, signature.gradients.tangent_specs, strict=True))
             if t is not None
         ]
         saved = saved_in_part(ctx, graph.read[num_sizes:])

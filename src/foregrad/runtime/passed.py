@@ -34,7 +34,7 @@ Mark = Callable[[torch.Tensor, Any], None]
 
 
 def said_of(signature: Signature, name: str, what: str, after: tuple[int, ...], how: str) -> str:
-    slots = [str(signature.graph_outputs[i]) for i in signature.differentiable]
+    slots = [str(signature.graph_outputs.slots[i]) for i in signature.gradients.differentiable]
     return (
         f"`{name}` computes {', '.join(slots[i] for i in after)} from {what}, which it returns as well: {how} would "
         "miss the gradient that flows through it inside. Compile what comes before it and what comes after it as two "
@@ -74,8 +74,9 @@ def marking(signature: Signature, name: str, what: str, after: tuple[int, ...]) 
 
 
 def said_of_hooked(signature: Signature, name: str, at: int) -> str:
+    what = signature.structure.outputs[at].path
     return (
-        f"`{name}` puts a hook on {signature.outputs[at].path}, which it returns, and computes with its own tensors in "
+        f"`{name}` puts a hook on {what}, which it returns, and computes with its own tensors in "
         "that hook or other results from that one: another hook on it, its `.grad`, or the gradient by it would not be "
         "what that hook makes of it. Put the hook on what the function returns."
     )
@@ -124,7 +125,7 @@ def join_error(output: torch.Tensor, error: Exception) -> None:
 def history_lines(writer: LineWriter, joint: JointGraph, outputs: Sequence[str]) -> list[str]:
     """Lines that give a history to outputs that require grad though their gradient leads nowhere, or raises."""
     groups: dict[int | None, list[str]] = {}
-    for i in joint.signature.rootless:
+    for i in joint.signature.gradients.rootless:
         groups.setdefault(id(joint.raising[i]) if i in joint.raising else None, []).append(outputs[i])
     errors = {id(error): error for error in joint.raising.values()}
     lines = []
@@ -132,7 +133,7 @@ def history_lines(writer: LineWriter, joint: JointGraph, outputs: Sequence[str])
         raised = "" if group is None else f", {writer.bind('backward_error', errors[group])}"
         call = f"{writer.bind('with_history', with_history)}([{', '.join(rootless)}]{raised})"
         lines.append(f"{unpacked(rootless)}{call}")
-    for i in sorted(joint.raising.keys() - {*joint.signature.rootless}):
+    for i in sorted(joint.raising.keys() - {*joint.signature.gradients.rootless}):
         error = writer.bind("backward_error", joint.raising[i])
         lines.append(f"{writer.bind('join_error', join_error)}({outputs[i]}, {error})")
     return lines
@@ -146,8 +147,13 @@ def marked(
     `node.results` gets weak references to the outputs at positions `results`.
     """
     marks = [
-        (position, marking(signature, name, str(signature.graph_outputs[signature.differentiable[position]]), after))
-        for position, after in signature.passed
+        (
+            position,
+            marking(
+                signature, name, str(signature.graph_outputs.slots[signature.gradients.differentiable[position]]), after
+            ),
+        )
+        for position, after in signature.gradients.passed
         if position not in later
     ]
 
@@ -225,9 +231,11 @@ class Interior:
 
     def __init__(self, signature: Signature, name: str, stopping: Stopping | None) -> None:
         self.signature, self.name, self.stopping = signature, name, stopping
-        self.passed = dict(signature.passed)
-        outputs = [(at, getattr(signature.outputs[at], "output", None)) for at in signature.hooked_inside]
-        differentiable = signature.differentiable
+        self.passed = dict(signature.gradients.passed)
+        outputs = [
+            (at, getattr(signature.structure.outputs[at], "output", None)) for at in signature.gradients.hooked_inside
+        ]
+        differentiable = signature.gradients.differentiable
         self.hooked_inside = {differentiable.index(output): at for at, output in outputs if output in differentiable}
 
     def before(
@@ -280,7 +288,7 @@ class Interior:
         return self.stopping
 
     def _refusal(self, position: int, after: tuple[int, ...], how: str) -> UnsupportedError:
-        what = str(self.signature.graph_outputs[self.signature.differentiable[position]])
+        what = str(self.signature.graph_outputs.slots[self.signature.gradients.differentiable[position]])
         return UnsupportedError(said_of(self.signature, self.name, what, after, how))
 
 

@@ -44,7 +44,7 @@ class Release:
 
     def __init__(self, partitioned: Partitioned, histories: Sequence[int]) -> None:
         """`histories`: the inputs whose histories a derivative may need, in the node's order."""
-        self.partitioned, self.saving = partitioned, partitioned.joint.signature.saving
+        self.partitioned, self.saving = partitioned, partitioned.joint.signature.gradients.saving
         self.histories = histories
         self._known: dict[Any, int] = {}
 
@@ -161,7 +161,7 @@ def _tensors_by_way(partitioned: Partitioned) -> dict[tuple[int, int], int]:
     leads_to: dict[fx.Node, int] = dict.fromkeys(nodes, 0)  # the gradients that are computed from a value
     tensors_by_way: dict[tuple[int, int], int] = {}
     signature = partitioned.joint.signature
-    inside = {len(signature.inputs) + i: one.input for one in signature.in_backward.wrapped for i in one.outputs}
+    inside = {len(signature.inputs) + i: one.input for one in signature.backward.wrapped for i in one.outputs}
     for index, gradient in enumerate(nodes[-1].args[0]):
         if isinstance(gradient, fx.Node):
             bit = 1 << inside.get(index, index)

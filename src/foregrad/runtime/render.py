@@ -90,7 +90,7 @@ class RunLines(LineWriter):
         self.symbols = {**(symbols or {}), **open_sizes(self.signature, self.outputs)}
         self.node: NodeSource | None = None
         self.with_history: set[str] = set()  # views that have a history of their own by now
-        self.passed = dict(self.signature.passed)
+        self.passed = dict(self.signature.gradients.passed)
         self.joins = self._joins()
         self.values: list[str] = []  # expressions of the leaves of the result, once all of them exist
         self.made_by = ""  # the variable of the node, where that is needed
@@ -108,7 +108,7 @@ class RunLines(LineWriter):
         leaves = {i for i, info in enumerate(signature.inputs) if info.requires_grad and info.is_leaf}
         wrappers = range(len(signature.inputs), len(self.tensors))
         early = taken if signature.is_inference else [*taken, *signature.marked.intersection(wrappers)]
-        log = with_graph(signature.log, early, leaves, counts_first=counts_first)
+        log = with_graph(signature.effects.log, early, leaves, counts_first=counts_first)
         last = max((at for at, effect in enumerate(log) if effect.is_whole or isinstance(effect, RunGraph)))
         for at, effect in enumerate(log):
             self.are_inputs_done = at > last
@@ -133,7 +133,7 @@ class RunLines(LineWriter):
 
     def _effects(self, place: CallPlace) -> None:
         """The effects at one place of the call."""
-        for effect in at_place(self.signature.effects, place):
+        for effect in at_place(self.signature.effects.around, place):
             self.lines += effect.lines(self)
 
     def target(self, target: EffectTarget) -> str:
@@ -193,7 +193,7 @@ class RunLines(LineWriter):
 
     def _may_stop(self) -> None:
         signature = self.signature
-        diverged = self.diverged if signature.decisions else self.eagerly
+        diverged = self.diverged if signature.stops.decisions else self.eagerly
         checks = check_lines(self, signature, self.inputs, self.outputs, self.eagerly)
         stop = Stop(diverged, diverged)
         self.lines = decision_lines(self, self.joint, self.tensors, self.outputs, self.lines, stop, checks)
@@ -220,7 +220,7 @@ class RunLines(LineWriter):
             self.under(autocast, [call])
 
     def _around(self) -> list[str]:
-        return [context for effect in self.signature.effects for context in effect.around(self)]
+        return [context for effect in self.signature.effects.around for context in effect.around(self)]
 
     def _training(self, taken: list[int]) -> None:
         joined = {self._position(output) for output in self.joins}
@@ -238,7 +238,7 @@ class RunLines(LineWriter):
         self.lines += [*after, *followed]
         if self.joins or self.of_wrappers.needs_node(node):
             self.made_by = self.names.fresh("node")
-            self.lines.append(f"{self.made_by} = {self.outputs[signature.differentiable[0]]}.grad_fn")
+            self.lines.append(f"{self.made_by} = {self.outputs[signature.gradients.differentiable[0]]}.grad_fn")
 
     # ---------------------------------------------------------------- after it
 
@@ -265,7 +265,7 @@ class RunLines(LineWriter):
 
     def _write_history(self, target: str, output: int, spec: TensorSpec | None = None) -> None:
         """`target`, in the layout of `spec` or of the graph's output, takes the output's elements and history."""
-        spec = spec or self.signature.graph_output_specs[output]
+        spec = spec or self.signature.graph_outputs.specs[output]
         write = write_overlapping_with_history if spec.overlaps_itself else write_with_history
         self.lines.append(f"{self.bind(write.__name__, write)}({target}, {self._result(output)})")
 
@@ -289,10 +289,10 @@ class RunLines(LineWriter):
         joins: dict[int, list[tuple[str, int]]] = {}
         for update in signature.updates:
             for position in passed.get(self._position(update.output), ()) if update.differentiable else ():
-                joins.setdefault(signature.differentiable[position], []).append(("input", update.input))
-        for at, after in signature.passed_aliases:
+                joins.setdefault(signature.gradients.differentiable[position], []).append(("input", update.input))
+        for at, after in signature.gradients.passed_aliases:
             for position in after:
-                joins.setdefault(signature.differentiable[position], []).append(("output", at))
+                joins.setdefault(signature.gradients.differentiable[position], []).append(("output", at))
         return joins
 
     def _result(self, output: int) -> str:
@@ -302,15 +302,15 @@ class RunLines(LineWriter):
             if kind == "input":
                 self._differentiable_update(number)
                 tensors.append(self.inputs[number])
-            elif self._is_there(self.signature.outputs[number]):
-                tensors.append(self._output(self.signature.outputs[number]))
+            elif self._is_there(self.signature.structure.outputs[number]):
+                tensors.append(self._output(self.signature.structure.outputs[number]))
         if tensors:
             self.lines.append(f"{self.bind('join', join)}({name}, {', '.join(dict.fromkeys(tensors))})")
-            self._mark(name, self.passed.get(self._position(output)), str(self.signature.graph_outputs[output]))
+            self._mark(name, self.passed.get(self._position(output)), str(self.signature.graph_outputs.slots[output]))
         return name
 
     def _position(self, output: int) -> int:
-        differentiable = self.signature.differentiable
+        differentiable = self.signature.gradients.differentiable
         return differentiable.index(output) if output in differentiable else -1
 
     def _is_there(self, info: OutputInfo) -> bool:
@@ -333,26 +333,29 @@ class RunLines(LineWriter):
 
     def _returns(self) -> None:
         signature = self.signature
-        outputs = signature.outputs
+        outputs = signature.structure.outputs
         self.values = values = [self._output(info) for info in outputs]
-        for at, after in signature.passed_aliases:
+        for at, after in signature.gradients.passed_aliases:
             self._mark(values[at], after, outputs[at].path)
         self._effects(CallPlace.RESULTS)
         is_told = self.node is not None and self.node.is_native  # the node hears of who watches its outputs
-        for at in () if is_told else signature.hooked_inside:
+        for at in () if is_told else signature.gradients.hooked_inside:
             message = self.bind("said", said_of_hooked(signature, self.joint.name, at))
             self.lines.append(f"{self.bind('unwatched', unwatched)}({values[at]}, {message})")
         self._effects(CallPlace.LEFT)
         result, *written = self._packed(values)
         if self.node is not None and self.of_wrappers.needs_node(self.node):
             result = self.of_wrappers.linked(result, self.node, self.inputs, self.made_by)
-        self.lines += write_lines(self, signature.python_writes, written)
+        self.lines += write_lines(self, signature.effects.python_writes, written)
         self.lines.append(f"return {result}")
 
     def _packed(self, leaves: list[str]) -> list[str]:
         """The expressions of the result and of the values written to Python's state."""
         signature = self.signature
-        trees = [signature.output_spec, *(signature.written_spec.children if signature.python_writes else ())]
+        trees = [
+            signature.structure.output_spec,
+            *(signature.structure.written_spec.children if signature.effects.python_writes else ()),
+        ]
         made = self.names.fresh("made") if any(map(has_objects, trees)) else None
         if made is not None:
             self.lines.append(f"{made} = {{}}")

@@ -77,17 +77,17 @@ def later_lines(
     """(the inputs of a function's node; lines that make inputs with later gradients, the last stage first; lines after
     the call of the node).
     """
-    if not signature.stages:
+    if not signature.gradients.stages:
         return inputs, [], []
     inputs, call = list(inputs), writer.names.fresh("call")
     lines = [f"{call} = {writer.bind('Call', _Call)}()"]
-    for number, stage in reversed(list(enumerate(signature.stages))[1:]):
+    for number, stage in reversed(list(enumerate(signature.gradients.stages))[1:]):
         arguments = ", ".join([call, str(number), *(inputs[index] for index in stage)])
         for index in stage:
             inputs[index] = writer.names.fresh(f"later_{inputs[index]}")
         targets = unpacked([inputs[index] for index in stage])
         lines.append(f"{targets}{writer.bind('later', _later)}({arguments})")
-    return inputs, lines, [f"{call}.follow({outputs[signature.differentiable[0]]}.grad_fn)"]
+    return inputs, lines, [f"{call}.follow({outputs[signature.gradients.differentiable[0]]}.grad_fn)"]
 
 
 class _Run:

@@ -52,7 +52,7 @@ class WrapperLines:
     def marked(self, effect: MarkWrapper, inputs: Sequence[str]) -> None:
         """One requires grad now: so do the plain tensors that stand for it."""
         wrapper = effect.input - len(inputs)
-        parts = [inputs[part] for part in self.signature.wrapper_parts[wrapper]]
+        parts = [inputs[part] for part in self.signature.structure.wrapper_parts[wrapper]]
         take = self.writer.bind("unwrap", unwrapping(effect.spec, effect.gradient))
         self.writer.lines.append(f"{unpacked(parts)}{take}({self.variables[wrapper]})")
 
@@ -71,14 +71,14 @@ class WrapperLines:
 
     def needs_node(self, node: NodeSource) -> bool:
         """Whether `linked` needs the autograd node."""
-        return bool(self.signature.passed_wrappers or self._saved(node))
+        return bool(self.signature.gradients.passed_wrappers or self._saved(node))
 
     def linked(self, result: str, node: NodeSource, inputs: Sequence[str], made_by: str) -> str:
         """The expression of the result after linking: watchers of interior wrappers raise, and the node checks the
         versions of wrappers that it has saved.
         """
         saved = self._saved(node)
-        places = [place for one in self.signature.passed_wrappers for place in (one.place, *one.others)]
+        places = [place for one in self.signature.gradients.passed_wrappers for place in (one.place, *one.others)]
         wrappers = {p.number: self.variables[p.number] for p in (*places, *saved) if p.kind == "wrapper"}
         plain = {p.number: inputs[p.number] for p in places if p.kind == "input"}
         tables = [", ".join(f"{number}: {name}" for number, name in table.items()) for table in (wrappers, plain)]
@@ -89,9 +89,11 @@ class WrapperLines:
 
     def _saved(self, node: NodeSource) -> list[WrapperPlace]:
         """The wrappers whose plain tensors the node has saved."""
-        parts = enumerate(self.signature.wrapper_parts)
+        parts = enumerate(self.signature.structure.wrapper_parts)
         wrappers = [WrapperPlace("wrapper", number) for number, inside in parts if node.held_inputs & set(inside)]
-        results: list[Any] = [place for place, made_of in self.signature.wrapper_results if node.held_outputs & made_of]
+        results: list[Any] = [
+            place for place, made_of in self.signature.gradients.wrapper_results if node.held_outputs & made_of
+        ]
         return [*wrappers, *results]
 
 
@@ -107,7 +109,7 @@ Link = Callable[[Any, Mapping[int, Any], Mapping[int, Any], Any], None]
 
 def linking(signature: Signature, name: str, saved: Sequence[WrapperPlace]) -> Link:
     """`link(result, wrappers, inputs, node)` for the function called `name`, whose autograd node this is."""
-    passed = signature.passed_wrappers
+    passed = signature.gradients.passed_wrappers
     marks = [marking(signature, name, _said(one.place), one.after) for one in passed]
     before: dict[WrapperPlace, list[WrapperPlace]] = {}  # earlier wrappers are joined first
     for one in passed:

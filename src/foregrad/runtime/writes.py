@@ -115,7 +115,7 @@ class EffectLines(LineWriter):
 
     def __init__(self, signature: Signature, names: Names, globals: dict[str, Any], tangents: list[str]) -> None:
         super().__init__(names)
-        self.signature, self.effects, self.tangents = signature, signature.in_backward, tangents
+        self.signature, self.effects, self.tangents = signature, signature.backward, tangents
         self.globals = globals
         self.results = [names.fresh(f"effect_{i + 1}") for i in range(len(self.effects.outputs))]
         self.save, self.undo = generator_lines(self.effects.generators, self.bind)
@@ -139,7 +139,7 @@ class EffectLines(LineWriter):
         lines = [line for check in self.effects.checks for line in self._check(check)]
         for update in self.effects.updates:
             if update.live is None:
-                target, spec = self.tangents[update.tangent], self.signature.tangent_specs[update.tangent]
+                target, spec = self.tangents[update.tangent], self.signature.gradients.tangent_specs[update.tangent]
             else:
                 target, spec = self.live[update.live], self.signature.inputs[self.effects.live[update.live]].spec
             lines.append(update_line(self, target, self.results[update.output], spec, counted=update.counted))

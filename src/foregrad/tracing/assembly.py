@@ -14,19 +14,24 @@ from torch.autograd.graph import GradientEdge
 
 from .._torch.tensors import base_of, history_of, is_view
 from ..frontend.reads import Source
-from ..graph.call_effects import ChangeInference, RestartGenerator, RetainGradient
+from ..graph.call_effects import CallEffect, ChangeInference, RestartGenerator, RetainGradient
 from ..graph.effect_log import Effect, MarkWrapper, Write, WriteWrapper
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import (
     BaseOf,
+    EffectInfo,
+    GradientInfo,
     GradientOf,
     GradientPaths,
+    GraphOutputs,
     InputInfo,
     MemoryOf,
     PassedWrapper,
     Signature,
     SizeSymbol,
+    StopInfo,
+    StructureInfo,
     WrapperPlace,
 )
 from ..identity import ById, IdSet
@@ -136,8 +141,8 @@ class Assembly(CaptureParts):
             | {n.entry: n.number.plain() for n in inputs.numbers if n.type is int},
         )
         of_inputs = IdSet((*inputs.by_stand_in, *inputs.wrappers.by_stand_in))
-        returned = [leaf for leaf in inputs.wrappers.leaves if is_wrapper(leaf)]
-        check_new_leaves(self.name, results, analysis.outputs, of_inputs, analysis.fakes, returned)
+        wrapped = [leaf for leaf in inputs.wrappers.leaves if is_wrapper(leaf)]
+        check_new_leaves(self.name, results, analysis.outputs, of_inputs, analysis.fakes, wrapped)
         number: dict[Any, int] = {r: i for i, r in enumerate(records)}
         owners = ById((r.real, i) for i, r in enumerate(inputs.records))
         of_part = ById((r.stand_in, i) for i, r in enumerate(records))
@@ -148,7 +153,10 @@ class Assembly(CaptureParts):
         ]
         shared_of = {whole: members[0] for whole, members in shared}
         passed = passed_through([analysis.fakes[i] for i in differentiable], analysis.aliases)  # type: ignore[misc]
-        runs_in_inference = torch.is_inference_mode_enabled() and not differentiable
+        returned = outputs[len(analysis.entries) : len(outputs) - len(effects.entries)]
+        paths = (*(reached.get(r, _NOWHERE) for r in records), *[_NOWHERE] * len(inputs.numbers)) if reached else ()
+        may_stop = bool(analysis.decisions or analysis.checks)
+        in_inference = torch.is_inference_mode_enabled() and not differentiable
         signature = Signature(
             inputs=(
                 *(_input_info(r, i, number, owners, shared_of) for i, r in enumerate(records)),
@@ -157,60 +165,75 @@ class Assembly(CaptureParts):
                     for n in inputs.numbers
                 ),
             ),
-            graph_outputs=tuple(analysis.slots),
-            graph_output_specs=tuple(analysis.specs),
-            differentiable=tuple(differentiable),
-            rootless=tuple(described.rootless),
-            reached_from=(*(reached.get(r, _NOWHERE) for r in records), *[_NOWHERE] * len(inputs.numbers))
-            if reached
-            else (),
-            arrival=tuple(number[key] for key in self.backward.arrived),
-            tangent_specs=tuple(e.spec for _, e in described.tangents),  # type: ignore[misc]
-            gradients=tuple(
-                e is not None for e in outputs[len(analysis.entries) : len(outputs) - len(effects.entries)]
+            graph_outputs=GraphOutputs(
+                tuple(analysis.slots),
+                tuple(analysis.specs),
+                frozenset(i for i, e in enumerate(analysis.entries) if memory_root(e) is not e),
             ),
-            runtime_views=frozenset(i for i, e in enumerate(analysis.entries) if memory_root(e) is not e),
-            log=(
-                *self._with_wrappers(log_of(analysis, records[len(inputs.records) :]), analysis, number),
-                *log_of_results(analysis),
+            gradients=GradientInfo(
+                tuple(differentiable),
+                tuple(e.spec for _, e in described.tangents),  # type: ignore[misc]
+                tuple(e is not None for e in returned),
+                rootless=tuple(described.rootless),
+                reached_from=paths,
+                arrival=tuple(number[key] for key in self.backward.arrived),
+                saving=self._saving([analysis.fakes[i] for i in differentiable], records),
+                passed=passed[0],
+                passed_aliases=passed[1],
+                passed_wrappers=_passed_wrappers(analysis, differentiable),
+                wrapper_results=_wrapper_results(analysis),
+                hooked_inside=tuple(self.hooks.inside),
             ),
-            outputs=tuple(analysis.outputs),
-            output_spec=out_tree,
-            python_writes=self.state.writes,
-            written_spec=self.state.spec,
-            counted_along=tuple(analysis.counted_along),
-            shared_memory=tuple(shared),
-            decisions=tuple(analysis.decisions),
-            generators=generators_drawn_from(self.recorder.tape.forward())
-            if analysis.decisions or analysis.checks
-            else (),
-            symbols=self._signature_symbols(records),
-            effects=(
-                *itertools.starmap(RestartGenerator, self.made_generators.used()),
-                *self.inner.effects(number),
-                *self.settings.effects(),
-                *(ChangeInference(out) for out, made in analysis.inference.items() if made is not runs_in_inference),
-                *self._retained(analysis, differentiable, results, passed, number),
-                *self.hooks.effects(number),
-                *parameters_made(results, inputs.by_stand_in),
-                *attributes_set(self.name, results, [info.path for info in analysis.outputs], inputs.by_stand_in),
-                *self.facts.gradients.effects(
-                    number, len(analysis.outputs), may_stop=bool(analysis.decisions or analysis.checks)
+            structure=StructureInfo(
+                tuple(analysis.outputs),
+                out_tree,
+                self.state.spec,
+                tuple(shared),
+                tuple(tuple(of_part[p] for p in known.parts) for known in inputs.wrappers.inputs),
+            ),
+            effects=EffectInfo(
+                (
+                    *self._with_wrappers(log_of(analysis, records[len(inputs.records) :]), analysis, number),
+                    *log_of_results(analysis),
                 ),
+                (
+                    *self._around(analysis, results, number, runs_in_inference=in_inference, may_stop=may_stop),
+                    *self._retained(analysis, differentiable, results, passed, number),
+                ),
+                self.state.writes,
+                tuple(analysis.counted_along),
             ),
-            hooked_inside=tuple(self.hooks.inside),
-            saving=self._saving([analysis.fakes[i] for i in differentiable], records),
-            passed=passed[0],
-            passed_aliases=passed[1],
-            checks=tuple(analysis.checks),
-            eager_regions=tuple(self.regions.made),
-            wrapper_parts=tuple(tuple(of_part[p] for p in known.parts) for known in inputs.wrappers.inputs),
-            wrapper_results=_wrapper_results(analysis),
-            passed_wrappers=_passed_wrappers(analysis, differentiable),
-            in_backward=effects.of([r.leaf for r in records], self._live(records) if run.live else ()),
+            stops=StopInfo(
+                tuple(analysis.decisions),
+                tuple(analysis.checks),
+                generators_drawn_from(self.recorder.tape.forward()) if may_stop else (),
+                tuple(self.regions.made),
+            ),
+            backward=effects.of([r.leaf for r in records], self._live(records) if run.live else ()),
+            symbols=self._signature_symbols(records),
         )
         errors = self.backward.error, table, self.backward.failing, self.backward.raising
         return records, JointGraph(self.name, module, signature, self.fake_mode, *errors)
+
+    def _around(
+        self,
+        analysis: Analysis,
+        results: list[Any],
+        number: Mapping[Any, int],
+        *,
+        runs_in_inference: bool,
+        may_stop: bool,
+    ) -> Iterator[CallEffect]:
+        """What a call does around the graph, but for `retain_grad()`."""
+        known, paths = self.inputs.by_stand_in, [info.path for info in analysis.outputs]
+        yield from itertools.starmap(RestartGenerator, self.made_generators.used())
+        yield from self.inner.effects(number)
+        yield from self.settings.effects()
+        yield from (ChangeInference(out) for out, made in analysis.inference.items() if made is not runs_in_inference)
+        yield from self.hooks.effects(number)
+        yield from parameters_made(results, known)
+        yield from attributes_set(self.name, results, paths, known)
+        yield from self.facts.gradients.effects(number, len(paths), may_stop=may_stop)
 
     def _retained(
         self, analysis: Analysis, differentiable: list[int], results: list[Any], passed: Any, number: Mapping[Any, int]
@@ -270,13 +293,13 @@ class Assembly(CaptureParts):
             for name, value in record.real.__dict__.items():
                 if name in own and own[name] is value:
                     del own[name]
-        differentiable, taken = joint.signature.differentiable, set(joint.inputs_taken())
+        differentiable, taken = joint.signature.gradients.differentiable, set(joint.inputs_taken())
         session = Session(self.name, self.recorder, known, has_hooks=self.lifting.has_hooks)
         return ResumableTrace(
             session,
             tuple(analysis.fakes[i] for i in differentiable),  # type: ignore[misc]
             tuple(analysis.slots[i] for i in differentiable),
-            joint.signature.tangent_specs,
+            joint.signature.gradients.tangent_specs,
             (*(r.entry for r in records), *(n.entry for n in self.inputs.numbers)),
             (
                 *(r.leaf if takes_gradient(r) and i in taken else None for i, r in enumerate(records)),

@@ -15,7 +15,16 @@ from ..._torch.symbols import is_symbolic
 from ...errors import UnsupportedError
 from ...graph.effect_log import BackwardEffects, LateUpdate, Result, WrappedGradient, Write
 from ...graph.joint import JointGraph
-from ...graph.signature import DecisionInfo, GradientPaths, InputInfo, Signature
+from ...graph.signature import (
+    DecisionInfo,
+    EffectInfo,
+    GradientInfo,
+    GradientPaths,
+    GraphOutputs,
+    InputInfo,
+    Signature,
+    StopInfo,
+)
 from ...graph.slots import Checked, Decision, Grad, Live, Part, Saved, Slot, Tangent, Updated
 from ...identity import ById, IdSet
 from ..heap.alias import memory_root, not_own
@@ -147,26 +156,28 @@ class _Graph:
                 InputInfo(slot, entry.spec, leaf is not None, False)  # type: ignore[arg-type]
                 for slot, entry, leaf in zip(self.slots, self.inputs, self.leaves, strict=True)
             ),
-            graph_outputs=(*(o.slot for o in outputs), *(Decision(d.where) for d in decided), *own.slots),
-            graph_output_specs=(*(o.spec for o in outputs), *(e.spec for e in self.entries[len(outputs) :])),  # type: ignore[arg-type]
-            differentiable=self.differentiable,
-            rootless=tuple(outputs.index(output) for output in recorded.rootless),
-            tangent_specs=tuple(entry.spec for entry in recorded.seeds),  # type: ignore[misc]
-            gradients=tuple(entry is not None for entry in self.returned),
-            runtime_views=not_own(self.entries),
-            outputs=(),
-            output_spec=None,
-            reached_from=_reached(fakes, self.leaves),
-            symbols=symbols_of_inputs(self.inputs, self.numbers),
-            decisions=tuple(
-                DecisionInfo(len(outputs) + i, d.value, d.where, d.is_tensor) for i, d in enumerate(decided)
+            graph_outputs=GraphOutputs(
+                (*(o.slot for o in outputs), *(Decision(d.where) for d in decided), *own.slots),
+                (*(o.spec for o in outputs), *(e.spec for e in self.entries[len(outputs) :])),  # type: ignore[arg-type]
+                not_own(self.entries),
             ),
-            generators=generators_drawn_from(drawn),
-            saving=saving_nodes(fakes, self.leaves),
-            passed=passed_through(fakes)[0],
-            checks=tuple(check.behind(count) for check in own.effects.checks),
-            log=self._writes(count),
-            in_backward=self.later.of(self.leaves, tuple(i for _, i in live) if sources else ()),
+            gradients=GradientInfo(
+                self.differentiable,
+                tuple(entry.spec for entry in recorded.seeds),  # type: ignore[misc]
+                tuple(entry is not None for entry in self.returned),
+                rootless=tuple(outputs.index(output) for output in recorded.rootless),
+                reached_from=_reached(fakes, self.leaves),
+                saving=saving_nodes(fakes, self.leaves),
+                passed=passed_through(fakes)[0],
+            ),
+            effects=EffectInfo(self._writes(count)),
+            stops=StopInfo(
+                tuple(DecisionInfo(len(outputs) + i, d.value, d.where, d.is_tensor) for i, d in enumerate(decided)),
+                tuple(check.behind(count) for check in own.effects.checks),
+                generators_drawn_from(drawn),
+            ),
+            symbols=symbols_of_inputs(self.inputs, self.numbers),
+            backward=self.later.of(self.leaves, tuple(i for _, i in live) if sources else ()),
         )
 
     def _writes(self, count: int) -> tuple[Write, ...]:
@@ -191,7 +202,7 @@ class _Graph:
             session,
             tuple(output.fake for output in outputs),
             tuple(output.slot for output in outputs),
-            signature.tangent_specs,
+            signature.gradients.tangent_specs,
             tuple(self.originals),
             tuple(self.leaves),
             tuple(self.slots),
