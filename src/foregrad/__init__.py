@@ -165,6 +165,12 @@ _HOMES = {
     "phases": "CompileTimes compile_times",
     "verification": "Verification VerificationError verify",
 }
+# The modules that hold the subjects of a capture, see `tracing/aspect.py`, in the order in which captures ask them.
+ASPECTS = [
+    "foregrad.tracing.recorder.settings",
+    "foregrad.tracing.recorder.checkpoint_regions",
+    "foregrad.tracing.effects.retain",
+]
 # As `foregrad.graph`, without an import of it.
 _PARTS = {"backends", "dynamo", "extend", "graph", "partitioners", "passes"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

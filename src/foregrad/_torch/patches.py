@@ -10,7 +10,6 @@
 * the registration of hooks on nodes (`y.grad_fn.register_hook`): records the hooks that the backward calls.
 * the engine behind `torch.autograd.grad` and `backward`: passes stand-ins to torch functions in the backward of a
   custom Function, and in hooks.
-* `torch.utils.checkpoint`: see `checkpoints`.
 * functions that tell a stand-in from a tensor: see `asked`. Libraries ask whether they are traced to avoid branches on
   values. Such branches can be captured, so the answer is no, and the libraries run as in eager.
 * `torch.cond` and its like: see `control_flow`; wrapping by `torch.func`'s transforms: see `transforms`; scripted
@@ -28,7 +27,7 @@ import logging
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -39,7 +38,6 @@ from ..interrupts import deliver, held, runs_user_code
 from ..locks import Bind, InPlace, Replacements, bound
 from . import (
     asked,
-    checkpoints,
     control_flow,
     distributed,
     dynamo_off,
@@ -65,10 +63,23 @@ class FunctionsOfCapture(Protocol):
         """Note a Function that was applied. `context`: the attributes that it set on its context."""
 
 
+class Subjects:
+    """The subjects of a capture, each known by its class."""
+
+    by_class: Mapping[type, Any] = {}
+    rows: Mapping[Any, Callable[..., Any]] = {}  # what is called in place of a torch function that a subject owns
+
+    def installers(self) -> Mapping[type, Callable[[Bind, Callable[[], Any]], None]]:
+        """What installs the patches of each class, in every capture the same: with the function that binds a name, and
+        what gives the subject of this thread's capture.
+        """
+        return {}
+
+
 class Hooks:
     """The calls of the patches to the capture of their thread. A capture overrides the methods that it needs."""
 
-    checkpoints: checkpoints.RegionsOfCapture
+    aspects = Subjects()
     made_generators: generators.MadeGenerators
     notes_reads = False  # whether `read` and `missing` are called
     takes_output = False  # whether `say` is called
@@ -419,9 +430,9 @@ def swapping(swap: Callable[[Any], Any]) -> Iterator[None]:
         hooks.swaps.pop()
 
 
-def _regions() -> checkpoints.RegionsOfCapture | None:
+def _subject(kind: type) -> Any:
     hooks: Hooks | None = getattr(_active, "hooks", None)
-    return None if hooks is None else hooks.checkpoints
+    return None if hooks is None else hooks.aspects.by_class.get(kind)
 
 
 def _made_generators() -> generators.MadeGenerators | None:
@@ -472,7 +483,8 @@ def _bind_all() -> None:
     bind(torch.autograd, "_engine_run_backward", _engine)
     bind(_registers, "_register_hook", staticmethod(_register_on_node))
     asked.install(bind, _is_capturing)
-    checkpoints.install(bind, _regions)
+    for kind, install in _installers.items():
+        install(bind, functools.partial(_subject, kind))
     control_flow.install(bind, _is_capturing, region_runner, _attention)
     generators.install(bind, _made_generators)
     _install_output(bind)
@@ -489,12 +501,14 @@ def _remove() -> None:
     dynamo_off.forget_replacements()
 
 
+_installers: dict[type, Callable[[Bind, Callable[[], Any]], None]] = {}
 _patches = InPlace(_install, _remove)
 
 
 @contextlib.contextmanager
 def patched(hooks: Hooks) -> Iterator[None]:
     """Context: the patches are in effect for this thread, and for no other."""
+    _installers.update(hooks.aspects.installers())
     with _patches, dynamo_off.dynamo_off(), bound(_active, "hooks", hooks):
         yield
 

@@ -14,7 +14,7 @@ from torch.autograd.graph import GradientEdge
 
 from .._torch.tensors import base_of, history_of, is_view
 from ..frontend.reads import Source
-from ..graph.call_effects import CallEffect, ChangeInference, RestartGenerator, RetainGradient
+from ..graph.call_effects import CallEffect, ChangeInference, RestartGenerator
 from ..graph.effect_log import Effect, MarkWrapper, Write, WriteWrapper
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
@@ -36,11 +36,12 @@ from ..graph.signature import (
 )
 from ..identity import ById, IdSet
 from ..subclasses.spec import is_wrapper
+from .aspect import Settled
 from .derivatives.backward import Differentiated, takes_gradient
 from .derivatives.derived_graph import effects_of
 from .derivatives.resumable_trace import ResumableTrace, Session, read_again
 from .effects.analysis import Analysis
-from .effects.attribute_guards import check_new_leaves, check_watched_inside, retained_by
+from .effects.attribute_guards import check_new_leaves
 from .effects.input_effects import log_of, log_of_results
 from .effects.outputs import attributes_set, parameters_made
 from .heap.alias import memory_root
@@ -156,6 +157,7 @@ class Assembly(CaptureParts):
         returned = outputs[len(analysis.entries) : len(outputs) - len(effects.entries)]
         paths = (*(reached.get(r, _NOWHERE) for r in records), *[_NOWHERE] * len(inputs.numbers)) if reached else ()
         may_stop = bool(analysis.decisions or analysis.checks)
+        settled = self._settled(analysis, results, number, differentiable, passed)
         in_inference = torch.is_inference_mode_enabled() and not differentiable
         signature = Signature(
             inputs=(
@@ -198,7 +200,7 @@ class Assembly(CaptureParts):
                 ),
                 (
                     *self._around(analysis, results, number, runs_in_inference=in_inference, may_stop=may_stop),
-                    *self._retained(analysis, differentiable, results, passed, number),
+                    *(effect for one in self.aspects for effect in one.effects(settled)),
                 ),
                 self.state.writes,
                 tuple(analysis.counted_along),
@@ -228,27 +230,27 @@ class Assembly(CaptureParts):
         known, paths = self.inputs.by_stand_in, [info.path for info in analysis.outputs]
         yield from itertools.starmap(RestartGenerator, self.made_generators.used())
         yield from self.inner.effects(number)
-        yield from self.settings.effects()
         yield from (ChangeInference(out) for out, made in analysis.inference.items() if made is not runs_in_inference)
         yield from self.hooks.effects(number)
         yield from parameters_made(results, known)
         yield from attributes_set(self.name, results, paths, known)
         yield from self.facts.gradients.effects(number, len(paths), may_stop=may_stop)
 
-    def _retained(
-        self, analysis: Analysis, differentiable: list[int], results: list[Any], passed: Any, number: Mapping[Any, int]
-    ) -> list[RetainGradient]:
+    def _settled(
+        self, analysis: Analysis, results: list[Any], number: Mapping[Any, int], differentiable: list[int], passed: Any
+    ) -> Settled:
+        """What the aspects are told."""
         known: ById[Any, Any] = self.inputs.by_stand_in | self.inputs.wrappers.by_stand_in
-        retained, made = retained_by(self.lifting.retained, results, known, number)
-        interior = {differentiable[position] for position, _ in passed[0]}
+        outputs = {differentiable[position] for position, _ in passed[0]}
         aliases = {at for at, _ in passed[1]}
-        inside = [
-            at
-            for at in retained
-            if at in self.hooks.inside or at in aliases or getattr(analysis.outputs[at], "output", None) in interior
-        ]
-        check_watched_inside(self.name, [info.path for info in analysis.outputs], inside, self.hooks.inside)
-        return made
+
+        def interior(at: int) -> str:
+            if at in self.hooks.inside:
+                return "has hooks that compute with its own tensors"
+            is_passed = at in aliases or getattr(analysis.outputs[at], "output", None) in outputs
+            return "computes other results from it, whose gradients flow to it inside" if is_passed else ""
+
+        return Settled(self.name, results, [info.path for info in analysis.outputs], known, number, interior)
 
     def _saving(self, outputs: list[Any], records: list[InputRecord]) -> tuple[tuple[int, int], ...]:
         if self.backward.error is not None:
@@ -294,7 +296,7 @@ class Assembly(CaptureParts):
                 if name in own and own[name] is value:
                     del own[name]
         differentiable, taken = joint.signature.gradients.differentiable, set(joint.inputs_taken())
-        session = Session(self.name, self.recorder, known, has_hooks=self.lifting.has_hooks)
+        session = Session(self.name, self.recorder, self.aspects, known, has_hooks=self.lifting.has_hooks)
         return ResumableTrace(
             session,
             tuple(analysis.fakes[i] for i in differentiable),  # type: ignore[misc]

@@ -104,7 +104,7 @@ class CaptureRun(Assembly):
         self.code.check(self.state.before)
         with (
             patched(self),
-            self.settings.view_replay,
+            self.aspects.around(lambda one: one.around_run()),
             force_view_tracking(self.learned.replays_views),
             no_saved_tensors_hooks(),  # those around the call are for what the compiled function saves
             fresh_autocast_cache(),
@@ -136,7 +136,13 @@ class CaptureRun(Assembly):
         recorder, call = self.recorder, self.call
         trace_math()
         self.state.put_stand_ins(recorder.where)
-        with self.settings.put_back(), self.imports.watched(), levels_put_back(), self.lifting, recorder:
+        with (
+            self.aspects.around(lambda one: one.around_function()),
+            self.imports.watched(),
+            levels_put_back(),
+            self.lifting,
+            recorder,
+        ):
             try:
                 for tensor in self.state.before.with_attributes():  # so that they are guarded
                     if tensor not in self.inputs.by_real:
@@ -235,7 +241,8 @@ class CaptureRun(Assembly):
         dead = dead_checks(recorder.tape, [*analysis.entries, *described.gradients], len(recorder.decisions.made))
         analysis.add_checks([*recorder.checks.made, *dead], inputs.records)
         records, joint = self.joint(analysis, described, out_tree, out_leaves)
-        self.checkpoints.check({records[u.input].entry: str(records[u.input].slot) for u in joint.signature.updates})
+        for one in self.aspects:
+            one.finished(joint, records)
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
         self.state.settle()
         observed = self.observed

@@ -33,6 +33,7 @@ from ..graph.python_effects import (
     would_raise,
 )
 from ..interrupts import runs_user_code
+from .aspect import Aspects, aspect_classes
 from .derivatives.backward import Backward, InnerGradients
 from .effects.attribute_guards import Facts
 from .effects.eager_regions import EagerRegions
@@ -46,9 +47,7 @@ from .inputs.lifting import Lifting
 from .inputs.seen_code import FirstImports, SeenCode
 from .inputs.views_by_place import OverlappingViews, reshape_view
 from .recorder.attention import Attention
-from .recorder.checkpoint_regions import Regions
 from .recorder.recorder import Recorder, Unrecorded
-from .recorder.settings import SettingsLeft
 from .tape.origin import Origins, user_line
 from .tape.tape import CaptureAgain, Learned
 from .values.decisions import Decisions
@@ -81,6 +80,7 @@ class CaptureParts(Host):
     """The parts of one run of the function, each with what it needs of the others."""
 
     notes_reads = True
+    aspects: Aspects
     learned: Learned
     state: PythonState  # these two when the stand-ins of the arguments are there
     draws: Draws
@@ -96,13 +96,12 @@ class CaptureParts(Host):
         self.origins = Origins(run_function.__code__)
         self.written = learned.late
         self.recorder = recorder = Recorder(self.fake_mode, self.origins, self, options.decompositions, self._decisions)
+        self.aspects = Aspects((cls, cls(self, recorder)) for cls in aspect_classes())
         self.unrecorded = Unrecorded(recorder)
         self.history_changes = HistoryChanges(inputs, recorder)
         self.reads = inputs.reads
-        self.checkpoints: Regions = Regions(recorder, self._written_since)
         self.inner = InnerGradients(inputs, recorder, self.name)
         self.made_generators = MadeGenerators(lambda: generators_drawn_from(recorder.tape.entries))
-        self.settings = SettingsLeft(self.name, call.function, recorder.arithmetic)
         self.hooks = OwnHooks(self.where)
         may_run = options.runs_regions
         self.functions: CustomFunctions = CustomFunctions(learned.regions, self.reads, self.met, may_run=may_run)
@@ -135,8 +134,7 @@ class CaptureParts(Host):
         self.read, self.read_scripted = self.observed.unobserved(self.reads.note), self.reads.note_scripted  # type: ignore[method-assign]
         self.storage_as_tensor = self.lifting.storages.as_tensor  # type: ignore[method-assign]
 
-    def _written_since(self) -> Callable[[], str | None]:
-        """What names an input, or another thing, that the function writes to from now on, or draws from."""
+    def changed_since(self) -> Callable[[], str | None]:
         versions = {record: self._writes_to(record) for record in self.inputs.records}
         changed, drawn = self.state.changed_since(), self.draws.taken
 

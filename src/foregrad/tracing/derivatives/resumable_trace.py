@@ -26,11 +26,11 @@ from ...graph.meta import TensorSpec, contiguous_strides
 from ...graph.slots import Slot
 from ...identity import ById, IdSet
 from ...locks import make_lock
+from ..aspect import Aspects
 from ..heap.alias import Value
 from ..heap.recording import Host
 from ..heap.refusals import in_some_backwards
 from ..inputs.lifting import Lifting
-from ..recorder.checkpoint_regions import NoRegions
 from ..recorder.recorder import Recorder
 from ..tape.tape import Entry, Numbering, Tape
 from ..values.decisions import Known, KnownDecisions
@@ -142,7 +142,13 @@ class Session(Host):
     """
 
     def __init__(
-        self, name: str, recorder: Recorder, known: dict[int, tuple[Any, torch.Tensor]], *, has_hooks: bool
+        self,
+        name: str,
+        recorder: Recorder,
+        aspects: Aspects,
+        known: dict[int, tuple[Any, torch.Tensor]],
+        *,
+        has_hooks: bool,
     ) -> None:
         super().__init__()
         self.name = name
@@ -151,9 +157,9 @@ class Session(Host):
         self.recorder = recorder
         self.known = known
         self.numbering = Numbering(recorder.tape)
+        self.aspects = aspects.resumed()
         self.lifting = Lifting(self, recorder)
         self.swap, self.engine = self.lifting.swap, self.lifting.in_engine  # type: ignore[method-assign]
-        self.checkpoints = NoRegions()
         self.decisions = KnownDecisions(recorder.decisions, self.numbering)
         self.written: IdSet[torch.Tensor] = IdSet()
         recorder.resume(self, self.decisions, run_engine.__code__)  # nothing of the first capture, which has arguments

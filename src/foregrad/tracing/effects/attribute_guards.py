@@ -24,7 +24,7 @@ from ...frontend.libraries import is_of_library
 from ...frontend.objects import table_of
 from ...frontend.reads import Source
 from ...frontend.scan import Scan
-from ...graph.call_effects import CallEffect, ClearGradient, EffectTarget, RetainGradient, SetGradient
+from ...graph.call_effects import CallEffect, ClearGradient, EffectTarget, SetGradient
 from ...graph.signature import OutputInfo, PartOf
 from ...graph.slots import Closure
 from ...graph.source import ATTRIBUTES, key_text
@@ -425,38 +425,6 @@ class Gradients:
 #
 # Each compiled call repeats `retain_grad()` on a result or an input. Results computed inside from a tensor that retains
 # its gradient, or from a leaf made inside, are refused: that tensor or leaf would get no gradient.
-
-
-_INTERIOR = "computes other results from it, whose gradients flow to it inside"
-
-
-def retained_by(
-    tensors: Sequence[torch.Tensor],
-    results: Sequence[Any],
-    by_stand_in: ById[Any, Any],
-    number: Mapping[Any, int],
-) -> tuple[list[int], list[RetainGradient]]:
-    """Positions among the results of those of the tensors that keep their gradient, and the effects."""
-    if not tensors:
-        return [], []
-    kept = IdSet(tensors)
-    records = [by_stand_in[i] for i in kept if i in by_stand_in]
-    inputs = sorted(number[r] for r in records if r.real.requires_grad and not r.real.is_leaf)
-    positions = [i for i, result in enumerate(results) if result in kept and result not in by_stand_in]
-    targets = [*(EffectTarget(i, is_input=True) for i in inputs), *map(EffectTarget, positions)]
-    return positions, list(map(RetainGradient, targets))
-
-
-def check_watched_inside(name: str, paths: Sequence[str], positions: Sequence[int], hooked: Sequence[int]) -> None:
-    """Raise where the gradient of a result flows inside the function: nobody outside sees it whole."""
-    if not positions:
-        return
-    why = "has hooks that compute with its own tensors" if set(positions) <= set(hooked) else _INTERIOR
-    raise UnsupportedSideEffectError(
-        f"`{name}` calls `retain_grad()` on {', '.join(paths[i] for i in positions)}, which it returns, and {why}. "
-        "Compile what comes before it and what comes after it as two functions, or take the gradient by it with "
-        "torch.autograd.grad inside the function."
-    )
 
 
 def check_new_leaves(

@@ -19,6 +19,8 @@ from ..tape.origin import Made, Origins
 from ..tape.tape import Entry, Learned, Tape
 from .alias import Value
 
+Watch = Callable[[Any, Sequence[Entry]], None]
+
 
 class Host(Hooks):
     """What a recorder, the mode of stand-ins and the patches ask of the capture, or the derivative, that they work for.
@@ -28,6 +30,7 @@ class Host(Hooks):
     """
 
     name: str
+    call: Any = None  # the `FlatCall` that is captured
     written: IdSet[torch.Tensor]
     learned: Learned | None = None
     lifting: Any  # the mode of stand-ins
@@ -37,6 +40,12 @@ class Host(Hooks):
 
     def go_on(self) -> None:
         """The end of `pause`."""
+
+    def changed_since(self) -> Callable[[], str | None]:
+        """What tells, of all that the function does from now on, the first that a second run would do again: a write to
+        an input or to Python's state, a draw. It gives None where there is nothing.
+        """
+        raise NotImplementedError
 
     def adopt(self, real: torch.Tensor) -> torch.Tensor:
         """The stand-in for a real tensor that the function brought in by itself."""
@@ -120,6 +129,8 @@ class Recording(Protocol):
     def __enter__(self) -> Any: ...
 
     def __exit__(self, *raised: Any) -> Any: ...
+
+    def watched(self, watch: Watch) -> contextlib.AbstractContextManager[None]: ...
 
     def in_region(self, tag: Any) -> contextlib.AbstractContextManager[None]: ...
 

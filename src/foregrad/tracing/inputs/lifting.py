@@ -58,6 +58,7 @@ class Lifting(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.host, self.recorder = host, recorder
+        self.rows = host.aspects.rows
         self.where = where = host.where
         self.reshape_view = reshape_view
         self.views = ViewTracking(where, overlapping)
@@ -67,7 +68,6 @@ class Lifting(TorchFunctionMode):
         self.accumulated_at = ""  # where the last `backward()` is
         self.has_hooks = False  # the function has registered some on its own tensors
         self.storages = Storages()
-        self.retained: list[torch.Tensor] = []  # that `retain_grad()` was called on
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if held.pending:
@@ -88,6 +88,9 @@ class Lifting(TorchFunctionMode):
         if self.overlapping is not None and self.overlapping.watched:
             self.overlapping.look(func, args)
         args, kwargs = self.swap(args, kwargs or {})
+        row = self.rows.get(func)
+        if row is not None:
+            return row(func, args, kwargs)
         special = _SPECIAL.get(func)
         if special is not None:
             return special(self, func, args, kwargs)
@@ -194,10 +197,6 @@ class Lifting(TorchFunctionMode):
 
     def _names(self, func: Any, args: Any, kwargs: Any) -> Any:
         return [name for name in func(*args, **kwargs) if name != "__getattr__"]  # see patches.py
-
-    def _retain(self, func: Any, args: Any, kwargs: Any) -> Any:
-        self.retained.append(args[0])
-        return func(*args, **kwargs)
 
     def _gradient(self, func: Any, args: Any, kwargs: Any) -> Any:
         self.host.on_gradient(*args[:2], **kwargs)
@@ -318,7 +317,6 @@ _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     **dict.fromkeys(_SIZES, Lifting._size),
     torch.Tensor.register_hook: Lifting._hook,
     torch.Tensor.untyped_storage: Lifting._storage,
-    torch.Tensor.retain_grad: Lifting._retain,
     torch.Tensor.__dir__: Lifting._names,
     torch.Tensor.detach_: Lifting._detach_in_place,
     torch.Tensor.requires_grad_: Lifting._mark,

@@ -9,18 +9,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
+from ..._torch.checkpoints import install
 from ..._torch.ops import has_effects
 from ...errors import UnsupportedMutationError, UnsupportedOpError, UnsupportedSideEffectError
 from ...graph.eager_regions import Region
+from ...graph.joint import JointGraph
 from ...graph.python_calls import Collective, call_of
+from ...locks import Bind
+from ..aspect import Aspect, aspect
 from ..heap.alias import memory_root
-from ..heap.recording import Recording
+from ..heap.recording import Host, Recording
+from ..heap.records import InputRecord
 from ..kernels.checks import Check
 from ..tape.opinfo import op_info
 from ..tape.origin import user_line
@@ -35,13 +40,16 @@ class _Tag:
     policy: CheckpointPolicy
 
 
-class Regions:
-    """The checkpointed regions of one capture. `written_since()` gives what names something that is written from then
-    on, or None.
-    """
+@aspect
+class CheckpointRegions(Aspect):
+    """The checkpointed regions of one capture."""
 
-    def __init__(self, recorder: Recording, written_since: Callable[[], Callable[[], str | None]]) -> None:
-        self.recorder, self.written_since = recorder, written_since
+    @staticmethod
+    def install(bind: Bind, current: Callable[[], Any]) -> None:
+        install(bind, current)
+
+    def __init__(self, host: Host, recorder: Recording) -> None:
+        self.recorder = recorder
         self.numbers = itertools.count(1)
         self.depth = 0
         self.must: list[Entry] = []  # what a policy says to compute again, whatever that takes
@@ -50,7 +58,7 @@ class Regions:
     def region(self) -> Iterator[None]:
         """Context: what is recorded is in a checkpointed region."""
         tag = self.recorder.recompute or _Tag(next(self.numbers), CheckpointPolicy.PREFER_RECOMPUTE)
-        written, recorder = self.written_since(), self.recorder
+        written, recorder = self.recorder.host.changed_since(), self.recorder
         entries, checks = len(recorder.tape.entries), len(recorder.checks.made)
         self.depth += 1
         try:
@@ -102,10 +110,13 @@ class Regions:
                 "PREFER_RECOMPUTE or MUST_SAVE for it."
             )
 
-    def check(self, updates: Mapping[Entry, str]) -> None:
-        """Nothing that must be computed again reads an input that the call overwrites; these by their entries, with
-        their names.
-        """
+    def resumed(self) -> Aspect:
+        return NoRegions(self.recorder.host, self.recorder)
+
+    def finished(self, joint: JointGraph, records: Sequence[InputRecord]) -> None:
+        """Raise where an operator that must be computed again reads an input that the call overwrites."""
+        written = [records[update.input] for update in joint.signature.updates]
+        updates = {record.entry: str(record.slot) for record in written}
         for entry in self.must if updates else ():
             name = next((updates[r] for r in map(memory_root, entries_in(entry.args)) if r in updates), None)
             is_view = hasattr(entry.target, "_schema") and op_info(entry.target).is_view
@@ -130,7 +141,7 @@ def _acts(made: Entry | Check) -> str:
 _PRINT = torch.ops.aten._print.default
 
 
-class NoRegions:
+class NoRegions(Aspect):
     """Where everything is part of a backward, nothing is tagged."""
 
     depth = 0

@@ -7,6 +7,7 @@ functional on the fly (see alias.py).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from types import CodeType
 from typing import Any
@@ -17,7 +18,6 @@ from ..._torch.engine import ThreadDispatchMode, count_function_modes, without_t
 from ..._torch.fakes import CORRECTED, DATA_DEPENDENT_ERRORS, FakeTensorMode, symbolic_fake
 from ..._torch.nested import tensors_in
 from ..._torch.ops import OpOverload
-from ..._torch.settings import arithmetic
 from ..._torch.stand_ins import FakeRuns, is_stand_in, like_source
 from ..._torch.symbols import map_symbolic
 from ..._torch.tensors import base_of, is_symbolic_zero, is_view
@@ -32,7 +32,7 @@ from ...subclasses.spec import holds_tensors, is_wrapper
 from ..heap.alias import Value
 from ..heap.metadata_changes import Detached, MetadataChanges
 from ..heap.overlaps import check_view
-from ..heap.recording import Host
+from ..heap.recording import Host, Watch
 from ..heap.views import View
 from ..heap.writes import Writes
 from ..kernels.checks import Checks
@@ -45,7 +45,6 @@ from ..values.decisions import Decisions
 from ..values.prefix import evaluate
 from .backward_writes import BackwardWrites
 from .collectives import Collectives
-from .settings import ArithmeticSettings
 from .trace import Trace
 
 _UNSAFE = {"inductor.resize_storage_bytes_.default"}  # known by name only once Inductor is imported
@@ -74,7 +73,7 @@ class Recorder(Trace, ThreadDispatchMode):
         super().__init__(fake_mode, origins)
         self.host = host
         self.decompositions = decompositions
-        self.arithmetic = ArithmeticSettings(lambda: user_line(self.origins.here()))
+        self.watchers: list[Watch] = []
         self.is_symbolic = fake_mode.shape_env is not None
         self.has_absent = False
         self.phases: dict[int, torch.Tensor] = {}  # see `_require` in plans.py, by autograd sequence number
@@ -102,6 +101,15 @@ class Recorder(Trace, ThreadDispatchMode):
         """The fake that stands for a real tensor."""
         return self.host.adopt(real)
 
+    @contextlib.contextmanager
+    def watched(self, watch: Watch) -> Iterator[None]:
+        """Context: `watch(operator, entries)` is called before each operator is recorded, behind these entries."""
+        self.watchers.append(watch)
+        try:
+            yield
+        finally:
+            self.watchers.remove(watch)
+
     # ---------------------------------------------------------------- dispatch
 
     @classmethod
@@ -124,9 +132,8 @@ class Recorder(Trace, ThreadDispatchMode):
 
     def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         plan = self.plans.get(id(func)) or self._plan(func)
-        under = self.arithmetic.now
-        if under is not None and arithmetic() != under:
-            self.arithmetic.changed(func, self.tape.entries)
+        for watch in self.watchers:
+            watch(func, self.tape.entries)
         if plan.is_query:
             return self.kernels(func, args, kwargs)
         if self.sparse.entries:

@@ -26,15 +26,17 @@ from ..._torch.settings import (
 )
 from ...errors import ForegradError, UnsupportedSideEffectError
 from ...graph.call_effects import CallEffect, CallPlace, EffectWriter
+from ..aspect import Aspect, Context, Settled, aspect
+from ..heap.recording import Host, Recording
 from ..tape.tape import CaptureAgain, Entry
 
 
 class ArithmeticSettings:
-    """What operators run under; `now` is None while nobody looks."""
+    """The settings `now`, under which operators run while the function runs."""
 
     def __init__(self, where: Callable[[], str]) -> None:
         self.where = where
-        self.now: tuple[Any, ...] | None = None
+        self.now: tuple[Any, ...] = ()
         self._values: dict[str, Any] = {}
 
     def begin(self, before: dict[str, Any], between: Collection[str]) -> None:
@@ -43,12 +45,11 @@ class ArithmeticSettings:
         if between:
             self._refuse(between, "operators")
 
-    def end(self) -> None:
-        self.now = None
-
-    def changed(self, op: Any, entries: Iterable[Entry]) -> None:
-        """The operator runs under others than `now`; `entries` were recorded before it."""
-        found, before = arithmetic(), self.now or ()
+    def watch(self, op: Any, entries: Iterable[Entry]) -> None:
+        """An operator is about to be recorded; `entries` were recorded before it."""
+        found, before = arithmetic(), self.now
+        if found == before:
+            return
         is_other = [a != b and matters_to(name, op) for name, a, b in zip(ARITHMETIC, found, before, strict=True)]
         names = [name for name, other in zip(ARITHMETIC, is_other, strict=True) if other]
         if "the default dtype" in names:
@@ -116,28 +117,33 @@ class LeaveSettings(CallEffect):
         return f"leave {', '.join(f'{name}={value!r}' for name, value in self.settings)} for what comes after the call"
 
 
-class SettingsLeft:
-    """`after`: those that the function leaves to what comes after it; `inside`: those that its graph runs under."""
+@aspect
+class Settings(Aspect):
+    """`after`: settings that the function leaves to what comes after it; `inside`: those that its graph runs under."""
 
-    def __init__(self, name: str, function: Callable[..., Any], arithmetic: ArithmeticSettings) -> None:
-        self.name, self.function, self.arithmetic = name, function, arithmetic
+    def __init__(self, host: Host, recorder: Recording) -> None:
+        self.recorder = recorder
+        self.arithmetic = ArithmeticSettings(lambda: recorder.host.where())
         self.view_replay = ViewReplay()
         self.after: dict[str, Any] = {}
         self.inside: dict[str, Any] = {}
 
+    def around_run(self) -> Context:
+        return self.view_replay
+
     @contextlib.contextmanager
-    def put_back(self) -> Iterator[None]:
+    def around_function(self) -> Iterator[None]:
         """Context: what the function sets in it is noted, and put back."""
         before, was_inference = settings(), torch.is_inference_mode_enabled()
-        self.arithmetic.begin(before, getattr(self.function, "settings_between", ()))
+        function, name = self.recorder.host.call.function, self.recorder.host.name
+        self.arithmetic.begin(before, getattr(function, "settings_between", ()))
         try:
-            yield
+            with self.recorder.watched(self.arithmetic.watch):
+                yield
         except (CaptureAgain, ForegradError):  # the function runs again, or in eager
             apply_settings(before)
             raise
-        finally:
-            self.arithmetic.end()
-        known = getattr(self.function, "settings", ())
+        known = getattr(function, "settings", ())
         now, before = settings() | {_REPLAY: self.view_replay.now}, before | {_REPLAY: self.view_replay.before}
         self.after = {name: value for name, value in now.items() if value != before[name] or name in known}
         self.inside = self.arithmetic.inside(before, known)
@@ -145,15 +151,14 @@ class SettingsLeft:
         others = sorted({*self.after, *known} - REPLAYED)
         if others:
             raise UnsupportedSideEffectError(
-                f"`{self.name}` changes {', '.join(others)} and does not put it back, which a compiled call would not "
+                f"`{name}` changes {', '.join(others)} and does not put it back, which a compiled call would not "
                 "repeat. Set it outside."
             )
-        check_finished(self.name, was_inference)
+        check_finished(name, was_inference)
         if "the default dtype" in self.after:
             self.arithmetic.refuse_dtype()  # of operators before it nothing is known
 
-    def effects(self) -> list[CallEffect]:
-        """What each call does about settings."""
+    def effects(self, run: Settled) -> list[CallEffect]:
         inside = [RunUnder(tuple(self.inside.items()))] if self.inside else []
         return [*inside, *([LeaveSettings(tuple(self.after.items()))] if self.after else [])]
 

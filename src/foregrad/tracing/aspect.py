@@ -1,0 +1,137 @@
+"""The seam between a capture and its subjects.
+
+A subject of a capture (settings, checkpointed regions, collectives, ...) is one class, an `Aspect`. The capture makes
+one instance for each tape and asks all instances at the same moments; it names none. A class is registered by the
+decorator `aspect`; `foregrad.ASPECTS` lists the modules that hold registered classes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+from .._torch.patches import Subjects
+from ..graph.call_effects import CallEffect
+from ..graph.joint import JointGraph
+from ..identity import ById
+from ..locks import Bind
+from .heap.recording import Host, Recording
+from .heap.records import InputRecord
+
+Context = contextlib.AbstractContextManager[Any]
+Row = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
+A = TypeVar("A", bound="Aspect")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settled:
+    """A run whose inputs and results have numbers.
+
+    `results`: the leaves of what the function returned and wrote, named by `paths`. `records`: the inputs' records by
+    their stand-ins; `number`: the inputs' numbers by their records. `interior(result)`: why nobody outside the function
+    sees the gradient of that result whole; empty where somebody does.
+    """
+
+    name: str
+    results: Sequence[Any]
+    paths: Sequence[str]
+    records: ById[Any, Any]
+    number: Mapping[Any, int]
+    interior: Callable[[int], str]
+
+
+class Aspect:
+    """Base of the subjects of a capture. Each method is a moment at which a capture asks, and does nothing here.
+
+    `functions`: torch functions that the aspect owns; `method(self, function, args, kwargs)` runs in place of each. An
+    aspect holds no real tensor after `finished`, and reaches the capture only by `recorder.host`, which goes.
+    """
+
+    functions: ClassVar[Mapping[Any, Row]] = {}
+
+    def __init__(self, host: Host, recorder: Recording) -> None:
+        """A tape begins. `host` may be half made: ask it nothing yet."""
+
+    @staticmethod
+    def install(bind: Bind, current: Callable[[], Any]) -> None:
+        """Replace names of PyTorch while any thread captures. `current()`: the aspect of this thread's capture, None
+        where no capture runs.
+        """
+
+    def around_run(self) -> Context:
+        """A context for a run of the function with its backward."""
+        return contextlib.nullcontext()
+
+    def around_function(self) -> Context:
+        """A context for the function alone, outside of the recording modes: it sees the function's exceptions."""
+        return contextlib.nullcontext()
+
+    def ran(self) -> None:
+        """The function has run, or a backward; what is called here is still recorded."""
+
+    def effects(self, run: Settled) -> Iterable[CallEffect]:
+        """What each call does for this subject."""
+        return ()
+
+    def finished(self, joint: JointGraph, records: Sequence[InputRecord]) -> None:
+        """The graph is built: the last moment to refuse. `records`: those of the graph's inputs."""
+
+    def resumed(self) -> Aspect | None:
+        """The aspect that answers while a derivative goes on with the tape, or None."""
+        return None
+
+
+_classes: list[type[Aspect]] = []
+
+
+def aspect(cls: type[A]) -> type[A]:
+    """Register a class: each capture that begins from now on has an instance."""
+    for other in _classes:
+        if both := cls.functions.keys() & other.functions.keys():
+            raise TypeError(f"{cls.__qualname__} and {other.__qualname__} both own {next(iter(both))}")
+    _classes.append(cls)
+    return cls
+
+
+def aspect_classes() -> Sequence[type[Aspect]]:
+    """The registered classes, in their order."""
+    for module in importlib.import_module(__name__.partition(".")[0]).ASPECTS:
+        if module not in sys.modules:
+            importlib.import_module(module)
+    return _classes
+
+
+class Aspects(Subjects):
+    """The aspects of one tape, by their classes."""
+
+    def __init__(self, found: Iterable[tuple[type[Aspect], Aspect]]) -> None:
+        self.by_class: dict[type[Aspect], Aspect] = dict(found)
+        self.rows = {
+            function: functools.partial(row, one)
+            for cls, one in self.by_class.items()
+            for function, row in cls.functions.items()
+        }
+
+    def installers(self) -> Mapping[type, Any]:
+        return {cls: cls.install for cls in aspect_classes()}
+
+    def __iter__(self) -> Iterator[Aspect]:
+        return iter(self.by_class.values())
+
+    def resumed(self) -> Aspects:
+        """The aspects that answer while a derivative goes on with the tape."""
+        gone_on = ((cls, one.resumed()) for cls, one in self.by_class.items())
+        return Aspects((cls, one) for cls, one in gone_on if one is not None)
+
+    @contextlib.contextmanager
+    def around(self, contexts: Callable[[Aspect], Context]) -> Iterator[None]:
+        """Context: the contexts of all aspects, the first outermost."""
+        with contextlib.ExitStack() as stack:
+            for one in self:
+                stack.enter_context(contexts(one))
+            yield
