@@ -286,9 +286,11 @@ def held_in(places: list[ReadSite]) -> list[int]:
     for place in places:
         held += (*(place.copy or ()), *(place.keys or ()))
         for expected in place.items.values():
-            held += [expected.value] if expected.kind == "same" else []
+            if expected.kind == "same" and isinstance(value := expected.value(), (tuple, frozenset, weakref.ref)):
+                held.append(value)
             held += expected.value.values() if expected.kind == "members" else ()
-    return list(dict.fromkeys(id(tensor) for value in held for tensor in tensors_in_key(value)))
+    found = (id(tensor) for value in held if type(value) is not str for tensor in tensors_in_key(value))
+    return list(dict.fromkeys(found))
 
 
 def _mark(place: ReadSite) -> int:

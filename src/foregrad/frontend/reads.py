@@ -276,10 +276,8 @@ class Reads:
 
     def note(self, module: torch.nn.Module, name: str) -> None:
         """Note an attribute of a module that is about to be read."""
-        if name in HOOKS or follows_from_parameters(module, name):
-            return  # see Watch: all hooks of all modules
-        if (id(module), name) in self._noted or id(module) in self.made_here:
-            return
+        if name in HOOKS or (id(module), name) in self._noted or id(module) in self.made_here:
+            return  # for hooks see Watch: all hooks of all modules
         if issubclass(type(module), torch.jit.ScriptModule):
             scripted = scripted_place(module, name)
             if scripted is not None and scripted[1] == "object":
@@ -292,6 +290,8 @@ class Reads:
             self.made_here[id(module)] = module
             return
         self._noted.add((id(module), name))
+        if name[0] == "_" and follows_from_parameters(module, name):
+            return
         if id(module) not in self.modules:
             self.modules[id(module)] = (weakref.ref(module), type(module), own)
         if name == "__dict__":
