@@ -25,7 +25,7 @@ from .._torch.stand_ins import is_stand_in
 from ..graph.slots import Slot
 from ..graph.source import attribute, item, key_text
 from ..subclasses.spec import WrapperSpec
-from .expected import ABSENT, Expected, Strong, describe, holds_classes, is_plain, reference, same_value, stored
+from .expected import ABSENT, Expected, Strong, describe, holds_classes, is_plain, reference, same_keys, stored
 from .libraries import is_of_library, referent
 from .objects import table_of
 from .opaque import asked_of, is_array
@@ -59,11 +59,6 @@ def are_numbers_alike(a: Any, b: Any) -> bool:
 
 
 _MOST_TOGETHER = 64
-
-
-def same_keys(keys: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
-    """Whether they are equal, and of the same types: True is no 1. A tensor is a key as the object that it is."""
-    return len(keys) == len(others) and (all(map(operator.is_, keys, others)) or all(map(same_value, keys, others)))
 
 
 def tensors_in_key(key: Any) -> Iterator[torch.Tensor]:
