@@ -148,3 +148,38 @@ def test_a_container_gets_a_method_of_its_own(method):
     own = type("Own", (type("Base", (kind,), held),), {})
     value = own({"there": 2.0} if kind is dict else [1, 2])
     check(lambda x: use(x, value), *put(own, method, item))
+
+
+class Scaled(nn.Module):
+    scale = 2.0
+
+    def method(self, x):
+        return x * 2
+
+    def forward(self, x):
+        return x * 2
+
+
+class Calling(type("Between", (Scaled,), {})):
+    def forward(self, x):
+        return super().forward(x)
+
+    def other(self, x):
+        return super().method(x) * super().scale
+
+
+PAST_THE_MODULE = {
+    "forward": (lambda x, o: o(x), lambda self, x: x * 9),
+    "method": (lambda x, o: o.other(x), lambda self, x: x * 9),
+    "scale": (lambda x, o: x * type(o).scale + o.other(x), 9.0),
+}
+
+
+@pytest.mark.parametrize("place", Calling.__mro__[1:3], ids=["class between", "base"])
+@pytest.mark.parametrize("name", PAST_THE_MODULE)
+def test_what_is_looked_up_on_the_class_of_a_module_is_put_there_later(name, place):
+    use, item = PAST_THE_MODULE[name]
+    inherited = getattr(Scaled, name)
+    value = Calling()
+    put_back = put(place, name, item)[1] if place is not Scaled else lambda: setattr(place, name, inherited)
+    check(lambda x: use(x, value), lambda: setattr(place, name, item), put_back)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -377,3 +377,29 @@ def is_plain_graph_module(module: Any) -> bool:
         return False
     codegen = module.graph._codegen
     return type(codegen) is torch.fx.graph.CodeGen and codegen._body_transformer is None
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether a node is an operator that draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def piece(
+    gm: fx.GraphModule, inputs: Collection[fx.Node], nodes: Collection[fx.Node], results: Sequence[Any], name: str
+) -> fx.GraphModule:
+    """Some nodes of a graph, in order, as a graph of its own, with the constants that are read or returned."""
+    copier = GraphCopier()
+
+    def copy_constants(used: Sequence[Any]) -> None:
+        for node in used:
+            if isinstance(node, fx.Node) and node.op == "get_attr" and node not in copier.copies:
+                copier.copy(node)
+
+    for node in inputs:
+        copier.placeholder(node)
+    for node in nodes:
+        copy_constants(node.all_input_nodes)
+        copier.copy(node)
+    copy_constants(results)
+    copier.output(results)
+    return make_graph_module(gm, copier.graph, name)

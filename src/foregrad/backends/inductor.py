@@ -30,7 +30,7 @@ from .._torch.cache_folder import why_no_folder
 from .._torch.control_flow import has_kernel
 from .._torch.dynamo import own_tracing_context
 from .._torch.fakes import FakeTensor
-from .._torch.graphs import copied, make_graph_module, symbols_in
+from .._torch.graphs import copied, is_random, make_graph_module, symbols_in
 from .._torch.kernels import kernels_together
 from .._torch.ops import OpOverload, depends_on_values
 from .._torch.symbols import ClosedSizesError
@@ -43,7 +43,7 @@ from ..passes.aliasing import copy_shared_results, results_of, written_inputs
 from ..passes.decompose import decompose
 from ..passes.mutations import copied_early
 from ..passes.numbers import ONE_BY_ONE, known_first, numbers_in_a_tensor
-from ..passes.regions import called_region, is_random, outlined, sums_first
+from ..passes.regions import called_region, outlined, sums_first
 from ..passes.repeats import has_marked_calls, is_view, layout_key
 from .convolutions import (
     SETTINGS,

@@ -27,13 +27,13 @@ from torch import fx
 
 from .._torch import memory
 from .._torch.engine import default_generator
+from .._torch.graphs import is_random
 from .._torch.tensors import share_memory, version_of
 from ..errors import BackendError
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.printing import print_graph
 from ..interrupts import is_interrupt
 from ..passes.aliasing import Memory, makes_memory, memory_of, results_of
-from ..passes.regions import is_random
 
 log = logging.getLogger("foregrad.backends")
 

@@ -20,22 +20,20 @@ from torch import fx
 
 from .._torch import engine
 from .._torch.dynamo import compiler_context
-from .._torch.graphs import copied, is_operator, make_graph_module
+from .._torch.graphs import copied, is_operator, is_random, make_graph_module
 from ..backends.boxed import as_boxed
 from ..backends.eager import eager_compiler
 from ..backends.results import Contract, Failures, Instead, described, promised, random_states_of
 from ..errors import BackendError, ForegradError, add_note
 from ..graph.joint import JointGraph
 from ..graph.meta import NodeMeta, TensorSpec, spec_of
-from ..graph.python_calls import CALL, call_of
 from ..graph.role import GraphRole
-from ..graph.slots import Grad, Slot, Tangent, Updated
+from ..graph.slots import Grad, Slot, Updated
 from ..house import is_house_module
-from ..interrupts import held, is_interrupt, runs_compiler
-from ..locks import make_lock, taken
-from ..passes.absent import CutAtRegion, cut_at_region
+from ..interrupts import is_interrupt, runs_compiler
+from ..passes.absent import cut_at_region
 from ..passes.aliasing import results_of, tensors_in, written_inputs
-from ..passes.regions import is_random, outlined
+from ..passes.regions import outlined
 from ..passes.sparse import Cut, cut_at_sparse
 from ..passes.stages import stage_of
 from ..runtime.compiled import Boxed
@@ -68,15 +66,15 @@ def call_compiler(
     error of foregrad's, or the graph runs on eager's kernels. With `may_retry` a failure of a graph with symbolic sizes
     is raised as it is, for another try with plain sizes.
     """
-    around = _cut_at_region(module, joint, role)
+    how: dict[str, Any] = {"always": always, "failures": failures, "may_retry": may_retry}
+    around = cut_at_region(module, joint, role)
     if around is not None:
-        how: dict[str, Any] = {"always": always, "failures": failures, "may_retry": may_retry}
-        return _called_around_region(around, compiler, joint, role, how)
+        gradients = sum(isinstance(slot, Grad) for slot in _slots(module, joint, role.phase))
+        run = around.compiled(role, gradients, lambda part, its: call_compiler(compiler, part, joint, its, **how).run)
+        return CompiledGraph(run, None, ())
     cut = None if compiler is eager_compiler else cut_at_sparse(module)
     if cut is not None:
-        return _called_in_parts(
-            cut, compiler, module, joint, role, always=always, failures=failures, may_retry=may_retry
-        )
+        return _called_in_parts(cut, compiler, module, joint, role, **how)
     if failures is None or compiler is eager_compiler:
         return _called(compiler, module, joint, role, always=always)
 
@@ -123,52 +121,6 @@ def _called_in_parts(
 
     strides = compiled.output_strides
     return CompiledGraph(run, None if strides is None else strides[:count], compiled.writes_into)
-
-
-def _cut_at_region(module: fx.GraphModule, joint: JointGraph, role: GraphRole) -> CutAtRegion | None:
-    if not joint.graph.find_nodes(op="call_function", target=CALL):
-        return None
-    slots = [*(info.slot for info in joint.signature.inputs), *joint.signature.tangent_slots()]
-    named = zip(joint.placeholders(), slots, strict=True)
-    tangents = {node.name for node, slot in named if isinstance(slot, Tangent)}
-    return cut_at_region(module, tangents) if tangents and role.phase != "forward" else None
-
-
-def _called_around_region(
-    cut: CutAtRegion, compiler: Compiler, joint: JointGraph, role: GraphRole, how: dict[str, Any]
-) -> CompiledGraph:
-    """A backward that calls a region's: what comes behind that is compiled for the gradients that it gives."""
-    slots = _slots(cut.rest, joint, role.phase)
-    count = len(results_of(cut.rest))
-    handed = tuple(range(count, count + len(cut.handed)))
-    role = dataclasses.replace(role, updates=(), donated=(), static_inputs=())
-    visible = dataclasses.replace(role, visible_outputs=(*role.visible_outputs, *handed))
-    head = call_compiler(compiler, cut.head, joint, visible, **how).run
-    backward: Any = call_of(cut.call.target, cut.call.args)
-    gradients_come = [isinstance(slot, Grad) for slot in slots]
-    lock = make_lock()
-
-    @functools.cache
-    def rest_without(absent: frozenset[str]) -> Boxed:
-        rest = cut.rest_without(absent, gradients_come.count(True))
-        return call_compiler(compiler, rest, joint, role, **how).run
-
-    def run(values: list[Any]) -> list[Any]:
-        at_hand = {node: values[i] for i, node in cut.around.items()}
-        results = head(values)
-        at_hand.update(zip(cut.handed, results[count:], strict=True))
-        del results[count:]
-        found = backward.gradients(fx.node.map_arg(cut.call.args[1], at_hand.__getitem__))
-        items = [(node, found[i]) for i, node in cut.items.items()]
-        del found
-        with held, taken(lock):
-            rest = rest_without(frozenset(node.name for node, gradient in items if gradient is None))
-        rest_values = [at_hand[node] for node in cut.operands]
-        rest_values += [gradient for _, gradient in items if gradient is not None]
-        del at_hand, items
-        return [a if b is None else b for a, b in zip(results, rest(rest_values), strict=True)]
-
-    return CompiledGraph(run, None, ())
 
 
 def _called(

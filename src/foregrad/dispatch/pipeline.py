@@ -15,7 +15,7 @@ from torch import fx
 from .._torch import engine
 from .._torch.distributed import bucket_sizes
 from .._torch.fakes import new_fake
-from .._torch.graphs import needed_by, trace_artifact
+from .._torch.graphs import is_random, needed_by, piece, trace_artifact
 from .._torch.symbols import same_numbers
 from .._torch.transforms import is_legacy_batched
 from ..backends.eager import eager_compiler
@@ -36,7 +36,6 @@ from ..partitioners import default_partition
 from ..partitioners.report import Parts
 from ..passes.keep import also_saved, results_read
 from ..passes.mutations import donated_inputs, with_mutations_inside, writes_for_the_graph
-from ..passes.regions import is_random, piece
 from ..passes.sparse import around_sparse
 from ..passes.stages import cut_in_stages, with_stages
 from ..passes.zeros import only_gradients, without_tangents

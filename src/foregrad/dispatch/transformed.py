@@ -19,6 +19,7 @@ import torch
 
 from .._torch import engine, transforms
 from .._torch.engine import TorchFunctionMode, forward_ad
+from .._torch.graphs import is_random
 from .._torch.patches import swapping
 from .._torch.transforms import Level
 from ..config import Config
@@ -31,7 +32,6 @@ from ..graph.source import Names, compile_source
 from ..identity import ById, IdSet
 from ..interrupts import held
 from ..locks import Turn
-from ..passes.regions import is_random
 from ..subclasses.spec import is_wrapper
 from .fallbacks import Refusals
 from .guard_list import MISS

@@ -30,10 +30,10 @@ from torch.utils.hooks import RemovableHandle
 
 from .._torch.guards import GLOBAL_HOOKS, TensorGuards, Tree, dict_version, versions_tell
 from .._torch.native import make_tensor_check, make_version_check
-from ..frontend.expected import ABSENT, Expected, describe
+from ..frontend.expected import ABSENT, Expected, describe, same_keys
 from ..frontend.objects import table_of
 from ..frontend.opaque import is_cached_function
-from ..frontend.reads import Reads, ReadSite, same_keys, tensors_in_key
+from ..frontend.reads import Reads, ReadSite, tensors_in_key
 from .explain import Difference
 
 Check = Callable[[tuple[Any, ...]], bool]
@@ -286,9 +286,11 @@ def held_in(places: list[ReadSite]) -> list[int]:
     for place in places:
         held += (*(place.copy or ()), *(place.keys or ()))
         for expected in place.items.values():
-            held += [expected.value] if expected.kind == "same" else []
+            if expected.kind == "same" and isinstance(value := expected.value(), (tuple, frozenset, weakref.ref)):
+                held.append(value)
             held += expected.value.values() if expected.kind == "members" else ()
-    return list(dict.fromkeys(id(tensor) for value in held for tensor in tensors_in_key(value)))
+    found = (id(tensor) for value in held if type(value) is not str for tensor in tensors_in_key(value))
+    return list(dict.fromkeys(found))
 
 
 def _mark(place: ReadSite) -> int:

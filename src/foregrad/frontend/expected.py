@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import math
+import operator
 import types
 import weakref
 from typing import Any
@@ -200,6 +201,11 @@ def same_value(a: Any, b: Any) -> bool:
     if type(a) is slice:
         return same_value((a.start, a.stop, a.step), (b.start, b.stop, b.step))
     return bool(a == b)
+
+
+def same_keys(keys: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
+    """Whether they are equal, and of the same types: True is no 1. A tensor is a key as the object that it is."""
+    return len(keys) == len(others) and (all(map(operator.is_, keys, others)) or all(map(same_value, keys, others)))
 
 
 def describe(value: Any) -> str:

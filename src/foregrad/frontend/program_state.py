@@ -55,6 +55,7 @@ _MOST_VISITS = 200_000
 _LARGE = 10_000  # items, from which on those of a container are not looked into
 _MOST_BYTES = 1 << 20  # of a buffer that is copied
 _ATOMS = PLAIN | {types.CodeType, type(NotImplemented), types.GetSetDescriptorType}
+_DESCRIBES = {"__annotations__", "__dataclass_fields__"}
 _BUFFERS = (bytearray, array.array, memoryview, *OF_CTYPES)
 _OF_PARTIALS, _OF_DESCRIPTORS = ("func", "args", "keywords"), ("__func__", "fget", "fset", "func")
 _WITH_ATTRIBUTES = {dict, list, tuple, set, frozenset, collections.deque, functools.partial, _BUFFERS}
@@ -363,8 +364,9 @@ class ProgramState:
         holder = self._hold(kind, value, parent, step, "" if kind is kinds.SET else "item")
         holder.is_table = is_table
         self._push(holder)
-        if keys := [key for key in holder.before if type(key) not in _ATOMS] if kind in (kinds.DICT, kinds.SET) else ():
-            self._pass(tuple(keys), None, f"a key of {holder.name()}", dict(enumerate(keys))).style = "key"
+        if kind in (kinds.DICT, kinds.SET) and not _ATOMS.issuperset(map(type, holder.before)):
+            keys = tuple(key for key in holder.before if type(key) not in _ATOMS)
+            self._pass(keys, None, f"a key of {holder.name()}", dict(enumerate(keys))).style = "key"
 
     def _with_attributes_of(self, value: Any, parent: Holder | None, step: Any, action: _Action) -> None:
         """A container with attributes, or of a class of the program's."""
@@ -563,11 +565,11 @@ class ProgramState:
             self._seen[id(base)] = base
             holder = self._hold(kinds.CLASS, base, None, base.__name__, "attr")
             items = holder.before.items()
-            # Methods are looked at where code names them, special ones always.
-            methods = {name: item for name, item in items if type(item) is types.FunctionType and name[:2] != "__"}
-            self._look_up(holder, methods.items())
+            # Methods, and what describes a class, are looked at where code names them, special methods always.
+            named = {k: v for k, v in items if k in _DESCRIBES or (type(v) is types.FunctionType and k[:2] != "__")}
+            self._look_up(holder, named.items())
             self._queue.append((type(base), None, type(base).__name__))
-            self._push(holder, [(name, item) for name, item in items if name not in methods])
+            self._push(holder, [(name, item) for name, item in items if name not in named])
 
 
 def _keeps(kept: Any, value: Any) -> bool:

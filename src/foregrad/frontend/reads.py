@@ -25,7 +25,7 @@ from .._torch.stand_ins import is_stand_in
 from ..graph.slots import Slot
 from ..graph.source import attribute, item, key_text
 from ..subclasses.spec import WrapperSpec
-from .expected import ABSENT, Expected, Strong, describe, holds_classes, is_plain, reference, same_value, stored
+from .expected import ABSENT, Expected, Strong, describe, holds_classes, is_plain, reference, same_keys, stored
 from .libraries import is_of_library, referent
 from .objects import table_of
 from .opaque import asked_of, is_array
@@ -59,11 +59,6 @@ def are_numbers_alike(a: Any, b: Any) -> bool:
 
 
 _MOST_TOGETHER = 64
-
-
-def same_keys(keys: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
-    """Whether they are equal, and of the same types: True is no 1. A tensor is a key as the object that it is."""
-    return len(keys) == len(others) and (all(map(operator.is_, keys, others)) or all(map(same_value, keys, others)))
 
 
 def tensors_in_key(key: Any) -> Iterator[torch.Tensor]:
@@ -276,10 +271,8 @@ class Reads:
 
     def note(self, module: torch.nn.Module, name: str) -> None:
         """Note an attribute of a module that is about to be read."""
-        if name in HOOKS or follows_from_parameters(module, name):
-            return  # see Watch: all hooks of all modules
-        if (id(module), name) in self._noted or id(module) in self.made_here:
-            return
+        if name in HOOKS or (id(module), name) in self._noted or id(module) in self.made_here:
+            return  # for hooks see Watch: all hooks of all modules
         if issubclass(type(module), torch.jit.ScriptModule):
             scripted = scripted_place(module, name)
             if scripted is not None and scripted[1] == "object":
@@ -292,6 +285,8 @@ class Reads:
             self.made_here[id(module)] = module
             return
         self._noted.add((id(module), name))
+        if name[0] == "_" and follows_from_parameters(module, name):
+            return
         if id(module) not in self.modules:
             self.modules[id(module)] = (weakref.ref(module), type(module), own)
         if name == "__dict__":

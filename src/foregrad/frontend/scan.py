@@ -93,6 +93,7 @@ class Scan:
         self._under = NamesMet()  # what objects were last looked at under
         self._settled: dict[int, set[str]] = {}  # by the id of a namespace: globals that were looked at, modules apart
         self._class_tables: dict[type, ReadSite] = {}
+        self._of_modules: set[type] = set()
         self._attributes_of: Callable[[type], frozenset[str]] = functools.cache(attributes_of)
         self._slots_of: Callable[[type], frozenset[str]] = functools.cache(slots_in)
         self._keeps_options: Callable[[type], bool] = functools.cache(lambda cls: any(map(keeps_options, cls.__mro__)))
@@ -334,7 +335,9 @@ class Scan:
             self.names.add(value.__reduce__()[1][0])
         elif isinstance(value, torch.nn.Module):
             self.modules.setdefault(id(value), (value, name))  # their attributes are noted as they are read
-            self._class(type(value))  # but for special methods
+            if type(value) not in self._of_modules:
+                self._of_modules.add(type(value))
+                self._class_of_module(type(value))
         elif isinstance(value, type):
             self.libraries.abstract(value)
             if is_of_library(value) and value.__module__ in sys.modules:
@@ -424,8 +427,17 @@ class Scan:
         for base in cls.__mro__:
             if not is_of_library(base) and self._is_new(base):
                 self._objects.append((base, base.__name__, 0, set()))
-                if type(base) is not type:
-                    self._class(type(base))
+                self._class(type(base))
+
+    def _class_of_module(self, cls: type) -> None:
+        """Note the methods that code gets past a module: special methods, and those that ran."""
+        bases = [base for base in cls.__mro__ if not is_of_library(base)]
+        names = SPECIAL.union(*map(self._that_ran, bases))
+        for base in bases:
+            self._class_table(base).lacks(*(names - base.__dict__.keys()))
+            for name in in_order(names.intersection(base.__dict__).union(special_names(base))):
+                self._attribute_of_class(base, base.__name__, name)
+            self._class(type(base))
 
     def attribute_of_class(self, cls: type, name: str) -> None:
         """Note an attribute of the class that was read on an instance."""
@@ -481,8 +493,7 @@ class Scan:
     def _that_ran(self, cls: type) -> list[str]:
         """The methods of a class that ran: code of libraries calls some that no code of the program names."""
         methods = [(name, item) for name, item in [*cls.__dict__.items()] if isinstance(item, CODE_OF_CLASSES)]
-        code = {name: getattr(getattr(item, "__func__", item), "__code__", None) for name, item in methods}
-        return [name for name, _ in methods if code[name] in self.entered]
+        return [n for n, item in methods if getattr(getattr(item, "__func__", item), "__code__", None) in self.entered]
 
     def _there(self, value: Any, names: frozenset[str]) -> frozenset[str] | set[str]:
         """The names under which an object or a class has something itself, in its table or in a slot."""
@@ -536,10 +547,7 @@ class Scan:
         if attribute.startswith("__") and not is_code and attribute not in SPECIAL:
             return False
         self.reads.add(self._class_table(cls), attribute, item)
-        if is_code:
-            self.function(item, f"{name}.{attribute}")
-        else:
-            self.visit(item, f"{name}.{attribute}")
+        (self.function if is_code else self.visit)(item, f"{name}.{attribute}")
         return True
 
     def _class_table(self, cls: type) -> ReadSite:

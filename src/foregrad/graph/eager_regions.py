@@ -35,8 +35,9 @@ from .._torch.settings import under_settings
 from .._torch.tensors import storage_key, version_of
 from ..errors import ForegradError, UnsupportedLayoutError, UnsupportedMutationError, UnsupportedSideEffectError
 from ..identity import IdSet
+from .calls import PythonCall, status
 from .meta import strides_in_order
-from .python_calls import Collective, GivenAgain, PythonCall, status
+from .python_calls import Collective, GivenAgain
 
 Layout = tuple[torch.dtype, torch.device, tuple[int, ...]]
 """Of a tensor: what it is made of, where, and its dimensions in the order of memory, outermost first."""
@@ -83,6 +84,10 @@ class Region(PythonCall):
     reached: tuple[tuple[int, ...], ...] = ()
     backwards: dict[tuple[bool | None, ...], RegionBackward] = dataclasses.field(default_factory=dict)
     materializes: tuple[bool, ...] = ()
+
+    @property
+    def acts(self) -> str:
+        return "" if isinstance(self.function, Collective) else self.name
 
     def run(
         self, inputs: Sequence[torch.Tensor], after: Sequence[torch.Tensor], sizes: Sequence[int]
@@ -145,9 +150,9 @@ class RegionBackward(PythonCall):
     input_positions: tuple[int, ...]
     layouts: tuple[Layout, ...]
 
-    def with_absent(self, absent: Sequence[bool]) -> RegionBackward:
-        """The call that takes no gradient in the places of those that are `absent`."""
-        is_absent, region = iter(absent), self.region()
+    def without(self, absent: Sequence[bool]) -> RegionBackward:
+        """The call that takes no gradient in the places of those that are `absent`; the first input is the key."""
+        is_absent, region = iter(absent[1:]), self.region()
         assert region is not None
         return region.backward([(None if next(is_absent) else how) if how else how for how in self.present])
 

@@ -1,71 +1,18 @@
-"""The operator with which a graph calls Python: eager regions and their backwards, hooks on gradients, collectives.
-
-`foregrad::call` has the key of a `PythonCall`, which runs on real tensors and describes its results on fakes. `after`
-are tensors that must be computed before: values that the program branched on, or the status of another call. `sizes`
-are the symbolic sizes of results. No pass drops a call, repeats it or merges equal ones.
-"""
+"""Python that graphs call: hooks on gradients, and collectives."""
 
 from __future__ import annotations
 
-import abc
 import dataclasses
-import itertools
-import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from .._torch.distributed import finished_work, run_collective
 from .._torch.engine import ThreadDispatchMode
 from .._torch.nested import mapped, tensors_in
-from ..locks import cached_property
-
-Tensors = Sequence[torch.Tensor]
-
-
-class PythonCall(abc.ABC):
-    """One place in graphs that runs Python. Graphs hold its key only: the owner of a graph keeps it alive."""
-
-    @cached_property
-    def key(self) -> int:
-        number = next(_keys)
-        _calls[number] = self
-        return number
-
-    @abc.abstractmethod
-    def run(self, inputs: Tensors, after: Tensors, sizes: Sequence[int]) -> list[torch.Tensor]:
-        """The results, in memory of their own."""
-
-    @abc.abstractmethod
-    def fake(self, inputs: Tensors, sizes: Sequence[Any]) -> list[torch.Tensor]:
-        """Tensors like the results of `run`, with any contents."""
-
-
-_keys = itertools.count(1)
-_calls: weakref.WeakValueDictionary[int, PythonCall] = weakref.WeakValueDictionary()
-
-_library = torch.library.Library("foregrad", "FRAGMENT")
-_library.define(
-    "call(int key, Tensor[] inputs, Tensor[] after, SymInt[] sizes) -> Tensor[]",
-    tags=(torch.Tag.nondeterministic_seeded, torch.Tag.pt2_compliant_tag),
-)
-_library.impl("call", lambda key, *args: _calls[key].run(*args), "CompositeExplicitAutograd")
-torch.library.register_fake(
-    "foregrad::call", lambda key, inputs, after, sizes: _calls[key].fake(inputs, sizes), lib=_library
-)
-CALL: Any = torch.ops.foregrad.call.default
-torch.fx.node.has_side_effect(CALL)
-
-
-def call_of(target: Any, args: Sequence[Any]) -> PythonCall | None:
-    """The `PythonCall` of an operator with these arguments; None if it calls no Python."""
-    return _calls[args[0]] if target is CALL else None
-
-
-def status() -> torch.Tensor:
-    """A result that shows that a call has run."""
-    return torch.zeros((), dtype=torch.int64, device="cpu")
+from ..errors import UnsupportedSideEffectError
+from .calls import PythonCall, Tensors, status
 
 
 @dataclasses.dataclass(eq=False)
@@ -97,6 +44,12 @@ class GradientHook(PythonCall):
 
     def fake(self, inputs: Tensors, sizes: Sequence[Any]) -> list[torch.Tensor]:
         return [torch.empty_like(inputs[0].clone())]
+
+    def without(self, absent: Sequence[bool]) -> NoReturn:
+        raise UnsupportedSideEffectError(
+            f"the hook `{self.name}` registered at {self.where} would get None in place of a gradient: a "
+            "Function behind it gives none, or this part of the backward does not come there. Return zeros."
+        )
 
 
 # --------------------------------------------------------------------------------------------------------- collectives
@@ -138,6 +91,8 @@ class Collective(PythonCall):
 
     `written`: the positions of the tensors that it writes to, among all. The call works on copies and returns these.
     """
+
+    waits_for_others = True
 
     def __init__(self, op: Any, args: Sequence[Any], group: str, reduction: str, written: Sequence[int]) -> None:
         self.op, self.args, self.group, self.written = op, list(args), group, tuple(written)

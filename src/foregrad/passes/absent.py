@@ -7,17 +7,24 @@ in which a sum with an absent gradient is its other summand, and what depends on
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+import functools
+from collections.abc import Callable
+from typing import Any
 
 from torch import fx
 
-from .._torch.graphs import depending_on
+from .._torch.graphs import depending_on, piece
+from ..graph.calls import CALL, call_of
 from ..graph.eager_regions import RegionBackward
-from ..graph.python_calls import CALL, call_of
+from ..graph.joint import JointGraph
+from ..graph.role import GraphRole
+from ..graph.slots import Tangent
+from ..interrupts import held
+from ..locks import make_lock, taken
 from .aliasing import results_of
-from .regions import piece
 from .zeros import without_gradients
 
+_Boxed = Callable[[list[Any]], Any]
 _KEY = "foregrad gradients"
 
 
@@ -37,18 +44,54 @@ class CutAtRegion:
     operands: list[fx.Node]
     items: dict[int, fx.Node]
 
-    def rest_without(self, absent: Collection[str], results: int) -> fx.GraphModule:
-        """The rest for these absent items, by name; so many first `results` are gradients."""
-        rest = without_gradients(self.rest, self.rest.meta[_KEY], absent, results) if absent else self.rest
-        rest.meta.update(self.rest.meta)
-        return rest
+    def compiled(
+        self, role: GraphRole, gradients: int, compile_part: Callable[[fx.GraphModule, GraphRole], _Boxed]
+    ) -> _Boxed:
+        """The backward: what comes behind the call is compiled for the gradients that it gives. So many first results
+        are `gradients`.
+        """
+        count = len(results_of(self.rest))
+        handed = tuple(range(count, count + len(self.handed)))
+        role = dataclasses.replace(role, updates=(), donated=(), static_inputs=())
+        visible = dataclasses.replace(role, visible_outputs=(*role.visible_outputs, *handed))
+        head = compile_part(self.head, visible)
+        backward: Any = call_of(self.call.target, self.call.args)
+        lock = make_lock()
+
+        @functools.cache
+        def rest_without(absent: frozenset[str]) -> _Boxed:
+            rest = without_gradients(self.rest, self.rest.meta[_KEY], absent, gradients) if absent else self.rest
+            rest.meta.update(self.rest.meta)
+            return compile_part(rest, role)
+
+        def run(values: list[Any]) -> list[Any]:
+            at_hand = {node: values[i] for i, node in self.around.items()}
+            results = head(values)
+            at_hand.update(zip(self.handed, results[count:], strict=True))
+            del results[count:]
+            found = backward.gradients(fx.node.map_arg(self.call.args[1], at_hand.__getitem__))
+            items = [(node, found[i]) for i, node in self.items.items()]
+            del found
+            with held, taken(lock):
+                rest = rest_without(frozenset(node.name for node, gradient in items if gradient is None))
+            rest_values = [at_hand[node] for node in self.operands]
+            rest_values += [gradient for _, gradient in items if gradient is not None]
+            del at_hand, items
+            return [a if b is None else b for a, b in zip(results, rest(rest_values), strict=True)]
+
+        return run
 
 
-def cut_at_region(module: fx.GraphModule, tangents: Collection[str]) -> CutAtRegion | None:
-    """The parts of a backward around the first call of a region's backward; `tangents`: the names of its tangents."""
+def cut_at_region(module: fx.GraphModule, joint: JointGraph, role: GraphRole) -> CutAtRegion | None:
+    """The parts of a backward around the first call of a region's backward."""
+    if role.phase == "forward" or not joint.graph.find_nodes(op="call_function", target=CALL):
+        return None
+    slots = [*(info.slot for info in joint.signature.inputs), *joint.signature.tangent_slots()]
+    named = zip(joint.placeholders(), slots, strict=True)
+    tangents = {node.name for node, slot in named if isinstance(slot, Tangent)}
     calls = module.graph.find_nodes(op="call_function", target=CALL)
     call = next((node for node in calls if isinstance(call_of(node.target, node.args), RegionBackward)), None)
-    if call is None:
+    if call is None or not tangents:
         return None
     nodes = [node for node in module.graph.nodes if node.op not in ("output", "get_attr")]
     at, results = nodes.index(call), results_of(module)

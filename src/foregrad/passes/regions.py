@@ -14,13 +14,13 @@ from __future__ import annotations
 import functools
 import operator
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import fx
 
-from .._torch.graphs import GraphCopier, make_graph_module, symbol_of, symbols_in
+from .._torch.graphs import GraphCopier, is_random, make_graph_module, piece, symbol_of, symbols_in
 from ..graph.meta import NodeMeta, TensorSpec, spec_of
 from ..graph.printing import shorten_with
 from .repeats import Repeat, find_repeats, is_view
@@ -175,11 +175,6 @@ def _maker(node: fx.Node) -> fx.Node:
     return node
 
 
-def is_random(node: fx.Node) -> bool:
-    """Whether a node is an operator that draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-
-
 def sizes_are_given(inputs: Collection[fx.Node], nodes: Collection[fx.Node]) -> bool:
     """Whether each symbol in the sizes of some nodes is a number, or a dimension, of an input."""
     symbols: set[Any] = set()
@@ -191,27 +186,6 @@ def sizes_are_given(inputs: Collection[fx.Node], nodes: Collection[fx.Node]) -> 
     tensors = [part for spec in specs for part in (spec if isinstance(spec, tuple) else (spec,)) if part is not None]
     sizes = (size for spec in tensors for size in (*spec.shape, *spec.stride, spec.offset) if type(size) is not int)
     return all(symbols.issuperset(symbols_in(size)) for size in sizes)
-
-
-def piece(
-    gm: fx.GraphModule, inputs: Collection[fx.Node], nodes: Collection[fx.Node], results: Sequence[Any], name: str
-) -> fx.GraphModule:
-    """Some nodes of a graph, in order, as a graph of its own, with the constants that are read or returned."""
-    copier = GraphCopier()
-
-    def copy_constants(used: Sequence[Any]) -> None:
-        for node in used:
-            if isinstance(node, fx.Node) and node.op == "get_attr" and node not in copier.copies:
-                copier.copy(node)
-
-    for node in inputs:
-        copier.placeholder(node)
-    for node in nodes:
-        copy_constants(node.all_input_nodes)
-        copier.copy(node)
-    copy_constants(results)
-    copier.output(results)
-    return make_graph_module(gm, copier.graph, name)
 
 
 shorten_with(functools.partial(outlined, to_read=True))

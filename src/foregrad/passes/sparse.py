@@ -12,10 +12,9 @@ from typing import Any
 
 from torch import fx
 
-from .._torch.graphs import depending_on, ends_of
+from .._torch.graphs import depending_on, ends_of, piece
 from ..graph.sparse import EMBEDDING_BACKWARD, gives_sparse
 from .aliasing import results_of
-from .regions import piece
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

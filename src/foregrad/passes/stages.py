@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from torch import fx
 
+from .._torch.graphs import piece
 from ..graph.effect_log import Write
 from ..graph.joint import JointGraph, queued_to_arrive
 from ..graph.signature import Signature
 from ..graph.slots import Param
-from .regions import piece
 from .sparse import cut_at_sparse
 
 _KEY = "foregrad stage"

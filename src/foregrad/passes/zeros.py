@@ -15,17 +15,15 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from .._torch.graphs import depending_on, make_graph_module, needed_by, symbol_of, symbols_in
+from .._torch.graphs import depending_on, is_random, make_graph_module, needed_by, piece, symbol_of, symbols_in
 from .._torch.instead import replayed
 from .._torch.ops import OpOverload
 from .._torch.symbols import map_symbolic, write_expression
-from ..errors import UnsupportedError, UnsupportedSideEffectError
-from ..graph.eager_regions import RegionBackward
+from ..errors import UnsupportedError
+from ..graph.calls import call_of
 from ..graph.meta import TensorSpec, contiguous_strides, spec_of
-from ..graph.python_calls import GradientHook, call_of
 from ..graph.signature import GradientPaths
 from ..graph.sparse import MAKE
-from .regions import is_random, piece
 from .sparse import sparse_nodes
 
 aten = torch.ops.aten
@@ -140,22 +138,15 @@ def _cut_down(
             if survivor is not None:
                 copies[node] = copies[survivor]
                 continue
-            region = call_of(node.target, node.args)
-            if isinstance(region, GradientHook) and not zeros.isdisjoint(node.all_input_nodes):
-                raise UnsupportedSideEffectError(
-                    f"the hook `{region.name}` registered at {region.where} would get None in place of a gradient: a "
-                    "Function behind it gives none, or this part of the backward does not come there. Return zeros."
-                )
-            if isinstance(region, RegionBackward):
-                key, *given = node.args[1]
-                absent = [gradient in zeros for gradient in given]
-                if any(absent):
-                    there = [value(gradient) for gradient in given if gradient not in zeros]
-                    args = (region.with_absent(absent).key, [copies[key], *there], *map_arg(node.args[2:], value))
-                    copies[node] = graph.create_node("call_function", node.target, args, name=node.name)
-                    copies[node].meta = node.meta
-                    continue
-            copies[node] = graph.node_copy(node, value)
+            call = call_of(node.target, node.args)
+            absent = [] if call is None else [tensor in zeros for tensor in node.args[1]]
+            other = call.without(absent) if call is not None and any(absent) else None
+            if other is not None:
+                there = [value(tensor) for tensor in node.args[1] if tensor not in zeros]
+                args = (other.key, there, *map_arg(node.args[2:], value))
+                copies[node] = graph.create_node("call_function", node.target, args, name=node.name)
+            else:
+                copies[node] = graph.node_copy(node, value)
             copies[node].meta = node.meta
             if sparse and node.target is aten.add.Tensor and node.args[0] not in sparse:
                 sums.append(copies[node])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,7 +27,6 @@ from ..frontend.function_classes import check_classes
 from ..frontend.lifted import capturing
 from ..frontend.program_state import ProgramState
 from ..frontend.reads import FoundWrappers, Reads, Source
-from ..frontend.scan import Scan
 from ..frontend.tree import Tree, Unwrap, flatten
 from ..graph.eager_regions import begin, in_one_call
 from ..graph.effect_log import CheckFailed
@@ -249,7 +247,6 @@ class CaptureRun(Assembly):
         scan = self.code.scan(observed.ran, observed.entered, observed.called, self.facts.gradients.hooks)
         if "Generator" in scan.names:
             _check_generators(self.name, self.made_generators)
-        _check_handled(self.name, scan, self.reads)
         inputs.check_reached(compares_identity=self.reads.compares_identity)
         recorder.borrowed.check(self.name, self.reads)
         self.state.check_taken_over(self.name)
@@ -377,27 +374,6 @@ def _check_generators(name: str, made: MadeGenerators) -> None:
             f"`{name}` draws from a new random generator, of which it can't be told whether the function makes it: "
             "make it as `torch.Generator(...)`, or outside and draw from it before the first call."
         )
-
-
-_OF_HANDLED = frozenset(
-    "exc_info exception __context__ format_exc print_exc format_exception print_exception TracebackException".split()
-)
-
-
-def _check_handled(name: str, scan: Scan, reads: Reads) -> None:
-    """The code asks for the exception being handled, or for the one before it: there is none from outside."""
-    if any(not _OF_HANDLED.isdisjoint(named.loaded | named.others) for _, named in scan.code):
-        if not _is_none_handled():
-            raise UnsupportedSideEffectError(
-                f"`{name}` is called while an exception is being handled, and its code may look at that exception "
-                "(`sys.exc_info()`, `__context__`, `traceback.format_exc()`). Call it outside of the `except` block, "
-                "or hand in what it is to know."
-            )
-        reads.ask(_is_none_handled, "whether no exception is being handled", _is_none_handled)
-
-
-def _is_none_handled(_: Any = None) -> bool:
-    return sys.exc_info()[1] is None
 
 
 def _check_arrays(name: str, call: FlatCall, records: list[InputRecord], met: Iterable[Any]) -> None:

@@ -15,10 +15,9 @@ import torch
 from torch import fx
 
 from .._torch.engine import ThreadDispatchMode
-from .._torch.graphs import make_graph_module
+from .._torch.graphs import is_random, make_graph_module
 from .._torch.nested import mapped
 from ..graph.printing import user_line
-from ..passes.regions import is_random
 from .compare import EQUAL, Gap, Verdict, compare
 from .lockstep import exact_call, gives_nothing, steps
 from .watched import Generators

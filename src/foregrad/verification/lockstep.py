@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from .._torch.graphs import is_random
 from .._torch.nested import mapped
 from .._torch.ops import OpOverload
 from ..graph.meta import TensorSpec, spec_of
-from ..passes.regions import is_random
 from ..tracing.tape.opinfo import op_info
 from .compare import Exact
 

@@ -20,14 +20,13 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
-from .._torch.graphs import make_graph_module
+from .._torch.graphs import is_random, make_graph_module
 from ..backends.boxed import as_boxed
 from ..dispatch.compilers import called_bare
 from ..graph.joint import JointGraph
 from ..graph.printing import user_line
 from ..graph.role import GraphRole
 from ..passes.aliasing import results_of
-from ..passes.regions import is_random
 from .compare import Gap, Verdict
 from .locate import Culprit, Piece, gap_of, ranges_of
 from .lockstep import evaluate, exact_call, gives_nothing, steps

@@ -34,6 +34,7 @@ from ..._torch.tensors import is_inside_transform, storage_key
 from ...errors import UnsupportedAliasError, UnsupportedOpError, UnsupportedSideEffectError, UnsupportedTensorError
 from ...frontend.expected import is_plain
 from ...frontend.tree import LEAF, Tree, check_leaves, flatten, is_as_opened, open_container
+from ...graph.calls import CALL
 from ...graph.eager_regions import (
     Ran,
     Region,
@@ -45,7 +46,7 @@ from ...graph.eager_regions import (
     run_region,
 )
 from ...graph.meta import TensorSpec, contiguous_strides, strides_in_order
-from ...graph.python_calls import CALL, Collective
+from ...graph.python_calls import Collective
 from ...identity import ById
 from ...interrupts import runs_user_code
 from ...subclasses.spec import is_wrapper

@@ -21,8 +21,9 @@ from ...frontend.libraries import is_of_library
 from ...frontend.objects import CALLED_BY_AUTOGRAD
 from ...frontend.reads import Reads, hooks_of
 from ...graph.call_effects import CallPlace, EffectTarget, EffectWriter, TensorEffect
+from ...graph.calls import CALL
 from ...graph.eager_regions import differentiated_twice
-from ...graph.python_calls import CALL, GradientHook
+from ...graph.python_calls import GradientHook
 from ...graph.signature import Handle, OutputInfo
 from ...identity import ById, IdSet
 from ...subclasses.spec import is_wrapper

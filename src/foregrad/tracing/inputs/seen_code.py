@@ -16,7 +16,7 @@ import torch
 from ..._torch.asked import ReboundNames
 from ..._torch.distributed import data_parallel
 from ..._torch.patches import REGION
-from ...errors import UnsupportedOpError
+from ...errors import UnsupportedOpError, UnsupportedSideEffectError
 from ...frontend.call import FlatCall
 from ...frontend.code import codes_in, functions_of
 from ...frontend.libraries import is_of_library, is_outside
@@ -112,6 +112,7 @@ class SeenCode:
         self._scan_classes(scan)
         scan.of_code()
         scan.finish()
+        _check_handled(self.name, scan, reads)
         return scan
 
     def _scan_classes(self, scan: Scan) -> None:
@@ -186,3 +187,24 @@ class FirstImports:
         if any(finder.find_spec(name, path, target) is not None for finder in others):
             self.modules[name] = False
             raise CaptureAgain
+
+
+_OF_HANDLED = frozenset(
+    "exc_info exception __context__ format_exc print_exc format_exception print_exception TracebackException".split()
+)
+
+
+def _check_handled(name: str, scan: Scan, reads: Reads) -> None:
+    """The code asks for the exception being handled, or for the one before it: there is none from outside."""
+    if any(not _OF_HANDLED.isdisjoint(named.loaded | named.others) for _, named in scan.code):
+        if not _is_none_handled():
+            raise UnsupportedSideEffectError(
+                f"`{name}` is called while an exception is being handled, and its code may look at that exception "
+                "(`sys.exc_info()`, `__context__`, `traceback.format_exc()`). Call it outside of the `except` block, "
+                "or hand in what it is to know."
+            )
+        reads.ask(_is_none_handled, "whether no exception is being handled", _is_none_handled)
+
+
+def _is_none_handled(_: Any = None) -> bool:
+    return sys.exc_info()[1] is None

@@ -241,7 +241,7 @@ def _skipping(count: int) -> Formula:
 
 
 def _sum(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
-    absent = [rec.has_absent and _is_absent(rec, operand) for operand in args[:2]]
+    absent = [_is_absent(rec, operand) for operand in args[:2]] if rec.has_absent else [False]
     if all(absent):
         return _skipping(2)(rec, plan, args, kwargs)
     if not any(absent) or not isinstance(args[absent.index(False)], torch.Tensor):

@@ -18,9 +18,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 from ..._torch.checkpoints import install
 from ..._torch.ops import has_effects
 from ...errors import UnsupportedMutationError, UnsupportedOpError, UnsupportedSideEffectError
-from ...graph.eager_regions import Region
+from ...graph.calls import call_of
 from ...graph.joint import JointGraph
-from ...graph.python_calls import Collective, call_of
 from ...locks import Bind
 from ..aspect import Aspect, aspect
 from ..heap.alias import memory_root
@@ -133,9 +132,9 @@ def _acts(made: Entry | Check) -> str:
     if isinstance(made, Check):
         return str(made.op) if getattr(made.op, "namespace", "aten") != "aten" or made.op is _PRINT else ""
     call = call_of(made.target, made.args)
-    if isinstance(call, Region):
-        return "" if isinstance(call.function, Collective) else call.name
-    return str(made.target) if call is None and has_effects(made.target) else ""
+    if call is not None:
+        return call.acts
+    return str(made.target) if has_effects(made.target) else ""
 
 
 _PRINT = torch.ops.aten._print.default

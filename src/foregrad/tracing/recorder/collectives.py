@@ -22,7 +22,8 @@ from ..._torch.engine import dispatching_again, without_modes, without_torch_fun
 from ..._torch.nested import tensors_in
 from ..._torch.patches import region_runner
 from ...errors import UnsupportedOpError
-from ...graph.python_calls import CALL, Collective, arguments_of, returned, written_to
+from ...graph.calls import CALL
+from ...graph.python_calls import Collective, arguments_of, returned, written_to
 from ...identity import ById
 from ..heap.recording import Recording
 from ..tape.tape import CaptureAgain, Entry

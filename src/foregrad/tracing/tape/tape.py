@@ -16,8 +16,8 @@ from torch import fx
 
 from ..._torch.nested import frozen
 from ..._torch.symbols import SYMBOLIC, is_symbolic, symbol_made
+from ...graph.calls import call_of
 from ...graph.meta import TensorSpec
-from ...graph.python_calls import Collective, call_of
 from ...identity import IdSet
 from ...subclasses.conversion import Samples
 
@@ -48,7 +48,8 @@ class Entry:
     def is_collective(self) -> bool:
         """Whether this is a collective that the program called by itself, which other processes wait for."""
         is_functional = getattr(self.target, "namespace", "") == "_c10d_functional"
-        return self.has_effect and (is_functional or isinstance(call_of(self.target, self.args), Collective))
+        call = call_of(self.target, self.args) if self.has_effect else None
+        return self.has_effect and (is_functional or (call is not None and call.waits_for_others))
 
     def __repr__(self) -> str:
         return f"Entry({self.name or self.target})"
