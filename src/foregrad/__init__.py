@@ -169,6 +169,8 @@ _HOMES = {
 ASPECTS = [
     "foregrad.tracing.recorder.settings",
     "foregrad.tracing.recorder.checkpoint_regions",
+    "foregrad.tracing.recorder.collectives",
+    "foregrad.tracing.values.made_generators",
     "foregrad.tracing.effects.retain",
 ]
 # As `foregrad.graph`, without an import of it.

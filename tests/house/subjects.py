@@ -36,6 +36,7 @@ ANNEXES: dict[str, tuple[str, ...]] = {
         "tracing/inputs/seen_code.py",
         "tracing/recorder/settings.py",
         "tracing/values/draw*.py",
+        "tracing/values/made_generators.py",
         "_torch/asked.py",
         "_torch/generators.py",
         "_torch/recurrent.py",

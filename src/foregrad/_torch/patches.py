@@ -37,12 +37,8 @@ from ..house import is_house_file, is_program_module
 from ..interrupts import deliver, held, runs_user_code
 from ..locks import Bind, InPlace, Replacements, bound
 from . import (
-    asked,
     control_flow,
-    distributed,
     dynamo_off,
-    generators,
-    recurrent,
     torchscript,
     transforms,
 )
@@ -63,15 +59,29 @@ class FunctionsOfCapture(Protocol):
         """Note a Function that was applied. `context`: the attributes that it set on its context."""
 
 
+Installer = Callable[[Bind, Callable[[], Any]], Callable[[], None] | None]
+
+
 class Subjects:
     """The subjects of a capture, each known by its class."""
 
     by_class: Mapping[type, Any] = {}
     rows: Mapping[Any, Callable[..., Any]] = {}  # what is called in place of a torch function that a subject owns
+    operators: Mapping[str, Callable[..., Any]] = {}  # the same for operators, by their namespaces
 
-    def installers(self) -> Mapping[type, Callable[[Bind, Callable[[], Any]], None]]:
-        """What installs the patches of each class, in every capture the same: with the function that binds a name, and
-        what gives the subject of this thread's capture.
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def marks(self) -> list[Any]:
+        """Marks of all entries so far: later entries may be dropped."""
+        return []
+
+    def drop(self, marks: list[Any]) -> None:
+        """Forget the entries since `marks`, which a trial recorded."""
+
+    def installers(self) -> Mapping[type, Installer]:
+        """For each class, a function that installs its patches, given a function that binds a name and a function that
+        gives the subject of this thread's capture.
         """
         return {}
 
@@ -80,7 +90,6 @@ class Hooks:
     """The calls of the patches to the capture of their thread. A capture overrides the methods that it needs."""
 
     aspects = Subjects()
-    made_generators: generators.MadeGenerators
     notes_reads = False  # whether `read` and `missing` are called
     takes_output = False  # whether `say` is called
     region: RunRegion | None = None  # runs eager regions
@@ -89,7 +98,6 @@ class Hooks:
     classes: FunctionClasses | None = None
 
     def __init__(self) -> None:
-        self.made_generators = generators.MadeGenerators(tuple)
         self.applied: list[Any] = []  # custom Functions whose forward is running, the outermost first
         self.swaps: list[Callable[[Any], Any]] = []  # of arguments of custom Functions, see `swapping`
 
@@ -435,11 +443,6 @@ def _subject(kind: type) -> Any:
     return None if hooks is None else hooks.aspects.by_class.get(kind)
 
 
-def _made_generators() -> generators.MadeGenerators | None:
-    hooks: Hooks | None = getattr(_active, "hooks", None)
-    return None if hooks is None else hooks.made_generators
-
-
 def _teller_of_output() -> Callable[..., bool] | None:
     hooks: Hooks | None = getattr(_active, "hooks", None)
     return hooks.say if hooks is not None and hooks.takes_output else None
@@ -482,26 +485,26 @@ def _bind_all() -> None:
     bind(torch.autograd.Function, "apply", classmethod(_apply))
     bind(torch.autograd, "_engine_run_backward", _engine)
     bind(_registers, "_register_hook", staticmethod(_register_on_node))
-    asked.install(bind, _is_capturing)
     for kind, install in _installers.items():
-        install(bind, functools.partial(_subject, kind))
+        _restoring.append(install(bind, functools.partial(_subject, kind)))
     control_flow.install(bind, _is_capturing, region_runner, _attention)
-    generators.install(bind, _made_generators)
     _install_output(bind)
     dynamo_off.install(bind, _is_capturing, region_runner)
-    recurrent.install(bind, _is_capturing)
     transforms.install(bind, _swapped)
-    distributed.install(bind, _is_capturing)
     torchscript.install(bind, _swap_of_capture)
 
 
 def _remove() -> None:
     _replaced.restore()
-    generators.restore_methods()
+    while _restoring:
+        restore = _restoring.pop()
+        if restore is not None:
+            restore()
     dynamo_off.forget_replacements()
 
 
-_installers: dict[type, Callable[[Bind, Callable[[], Any]], None]] = {}
+_installers: dict[type, Installer] = {}
+_restoring: list[Callable[[], None] | None] = []
 _patches = InPlace(_install, _remove)
 
 

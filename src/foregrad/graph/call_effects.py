@@ -138,21 +138,6 @@ def at_place(effects: Sequence[CallEffect], place: CallPlace) -> list[CallEffect
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class RestartGenerator(CallEffect):
-    """A random generator that the function makes begins in the same state in each call."""
-
-    generator: torch.Generator
-    state: torch.Tensor
-    place = CallPlace.FIRST
-
-    def lines(self, writer: EffectWriter) -> list[str]:
-        return [f"{writer.bind('generator', self.generator)}.set_state({writer.bind('state', self.state)})"]
-
-    def __str__(self) -> str:
-        return "a random generator that the function makes begins anew"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class KeepApart(CallEffect):
     """The function takes a gradient by the inputs `targets`: the histories of `others` must not lead to these, and
     `targets` must have no hooks. A call in which they do raises `UnsupportedError` with `message`.

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from .._torch.patches import Subjects
@@ -22,6 +22,7 @@ from ..identity import ById
 from ..locks import Bind
 from .heap.recording import Host, Recording
 from .heap.records import InputRecord
+from .tape.tape import Entry
 
 Context = contextlib.AbstractContextManager[Any]
 Row = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -45,23 +46,35 @@ class Settled:
     interior: Callable[[int], str]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finished:
+    """A run whose graph is built. `records`: those of the graph's inputs; `names`: names in the code that ran."""
+
+    joint: JointGraph
+    records: Sequence[InputRecord]
+    names: Container[str]
+
+
 class Aspect:
     """Base of the subjects of a capture. Each method is a moment at which a capture asks, and does nothing here.
 
-    `functions`: torch functions that the aspect owns; `method(self, function, args, kwargs)` runs in place of each. An
+    `functions`: torch functions that the aspect owns; `method(self, function, args, kwargs)` runs in place of each.
+    `operators`: the same for the operators of a namespace. An
     aspect holds no real tensor after `finished`, and reaches the capture only by `recorder.host`, which goes.
     """
 
     functions: ClassVar[Mapping[Any, Row]] = {}
+    operators: ClassVar[Mapping[str, Row]] = {}
 
     def __init__(self, host: Host, recorder: Recording) -> None:
         """A tape begins. `host` may be half made: ask it nothing yet."""
 
     @staticmethod
-    def install(bind: Bind, current: Callable[[], Any]) -> None:
+    def install(bind: Bind, current: Callable[[], Any]) -> Callable[[], None] | None:
         """Replace names of PyTorch while any thread captures. `current()`: the aspect of this thread's capture, None
-        where no capture runs.
+        where no capture runs. Returns a function for the end, where more than names is to be restored.
         """
+        return None
 
     def around_run(self) -> Context:
         """A context for a run of the function with its backward."""
@@ -74,12 +87,27 @@ class Aspect:
     def ran(self) -> None:
         """The function has run, or a backward; what is called here is still recorded."""
 
+    def mark(self) -> Any:
+        """A mark of all entries so far: later entries may be dropped."""
+
+    def drop(self, mark: Any) -> None:
+        """Forget the entries since `mark`, which a trial recorded."""
+
+    def ahead(self, entry: Entry) -> None:
+        """The function asks for the value of an entry with an effect, which no call has run by then."""
+
+    def returned(self, results: Sequence[Any], paths: Sequence[str]) -> None:
+        """The leaves of what the function returned and wrote are known."""
+
+    def before_graph(self, outputs: Sequence[Entry | None]) -> None:
+        """The graph is about to be made of the entries that its `outputs` need."""
+
     def effects(self, run: Settled) -> Iterable[CallEffect]:
         """What each call does for this subject."""
         return ()
 
-    def finished(self, joint: JointGraph, records: Sequence[InputRecord]) -> None:
-        """The graph is built: the last moment to refuse. `records`: those of the graph's inputs."""
+    def finished(self, run: Finished) -> None:
+        """The graph is built: the last moment to refuse."""
 
     def resumed(self) -> Aspect | None:
         """The aspect that answers while a derivative goes on with the tape, or None."""
@@ -111,17 +139,21 @@ class Aspects(Subjects):
 
     def __init__(self, found: Iterable[tuple[type[Aspect], Aspect]]) -> None:
         self.by_class: dict[type[Aspect], Aspect] = dict(found)
-        self.rows = {
-            function: functools.partial(row, one)
-            for cls, one in self.by_class.items()
-            for function, row in cls.functions.items()
-        }
+        self.rows = {f: functools.partial(row, one) for one in self for f, row in one.functions.items()}
+        self.operators = {name: functools.partial(row, one) for one in self for name, row in one.operators.items()}
 
     def installers(self) -> Mapping[type, Any]:
         return {cls: cls.install for cls in aspect_classes()}
 
     def __iter__(self) -> Iterator[Aspect]:
         return iter(self.by_class.values())
+
+    def marks(self) -> list[Any]:
+        return [one.mark() for one in self]
+
+    def drop(self, marks: list[Any]) -> None:
+        for one, mark in zip(self, marks, strict=True):
+            one.drop(mark)
 
     def resumed(self) -> Aspects:
         """The aspects that answer while a derivative goes on with the tape."""

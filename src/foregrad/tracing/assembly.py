@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from torch.autograd.graph import GradientEdge
 
 from .._torch.tensors import base_of, history_of, is_view
 from ..frontend.reads import Source
-from ..graph.call_effects import CallEffect, ChangeInference, RestartGenerator
+from ..graph.call_effects import CallEffect, ChangeInference
 from ..graph.effect_log import Effect, MarkWrapper, Write, WriteWrapper
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
@@ -110,7 +109,8 @@ class Assembly(CaptureParts):
         results: list[Any],
     ) -> tuple[list[InputRecord], JointGraph]:
         inputs, reached = self.inputs, described.reached
-        self.recorder.collectives.check([*analysis.entries, *described.gradients])
+        for one in self.aspects:
+            one.before_graph([*analysis.entries, *described.gradients])
         differentiable, gradients = described.outputs, described.gradients
         outputs: list[Entry | None] = [*analysis.entries, *gradients]
         records = list(inputs.records)
@@ -228,7 +228,6 @@ class Assembly(CaptureParts):
     ) -> Iterator[CallEffect]:
         """What a call does around the graph, but for `retain_grad()`."""
         known, paths = self.inputs.by_stand_in, [info.path for info in analysis.outputs]
-        yield from itertools.starmap(RestartGenerator, self.made_generators.used())
         yield from self.inner.effects(number)
         yield from (ChangeInference(out) for out, made in analysis.inference.items() if made is not runs_in_inference)
         yield from self.hooks.effects(number)

@@ -15,7 +15,6 @@ from .._torch.engine import (
     symbolic_composites,
 )
 from .._torch.function_classes import FunctionClasses
-from .._torch.generators import MadeGenerators
 from .._torch.jagged import dispatch_argument_of_capture, is_ragged
 from .._torch.patches import patched
 from .._torch.requirements import warn_if_untested
@@ -34,6 +33,7 @@ from ..graph.joint import JointGraph
 from ..identity import IdSet
 from ..interrupts import held, is_interrupt, note_escaping
 from ..subclasses.spec import is_of_capture
+from .aspect import Finished
 from .assembly import Assembly
 from .derivatives.backward import Differentiated, differentiate
 from .derivatives.derived_graph import check_outputs, written_by
@@ -167,7 +167,8 @@ class CaptureRun(Assembly):
         """The leaves of what the function returned and of what it wrote to Python's state, and their paths."""
         recorder, inputs, call = self.recorder, self.inputs, self.call
         with recorder:
-            recorder.collectives.finish()
+            for one in self.aspects:
+                one.ran()
             self.overlapping.finish()
         self.draws.check()
         inputs.check_reached(compares_identity=False)
@@ -194,7 +195,9 @@ class CaptureRun(Assembly):
         recorder, inputs = self.recorder, self.inputs
         _check_tensors(self.name, inputs.records, self.facts, self.lifting.accumulated_at)
         _check_arrays(self.name, self.call, inputs.records, self.state.before.met())
-        _check_results(self.name, out_leaves, paths, inputs.by_stand_in, self.made_generators, self.lifting.classes)
+        _check_results(self.name, out_leaves, paths, inputs.by_stand_in, self.lifting.classes)
+        for one in self.aspects:
+            one.returned(out_leaves, paths)
         check_reshaped(recorder)
         analysis = analyze(recorder, inputs, out_leaves, paths)
         self.hooks.settle(self.name, self.call.function, out_leaves, analysis, inputs, live=self.options.live_hooks)
@@ -239,14 +242,12 @@ class CaptureRun(Assembly):
         dead = dead_checks(recorder.tape, [*analysis.entries, *described.gradients], len(recorder.decisions.made))
         analysis.add_checks([*recorder.checks.made, *dead], inputs.records)
         records, joint = self.joint(analysis, described, out_tree, out_leaves)
-        for one in self.aspects:
-            one.finished(joint, records)
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
         self.state.settle()
         observed = self.observed
         scan = self.code.scan(observed.ran, observed.entered, observed.called, self.facts.gradients.hooks)
-        if "Generator" in scan.names:
-            _check_generators(self.name, self.made_generators)
+        for one in self.aspects:
+            one.finished(Finished(joint, records, scan.names))
         inputs.check_reached(compares_identity=self.reads.compares_identity)
         recorder.borrowed.check(self.name, self.reads)
         self.state.check_taken_over(self.name)
@@ -367,15 +368,6 @@ def _written_gradient(name: str, slot: Any, where: str, *, goes_on: bool = False
     )
 
 
-def _check_generators(name: str, made: MadeGenerators) -> None:
-    """It is known of each random generator whether the function makes it."""
-    if made.unknown():
-        raise UnsupportedSideEffectError(
-            f"`{name}` draws from a new random generator, of which it can't be told whether the function makes it: "
-            "make it as `torch.Generator(...)`, or outside and draw from it before the first call."
-        )
-
-
 def _check_arrays(name: str, call: FlatCall, records: list[InputRecord], met: Iterable[Any]) -> None:
     """No tensor that was written to is over the memory of an array that the function reaches by itself: what is
     read there is read before the graph runs.
@@ -396,7 +388,6 @@ def _check_results(
     results: Sequence[Any],
     paths: Sequence[str],
     known: Container[Any],
-    generators: Container[Any],
     classes: FunctionClasses,
 ) -> None:
     """No result but an input (one among those `known`) has a `.grad`, is a generator that the function made, or a
@@ -413,11 +404,6 @@ def _check_results(
             raise UnsupportedSideEffectError(
                 f"`{name}` returns a module that it makes, {path}: that of each call would be the same, with no values "
                 "in it. Make it outside."
-            )
-        if result in generators:
-            raise UnsupportedSideEffectError(
-                f"`{name}` returns a random generator that it makes, {path}: that of each call would be the same. Make "
-                "it outside."
             )
         if is_of_capture(result) and result not in known and gradient_of(result) is not None:
             raise UnsupportedSideEffectError(

@@ -17,7 +17,6 @@ import torch
 from .._torch.asked import ReboundNames
 from .._torch.cache_folder import why_no_folder
 from .._torch.fakes import FakeTensor, FakeTensorMode, NewFakeMode
-from .._torch.generators import MadeGenerators
 from .._torch.symbols import has_symbolic
 from ..errors import ProgramOutputError
 from ..frontend.call import FlatCall
@@ -53,7 +52,6 @@ from .tape.tape import CaptureAgain, Learned
 from .values.decisions import Decisions
 from .values.draws import Draws
 from .values.numbers import Numbers
-from .values.prefix import generators_drawn_from
 from .values.sizes import OpenSizes, SizeSymbols
 
 
@@ -101,7 +99,6 @@ class CaptureParts(Host):
         self.history_changes = HistoryChanges(inputs, recorder)
         self.reads = inputs.reads
         self.inner = InnerGradients(inputs, recorder, self.name)
-        self.made_generators = MadeGenerators(lambda: generators_drawn_from(recorder.tape.entries))
         self.hooks = OwnHooks(self.where)
         may_run = options.runs_regions
         self.functions: CustomFunctions = CustomFunctions(learned.regions, self.reads, self.met, may_run=may_run)

@@ -111,7 +111,8 @@ class Backward:
                 results, self.failing = _gradients_of(
                     outputs, [*leaves, *others], tangents, keep=keep or has_asides or bool(unlinked or others)
                 )
-                self.recorder.collectives.finish()
+                for one in self.recorder.host.aspects:
+                    one.ran()
                 for record, gradient in zip(sinks, results, strict=False):
                     if not is_stand_in(gradient) and is_wrapper(gradient):
                         parts = [self.recorder.entry_of(part) for part in parts_of(gradient)]
@@ -128,7 +129,9 @@ class Backward:
         except RuntimeError as error:
             self.error = self._named(error)
         self.failing = {position: self._named(error) for position, error in self.failing.items()}
-        if self.failing and (self.run.has_effects or any(e.is_backward for e in self.recorder.collectives.made)):
+        if self.failing and (
+            self.run.has_effects or any(e.is_backward and e.is_collective for e in self.recorder.tape.entries)
+        ):
             raise in_some_backwards(f"the backward beside that of {self._line_of(outputs[next(iter(self.failing))])}")
         if has_asides and self.error is None and not self.failing:
             self.aside = self._failing_aside(outputs, sinks, tangents)
@@ -265,7 +268,7 @@ class Backward:
     def _recording(self, tangents: Sequence[torch.Tensor] = (), *, keeps: bool = False) -> Iterator[None]:
         """Context: the engine runs. What it does besides giving gradients is dropped, but for what was finished."""
         recorder = self.recorder
-        begin, start = len(recorder.collectives.made), len(recorder.tape.entries)
+        marks, start = recorder.host.aspects.marks(), len(recorder.tape.entries)
         with recorder.backward_runs():
             recorder.late.begin(tangents)
             try:
@@ -274,7 +277,7 @@ class Backward:
             finally:
                 recorder.late.finish()
                 if not keeps:
-                    recorder.collectives.drop(begin)
+                    recorder.host.aspects.drop(marks)
                     for entry in recorder.tape.entries[start:]:
                         entry.has_effect = False
 

@@ -121,7 +121,6 @@ class Recording(Protocol):
     writes: Any
     detached: Any
     checks: Any
-    collectives: Any
     decisions: Any
     late: Any
     sparse: Any

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,12 +19,10 @@ from ..._torch.checkpoints import install
 from ..._torch.ops import has_effects
 from ...errors import UnsupportedMutationError, UnsupportedOpError, UnsupportedSideEffectError
 from ...graph.calls import call_of
-from ...graph.joint import JointGraph
 from ...locks import Bind
-from ..aspect import Aspect, aspect
+from ..aspect import Aspect, Finished, aspect
 from ..heap.alias import memory_root
 from ..heap.recording import Host, Recording
-from ..heap.records import InputRecord
 from ..kernels.checks import Check
 from ..tape.opinfo import op_info
 from ..tape.origin import user_line
@@ -112,9 +110,9 @@ class CheckpointRegions(Aspect):
     def resumed(self) -> Aspect:
         return NoRegions(self.recorder.host, self.recorder)
 
-    def finished(self, joint: JointGraph, records: Sequence[InputRecord]) -> None:
+    def finished(self, run: Finished) -> None:
         """Raise where an operator that must be computed again reads an input that the call overwrites."""
-        written = [records[update.input] for update in joint.signature.updates]
+        written = [run.records[update.input] for update in run.joint.signature.updates]
         updates = {record.entry: str(record.slot) for record in written}
         for entry in self.must if updates else ():
             name = next((updates[r] for r in map(memory_root, entries_in(entry.args)) if r in updates), None)

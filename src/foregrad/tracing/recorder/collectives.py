@@ -12,12 +12,12 @@ are those whose result is not used.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NoReturn
 
 import torch
 
-from ..._torch.distributed import finished_work, functional_collective, group_of, reduction_of, work_of
+from ..._torch.distributed import finished_work, functional_collective, group_of, install, reduction_of, work_of
 from ..._torch.engine import dispatching_again, without_modes, without_torch_functions
 from ..._torch.nested import tensors_in
 from ..._torch.patches import region_runner
@@ -25,7 +25,9 @@ from ...errors import UnsupportedOpError
 from ...graph.calls import CALL
 from ...graph.python_calls import Collective, arguments_of, returned, written_to
 from ...identity import ById
-from ..heap.recording import Recording
+from ...locks import Bind
+from ..aspect import Aspect, Row, aspect
+from ..heap.recording import Host, Recording
 from ..tape.tape import CaptureAgain, Entry
 
 aten = torch.ops.aten
@@ -36,19 +38,27 @@ Placed = list[tuple[torch.Tensor, Callable[[Entry], Entry]]]
 """Tensors that are written to, with what gives the value of each from the result of a collective."""
 
 
-class Collectives:
-    """The collectives of one recorder."""
+@aspect
+class Collectives(Aspect):
+    """The collectives of one tape. `learned.facts` says whether those of the forward run as eager regions."""
 
-    def __init__(self, recorder: Recording) -> None:
+    def __init__(self, host: Host, recorder: Recording) -> None:
         self.recorder = recorder
         self.made: list[Entry] = []  # as nodes
         self._pending: list[Any] = []
+
+    @staticmethod
+    def install(bind: Bind, current: Callable[[], Any]) -> None:
+        install(bind, lambda: current() is not None)
+
+    def resumed(self) -> Aspect:
+        return self
 
     @property
     def by_regions(self) -> bool:
         """Whether those of the forward run as eager regions."""
         learned = self.recorder.host.learned
-        return learned is not None and learned.collectives_by_regions
+        return learned is not None and Collectives in learned.facts
 
     def run(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What an operator of `c10d` gives, which exchanges tensors with other processes."""
@@ -77,20 +87,23 @@ class Collectives:
         with without_torch_functions(), without_modes(None, mode):  # as where an operator is recorded
             finish()
 
-    def finish(self) -> None:
-        """The function has run, or the backward: what nobody has waited for is there by then."""
+    operators: ClassVar[Mapping[str, Row]] = {"c10d": run}
+
+    def ran(self) -> None:  # what nobody has waited for is there by then
         for work in self._pending:
             work.wait()
 
-    def drop(self, begin: int) -> None:
-        """Forget those from this one on: they were recorded to see what happens."""
-        for entry in self.made[begin:]:
-            entry.has_effect = False
-        del self.made[begin:]
+    def mark(self) -> int:
+        return len(self.made)
 
-    def check(self, outputs: Sequence[Entry | None]) -> None:
+    def drop(self, mark: int) -> None:
+        for entry in self.made[mark:]:
+            entry.has_effect = False
+        del self.made[mark:]
+
+    def before_graph(self, outputs: Sequence[Entry | None]) -> None:
         """Capture again where a graph may not have these collectives; functional ones of the program's own stay, though
-        it does not use them. `outputs`: of the graph.
+        it does not use them.
         """
         functional = self.recorder.tape.with_operator(lambda op: getattr(op, "namespace", "") == "_c10d_functional")
         if not functional and not self.made:
@@ -103,6 +116,10 @@ class Collectives:
         if made and (self.recorder.decisions.made or not needed.issuperset(made)):
             self.run_as_regions()
 
+    def ahead(self, entry: Entry) -> None:
+        if entry.is_collective:
+            self.run_as_regions()
+
     def run_as_regions(self) -> NoReturn:
         """Capture again, with each as an eager region."""
         learned = self.recorder.host.learned
@@ -111,7 +128,7 @@ class Collectives:
                 f"a derivative of `{self.recorder.host.name}` calls collectives and reads values, which can't be "
                 "compiled."
             )
-        learned.collectives_by_regions = True
+        learned.facts[Collectives] = True
         raise CaptureAgain
 
     def _begun(self, op: Any, name: str, given: dict[str, Any], written: list[torch.Tensor]) -> Callable[[], None]:

@@ -44,7 +44,6 @@ from ..tape.origin import Origins, user_line
 from ..values.decisions import Decisions
 from ..values.prefix import evaluate
 from .backward_writes import BackwardWrites
-from .collectives import Collectives
 from .trace import Trace
 
 _UNSAFE = {"inductor.resize_storage_bytes_.default"}  # known by name only once Inductor is imported
@@ -89,7 +88,6 @@ class Recorder(Trace, ThreadDispatchMode):
         self.late = BackwardWrites(self)
         self.sparse = SparseGradients(self)
         self.borrowed = Borrowed()
-        self.collectives = Collectives(self)
         self.decisions = decisions(self)
 
     def resume(self, host: Host, decisions: Decisions, root: CodeType) -> None:
@@ -183,8 +181,9 @@ class Recorder(Trace, ThreadDispatchMode):
         plainer = PLAINER_BY_NAME.get(str(func))
         wanted = None if func is aten.detach.default else self.decompositions.get(func, plainer)
         plan = self.plans[id(func)] = Plan(func, op_info(func), wanted)
-        if func.namespace == "c10d":
-            plan.formula = lambda _, plan, args, kwargs: self.collectives.run(plan.op, args, kwargs)
+        row = self.host.aspects.operators.get(func.namespace)
+        if row is not None:
+            plan.formula = lambda _, plan, args, kwargs: row(plan.op, args, kwargs)
         return plan
 
     def run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:

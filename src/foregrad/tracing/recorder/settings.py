@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..._torch import asked, recurrent
 from ..._torch.asked import ViewReplay
 from ..._torch.settings import (
     ARITHMETIC,
@@ -26,6 +27,7 @@ from ..._torch.settings import (
 )
 from ...errors import ForegradError, UnsupportedSideEffectError
 from ...graph.call_effects import CallEffect, CallPlace, EffectWriter
+from ...locks import Bind
 from ..aspect import Aspect, Context, Settled, aspect
 from ..heap.recording import Host, Recording
 from ..tape.tape import CaptureAgain, Entry
@@ -127,6 +129,14 @@ class Settings(Aspect):
         self.view_replay = ViewReplay()
         self.after: dict[str, Any] = {}
         self.inside: dict[str, Any] = {}
+
+    @staticmethod
+    def install(bind: Bind, current: Callable[[], Any]) -> None:
+        asked.install(bind, lambda: current() is not None)
+        recurrent.install(bind, lambda: current() is not None)
+
+    def resumed(self) -> Aspect:
+        return self
 
     def around_run(self) -> Context:
         return self.view_replay

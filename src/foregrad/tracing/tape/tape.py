@@ -167,7 +167,7 @@ class Learned:
     `replays_views`: autograd replays the operators that made views; it does not once the sizes of tensors with
     gradients change in place.
     `regions`: custom Functions that use NumPy, which run as eager regions; `hooks`: see `EagerHooks`. `samples`: see
-    `Wrappers`. `collectives_by_regions`: see `Collectives`. `imports`: see `FirstImports`.
+    `Wrappers`. `imports`: see `FirstImports`. `facts`: by aspect.
     """
 
     shared_bases: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
@@ -180,7 +180,7 @@ class Learned:
     regions: set[Any] = dataclasses.field(default_factory=set)
     hooks: dict[Any, Any] = dataclasses.field(default_factory=dict)
     samples: Samples = dataclasses.field(default_factory=Samples)
-    collectives_by_regions: bool = False
+    facts: dict[type, Any] = dataclasses.field(default_factory=dict)
     imports: dict[str, bool] = dataclasses.field(default_factory=dict)
 
 

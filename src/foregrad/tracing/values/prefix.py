@@ -107,7 +107,8 @@ class Prefix:
         if entry.is_collective:
             if entry.is_backward or self.checks is None:
                 raise UnknownValue("a collective of the backward")
-            self.checks.recorder.collectives.run_as_regions()
+            for one in self.checks.recorder.host.aspects:
+                one.ahead(entry)
         generators = _generators(entry)
         if len(generators) == 1:
             fork = self._fork_of(generators[0])
