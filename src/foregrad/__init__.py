@@ -170,6 +170,9 @@ ASPECTS = [
     "foregrad.tracing.recorder.settings",
     "foregrad.tracing.recorder.checkpoint_regions",
     "foregrad.tracing.recorder.collectives",
+    "foregrad.tracing.recorder.transform_levels",
+    "foregrad.tracing.recorder.attention",
+    "foregrad.tracing.recorder.functions",
     "foregrad.tracing.values.made_generators",
     "foregrad.tracing.effects.retain",
 ]

@@ -69,7 +69,7 @@ ANNEXES: dict[str, tuple[str, ...]] = {
         "_torch/control_flow.py",
         "_torch/torchscript.py",
     ),
-    "transforms": ("dispatch/transformed.py", "_torch/transforms.py"),
+    "transforms": ("dispatch/transformed.py", "tracing/recorder/transform_levels.py", "_torch/transforms.py"),
     "distributed": (
         "tracing/recorder/checkpoint_regions.py",
         "tracing/recorder/collectives.py",

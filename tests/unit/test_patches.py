@@ -31,7 +31,7 @@ def test_names_are_restored_if_not_all_can_be_replaced(monkeypatch, error):
 
     before = bound()
     with monkeypatch.context() as patch:
-        patch.setattr(patches.torchscript, "install", failing)
+        patch.setattr(patches.dynamo_off, "install", failing)
         with pytest.raises((error, foregrad.errors.UnsupportedError)):
             call()
     assert bound() == before

@@ -37,10 +37,7 @@ from ..house import is_house_file, is_program_module
 from ..interrupts import deliver, held, runs_user_code
 from ..locks import Bind, InPlace, Replacements, bound
 from . import (
-    control_flow,
     dynamo_off,
-    torchscript,
-    transforms,
 )
 from .function_classes import FunctionClasses, is_function_class
 from .native import make_attribute_reader
@@ -94,7 +91,6 @@ class Hooks:
     takes_output = False  # whether `say` is called
     region: RunRegion | None = None  # runs eager regions
     functions: FunctionsOfCapture | None = None
-    attention: control_flow.Attention | None = None
     classes: FunctionClasses | None = None
 
     def __init__(self) -> None:
@@ -233,14 +229,14 @@ def numbers_in(tensor: torch.Tensor) -> Any:
 
 def _reduce(self: torch.Tensor, proto: int) -> Any:
     """A tensor's data for pickles, copies and files, which for plain tensors calls no torch function."""
-    if not _is_capturing() or not is_stand_in(self):
+    if not is_capturing() or not is_stand_in(self):
         return _original_reduce(self, proto)
     return torch.overrides.handle_torch_function(torch.Tensor.__reduce_ex__, (self,), self, proto)
 
 
 def _use_count(self: torch.Tensor) -> int:
     """`Tensor._use_count`, which `torch.utils.swap_tensors` calls before it exchanges anything."""
-    if _is_capturing():
+    if is_capturing():
         raise UnsupportedSideEffectError(
             "the tensors behind two objects are exchanged (`torch.utils.swap_tensors`), or a tensor's use count is "
             "read: a compiled call can't repeat that. Do it outside the compiled function."
@@ -254,11 +250,11 @@ def _moved(self: torch.nn.Module, fn: Callable[[Any], Any], recurse: bool = True
     PyTorch then assigns each parameter to itself (`param.data = param`). For fake tensors it would replace the
     parameters.
     """
-    if _is_capturing():
+    if is_capturing():
         held_tensors = [*self.parameters(recurse), *self.buffers(recurse)]
         with torch.no_grad():
             applied = [(fn(tensor), tensor) for tensor in held_tensors]
-            if all(after is tensor or after is _swapped(tensor) for after, tensor in applied):
+            if all(after is tensor or after is swapped(tensor) for after, tensor in applied):
                 return self
     return _original_moved(self, fn, recurse)
 
@@ -274,7 +270,7 @@ def _of_class(self: torch.Tensor, cls: Any) -> Any:
     classes = classes_of_capture()
     if classes is None or not (cls is torch.Tensor or is_function_class(cls)):
         return _as_subclass(self, cls)
-    return classes.as_subclass(self, cls, _swapped)
+    return classes.as_subclass(self, cls, swapped)
 
 
 def _made_of_class(cls: Any, data: torch.Tensor, require_grad: bool = False, **kwargs: Any) -> Any:
@@ -282,7 +278,7 @@ def _made_of_class(cls: Any, data: torch.Tensor, require_grad: bool = False, **k
     classes = classes_of_capture()
     if classes is None or kwargs or not (cls in (torch.Tensor, torch.nn.Parameter) or is_function_class(cls)):
         return _make_subclass(cls, data, require_grad, **kwargs)
-    return classes.make_subclass(cls, data, require_grad, _swapped)
+    return classes.make_subclass(cls, data, require_grad, swapped)
 
 
 _SCRIPTED_CODE = (torch.jit._script.__file__, torch.jit._trace.__file__)
@@ -386,12 +382,14 @@ def _swap(hooks: Hooks, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
         return hooks.swap(args, kwargs)
 
 
-def _swap_of_capture() -> Any:
+def swap_of_capture() -> Any:
+    """Two functions of this thread's capture: one gives arguments with stand-ins, one notes a read of TorchScript's."""
     hooks: Hooks | None = getattr(_active, "hooks", None)
     return None if hooks is None else (functools.partial(_swap, hooks), hooks.read_scripted)
 
 
-def _swapped(value: torch.Tensor) -> torch.Tensor:
+def swapped(value: torch.Tensor) -> torch.Tensor:
+    """The stand-in for a tensor in this thread's capture; the tensor itself where there is none."""
     hooks: Hooks | None = getattr(_active, "hooks", None)
     return value if hooks is None else _swap(hooks, (value,), {})[0][0]
 
@@ -448,12 +446,8 @@ def _teller_of_output() -> Callable[..., bool] | None:
     return hooks.say if hooks is not None and hooks.takes_output else None
 
 
-def _attention() -> control_flow.Attention | None:
-    hooks: Hooks | None = getattr(_active, "hooks", None)
-    return None if hooks is None else hooks.attention
-
-
-def _is_capturing() -> bool:
+def is_capturing() -> bool:
+    """Whether this thread captures."""
     return getattr(_active, "hooks", None) is not None
 
 
@@ -487,11 +481,8 @@ def _bind_all() -> None:
     bind(_registers, "_register_hook", staticmethod(_register_on_node))
     for kind, install in _installers.items():
         _restoring.append(install(bind, functools.partial(_subject, kind)))
-    control_flow.install(bind, _is_capturing, region_runner, _attention)
     _install_output(bind)
-    dynamo_off.install(bind, _is_capturing, region_runner)
-    transforms.install(bind, _swapped)
-    torchscript.install(bind, _swap_of_capture)
+    dynamo_off.install(bind, is_capturing, region_runner)
 
 
 def _remove() -> None:
@@ -539,7 +530,7 @@ def _install_output(bind: Bind) -> None:
 
     @runs_user_code
     def handle(self: logging.Logger, record: logging.LogRecord) -> None:
-        if record.name.startswith(_OF_FAKES) and _is_capturing():
+        if record.name.startswith(_OF_FAKES) and is_capturing():
             return  # the program sees the error itself
         tell = _teller_of_output()
         if tell is not None and _is_written(self, record):

@@ -19,7 +19,6 @@ from .._torch.jagged import dispatch_argument_of_capture, is_ragged
 from .._torch.patches import patched
 from .._torch.requirements import warn_if_untested
 from .._torch.tensors import gradient_of, is_usable
-from .._torch.transforms import levels_put_back
 from ..errors import ForegradError, InternalError, UnsupportedSideEffectError, UnsupportedTensorError
 from ..frontend.call import FlatCall, are_apart, tensor_over
 from ..frontend.function_classes import check_classes
@@ -137,7 +136,6 @@ class CaptureRun(Assembly):
         with (
             self.aspects.around(lambda one: one.around_function()),
             self.imports.watched(),
-            levels_put_back(),
             self.lifting,
             recorder,
         ):

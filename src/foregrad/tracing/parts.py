@@ -45,7 +45,6 @@ from .inputs.inputs import HistoryChanges, Inputs
 from .inputs.lifting import Lifting
 from .inputs.seen_code import FirstImports, SeenCode
 from .inputs.views_by_place import OverlappingViews, reshape_view
-from .recorder.attention import Attention
 from .recorder.recorder import Recorder, Unrecorded
 from .tape.origin import Origins, user_line
 from .tape.tape import CaptureAgain, Learned
@@ -112,7 +111,7 @@ class CaptureParts(Host):
         self.pause, self.go_on = self.observed.pause, self.observed.go_on  # type: ignore[method-assign]
         reshape = None if learned.replays_views else functools.partial(reshape_view, recorder, inputs.by_stand_in)
         self.lifting = Lifting(self, recorder, reshape_view=reshape, overlapping=self.overlapping)
-        self.attention, self.classes = Attention(recorder, self.lifting), self.lifting.classes
+        self.classes = self.lifting.classes
         self.backward = Backward(recorder, self.lifting, inputs)
         self.regions = EagerRegions(self.name, recorder, self.lifting, lambda: self.state, inputs.records)
         self.region = self.observed.unobserved(self.regions.call if may_run else self.regions.refuse)

@@ -31,7 +31,6 @@ from ..heap.recording import Host
 from ..heap.refusals import past_the_edges
 from ..kernels.checks import VALUE_CHECKS
 from ..kernels.plans import DETERMINANTS, VALUES_ONLY, eigenvalues_only, watch_determinant
-from ..recorder.attention import attention, is_by_math
 from ..recorder.functions import OBJECTS, READERS, ValuesAsked
 from ..recorder.recorder import Recorder
 from .views_by_place import RESHAPERS, OverlappingViews, ViewTracking
@@ -252,12 +251,6 @@ class Lifting(TorchFunctionMode):
         self.recorder.checks.note(VALUE_CHECKS[func], given, named)
         return func(*args, **kwargs)
 
-    def _attention(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if not is_by_math(*args, **kwargs):
-            return func(*args, **kwargs)
-        with self:  # as where a user calls a region
-            return attention(*args, **kwargs)
-
     def _determinant(self, func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*args, **kwargs)
         watch_determinant(result, args[0] if args else next(iter(kwargs.values())))
@@ -304,7 +297,6 @@ _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     **dict.fromkeys(DETERMINANTS, Lifting._determinant),
     **dict.fromkeys(_SPARSE, Lifting._sparse),
     **dict.fromkeys(_QUANTIZED, Lifting._quantized),
-    torch.nn.functional.scaled_dot_product_attention: Lifting._attention,
     torch.asarray: Lifting._as_array,
     torch.Tensor.numpy: Lifting._numpy,
     torch.Tensor.__array__: Lifting._numpy,

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
 
-from ..._torch.control_flow import ATTENTION, BACKWARD, indexed_by_tensors, strides_like
+from ..._torch.control_flow import ATTENTION, BACKWARD, indexed_by_tensors, install, strides_like
 from ..._torch.engine import ThreadDispatchMode, single_threaded_backward, without_modes
 from ..._torch.graphs import GraphWriter, make_graph_module, needed_by
 from ..._torch.jagged import attends_by_math, is_jagged, jagged_of, parts_of_jagged
 from ..._torch.nested import mapped
-from ..._torch.patches import hooks_off
+from ..._torch.patches import hooks_off, is_capturing, region_runner
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import map_symbolic
 from ..._torch.tensors import is_inside_transform
@@ -28,7 +28,10 @@ from ...errors import UnsupportedOpError
 from ...frontend.region import eager_region
 from ...graph.meta import NodeMeta, TensorSpec, contiguous_strides
 from ...identity import ById, IdSet
+from ...locks import Bind
 from ...subclasses.spec import is_wrapper
+from ..aspect import Aspect, Row, aspect
+from ..heap.recording import Host, Recording
 from ..kernels.plans import QUERIES
 from ..tape.opinfo import op_info
 from ..tape.tape import Entry
@@ -48,11 +51,37 @@ class _Given:
     mask_mod_other_buffers: Sequence[Any] = ()
 
 
-class Attention:
-    """Records calls of the operators. `lifting` swaps what functions reach by themselves."""
+@aspect
+class ByMath(Aspect):
+    """`scaled_dot_product_attention` of jagged tensors for which there is only the kernel that computes it by math: an
+    eager region.
+    """
 
-    def __init__(self, recorder: Recorder, lifting: Any) -> None:
-        self.recorder, self.graphs = recorder, ScalarGraphs(recorder, lifting)
+    def __init__(self, host: Host, recorder: Recording) -> None:
+        self.recorder = recorder
+
+    def resumed(self) -> Aspect:
+        return self
+
+    def attend(self, function: Any, args: Any, kwargs: Any) -> Any:
+        if not is_by_math(*args, **kwargs):
+            return function(*args, **kwargs)
+        with self.recorder.host.lifting:  # as where a user calls a region
+            return attention(*args, **kwargs)
+
+    functions: ClassVar[Mapping[Any, Row]] = {torch.nn.functional.scaled_dot_product_attention: attend}
+
+
+@aspect
+class Attention(Aspect):
+    """Records calls of the operators."""
+
+    def __init__(self, host: Host, recorder: Any) -> None:
+        self.recorder, self.graphs = recorder, ScalarGraphs(recorder)
+
+    @staticmethod
+    def install(bind: Bind, current: Callable[[], Any]) -> None:
+        install(bind, is_capturing, region_runner, current)
 
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, score_mod: Any, *rest: Any, **named: Any
@@ -308,10 +337,10 @@ def _number(value: Any) -> Any:
 
 
 class ScalarGraphs:
-    """Makes graphs of functions of scores, in one capture. `lifting` swaps what functions reach by themselves."""
+    """Makes graphs of functions of scores, in one capture."""
 
-    def __init__(self, recorder: Recorder, lifting: Any) -> None:
-        self.recorder, self.lifting = recorder, lifting
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
 
     def mask(self, function: Callable[..., Any], query: torch.Tensor, given: Sequence[Any]) -> Any:
         """(graph, other inputs) of a function of (batch, head, query position, key position, *given)."""
@@ -355,7 +384,8 @@ class ScalarGraphs:
         for value in given:
             if isinstance(value, torch.Tensor):
                 writer._adopted(value)
-        with without_modes(self.lifting, self.recorder), self.lifting, indexed_by_tensors(), writer:
+        lifting = self.recorder.host.lifting  # swaps what functions reach by themselves
+        with without_modes(lifting, self.recorder), lifting, indexed_by_tensors(), writer:
             yield writer
 
     def _checked(self, writer: _Writer, result: Any) -> torch.Tensor:
