@@ -73,7 +73,7 @@ class LibraryState:
         new = names - done
         done |= new
         if missing := (new if has_getattr else new & probed) - table.keys():
-            self.reads.place(table, "dict", name, "attr").lacks(*missing)
+            self.reads.place(table, "dict", name, "attr").lacks(missing)
         if module is os and not names.isdisjoint({"environ", "getenv", "environb"}):
             self._environment(names)
         for attribute in in_order(names & table.keys()):
@@ -103,7 +103,7 @@ class LibraryState:
         """Code imports these, and would import those that are missing."""
         is_whole = "modules" in self.gone_through
         place = self.reads.place(sys.modules, "dict", "sys.modules", "item")
-        place.lacks(*missing)
+        place.lacks(missing)
         place.keys = tuple(sys.modules) if is_whole else place.keys
         for name, module in (sys.modules.copy() if is_whole else imported).items():
             if is_whole or not is_outside(name):
@@ -130,7 +130,7 @@ class LibraryState:
         """Code names these: look at the attributes of objects."""
         for value, name, done in [*self._objects.values()]:
             if isinstance(value, type) and (missing := probed - attributes_of(value)):
-                self.reads.place(dict_of_class(value), "dict", value.__name__, "attr").lacks(*missing)
+                self.reads.place(dict_of_class(value), "dict", value.__name__, "attr").lacks(missing)
             for attribute in in_order(_names_in(value, names) - done):
                 done.add(attribute)
                 try:

@@ -55,7 +55,7 @@ _MOST_VISITS = 200_000
 _LARGE = 10_000  # items, from which on those of a container are not looked into
 _MOST_BYTES = 1 << 20  # of a buffer that is copied
 _ATOMS = PLAIN | {types.CodeType, type(NotImplemented), types.GetSetDescriptorType}
-_DESCRIBES = {"__annotations__", "__dataclass_fields__"}
+_DESCRIBES = {"__annotations__", "__dataclass_fields__"}  # looked at where code names them, as are methods not special
 _BUFFERS = (bytearray, array.array, memoryview, *OF_CTYPES)
 _OF_PARTIALS, _OF_DESCRIPTORS = ("func", "args", "keywords"), ("__func__", "fget", "fset", "func")
 _WITH_ATTRIBUTES = {dict, list, tuple, set, frozenset, collections.deque, functools.partial, _BUFFERS}
@@ -150,7 +150,8 @@ class ProgramState:
                 holder.before = own_globals(holder.before)
 
     def _library(self, value: Any, parent: Holder | None, step: Any) -> None:
-        self._libraries.setdefault(id(value), Holder(kinds.PASSAGE, value, parent, step, "attr", {}, value))
+        if id(value) not in self._libraries:
+            self._libraries[id(value)] = Holder(kinds.PASSAGE, value, parent, step, "attr", {}, value)
 
     def _hold_libraries(self, stored: frozenset[str], names: frozenset[str]) -> None:
         """Hold these attributes of all that is a library's and was met, or is by one of these names in what was."""
@@ -381,7 +382,7 @@ class ProgramState:
         items = stored(value)
         if not isinstance(value, tuple):
             value, parent = tuple(items), None
-        if not all(type(item) in _ATOMS for item in items):
+        if not _ATOMS.issuperset(map(type, items)):
             self._pass(value, parent, step, dict(enumerate(items)))
 
     def _pass(
@@ -534,8 +535,7 @@ class ProgramState:
         if not function.__dict__:
             self._seen[id(function.__dict__)] = function.__dict__
             self.empty.append((function.__dict__, None, function.__name__))
-        code = function.__code__
-        self._code(code, table)
+        self._code(function.__code__, table)
         for defaults in (function.__defaults__, function.__kwdefaults__):
             if defaults:
                 self._queue.append((defaults, None, f"default of {function.__name__}"))
@@ -560,12 +560,12 @@ class ProgramState:
         for base in cls.__mro__:
             if is_of_library(base):
                 self._library(base, None, base.__name__)
-            if (id(base) in self._seen and base is not cls) or is_of_library(base):
+                continue
+            if id(base) in self._seen and base is not cls:
                 continue
             self._seen[id(base)] = base
             holder = self._hold(kinds.CLASS, base, None, base.__name__, "attr")
             items = holder.before.items()
-            # Methods, and what describes a class, are looked at where code names them, special methods always.
             named = {k: v for k, v in items if k in _DESCRIBES or (type(v) is types.FunctionType and k[:2] != "__")}
             self._look_up(holder, named.items())
             self._queue.append((type(base), None, type(base).__name__))

@@ -93,9 +93,9 @@ class ReadSite:
         self.ask: Any = None
         self.volatile = 0  # how often it was written to without a difference that matters
 
-    def lacks(self, *keys: Any) -> None:
-        """Note that there is nothing under these keys, but for keys that were noted before."""
-        self.absent.update(set(keys).difference(self.items))
+    def lacks(self, keys: Iterable[Any], there: Iterable[Any] = ()) -> None:
+        """Note that there is nothing under these keys, but for those `there` and keys that were noted before."""
+        self.absent |= frozenset(keys).difference(there, self.items)
 
     def appeared(self) -> Any:
         """The keys that were absent and are there now."""
@@ -312,7 +312,7 @@ class Reads:
                 self.add(self.place(table, "dict", type(module).__name__, "attr", id(module)), name, table[name])
                 return
         self.class_attributes.setdefault((type(module), name), None)
-        place.lacks(name)
+        place.lacks((name,))
 
     def note_scripted(self, state: Any, name: str) -> None:
         """Note an attribute of `state` that compiled code of TorchScript reads, in C++."""

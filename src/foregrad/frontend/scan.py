@@ -233,10 +233,10 @@ class Scan:
         settled = self._settled.setdefault(id(namespace), set())
         for name in in_order(loaded - settled):
             if name not in namespace:
-                place.lacks(name)  # a built-in function may be hidden later, and a `NameError` be caught
+                place.lacks((name,))  # a built-in function may be hidden later, and a `NameError` be caught
                 value = vars(builtins).get(name, ABSENT)
                 if value is ABSENT:
-                    self.reads.place(vars(builtins), "dict", "builtins", "attr").lacks(name)
+                    self.reads.place(vars(builtins), "dict", "builtins", "attr").lacks((name,))
                 elif not isinstance(value, _OF_BUILTINS):  # what the program has put there; a capture replaces `print`
                     self.reads.add(self.reads.place(vars(builtins), "dict", "builtins", "attr"), name, value)
                     self.visit(value, name)
@@ -434,7 +434,7 @@ class Scan:
         bases = [base for base in cls.__mro__ if not is_of_library(base)]
         names = SPECIAL.union(*map(self._that_ran, bases))
         for base in bases:
-            self._class_table(base).lacks(*(names - base.__dict__.keys()))
+            self._class_table(base).lacks(names, base.__dict__)
             for name in in_order(names.intersection(base.__dict__).union(special_names(base))):
                 self._attribute_of_class(base, base.__name__, name)
             self._class(type(base))
@@ -448,7 +448,7 @@ class Scan:
                     self._attribute(base, base.__name__, name)
                 return
             if not is_of_library(base):
-                self._class_table(base).lacks(name)
+                self._class_table(base).lacks((name,))
 
     def _objects_again(self) -> bool:
         """Look at objects under the names that came since the last time. Returns whether any attribute was new."""
@@ -466,9 +466,9 @@ class Scan:
                 names = names if type(value) is type else names | self._attributes_of(type(value))
                 new = names & under.names
                 if not is_of_library(value):
-                    self._class_table(value).lacks(*(under.probed - value.__dict__.keys()))
+                    self._class_table(value).lacks(under.probed, value.__dict__)
                 if under is now:
-                    self._class_table(value).lacks(*(SPECIAL - value.__dict__.keys()))
+                    self._class_table(value).lacks(SPECIAL, value.__dict__)
                     options = values_of(value) if self.makes_up_names else ()
                     new = new.union(special_names(value), self._that_ran(value), options)
                     if not (is_of_library(value) or now.names.isdisjoint(_GO_THROUGH)):
@@ -482,9 +482,9 @@ class Scan:
                 missing = new - there
                 done |= missing
                 if isinstance(value, type):
-                    self._class_table(value).lacks(*missing)
+                    self._class_table(value).lacks(missing)
                 elif (table := table_of(value)) is not None:
-                    self.reads.place(table, "dict", name, "attr").lacks(*missing)
+                    self.reads.place(table, "dict", name, "attr").lacks(missing)
             for attribute in in_order(there):
                 done.add(attribute)
                 is_new = self._attribute(value, name, attribute, depth) or is_new
@@ -533,7 +533,7 @@ class Scan:
             item = table[attribute]
             for base in type(value).__mro__:  # a property of that name would hide it
                 if not is_of_library(base) and attribute not in base.__dict__:
-                    self._class_table(base).lacks(attribute)
+                    self._class_table(base).lacks((attribute,))
         else:
             place = self.reads.place(value, "object", name, "attr")
             item = place.look(attribute)
