@@ -10,6 +10,7 @@ Other threads see no signals: Python runs handlers on the main thread.
 
 from __future__ import annotations
 
+import dis
 import os
 import signal
 import sys
@@ -25,6 +26,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 _NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGBREAK")
 _SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 _WAITING = {"torch.utils.data", "torch.multiprocessing", "torch.distributed"}  # PyTorch's code that waits for processes
+# Exceptions that functions written in C raise without a word.
+_WITHOUT_WORDS = (StopIteration, StopAsyncIteration, GeneratorExit, MemoryError)
 _SWALLOWING = {"weakref", "_weakrefset", "gc"}  # an exception there is only printed
 _STOPPED = b"foregrad: interrupted; the graph that is being compiled is finished first. Again to stop at once.\n"
 
@@ -153,8 +156,19 @@ def note_escaping(error: BaseException) -> None:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether an exception comes from a signal's handler, or is no `Exception`."""
-    return not isinstance(error, Exception) or error is held.raised
+    """Whether an exception came from outside of the code that it was raised in: from a signal's handler, or from
+    another thread, which sets the class of an exception (`PyThreadState_SetAsyncExc`).
+    """
+    trace = error.__traceback__
+    if error is held.raised or trace is None:
+        return error is held.raised
+    while trace.tb_next is not None:
+        outer, trace = trace.tb_frame, trace.tb_next
+        values = () if is_house_code(trace.tb_frame.f_code) else list(trace.tb_frame.f_locals.values())
+        if any(value is outer or (type(value) is tuple and any(v is outer for v in value)) for value in values):
+            return True  # a handler is given the frame that was interrupted
+    is_raised = dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] in ("RAISE_VARARGS", "RERAISE")
+    return not (is_raised or error.args or isinstance(error, _WITHOUT_WORDS))
 
 
 def _is_in_user_code(frame: FrameType | None) -> bool:

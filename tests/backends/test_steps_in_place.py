@@ -6,7 +6,7 @@ from torch import nn
 
 import foregrad
 from foregrad._torch.memory import _peak
-from foregrad.backends import eager
+from foregrad.backends import eager, in_place
 
 WIDTH, LAYERS = 256, 6
 SIZE = LAYERS * WIDTH * WIDTH * 4  # bytes of the weights
@@ -162,6 +162,7 @@ def test_an_error_in_the_middle_says_that_updates_were_made(longest, monkeypatch
     """As eager's, which stops with the first parameter updated."""
     monkeypatch.setattr(eager, "_LONGEST", longest)
     monkeypatch.setattr(eager, "_PART", longest)
+    monkeypatch.setattr(in_place, "_FEW_ELEMENTS", 0)
     first, second = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
     indices = torch.zeros(4, dtype=torch.long)
 
@@ -179,6 +180,29 @@ def test_an_error_in_the_middle_says_that_updates_were_made(longest, monkeypatch
     assert second.tolist() == [2.0] * 4
     (note,) = caught.value.__notes__
     assert "2 of 3 writes to parameters" in note
+
+
+def test_small_updates_wait_for_an_operator_that_may_raise():
+    """So the call can be made again, in eager: what that has done by then is done, and the program's count is right."""
+    first, second, counted = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4)), {"steps": 0, "whole": 0}
+    indices = torch.zeros(4, dtype=torch.long)
+
+    def step(index):
+        counted["steps"] += 1
+        with torch.no_grad():
+            first.mul_(2).sub_(1.5)
+            second.add_(second.gather(0, index))
+        counted["whole"] += 1
+
+    call = foregrad.compile(step, backend="eager")
+    for _ in range(3):
+        first.data.fill_(1), second.data.fill_(1)
+        call(indices)
+    with pytest.raises(RuntimeError, match="out of bounds") as caught:
+        call(indices + 7)
+    assert not getattr(caught.value, "__notes__", [])
+    assert (first.tolist(), second.tolist()) == ([-0.5] * 4, [2.0] * 4)
+    assert counted == {"steps": 4, "whole": 3}
 
 
 def test_an_error_before_the_first_update_says_nothing():

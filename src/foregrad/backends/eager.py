@@ -40,7 +40,7 @@ from ..graph.source import Names, compile_source, unpacked
 from ..passes.regions import called_region, outlined
 from ..tracing.tape.opinfo import op_info
 from .calls import CallWriter, has_many_outputs, resolve
-from .in_place import InPlace, tell_of_writes, written_in_place
+from .in_place import InPlace, note_write, tell_of_writes, written_in_place
 
 Node = torch.fx.Node
 
@@ -143,6 +143,8 @@ def _tell(writing: Sequence[int], error: BaseException) -> None:
     file = at.tb_frame.f_code.co_filename
     while at.tb_next is not None and at.tb_next.tb_frame.f_code.co_filename == file:  # in a part
         at = at.tb_next
+    if bisect_right(writing, at.tb_lineno):  # a kernel may write a part of what it writes
+        note_write(error)
     count = bisect_left(writing, at.tb_lineno)
     if not count:
         return

@@ -26,12 +26,15 @@ from ..errors import add_note
 from ..graph.meta import TensorSpec, spec_of
 from ..passes.aliasing import makes_memory, memory_of
 from ..passes.mutations import Updates, by_memory, may_be_scheduled, scheduled
+from ..tracing.kernels.checks import may_raise
 from ..tracing.tape.opinfo import op_info
 from .calls import has_many_outputs
 
 Node = torch.fx.Node
 
 aten = torch.ops.aten
+_FEW_ELEMENTS = 1 << 14
+_WROTE = "_foregrad_wrote"  # an attribute of an error
 _VIEWS: dict[Any, Any] = {
     aten.slice_scatter.default: aten.slice.Tensor,
     aten.select_scatter.default: aten.select.int,
@@ -53,8 +56,19 @@ class InPlace:
     updated: tuple[tuple[int, int], ...] = ()
 
 
+def note_write(error: BaseException) -> None:
+    """Note with an error in a graph that an input of the graph may have been written."""
+    vars(error)[_WROTE] = True
+
+
+def has_written(error: BaseException) -> bool:
+    """Whether a graph may have written to its inputs before it raised this error."""
+    return _WROTE in vars(error)
+
+
 def tell_of_writes(error: BaseException, made: str) -> None:
     """Say with an error in a graph that some inputs of the graph may have their new values already. `made`: which."""
+    note_write(error)
     text = f"foregrad: {made} before this error, as some are in eager. Restore these tensors before the next call."
     add_note(error, text)
     if sys.version_info < (3, 11):  # which prints no notes
@@ -77,6 +91,7 @@ class _Search:
         self.results: list[Any] = list(nodes[-1].args[0])  # type: ignore[arg-type]
         self.updates = {(i, o): (placeholders[i], self.results[o]) for i, o in updates}
         self.aliases = by_memory(nodes)
+        self.last_look = max((self.position[node] for node in _looking(nodes)), default=-1)
         self.on_the_way: dict[Node, set[_Value]] = {}  # by input: the values that its new one is made from in its place
         for placeholder, root in self.updates.values():
             values = self.on_the_way.setdefault(placeholder, set())
@@ -93,7 +108,8 @@ class _Search:
             if not wrong:
                 break
             writers -= wrong
-        found = InPlace(self.nodes, {node: self._writing(node) for node in writers}, writers & on_the_way)
+        into_inputs = {node for pair in done for node, _ in self.on_the_way[self.updates[pair][0]]} & writers
+        found = InPlace(self.nodes, {node: self._writing(node) for node in writers}, into_inputs)
         for pair, (placeholder, root) in self.updates.items():
             if pair not in done and self._may_copy(placeholder, root):
                 found.copied.setdefault(root, []).append((placeholder, root))
@@ -129,7 +145,7 @@ class _Search:
         for path, base in written:
             memory = memory_of(base)
             if base.op == "placeholder":
-                if (node, path) not in self.on_the_way.get(base, ()):
+                if (node, path) not in self.on_the_way.get(base, ()) or self._waits(base, node):
                     return False
             elif not makes_memory(memory) or memory[0].op == "placeholder":
                 return False
@@ -148,7 +164,16 @@ class _Search:
         """Whether an input can take its new value as soon as that is computed."""
         if not isinstance(root, Node) or not makes_memory(memory_of(root)) or memory_of(root)[0].op != "call_function":
             return False
-        return not placeholder.users or self._last_use(placeholder) <= self.position[_value(root)[0]]
+        node = _value(root)[0]
+        return not self._waits(placeholder, node) and (
+            not placeholder.users or self._last_use(placeholder) <= self.position[node]
+        )
+
+    def _waits(self, placeholder: Node, node: Node) -> bool:
+        """Whether an input is written when nothing can raise any more, since that costs little: see `_looking`."""
+        spec = spec_of(placeholder)
+        is_small = isinstance(spec, TensorSpec) and spec.is_static and spec.numel <= _FEW_ELEMENTS
+        return is_small and self.position[node] <= self.last_look
 
     def _writing(self, node: Node) -> Any:
         """What is called in place of the node's function."""
@@ -157,6 +182,27 @@ class _Search:
         whole, part, *_ = cast("tuple[Node, ...]", node.args)
         from_itself = memory_of(part) == memory_of(whole)
         return _writing_to_part(_VIEWS[node.target], from_itself=from_itself)
+
+
+def _looking(nodes: Sequence[Node]) -> Iterator[Node]:
+    """The nodes that may raise for some values, which no node before them has looked at in the same way.
+
+    A call in which one does is made again, by eager, unless some of its inputs were written to by then.
+    """
+    seen = set()
+    for node in nodes:
+        if node.op == "call_function" and may_raise(node.target, spec_of(node), lambda _: False):
+            operands = [*_operands(node)]
+            asked = [memory_of(n) for n in operands if not _is_floating(n)]
+            key = (*asked, str(getattr(spec_of(operands[0]), "shape", None)) if operands else None)
+            if not asked or key not in seen:
+                seen.add(key)
+                yield node
+
+
+def _is_floating(node: Node) -> bool:
+    spec = spec_of(node)
+    return isinstance(spec, TensorSpec) and (spec.dtype.is_floating_point or spec.dtype.is_complex)
 
 
 _Value = tuple[Node, tuple[int, ...]]  # one result of a node, by the indices that take it

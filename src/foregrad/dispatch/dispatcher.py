@@ -20,7 +20,7 @@ from ..frontend.function_classes import FunctionClassError, OfClasses, has_class
 from ..frontend.lifted import Lifted, Place, StatePlace, lifted_arrays, may_lift_more, numbered
 from ..graph.eager_regions import give_up, in_one_call
 from ..graph.source import source_of
-from ..interrupts import held
+from ..interrupts import held, is_interrupt
 from ..locks import Turn
 from ..subclasses.spec import GradientKindError
 from ..tracing.recorder.recorder import ArraysWritten
@@ -331,7 +331,7 @@ class Dispatcher:
         result = self._by_sizes.call(args, kwargs)
         return self._compile_and_call(args, kwargs, self.graphs.calls, lifts=False) if result is MISS else result
 
-    def _make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Specialization | Exception | None:
+    def _make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Specialization | BaseException | None:
         """A graph for a call that fits no graph so far. If the call runs eagerly instead: the error that is the reason,
         or None.
         """
@@ -362,14 +362,16 @@ class Dispatcher:
 
     def _try_to_specialize(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], place: Any = None
-    ) -> Specialization | Exception | None:
+    ) -> Specialization | BaseException | None:
         """A graph for a call, made since the value at `place` differs. None if this call alone runs eagerly: it fills a
         cache, asks for the text of a tensor, or fails a check. The error if all such calls run eagerly.
         """
         try:
             specialization = self._specialized(args, kwargs)
-        except Exception as error:
+        except BaseException as error:
             self.compilations.pop()  # no graph
+            if is_interrupt(error):
+                raise
             if isinstance(error, FunctionClassError) and self._takes_classes(error, args, kwargs):
                 return None
             return self._without_graph(error)
@@ -406,7 +408,7 @@ class Dispatcher:
             entries[True] = inner, functools.partial(_called_of_classes, form, inner.entry, self.fallbacks)
         return True
 
-    def _without_graph(self, error: Exception) -> Exception | None:
+    def _without_graph(self, error: BaseException) -> BaseException | None:
         """The result of `_try_to_specialize` after a capture raised `error`. Raises errors meant for the caller."""
         if isinstance(error, DrawsFound):
             if not self._state.entries and self._lift((), {}, numbered(error.draws)):

@@ -156,7 +156,7 @@ class Fallbacks:
         """Note that a graph was made, so the last call filled nothing."""
         self._fills_in_a_row = 0
 
-    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception | None) -> Any:
+    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: BaseException | None) -> Any:
         """Run a call without a graph; `error` is the reason to report, if there is one."""
         as_it_was, refusals = give_up(), self.refusals
         if error is None:
@@ -177,7 +177,7 @@ class Fallbacks:
         refusals.tell(entry)
         return result
 
-    def after(self, error: Exception) -> Exception | None:
+    def after(self, error: BaseException) -> BaseException | None:
         """The error to report for a call that runs eagerly since its capture raised `error`; None if there is nothing
         to report, or a warning was given. Raises errors meant for the caller.
         """
@@ -194,7 +194,7 @@ class Fallbacks:
             raise error
         return error
 
-    def _is_refusal(self, error: Exception) -> bool:
+    def _is_refusal(self, error: BaseException) -> bool:
         """Whether calls that lead to this error run eagerly: the function can't be compiled, or its capture failed."""
         if isinstance(error, ForegradError):
             return self.refusals.mode == "eager" and isinstance(error, (UnsupportedError, UnknownLeafError))

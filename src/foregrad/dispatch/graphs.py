@@ -28,9 +28,11 @@ from ..graph.python_effects import CONSOLE
 from ..graph.signature import DecisionInfo, Signature
 from ..graph.source import Names, compile_source, source_of
 from ..identity import ById
+from ..interrupts import is_interrupt
 from ..locks import make_lock
 from ..phases import compiling, phase
 from ..runtime.compiled import Compiled
+from ..runtime.decisions import Stop
 from ..runtime.node import NodeSource
 from ..runtime.render import RunLines
 from ..tracing.tape.tape import NumberVaries
@@ -281,7 +283,9 @@ class Specializer:
                 if call.dynamic:
                     check_marked(call, product.captured.joint, self.name)
                 make_guards = functools.partial(CallGuards, call, product.captured, native=self.config.native)
-                function, guards, node = rendered(self.name, product.compiled, make_guards, self.function)
+                tells = self.pipeline.may_fail and self.config.on_unsupported == "eager"
+                again = Rerun(self.function, self.name, Once() if tells else None)
+                function, guards, node = rendered(self.name, product.compiled, make_guards, self.function, again)
             joint, seconds = product.captured.joint, time.perf_counter() - begin
             self.pipeline.tell(CompileStage("guards", self.name, joint, source_of(function), seconds, joint))
         return Specialization(function, node, product.without_tensors(), guards.watch, guards.list)
@@ -337,6 +341,8 @@ class Specializer:
         return None if self._is_of_symbols(product, call) else product
 
     def _note(self, error: Exception) -> None:
+        if is_interrupt(error):
+            raise error
         if not is_of_capture(error) and not ClosedSizesError.is_behind(error):
             self._of_compiler = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 
@@ -357,7 +363,8 @@ class Specializer:
         static = dataclasses.replace(call, sizes=None, dynamic={}, varied=None, numbers=frozenset())
         try:
             plain = self.pipeline.build(static, self.name, self.config).captured.joint.error
-        except Exception:
+        except Exception as failure:
+            self._note(failure)
             return True
         if plain is not None:
             self._errors.add((type(plain), str(plain)))
@@ -367,25 +374,49 @@ class Specializer:
 G = TypeVar("G", bound=GuardMaker)
 
 
+class Rerun:
+    """Makes a call of `function` once more, whose graph raised before anything that it did could be seen: eager raises
+    where that is the program's own error, and has done by then what comes before. `once`: gives a warning of graphs
+    that raise where eager does not; without, their error is the caller's.
+    """
+
+    def __init__(self, function: Callable[..., Any], name: str, once: Once | None = None) -> None:
+        self.function, self.name, self.once = function, name, once
+
+    def __call__(self, fault: BaseException, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        result = self.function(*args, **kwargs)
+        if self.once is None:
+            raise fault
+        self.once.warn(
+            f"a graph of `{self.name}` raised an error that eager mode does not raise ({type(fault).__name__}: "
+            f"{fault}). Such calls run eagerly once more. "
+            '(foregrad.compile(..., on_unsupported="raise") makes this an error.)'
+        )
+        return result
+
+
 def rendered(
-    name: str, compiled: Compiled, make_guards: Callable[[Names], G], eagerly: Callable[..., Any]
+    name: str, compiled: Compiled, make_guards: Callable[[Names], G], eagerly: Callable[..., Any], again: Rerun | None
 ) -> tuple[Callable[..., Any], G, NodeSource | None]:
     """(a function of (args, kwargs) that tests the guards and runs a graph, or returns `MISS`; the guards; the graph's
-    node). It calls `eagerly` where a check of the graph fails.
+    node). It calls `eagerly` where a check of the graph fails, and makes a call `again` where the graph raises.
     """
     joint = compiled.partitioned.joint
+    faulted = None if again is None else "return again(fault, args, kwargs)"
+    stop = Stop("return MISS", "return eagerly(*args, **kwargs)", faulted)
+    draws = isinstance(eagerly, Lifted) and bool(eagerly.generators.kinds)
     while True:
-        names = Names(["args", "kwargs", "MISS", "call", "error", "eagerly", "difference", "differs"])
+        names = Names(["args", "kwargs", "MISS", "call", "error", "fault", "eagerly", "again", "difference", "differs"])
         guards = make_guards(names)
         lines, num_guards = guards.lines(), joint.num_guards()
-        variables = guards.symbols, "return eagerly(*args, **kwargs)", guards.wrappers, guards.containers
-        run = RunLines(compiled, guards.inputs, names, "return MISS", *variables)
+        around = guards.symbols, guards.wrappers, guards.containers
+        run = RunLines(compiled, guards.inputs, names, stop, *around, draws=draws)
         if joint.num_guards() == num_guards:  # rendering added no condition on symbolic sizes
             break
     body = "\n".join("    " + line for line in (*lines, *run.lines))
     globals_ = {**guards.list.globals, **run.globals}
-    if joint.signature.checks:
-        globals_["eagerly"] = eagerly
+    globals_ |= {"eagerly": eagerly} if joint.signature.checks else {}
+    globals_ |= {"again": again} if run.ends is not None else {}
     source = f"def call(args, kwargs):\n{body}\n"
     return compile_source(source, "call", globals_, label=f"runtime of {name}"), guards, run.node
 

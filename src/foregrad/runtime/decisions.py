@@ -10,12 +10,14 @@ from typing import Any
 import torch
 
 from .._torch.symbols import expression_text
+from ..backends.in_place import has_written
 from ..errors import ForegradError
 from ..graph.eager_regions import RegionRaisedError, begin, finish, rewind
 from ..graph.effect_log import CheckInfo, Given, Result
 from ..graph.joint import JointGraph
 from ..graph.signature import DecisionInfo, Signature
 from ..graph.source import call_keywords, literal, shown
+from ..interrupts import is_interrupt
 from .lines import LineWriter, op_name
 
 Bind = Callable[[str, Any], str]
@@ -23,31 +25,18 @@ Bind = Callable[[str, Any], str]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stop:
-    """The statements that end a call for which a graph is not right: `diverged` if a decision differs, `failed` if the
-    graph raised (as `error`).
+    """The statements that end a call for which a graph is not right: `diverged` if a decision differs, `checked` if a
+    check fails, `faulted` if the graph raised `fault`; None where its error is the caller's.
     """
 
     diverged: str
-    failed: str
+    checked: str
+    faulted: str | None = None
 
 
-def decision_lines(
-    writer: LineWriter,
-    joint: JointGraph,
-    inputs: list[str],
-    outputs: list[str],
-    run: list[str],
-    stop: Stop,
-    checks: Callable[[CheckInfo, list[str]], list[str]],
-) -> list[str]:
-    """`run`, the lines that call the graph, followed by tests of its decisions.
-
-    A graph that runs with other values than at capture may fail half-way: that is a difference too. `writer` has the
-    variables of all symbolic sizes, `open_sizes` among them. `checks` gives the lines of a check, from the check and
-    the lines that undo the call so far.
-    """
-    bind, symbols = writer.bind, writer.symbols
-    signature = joint.signature
+def undo_lines(writer: LineWriter, signature: Signature, inputs: list[str]) -> tuple[list[str], list[str]]:
+    """Lines before a graph that may be wrong for a call, and lines that undo the call so far."""
+    bind = writer.bind
     save, undo = generator_lines(signature.generators, bind)
     if not signature.is_inference:
         own = len(signature.inputs)
@@ -57,14 +46,29 @@ def decision_lines(
         bind("eager_regions", signature.eager_regions)  # the graph holds only their keys
         save = [f"{bind('begin_regions', begin)}()", *save]
         undo = [f"{bind('rewind_regions', rewind)}()", *undo]
-    fallback = [*undo, stop.diverged]
-    raised = bind("unless_diverged", raise_unless_diverged)
-    lines = [*save, "try:", *("    " + line for line in run)]
-    lines += [
-        "except Exception as error:",
-        f"    {raised}(error)",
-        *("    " + line for line in [*undo, stop.failed]),
-    ]
+    return save, undo
+
+
+def attempt_lines(run: list[str], *after: str) -> list[str]:
+    """`run`, the lines that call the graph; `after` them come those for a call in which they raise `error`."""
+    lines = ["try:", *("    " + line for line in run), "except BaseException as error:"]
+    return [*lines, *("    " + line for line in after)]
+
+
+def decision_lines(
+    writer: LineWriter,
+    joint: JointGraph,
+    outputs: list[str],
+    undo: list[str],
+    diverged: str,
+    checks: Callable[[CheckInfo, list[str]], list[str]],
+) -> list[str]:
+    """Tests of the decisions of a graph that has run. `writer` has the variables of all symbolic sizes, `open_sizes`
+    among them. `checks` gives the lines of a check, from the check and the lines that undo the call so far.
+    """
+    bind, symbols = writer.bind, writer.symbols
+    signature = joint.signature
+    fallback, lines = [*undo, diverged], list[str]()
     for number, decision in enumerate(signature.decisions):
         lines += _before(signature, number, checks, undo)
         if decision.symbol is None:
@@ -118,13 +122,16 @@ def range_text(table: Any, symbol: Any, variable: str) -> str:
     return f"{low} <= {variable}" if high is None else f"{low} <= {variable} <= {high}"
 
 
-def raise_unless_diverged(error: Exception) -> None:
-    """Raise an error that a run with other values can't have caused."""
+def unless_ended(error: BaseException) -> BaseException:
+    """An error in a graph, without the values of that run, for a call that is made again in another way. Raises it
+    where the call ends with it: it is an interrupt or foregrad's own, or the graph has written to tensors by then.
+    """
     if isinstance(error, RegionRaisedError):
         finish()
         raise error.error
-    if isinstance(error, ForegradError):
+    if isinstance(error, ForegradError) or has_written(error) or is_interrupt(error):
         raise error
+    return error.with_traceback(None)
 
 
 def _differs(name: str, info: DecisionInfo, bind: Bind) -> str:

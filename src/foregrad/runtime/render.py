@@ -44,7 +44,7 @@ from ..graph.python_effects import Kept, OfArgument
 from ..graph.signature import ConstantOutput, Signature, WrapperOutput
 from ..graph.source import Names, literal, unpacked
 from .compiled import Compiled
-from .decisions import Stop, check_lines, decision_lines, open_sizes
+from .decisions import Stop, attempt_lines, check_lines, decision_lines, open_sizes, undo_lines, unless_ended
 from .lines import LineWriter, op_name
 from .node import NodeSource, make_node
 from .passed import history_lines, join, marking, said_of_hooked, unwatched
@@ -65,8 +65,7 @@ class RunLines(LineWriter):
 
     `inputs`: the variables of the signature's inputs; `wrappers`: those of the wrapper subclasses that inputs are parts
     of. `symbols`: the variable of each symbolic size; `containers`: those of containers among the arguments, by number.
-    `diverged`: the statement for a call with another outcome of a decision than at capture; `eagerly`: the statement
-    for a call in which a check fails.
+    `draws`: whether random numbers of Python's are drawn around it.
     """
 
     def __init__(
@@ -74,16 +73,17 @@ class RunLines(LineWriter):
         compiled: Compiled,
         inputs: list[str],
         names: Names,
-        diverged: str = "return MISS",
+        stop: Stop,
         symbols: Mapping[Any, str] | None = None,
-        eagerly: str | None = None,
         wrappers: Sequence[str] = (),
         containers: Mapping[int, str] | None = None,
+        *,
+        draws: bool = False,
     ) -> None:
         super().__init__(names)
         self.containers = containers or {}
         self.compiled = compiled
-        self.diverged, self.eagerly = diverged, eagerly or diverged
+        self.stop, self.draws = stop, draws
         self.joint = compiled.partitioned.joint
         self.signature: Signature = self.joint.signature
         self.inputs = inputs
@@ -98,6 +98,7 @@ class RunLines(LineWriter):
         self.gradients: dict[str, int | None] = {}  # by the variable of a tensor, the output that `.grad` becomes
         self.made_by = ""  # the variable of the node, where that is needed
         self.are_inputs_done = False  # nothing more happens to them
+        self.ends: tuple[int, list[str]] | None = None  # the lines before `else`, and those of a call that ends early
         self.unwritten = {update.input: update for update in self.signature.updates if update.differentiable}
         self._render()
 
@@ -128,6 +129,10 @@ class RunLines(LineWriter):
                 self._effect(effect)
         self.are_inputs_done = True
         self._returns()
+        if self.ends is not None:
+            start, last_lines = self.ends
+            self.indent(start)
+            self.lines += last_lines
 
     def _run_graph(self, taken: list[int]) -> None:
         if self.signature.is_inference:
@@ -137,8 +142,7 @@ class RunLines(LineWriter):
         if histories := history_lines(self, self.joint, self.outputs):
             modes = [] if torch.is_grad_enabled() else [f"{self.bind('enable_grad', torch.enable_grad)}()"]
             self.under(modes, histories)
-        if self.signature.may_stop:
-            self._may_stop()
+        self._may_end()
         for name in (self.outputs[output] for output in self.signature.other_mode):
             self.lines.append(f"{name} = {self.bind('of_other_mode', of_other_mode)}({name})")
 
@@ -186,12 +190,29 @@ class RunLines(LineWriter):
     def _increment_version(self) -> str:
         return self.bind("increment_version", torch.autograd.graph.increment_version)
 
-    def _may_stop(self) -> None:
+    def _may_end(self) -> None:
+        """A call may end once the graph has run: where that raised, or a decision or check is against it. Nothing of it
+        can be seen by then, so it is made again in another way.
+        """
+        signature, stop = self.signature, self.stop
+        faulted = stop.diverged if signature.decisions else stop.faulted
+        if not signature.may_stop and (faulted is None or not self._can_be_undone()):
+            return
+        save, undo = undo_lines(self, signature, self.tensors)
+        checks = check_lines(self, signature, self.inputs, self.outputs, stop.checked)
+        diverged = stop.diverged if signature.decisions else stop.checked
+        fault = f"fault = {self.bind('unless_ended', unless_ended)}(error)"
+        self.lines = [*save, *attempt_lines(self.lines, fault), "else:"]
+        self.ends = len(self.lines), [*undo, faulted or "raise fault"]
+        self.lines += decision_lines(self, self.joint, self.outputs, undo, diverged, checks)
+
+    def _can_be_undone(self) -> bool:
+        """Whether a call does anything besides giving results and drawing, all of which can be undone."""
         signature = self.signature
-        diverged = self.diverged if signature.decisions else self.eagerly
-        checks = check_lines(self, signature, self.inputs, self.outputs, self.eagerly)
-        stop = Stop(diverged, diverged)
-        self.lines = decision_lines(self, self.joint, self.tensors, self.outputs, self.lines, stop, checks)
+        if not (signature.log or signature.python_writes or self.draws):
+            return False
+        tags = (getattr(node.target, "tags", ()) for node in self.joint.graph.nodes)
+        return bool(signature.generators) or not any(torch.Tag.nondeterministic_seeded in found for found in tags)
 
     # ---------------------------------------------------------------- running the graph
 

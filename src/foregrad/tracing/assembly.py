@@ -183,9 +183,9 @@ class Assembly(CaptureParts):
             counted_along=tuple(analysis.counted_along),
             shared_memory=tuple(shared),
             decisions=tuple(analysis.decisions),
-            generators=generators_drawn_from(self.recorder.tape.forward())
-            if analysis.decisions or analysis.checks
-            else (),
+            generators=generators_drawn_from(
+                self.recorder.tape.forward(), only_cpu=not (analysis.decisions or analysis.checks)
+            ),
             made_generators=self.made_generators.used(),
             symbols=self._signature_symbols(records),
             settings=tuple(settings[0].items()),

@@ -145,7 +145,7 @@ class CaptureRun(Assembly):
                     result = run_function(self.observed.of(call.function), given.args, given.kwargs)
             except Exception as error:
                 note_escaping(error)
-                if self.learned.replays_views and recorder.changes.resized:
+                if self.learned.replays_views and recorder.changes.resized and not is_interrupt(error):
                     self.learned.replays_views = False
                     return None
                 raise
