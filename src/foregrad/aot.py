@@ -21,7 +21,7 @@ from .api import compile_function, compile_module
 from .backends.boxed import make_boxed_compiler
 from .config import config
 from .dispatch.dispatcher import Dispatcher
-from .dispatch.graphs import Rerun
+from .dispatch.fallbacks import Refusals
 from .dispatch.guard_list import offset_dependent, size_reads
 from .dispatch.module import Recipe, behind
 from .dispatch.pipeline import Pipeline, Product
@@ -267,10 +267,10 @@ def compile_unguarded(
         differs = " or ".join(f"{variable}.storage_offset() != {offset}" for variable, offset in offsets.items())
         lines += [f"if {differs}:", f"    return {other}(*args)"]
     eagerly = "return call_module(*args)"
-    stop = Stop(eagerly, eagerly, "return again(fault, args, {})")
+    stop = Stop(eagerly, eagerly, "return again(args, {}, fault)")
     run = RunLines(product.compiled, inputs.variables, names, stop, symbols, inputs.wrappers)
     body = "\n".join("    " + line for line in (*lines, *run.lines))
-    globals_ |= run.globals | {"call_module": call.function, "again": Rerun(call.function, name)}
+    globals_ |= run.globals | {"call_module": call.function, "again": Refusals(call.function, name, "raise").again}
     forward = compile_source(f"def forward(*args):\n{body}\n", "forward", globals_, label=name)
     return forward, product
 

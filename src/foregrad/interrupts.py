@@ -26,8 +26,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 _NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGBREAK")
 _SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 _WAITING = {"torch.utils.data", "torch.multiprocessing", "torch.distributed"}  # PyTorch's code that waits for processes
-# Exceptions that functions written in C raise without a word.
-_WITHOUT_WORDS = (StopIteration, StopAsyncIteration, GeneratorExit, MemoryError)
 _SWALLOWING = {"weakref", "_weakrefset", "gc"}  # an exception there is only printed
 _STOPPED = b"foregrad: interrupted; the graph that is being compiled is finished first. Again to stop at once.\n"
 
@@ -155,20 +153,33 @@ def note_escaping(error: BaseException) -> None:
         held.has_escaped = True
 
 
+def is_of_handler(error: BaseException) -> bool:
+    """Whether a signal's handler raised an exception while signals were held."""
+    return error is held.raised
+
+
 def is_interrupt(error: BaseException) -> bool:
-    """Whether an exception came from outside of the code that it was raised in: from a signal's handler, or from
-    another thread, which sets the class of an exception (`PyThreadState_SetAsyncExc`).
+    """Whether an exception may have come from outside of the code that it was raised in: from a signal's handler, or
+    from another thread (`PyThreadState_SetAsyncExc`). The latter gives the class alone, as few functions in C do
+    (`sys.exit()`): nothing else tells the two apart.
     """
-    trace = error.__traceback__
-    if error is held.raised or trace is None:
-        return error is held.raised
-    while trace.tb_next is not None:
-        outer, trace = trace.tb_frame, trace.tb_next
-        values = () if is_house_code(trace.tb_frame.f_code) else list(trace.tb_frame.f_locals.values())
-        if any(value is outer or (type(value) is tuple and any(v is outer for v in value)) for value in values):
-            return True  # a handler is given the frame that was interrupted
-    is_raised = dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] in ("RAISE_VARARGS", "RERAISE")
-    return not (is_raised or error.args or isinstance(error, _WITHOUT_WORDS))
+    if is_of_handler(error):
+        return True
+    trace, outer = error.__traceback__, None
+    while trace is not None:
+        frame, at, trace = trace.tb_frame, trace.tb_lasti, trace.tb_next
+        if outer is not None and not is_house_code(frame.f_code) and _is_given(frame, outer):
+            return True  # a handler, and the frame that it interrupted
+        outer = frame
+    if outer is None or error.args or isinstance(error, (StopIteration, MemoryError)):
+        return False
+    return dis.opname[outer.f_code.co_code[at]] != "RAISE_VARARGS"
+
+
+def _is_given(frame: FrameType, outer: FrameType) -> bool:
+    """Whether a variable of a function is `outer`, or a tuple with it."""
+    values = list(frame.f_locals.values())
+    return any(value is outer or (type(value) is tuple and any(item is outer for item in value)) for value in values)
 
 
 def _is_in_user_code(frame: FrameType | None) -> bool:

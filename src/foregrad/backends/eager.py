@@ -24,7 +24,7 @@ import itertools
 import operator
 import re
 import weakref
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any, Protocol, cast
@@ -40,7 +40,7 @@ from ..graph.source import Names, compile_source, unpacked
 from ..passes.regions import called_region, outlined
 from ..tracing.tape.opinfo import op_info
 from .calls import CallWriter, has_many_outputs, resolve
-from .in_place import InPlace, note_write, tell_of_writes, written_in_place
+from .in_place import InPlace, tell_of_writes, written_in_place
 
 Node = torch.fx.Node
 
@@ -143,12 +143,12 @@ def _tell(writing: Sequence[int], error: BaseException) -> None:
     file = at.tb_frame.f_code.co_filename
     while at.tb_next is not None and at.tb_next.tb_frame.f_code.co_filename == file:  # in a part
         at = at.tb_next
-    if bisect_right(writing, at.tb_lineno):  # a kernel may write a part of what it writes
-        note_write(error)
-    count = bisect_left(writing, at.tb_lineno)
+    count = bisect_right(writing, at.tb_lineno)
     if not count:
         return
-    tell_of_writes(error, f"{count} of {len(writing)} writes to parameters or other tensors of the caller were made")
+    tell_of_writes(
+        error, f"up to {count} of {len(writing)} writes to parameters or other tensors of the caller were made"
+    )
 
 
 class _Writer:

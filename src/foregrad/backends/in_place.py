@@ -33,8 +33,8 @@ from .calls import has_many_outputs
 Node = torch.fx.Node
 
 aten = torch.ops.aten
+WROTE = "_foregrad_wrote"  # an attribute of an error in a graph that may have written to its inputs by then
 _FEW_ELEMENTS = 1 << 14
-_WROTE = "_foregrad_wrote"  # an attribute of an error
 _VIEWS: dict[Any, Any] = {
     aten.slice_scatter.default: aten.slice.Tensor,
     aten.select_scatter.default: aten.select.int,
@@ -56,19 +56,9 @@ class InPlace:
     updated: tuple[tuple[int, int], ...] = ()
 
 
-def note_write(error: BaseException) -> None:
-    """Note with an error in a graph that an input of the graph may have been written."""
-    vars(error)[_WROTE] = True
-
-
-def has_written(error: BaseException) -> bool:
-    """Whether a graph may have written to its inputs before it raised this error."""
-    return _WROTE in vars(error)
-
-
 def tell_of_writes(error: BaseException, made: str) -> None:
     """Say with an error in a graph that some inputs of the graph may have their new values already. `made`: which."""
-    note_write(error)
+    vars(error)[WROTE] = True
     text = f"foregrad: {made} before this error, as some are in eager. Restore these tensors before the next call."
     add_note(error, text)
     if sys.version_info < (3, 11):  # which prints no notes
@@ -80,18 +70,18 @@ def written_in_place(nodes: Sequence[Node], updates: Sequence[tuple[int, int]]) 
     if not updates or not may_be_scheduled(nodes):
         return InPlace([*nodes])
     ordered, tail = scheduled(nodes, updates)
-    return _Search(ordered, tail, updates).run()
+    ordered, last_look = _behind_looks(ordered, tail)
+    return _Search(ordered, tail, updates, last_look).run()
 
 
 class _Search:
-    def __init__(self, nodes: list[Node], tail: set[Node], updates: Updates) -> None:
-        self.nodes, self.tail = nodes, tail
+    def __init__(self, nodes: list[Node], tail: set[Node], updates: Updates, last_look: int) -> None:
+        self.nodes, self.tail, self.last_look = nodes, tail, last_look
         self.position = {node: number for number, node in enumerate(nodes)}
         placeholders = [node for node in nodes if node.op == "placeholder"]
         self.results: list[Any] = list(nodes[-1].args[0])  # type: ignore[arg-type]
         self.updates = {(i, o): (placeholders[i], self.results[o]) for i, o in updates}
         self.aliases = by_memory(nodes)
-        self.last_look = max((self.position[node] for node in _looking(nodes)), default=-1)
         self.on_the_way: dict[Node, set[_Value]] = {}  # by input: the values that its new one is made from in its place
         for placeholder, root in self.updates.values():
             values = self.on_the_way.setdefault(placeholder, set())
@@ -112,7 +102,8 @@ class _Search:
         found = InPlace(self.nodes, {node: self._writing(node) for node in writers}, into_inputs)
         for pair, (placeholder, root) in self.updates.items():
             if pair not in done and self._may_copy(placeholder, root):
-                found.copied.setdefault(root, []).append((placeholder, root))
+                waits = _is_small(placeholder) and self.position[_value(root)[0]] < self.last_look
+                found.copied.setdefault(self.nodes[self.last_look] if waits else root, []).append((placeholder, root))
                 done.add(pair)
         found.updated = tuple(sorted(done))
         return found
@@ -145,7 +136,7 @@ class _Search:
         for path, base in written:
             memory = memory_of(base)
             if base.op == "placeholder":
-                if (node, path) not in self.on_the_way.get(base, ()) or self._waits(base, node):
+                if (node, path) not in self.on_the_way.get(base, ()):
                     return False
             elif not makes_memory(memory) or memory[0].op == "placeholder":
                 return False
@@ -164,16 +155,7 @@ class _Search:
         """Whether an input can take its new value as soon as that is computed."""
         if not isinstance(root, Node) or not makes_memory(memory_of(root)) or memory_of(root)[0].op != "call_function":
             return False
-        node = _value(root)[0]
-        return not self._waits(placeholder, node) and (
-            not placeholder.users or self._last_use(placeholder) <= self.position[node]
-        )
-
-    def _waits(self, placeholder: Node, node: Node) -> bool:
-        """Whether an input is written when nothing can raise any more, since that costs little: see `_looking`."""
-        spec = spec_of(placeholder)
-        is_small = isinstance(spec, TensorSpec) and spec.is_static and spec.numel <= _FEW_ELEMENTS
-        return is_small and self.position[node] <= self.last_look
+        return not placeholder.users or self._last_use(placeholder) <= self.position[_value(root)[0]]
 
     def _writing(self, node: Node) -> Any:
         """What is called in place of the node's function."""
@@ -184,25 +166,33 @@ class _Search:
         return _writing_to_part(_VIEWS[node.target], from_itself=from_itself)
 
 
-def _looking(nodes: Sequence[Node]) -> Iterator[Node]:
-    """The nodes that may raise for some values, which no node before them has looked at in the same way.
-
-    A call in which one does is made again, by eager, unless some of its inputs were written to by then.
+def _behind_looks(nodes: list[Node], tail: set[Node]) -> tuple[list[Node], int]:
+    """(the nodes, with small ones of the `tail` behind the last that may raise for values not looked at before; that
+    one's position). A call in which a node raises is made again, by eager, unless inputs were written to by then.
     """
-    seen = set()
+    looks: dict[Any, Node] = {}
     for node in nodes:
-        if node.op == "call_function" and may_raise(node.target, spec_of(node), lambda _: False):
+        if node.op == "call_function" and may_raise(node.target, spec_of(node)):
             operands = [*_operands(node)]
-            asked = [memory_of(n) for n in operands if not _is_floating(n)]
-            key = (*asked, str(getattr(spec_of(operands[0]), "shape", None)) if operands else None)
-            if not asked or key not in seen:
-                seen.add(key)
-                yield node
+            asked = [memory_of(operand) for operand in operands if not _has_fractions(operand)]
+            looks.setdefault((str(getattr(spec_of(operands[0]), "shape", "")), *asked) if asked else node, node)
+    last = max(map(nodes.index, looks.values()), default=-1)
+    early, movable = {*nodes[: last + 1]}, tail.difference(looks.values())
+    for node in reversed(nodes[: last + 1]):
+        if node in movable and early.isdisjoint(node.users) and all(map(_is_small, [node, *_operands(node)])):
+            early.remove(node)
+    return sorted(nodes, key=lambda node: node not in early), len(early) - 1
 
 
-def _is_floating(node: Node) -> bool:
+def _has_fractions(node: Node) -> bool:
     spec = spec_of(node)
     return isinstance(spec, TensorSpec) and (spec.dtype.is_floating_point or spec.dtype.is_complex)
+
+
+def _is_small(node: Node) -> bool:
+    """Whether the memory of a value is small."""
+    spec = spec_of(memory_of(node)[0])
+    return isinstance(spec, TensorSpec) and spec.is_static and spec.numel <= _FEW_ELEMENTS
 
 
 _Value = tuple[Node, tuple[int, ...]]  # one result of a node, by the indices that take it

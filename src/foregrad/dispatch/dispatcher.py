@@ -20,7 +20,7 @@ from ..frontend.function_classes import FunctionClassError, OfClasses, has_class
 from ..frontend.lifted import Lifted, Place, StatePlace, lifted_arrays, may_lift_more, numbered
 from ..graph.eager_regions import give_up, in_one_call
 from ..graph.source import source_of
-from ..interrupts import held, is_interrupt
+from ..interrupts import held
 from ..locks import Turn
 from ..subclasses.spec import GradientKindError
 from ..tracing.recorder.recorder import ArraysWritten
@@ -134,7 +134,7 @@ class Dispatcher:
         self._fixed: set[tuple[int, Any]] = set()  # places of arrays whose numbers are needed
         self._sizes = SizesSeen(dynamic, open_sizes)
         self._sizes.varied = self._outer.varied
-        self.specializer = Specializer(function, pipeline, self.config, self.name, self._sizes)
+        self.specializer = Specializer(function, pipeline, self.config, self.name, self._sizes, self.refusals.again)
         self._paths = Paths(self.name, config, self._outer.once)
         made_as = self.config, self.name
         # Calls under transforms: a function of tensors is compiled for them, which is called under none.
@@ -370,8 +370,6 @@ class Dispatcher:
             specialization = self._specialized(args, kwargs)
         except BaseException as error:
             self.compilations.pop()  # no graph
-            if is_interrupt(error):
-                raise
             if isinstance(error, FunctionClassError) and self._takes_classes(error, args, kwargs):
                 return None
             return self._without_graph(error)

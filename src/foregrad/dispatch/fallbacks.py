@@ -26,7 +26,7 @@ from ..errors import (
 from ..graph.eager_regions import give_up
 from ..graph.effect_log import CheckFailed
 from ..identity import ById
-from ..interrupts import is_interrupt
+from ..interrupts import is_interrupt, is_of_handler
 from ..tracing.values.draws import DrawsDiffer
 from .explain import Difference, EagerCalls, Once, reason_of
 from .graphs import Graphs, Specialization
@@ -115,6 +115,18 @@ class Refusals:
         entry.count += 1
         return entry
 
+    def again(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], fault: BaseException) -> Any:
+        """Make a call in eager whose graph raised `fault`, and left nothing. Eager raises where that is the program's
+        own error, and has done by then what comes before.
+        """
+        fault.__traceback__ = None  # its frames hold the values of the graph
+        result = self.function(*args, **kwargs)
+        if self.mode == "raise":
+            raise fault
+        said = f"{type(fault).__name__}: {next(iter(str(fault).splitlines()), '')}"
+        self.tell(self.count_only(f"A graph of `{self.name}` raised an error that eager mode does not raise ({said})."))
+        return result
+
     def kind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The kind of a call: refused calls of equal kinds are treated alike."""
         module = self._module
@@ -170,6 +182,8 @@ class Fallbacks:
         measured = EagerCalls("")
         with as_it_was:
             result = measured.call(self.function, args, kwargs)  # which raises where the error is the program's own
+        if is_interrupt(error):
+            raise error
         if refusals.mode == "raise":
             raise UnsupportedError(reason_of(self.function, self.name, error)) from error
         entry = refusals.note(args, kwargs, error)
@@ -198,7 +212,7 @@ class Fallbacks:
         """Whether calls that lead to this error run eagerly: the function can't be compiled, or its capture failed."""
         if isinstance(error, ForegradError):
             return self.refusals.mode == "eager" and isinstance(error, (UnsupportedError, UnknownLeafError))
-        return not is_interrupt(error) and is_of_capture(error)
+        return not is_of_handler(error) and is_of_capture(error)
 
     def _note_eager(self, error: UnsupportedError) -> None:
         """Note a call that can't be compiled since it changes state: in each call, or this once, to fill a cache."""

@@ -254,12 +254,21 @@ class Specialization:
 
 
 class Specializer:
-    """Makes the specializations of one function. `sizes` are the sizes of its calls so far."""
+    """Makes the specializations of one function. `sizes` are the sizes of its calls so far; `again` makes a call
+    whose graph raised.
+    """
 
     def __init__(
-        self, function: Callable[..., Any], pipeline: Pipeline, config: Config, name: str, sizes: SizesSeen
+        self,
+        function: Callable[..., Any],
+        pipeline: Pipeline,
+        config: Config,
+        name: str,
+        sizes: SizesSeen,
+        again: Callable[..., Any],
     ) -> None:
         self.function, self.pipeline, self.config, self.name, self.sizes = function, pipeline, config, name, sizes
+        self.again = again
         self._errors: set[tuple[type, str]] = set()  # that backwards raise without symbols too
         self._of_compiler = ""  # the error of a compiler where sizes or numbers were symbolic, in this capture
         self._once = Once()
@@ -283,9 +292,8 @@ class Specializer:
                 if call.dynamic:
                     check_marked(call, product.captured.joint, self.name)
                 make_guards = functools.partial(CallGuards, call, product.captured, native=self.config.native)
-                tells = self.pipeline.may_fail and self.config.on_unsupported == "eager"
-                again = Rerun(self.function, self.name, Once() if tells else None)
-                function, guards, node = rendered(self.name, product.compiled, make_guards, self.function, again)
+                stops = self.function, self.again
+                function, guards, node = rendered(self.name, product.compiled, make_guards, *stops)
             joint, seconds = product.captured.joint, time.perf_counter() - begin
             self.pipeline.tell(CompileStage("guards", self.name, joint, source_of(function), seconds, joint))
         return Specialization(function, node, product.without_tensors(), guards.watch, guards.list)
@@ -374,36 +382,18 @@ class Specializer:
 G = TypeVar("G", bound=GuardMaker)
 
 
-class Rerun:
-    """Makes a call of `function` once more, whose graph raised before anything that it did could be seen: eager raises
-    where that is the program's own error, and has done by then what comes before. `once`: gives a warning of graphs
-    that raise where eager does not; without, their error is the caller's.
-    """
-
-    def __init__(self, function: Callable[..., Any], name: str, once: Once | None = None) -> None:
-        self.function, self.name, self.once = function, name, once
-
-    def __call__(self, fault: BaseException, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        result = self.function(*args, **kwargs)
-        if self.once is None:
-            raise fault
-        self.once.warn(
-            f"a graph of `{self.name}` raised an error that eager mode does not raise ({type(fault).__name__}: "
-            f"{fault}). Such calls run eagerly once more. "
-            '(foregrad.compile(..., on_unsupported="raise") makes this an error.)'
-        )
-        return result
-
-
 def rendered(
-    name: str, compiled: Compiled, make_guards: Callable[[Names], G], eagerly: Callable[..., Any], again: Rerun | None
+    name: str,
+    compiled: Compiled,
+    make_guards: Callable[[Names], G],
+    eagerly: Callable[..., Any],
+    again: Callable[..., Any],
 ) -> tuple[Callable[..., Any], G, NodeSource | None]:
     """(a function of (args, kwargs) that tests the guards and runs a graph, or returns `MISS`; the guards; the graph's
-    node). It calls `eagerly` where a check of the graph fails, and makes a call `again` where the graph raises.
+    node). It calls `eagerly` where a check of the graph fails, and `again` where the graph raises.
     """
     joint = compiled.partitioned.joint
-    faulted = None if again is None else "return again(fault, args, kwargs)"
-    stop = Stop("return MISS", "return eagerly(*args, **kwargs)", faulted)
+    stop = Stop("return MISS", "return eagerly(*args, **kwargs)", "return again(args, kwargs, fault)")
     draws = isinstance(eagerly, Lifted) and bool(eagerly.generators.kinds)
     while True:
         names = Names(["args", "kwargs", "MISS", "call", "error", "fault", "eagerly", "again", "difference", "differs"])

@@ -201,7 +201,7 @@ class Signature:
     * `decisions`: graph outputs to look at before anything that the call did may be seen.
     * `checks`: operators without results, to be run in their order with the decisions.
     * `in_backward`: what the backward does besides giving gradients.
-    * `generators`: what the forward draws from, put back where a call stops; none of a GPU's unless it `may_stop`.
+    * `generators`: what the forward draws from, put back where a call stops, or an operator may raise (a CPU's alone).
     * `made_generators`: random generators that the function makes and draws from, and their states at the beginning.
     * `symbols`: the sizes that the graph is not specialized to; specs and view steps may contain them.
     * `saving`: of the function's autograd nodes in eager that keep tensors: (positions in `differentiable` that lead

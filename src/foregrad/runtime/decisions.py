@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .._torch.symbols import expression_text
-from ..backends.in_place import has_written
+from ..backends.in_place import WROTE
 from ..errors import ForegradError
 from ..graph.eager_regions import RegionRaisedError, begin, finish, rewind
 from ..graph.effect_log import CheckInfo, Given, Result
@@ -26,12 +26,12 @@ Bind = Callable[[str, Any], str]
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stop:
     """The statements that end a call for which a graph is not right: `diverged` if a decision differs, `checked` if a
-    check fails, `faulted` if the graph raised `fault`; None where its error is the caller's.
+    check fails, `faulted` if the graph raised `fault`.
     """
 
     diverged: str
     checked: str
-    faulted: str | None = None
+    faulted: str
 
 
 def undo_lines(writer: LineWriter, signature: Signature, inputs: list[str]) -> tuple[list[str], list[str]]:
@@ -123,15 +123,15 @@ def range_text(table: Any, symbol: Any, variable: str) -> str:
 
 
 def unless_ended(error: BaseException) -> BaseException:
-    """An error in a graph, without the values of that run, for a call that is made again in another way. Raises it
-    where the call ends with it: it is an interrupt or foregrad's own, or the graph has written to tensors by then.
+    """An error in a graph, for a call that is made again in another way. Raises it where the call ends with it: it is
+    an interrupt or foregrad's own, or the graph has written to tensors by then.
     """
     if isinstance(error, RegionRaisedError):
         finish()
         raise error.error
-    if isinstance(error, ForegradError) or has_written(error) or is_interrupt(error):
+    if isinstance(error, ForegradError) or WROTE in vars(error) or is_interrupt(error):
         raise error
-    return error.with_traceback(None)
+    return error
 
 
 def _differs(name: str, info: DecisionInfo, bind: Bind) -> str:

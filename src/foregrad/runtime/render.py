@@ -195,24 +195,31 @@ class RunLines(LineWriter):
         can be seen by then, so it is made again in another way.
         """
         signature, stop = self.signature, self.stop
-        faulted = stop.diverged if signature.decisions else stop.faulted
-        if not signature.may_stop and (faulted is None or not self._can_be_undone()):
+        if not (signature.may_stop or self._can_be_undone()):
             return
         save, undo = undo_lines(self, signature, self.tensors)
         checks = check_lines(self, signature, self.inputs, self.outputs, stop.checked)
-        diverged = stop.diverged if signature.decisions else stop.checked
+        diverged, faulted = (stop.diverged,) * 2 if signature.decisions else (stop.checked, stop.faulted)
         fault = f"fault = {self.bind('unless_ended', unless_ended)}(error)"
         self.lines = [*save, *attempt_lines(self.lines, fault), "else:"]
-        self.ends = len(self.lines), [*undo, faulted or "raise fault"]
+        self.ends = len(self.lines), [*undo, faulted]
         self.lines += decision_lines(self, self.joint, self.outputs, undo, diverged, checks)
 
     def _can_be_undone(self) -> bool:
-        """Whether a call does anything besides giving results and drawing, all of which can be undone."""
+        """Whether a call leaves something that eager's would not where it raises, and its graph nothing that stays:
+        another process waits for each collective once.
+        """
         signature = self.signature
         if not (signature.log or signature.python_writes or self.draws):
             return False
-        tags = (getattr(node.target, "tags", ()) for node in self.joint.graph.nodes)
-        return bool(signature.generators) or not any(torch.Tag.nondeterministic_seeded in found for found in tags)
+        graphs = [module.graph for module in self.joint.module.modules() if isinstance(module, torch.fx.GraphModule)]
+        return not any(
+            getattr(node.target, "namespace", "") == "_c10d_functional"
+            or node.is_impure(impure_random=not signature.generators)
+            for graph in graphs
+            for node in graph.nodes
+            if node.op == "call_function"
+        )
 
     # ---------------------------------------------------------------- running the graph
 

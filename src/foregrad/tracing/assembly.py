@@ -40,6 +40,7 @@ from .heap.alias import memory_root
 from .heap.records import InputRecord
 from .heap.refusals import returned_wrapper
 from .inputs.inputs import GradientSource
+from .kernels.checks import may_raise
 from .parts import CaptureParts
 from .tape.gradient_paths import passed_through, saving_nodes
 from .tape.graph import build_module
@@ -183,9 +184,7 @@ class Assembly(CaptureParts):
             counted_along=tuple(analysis.counted_along),
             shared_memory=tuple(shared),
             decisions=tuple(analysis.decisions),
-            generators=generators_drawn_from(
-                self.recorder.tape.forward(), only_cpu=not (analysis.decisions or analysis.checks)
-            ),
+            generators=self._generators(may_stop=bool(analysis.decisions or analysis.checks)),
             made_generators=self.made_generators.used(),
             symbols=self._signature_symbols(records),
             settings=tuple(settings[0].items()),
@@ -254,6 +253,17 @@ class Assembly(CaptureParts):
         """The inputs that the backward writes to."""
         number = ById((record.stand_in, i) for i, record in enumerate(records))
         return tuple(number[live.stand_in] for live in self.recorder.late.live)
+
+    def _generators(self, *, may_stop: bool) -> tuple[torch.Generator, ...]:
+        """What a call draws from that may stop; or in which an operator may raise, if all are a CPU's, whose state is
+        quick to keep.
+        """
+        entries = self.recorder.tape.forward()
+        found = generators_drawn_from(entries)
+        are_of_cpu = all(generator.device.type == "cpu" for generator in found)
+        if may_stop or (found and are_of_cpu and any(may_raise(entry.target, entry.spec) for entry in entries)):
+            return found
+        return ()
 
     def _signature_symbols(self, records: list[InputRecord]) -> tuple[SizeSymbol, ...]:
         if self.symbols is None:

@@ -34,7 +34,7 @@ from ..graph.eager_regions import begin, in_one_call
 from ..graph.effect_log import CheckFailed
 from ..graph.joint import JointGraph
 from ..identity import IdSet
-from ..interrupts import held, is_interrupt, note_escaping
+from ..interrupts import held, is_interrupt, is_of_handler, note_escaping
 from ..subclasses.spec import is_of_capture
 from .assembly import Assembly
 from .derivatives.backward import Differentiated, differentiate
@@ -83,10 +83,12 @@ class CaptureRun(Assembly):
         try:
             captured = self._run(given)
         except BaseException as error:
-            is_kept = is_interrupt(error) and not isinstance(error, _OF_FOREGRAD)
-            is_stumble = not is_kept and self.state.stumbled(is_foreign=not isinstance(error, _OF_FOREGRAD))
+            is_foreign, is_sudden = not isinstance(error, _OF_FOREGRAD), is_interrupt(error)
+            is_kept = is_foreign and is_of_handler(error)
+            is_stumble = not is_sudden and self.state.stumbled(is_foreign=is_foreign)
             # Where it looks for an argument, it may have found no stand-in.
-            is_stumble = is_stumble or (not (is_kept or isinstance(error, CaptureAgain)) and self.inputs.meets_again())
+            is_again = is_sudden or isinstance(error, CaptureAgain)
+            is_stumble = is_stumble or (not is_again and self.inputs.meets_again())
             if is_stumble or self.functions.isolate(error) | self.eager_hooks.isolate(error):
                 raise CaptureAgain from None
             if isinstance(error, RuntimeError):

@@ -157,19 +157,19 @@ _DIVIDING = {getattr(aten, name) for name in _DIVIDE}
 
 def dead_checks(tape: Tape, outputs: Sequence[Any], after: int) -> Iterator[Check]:
     """A check for each such operator of the forward that none of the outputs needs; `after`: decisions before it."""
-    raising = [entry for entry in tape.forward() if may_raise(entry.target, entry.spec, has_effects)]
+    raising = [entry for entry in tape.forward() if may_raise(entry.target, entry.spec)]
     live = set(tape.live(outputs)) if raising else set()
     for entry in raising:
         if entry not in live and all(isinstance(e.spec, TensorSpec) for e in entries_in([entry.args, entry.kwargs])):
             yield Check(entry.target, entry.args, entry.kwargs, user_line(entry.origin), after, in_backward=False)
 
 
-def may_raise(op: Any, spec: Any, of_others: Callable[[Any], bool]) -> bool:
-    """Whether an operator with results of this spec raises for some values; `of_others` answers for other libraries."""
+def may_raise(op: Any, spec: Any) -> bool:
+    """Whether an operator with results of this spec raises for some values, or has effects."""
     if not isinstance(op, OpOverload):
         return False
     if op.namespace != "aten":
-        return of_others(op)
+        return has_effects(op)
     if op.overloadpacket in _DIVIDING:
         return isinstance(spec, TensorSpec) and not (spec.dtype.is_floating_point or spec.dtype.is_complex)
     return op.overloadpacket in _RAISING

@@ -160,11 +160,10 @@ def _to_run(entry: Entry, is_there: Callable[[Entry], bool]) -> list[Entry]:
     return order
 
 
-def generators_drawn_from(entries: list[Entry], *, only_cpu: bool = False) -> tuple[torch.Generator, ...]:
-    """The generators that the random operators among `entries` move; `only_cpu`: none where one is another device's."""
+def generators_drawn_from(entries: list[Entry]) -> tuple[torch.Generator, ...]:
+    """The generators that the random operators among `entries` move."""
     drawing = (entry for entry in entries if entry.has_effect and not entry.is_collective)
-    found = tuple(dict.fromkeys(generator for entry in drawing for generator in _generators(entry)))
-    return () if only_cpu and any(generator.device.type != "cpu" for generator in found) else found
+    return tuple(dict.fromkeys(generator for entry in drawing for generator in _generators(entry)))
 
 
 def _generators(entry: Entry) -> list[torch.Generator]:
