@@ -11,6 +11,7 @@ Other threads see no signals: Python runs handlers on the main thread.
 from __future__ import annotations
 
 import dis
+import itertools
 import os
 import signal
 import sys
@@ -153,33 +154,23 @@ def note_escaping(error: BaseException) -> None:
         held.has_escaped = True
 
 
-def is_of_handler(error: BaseException) -> bool:
-    """Whether a signal's handler raised an exception while signals were held."""
-    return error is held.raised
-
-
 def is_interrupt(error: BaseException) -> bool:
     """Whether an exception may have come from outside of the code that it was raised in: from a signal's handler, or
     from another thread (`PyThreadState_SetAsyncExc`). The latter gives the class alone, as few functions in C do
     (`sys.exit()`): nothing else tells the two apart.
     """
-    if is_of_handler(error):
-        return True
-    trace, outer = error.__traceback__, None
+    outer, trace = None, error.__traceback__
     while trace is not None:
         frame, at, trace = trace.tb_frame, trace.tb_lasti, trace.tb_next
-        if outer is not None and not is_house_code(frame.f_code) and _is_given(frame, outer):
-            return True  # a handler, and the frame that it interrupted
+        if outer is not None and not is_house_code(frame.f_code):
+            values = list(frame.f_locals.values())
+            given = itertools.chain(values, *(value for value in values if type(value) is tuple))
+            if any(value is outer for value in given):
+                return True  # a handler is given the frame that it interrupts
         outer = frame
-    if outer is None or error.args or isinstance(error, (StopIteration, MemoryError)):
-        return False
+    if outer is None or error is held.raised or error.args or isinstance(error, (StopIteration, MemoryError)):
+        return error is held.raised
     return dis.opname[outer.f_code.co_code[at]] != "RAISE_VARARGS"
-
-
-def _is_given(frame: FrameType, outer: FrameType) -> bool:
-    """Whether a variable of a function is `outer`, or a tuple with it."""
-    values = list(frame.f_locals.values())
-    return any(value is outer or (type(value) is tuple and any(item is outer for item in value)) for value in values)
 
 
 def _is_in_user_code(frame: FrameType | None) -> bool:

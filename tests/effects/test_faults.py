@@ -7,9 +7,11 @@ import io
 import random
 import signal
 import threading
+import weakref
 
 import pytest
 import torch
+from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch.nn import functional
 
 import foregrad
@@ -63,14 +65,85 @@ def outcomes(call, world, *, grad):
     return found
 
 
+@pytest.mark.parametrize("around", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", OPERATORS)
-def test_counters_lists_prints_writes_and_numbers_are_as_eager_leaves_them(name, grad):
+def test_counters_lists_prints_writes_and_numbers_are_as_eager_leaves_them(name, grad, around):
     one, two = World(), World()
-    expected = outcomes(reporting(OPERATORS[name], one), one, grad=grad)
-    assert [type(result) is tuple for result, *_ in expected] == [False] * 3 + [True] * 2 + [False]
-    compiled = foregrad.compile(reporting(OPERATORS[name], two), backend="eager")
-    assert outcomes(compiled, two, grad=grad) == expected
+    with around():
+        expected = outcomes(reporting(OPERATORS[name], one), one, grad=grad)
+        assert [type(result) is tuple for result, *_ in expected] == [False] * 3 + [True] * 2 + [False]
+        compiled = foregrad.compile(reporting(OPERATORS[name], two), backend="eager")
+        assert outcomes(compiled, two, grad=grad) == expected
+
+
+@pytest.mark.parametrize("outside", ["compiled", "plain"])
+def test_a_compiled_function_in_another_leaves_what_eager_leaves(outside):
+    left = []
+    for compiles in (False, True):
+        world = World()
+        inner = reporting(OPERATORS["index"], world)
+        inner = foregrad.compile(inner, backend="eager") if compiles else inner
+
+        def f(x, i, inner=inner, world=world):
+            world.log.append("outside")
+            return inner(x * 2, i) + 1
+
+        call = foregrad.compile(f, backend="eager") if compiles and outside == "compiled" else f
+        left.append(outcomes(call, world, grad=False))
+    assert left[0] == left[1]
+
+
+def test_the_frames_of_the_graph_are_gone_before_eager_runs():
+    """They hold what it computed, which may be most of the memory."""
+    made = []
+
+    def compiler(module, inputs):
+        def run(*args):
+            if args[0].shape == (1,) and made:
+                value = torch.ones(3)
+                made.append(weakref.ref(value))
+                raise IndexError("too far")
+            return module(*args)
+
+        return run
+
+    counted = {"n": 0}
+
+    def f(x):
+        counted["n"] += 1
+        if len(made) > 1:
+            assert made[1]() is None
+            raise IndexError("too far")
+        return x * 2
+
+    compiled = foregrad.compile(f, backend=compiler, dynamic=False)
+    for _ in range(3):
+        compiled(torch.ones(1))
+    made.append(None)
+    with pytest.raises(IndexError, match="too far"):
+        compiled(torch.ones(1))
+    assert len(made) == 2
+    assert counted["n"] == 4
+
+
+def test_an_error_that_the_function_catches_is_caught_by_name():
+    counted = {"n": 0}
+
+    def f(x, i):
+        counted["n"] += 1
+        try:
+            return x[i]
+        except IndexError:
+            return x[0] * 0 - 1
+
+    compiled = foregrad.compile(f, backend="eager", on_unsupported="eager")
+    x = torch.arange(3.0)
+    assert [compiled(x, torch.tensor([2])).item() for _ in range(3)] == [2.0] * 3
+    with pytest.warns(ForegradWarning, match="raised an error that eager does not, or catches.*IndexError"):
+        assert compiled(x, torch.tensor([9])).item() == -1
+    assert counted == {"n": 4}
+    assert foregrad.explain_recompiles(compiled).eager_calls == 1
 
 
 def test_an_interrupt_while_a_graph_runs_is_not_followed_by_another_run():
@@ -132,7 +205,7 @@ def test_a_graph_that_raises_where_eager_does_not_is_told_or_an_error(mode):
         with pytest.raises(ValueError, match="no kernels by now"):
             compiled(torch.ones(2))
     else:
-        with pytest.warns(ForegradWarning, match="raised an error that eager mode does not raise.*no kernels by now"):
+        with pytest.warns(ForegradWarning, match="raised an error that eager does not.*no kernels by now"):
             assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
     assert total.tolist() == [7.0] * 2
 
@@ -181,8 +254,93 @@ def gradients_set_to_none():
     return f, lambda call, i: call(i), lambda: (weight.grad is None, weight.tolist())
 
 
-@pytest.mark.parametrize("make", [a_large_write, a_backward, gradients_set_to_none])
-def test_what_the_page_of_limits_says_of_faults_is_still_so(make):
+def a_write_read_on_the_way():
+    counted, total, x = {"n": 0}, torch.zeros(3), torch.arange(3.0)
+
+    def f(i):
+        counted["n"] += 1
+        total.add_(1)
+        return (x * total)[i]
+
+    return f, lambda call, i: call(i), lambda: (counted["n"], total.tolist())
+
+
+_LIBRARY = torch.library.Library("foregrad_faults", "FRAGMENT")
+_LIBRARY.define("noted(Tensor x) -> Tensor")
+_NOTED = []
+
+
+@torch.library.impl(_LIBRARY, "noted", "CPU")
+def _noted(x):
+    _NOTED.append(x.shape)
+    return x.clone()
+
+
+torch.library.register_fake("foregrad_faults::noted", torch.empty_like, lib=_LIBRARY)
+_register_effectful_op(torch.ops.foregrad_faults.noted.default, _EffectType.ORDERED)
+
+
+def an_operator_with_effects():
+    counted, x = {"n": 0}, torch.arange(3.0)
+
+    def f(i):
+        counted["n"] += 1
+        return torch.ops.foregrad_faults.noted(x)[i]
+
+    return f, lambda call, i: call(i), lambda: counted["n"]
+
+
+def a_collective():
+    counted, x = {"n": 0}, torch.arange(3.0)
+
+    def f(i):
+        counted["n"] += 1
+        y = x * 2
+        torch.distributed.all_reduce(y)
+        return y[i]
+
+    return f, lambda call, i: call(i), lambda: counted["n"]
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """This process is a group."""
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        pytest.skip("gloo is not there")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield torch.distributed.group.WORLD
+    torch.distributed.destroy_process_group()
+
+
+def test_collectives_and_operators_with_effects_run_once_in_a_call_that_raises(alone):
+    """Another process waits for each collective once."""
+    for make, count in (
+        (a_collective, alone._get_sequence_number_for_group),
+        (an_operator_with_effects, lambda: len(_NOTED)),
+    ):
+        f, _, _ = make()
+        call = foregrad.compile(f, backend="eager")
+        call(torch.tensor([1]))
+        before = count()
+        call(torch.tensor([1]))
+        for _ in range(2):
+            with pytest.raises(IndexError):
+                call(torch.tensor([9]))
+        assert count() - before == 3
+
+
+_LIMITS = [
+    a_large_write,
+    a_write_read_on_the_way,
+    a_backward,
+    gradients_set_to_none,
+    an_operator_with_effects,
+    a_collective,
+]
+
+
+@pytest.mark.parametrize("make", _LIMITS)
+def test_what_the_page_of_limits_says_of_faults_is_still_so(make, alone):
     """It fails where one begins to be as in eager: then its row goes."""
     left = []
     for compiles in (False, True):

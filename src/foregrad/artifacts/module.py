@@ -206,16 +206,12 @@ def _compiled(module: LoadedModule, number: int) -> Callable[..., Any]:
             compiled,
             lambda names: StoredGuards(specialization, module, names, places),
             functools.partial(_fail, where),
-            _raise,
+            None,
         )[0]
 
 
 def _fail(where: str, *_: Any, **__: Any) -> Any:
     raise RuntimeError(f"a check of the exported function failed: one of those at {where}")
-
-
-def _raise(args: Any, kwargs: Any, fault: BaseException) -> Any:
-    raise fault
 
 
 def _changes_graphs(pipeline: Pipeline) -> bool:

@@ -167,26 +167,16 @@ class _Search:
 
 
 def _behind_looks(nodes: list[Node], tail: set[Node]) -> tuple[list[Node], int]:
-    """(the nodes, with small ones of the `tail` behind the last that may raise for values not looked at before; that
-    one's position). A call in which a node raises is made again, by eager, unless inputs were written to by then.
+    """(the nodes, with small ones of the `tail` behind the last that may raise for some values; that one's position).
+    A call in which a node raises is made again, by eager, unless inputs were written to by then.
     """
-    looks: dict[Any, Node] = {}
-    for node in nodes:
-        if node.op == "call_function" and may_raise(node.target, spec_of(node)):
-            operands = [*_operands(node)]
-            asked = [memory_of(operand) for operand in operands if not _has_fractions(operand)]
-            looks.setdefault((str(getattr(spec_of(operands[0]), "shape", "")), *asked) if asked else node, node)
-    last = max(map(nodes.index, looks.values()), default=-1)
-    early, movable = {*nodes[: last + 1]}, tail.difference(looks.values())
+    looks = [node for node in nodes if may_raise(node.target, spec_of(node))]
+    last = nodes.index(looks[-1]) if looks else -1
+    early, movable = {*nodes[: last + 1]}, tail.difference(looks)
     for node in reversed(nodes[: last + 1]):
         if node in movable and early.isdisjoint(node.users) and all(map(_is_small, [node, *_operands(node)])):
             early.remove(node)
     return sorted(nodes, key=lambda node: node not in early), len(early) - 1
-
-
-def _has_fractions(node: Node) -> bool:
-    spec = spec_of(node)
-    return isinstance(spec, TensorSpec) and (spec.dtype.is_floating_point or spec.dtype.is_complex)
 
 
 def _is_small(node: Node) -> bool:

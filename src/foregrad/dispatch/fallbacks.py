@@ -26,7 +26,7 @@ from ..errors import (
 from ..graph.eager_regions import give_up
 from ..graph.effect_log import CheckFailed
 from ..identity import ById
-from ..interrupts import is_interrupt, is_of_handler
+from ..interrupts import held, is_interrupt
 from ..tracing.values.draws import DrawsDiffer
 from .explain import Difference, EagerCalls, Once, reason_of
 from .graphs import Graphs, Specialization
@@ -124,7 +124,9 @@ class Refusals:
         if self.mode == "raise":
             raise fault
         said = f"{type(fault).__name__}: {next(iter(str(fault).splitlines()), '')}"
-        self.tell(self.count_only(f"A graph of `{self.name}` raised an error that eager mode does not raise ({said})."))
+        self.tell(
+            self.count_only(f"A graph of `{self.name}` raised an error that eager does not, or catches ({said}).")
+        )
         return result
 
     def kind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -212,7 +214,7 @@ class Fallbacks:
         """Whether calls that lead to this error run eagerly: the function can't be compiled, or its capture failed."""
         if isinstance(error, ForegradError):
             return self.refusals.mode == "eager" and isinstance(error, (UnsupportedError, UnknownLeafError))
-        return not is_of_handler(error) and is_of_capture(error)
+        return error is not held.raised and is_of_capture(error)
 
     def _note_eager(self, error: UnsupportedError) -> None:
         """Note a call that can't be compiled since it changes state: in each call, or this once, to fill a cache."""

@@ -254,18 +254,10 @@ class Specialization:
 
 
 class Specializer:
-    """Makes the specializations of one function. `sizes` are the sizes of its calls so far; `again` makes a call
-    whose graph raised.
-    """
+    """Makes the specializations of one function. `sizes`: of its calls so far; `again`: for one whose graph raised."""
 
     def __init__(
-        self,
-        function: Callable[..., Any],
-        pipeline: Pipeline,
-        config: Config,
-        name: str,
-        sizes: SizesSeen,
-        again: Callable[..., Any],
+        self, function: Call, pipeline: Pipeline, config: Config, name: str, sizes: SizesSeen, again: Call
     ) -> None:
         self.function, self.pipeline, self.config, self.name, self.sizes = function, pipeline, config, name, sizes
         self.again = again
@@ -292,8 +284,7 @@ class Specializer:
                 if call.dynamic:
                     check_marked(call, product.captured.joint, self.name)
                 make_guards = functools.partial(CallGuards, call, product.captured, native=self.config.native)
-                stops = self.function, self.again
-                function, guards, node = rendered(self.name, product.compiled, make_guards, *stops)
+                function, guards, node = rendered(self.name, product.compiled, make_guards, self.function, self.again)
             joint, seconds = product.captured.joint, time.perf_counter() - begin
             self.pipeline.tell(CompileStage("guards", self.name, joint, source_of(function), seconds, joint))
         return Specialization(function, node, product.without_tensors(), guards.watch, guards.list)
@@ -383,17 +374,14 @@ G = TypeVar("G", bound=GuardMaker)
 
 
 def rendered(
-    name: str,
-    compiled: Compiled,
-    make_guards: Callable[[Names], G],
-    eagerly: Callable[..., Any],
-    again: Callable[..., Any],
+    name: str, compiled: Compiled, make_guards: Callable[[Names], G], eagerly: Call, again: Call | None
 ) -> tuple[Callable[..., Any], G, NodeSource | None]:
     """(a function of (args, kwargs) that tests the guards and runs a graph, or returns `MISS`; the guards; the graph's
-    node). It calls `eagerly` where a check of the graph fails, and `again` where the graph raises.
+    node). It calls `eagerly` where a check of the graph fails, and `again`, if that is given, where the graph raises.
     """
     joint = compiled.partitioned.joint
-    stop = Stop("return MISS", "return eagerly(*args, **kwargs)", "return again(args, kwargs, fault)")
+    faulted = "raise fault" if again is None else "return again(args, kwargs, fault)"
+    stop = Stop("return MISS", "return eagerly(*args, **kwargs)", faulted)
     draws = isinstance(eagerly, Lifted) and bool(eagerly.generators.kinds)
     while True:
         names = Names(["args", "kwargs", "MISS", "call", "error", "fault", "eagerly", "again", "difference", "differs"])
@@ -405,8 +393,8 @@ def rendered(
             break
     body = "\n".join("    " + line for line in (*lines, *run.lines))
     globals_ = {**guards.list.globals, **run.globals}
-    globals_ |= {"eagerly": eagerly} if joint.signature.checks else {}
-    globals_ |= {"again": again} if run.ends is not None else {}
+    if run.ends is not None:
+        globals_ |= {"eagerly": eagerly, "again": again}
     source = f"def call(args, kwargs):\n{body}\n"
     return compile_source(source, "call", globals_, label=f"runtime of {name}"), guards, run.node
 

@@ -34,8 +34,12 @@ class Stop:
     faulted: str
 
 
-def undo_lines(writer: LineWriter, signature: Signature, inputs: list[str]) -> tuple[list[str], list[str]]:
-    """Lines before a graph that may be wrong for a call, and lines that undo the call so far."""
+def attempt_lines(
+    writer: LineWriter, signature: Signature, inputs: list[str], run: list[str]
+) -> tuple[list[str], list[str]]:
+    """(`run`, the lines that call a graph that may be wrong for a call, up to the block where it has raised `fault`;
+    lines that undo the call so far).
+    """
     bind = writer.bind
     save, undo = generator_lines(signature.generators, bind)
     if not signature.is_inference:
@@ -46,13 +50,8 @@ def undo_lines(writer: LineWriter, signature: Signature, inputs: list[str]) -> t
         bind("eager_regions", signature.eager_regions)  # the graph holds only their keys
         save = [f"{bind('begin_regions', begin)}()", *save]
         undo = [f"{bind('rewind_regions', rewind)}()", *undo]
-    return save, undo
-
-
-def attempt_lines(run: list[str], *after: str) -> list[str]:
-    """`run`, the lines that call the graph; `after` them come those for a call in which they raise `error`."""
-    lines = ["try:", *("    " + line for line in run), "except BaseException as error:"]
-    return [*lines, *("    " + line for line in after)]
+    caught = ["except BaseException as error:", f"    fault = {bind('unless_ended', unless_ended)}(error)"]
+    return [*save, "try:", *("    " + line for line in run), *caught], undo
 
 
 def decision_lines(

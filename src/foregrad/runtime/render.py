@@ -44,7 +44,7 @@ from ..graph.python_effects import Kept, OfArgument
 from ..graph.signature import ConstantOutput, Signature, WrapperOutput
 from ..graph.source import Names, literal, unpacked
 from .compiled import Compiled
-from .decisions import Stop, attempt_lines, check_lines, decision_lines, open_sizes, undo_lines, unless_ended
+from .decisions import Stop, attempt_lines, check_lines, decision_lines, open_sizes
 from .lines import LineWriter, op_name
 from .node import NodeSource, make_node
 from .passed import history_lines, join, marking, said_of_hooked, unwatched
@@ -197,29 +197,24 @@ class RunLines(LineWriter):
         signature, stop = self.signature, self.stop
         if not (signature.may_stop or self._can_be_undone()):
             return
-        save, undo = undo_lines(self, signature, self.tensors)
+        self.lines, undo = attempt_lines(self, signature, self.tensors, self.lines)
         checks = check_lines(self, signature, self.inputs, self.outputs, stop.checked)
         diverged, faulted = (stop.diverged,) * 2 if signature.decisions else (stop.checked, stop.faulted)
-        fault = f"fault = {self.bind('unless_ended', unless_ended)}(error)"
-        self.lines = [*save, *attempt_lines(self.lines, fault), "else:"]
+        self.lines.append("else:")
         self.ends = len(self.lines), [*undo, faulted]
         self.lines += decision_lines(self, self.joint, self.outputs, undo, diverged, checks)
 
     def _can_be_undone(self) -> bool:
-        """Whether a call leaves something that eager's would not where it raises, and its graph nothing that stays:
-        another process waits for each collective once.
+        """Whether a call leaves something that eager's may not where it raises, and its graph itself nothing: other
+        processes take part in a collective once.
         """
         signature = self.signature
         if not (signature.log or signature.python_writes or self.draws):
             return False
-        graphs = [module.graph for module in self.joint.module.modules() if isinstance(module, torch.fx.GraphModule)]
-        return not any(
-            getattr(node.target, "namespace", "") == "_c10d_functional"
-            or node.is_impure(impure_random=not signature.generators)
-            for graph in graphs
-            for node in graph.nodes
-            if node.op == "call_function"
-        )
+        modules = [module for module in self.joint.module.modules() if isinstance(module, torch.fx.GraphModule)]
+        nodes = [node for module in modules for node in module.graph.nodes if node.op == "call_function"]
+        acts = any(node.is_impure(impure_random=not signature.generators) for node in nodes)
+        return not acts and all(getattr(node.target, "namespace", "") != "_c10d_functional" for node in nodes)
 
     # ---------------------------------------------------------------- running the graph
 

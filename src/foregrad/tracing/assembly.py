@@ -255,15 +255,11 @@ class Assembly(CaptureParts):
         return tuple(number[live.stand_in] for live in self.recorder.late.live)
 
     def _generators(self, *, may_stop: bool) -> tuple[torch.Generator, ...]:
-        """What a call draws from that may stop; or in which an operator may raise, if all are a CPU's, whose state is
-        quick to keep.
-        """
+        """What a call draws from that may stop, or in which an operator may raise if that is a CPU's, quick to keep."""
         entries = self.recorder.tape.forward()
         found = generators_drawn_from(entries)
-        are_of_cpu = all(generator.device.type == "cpu" for generator in found)
-        if may_stop or (found and are_of_cpu and any(may_raise(entry.target, entry.spec) for entry in entries)):
-            return found
-        return ()
+        is_quick = all(generator.device.type == "cpu" for generator in found)
+        return found if may_stop or (is_quick and any(may_raise(e.target, e.spec) for e in entries)) else ()
 
     def _signature_symbols(self, records: list[InputRecord]) -> tuple[SizeSymbol, ...]:
         if self.symbols is None:

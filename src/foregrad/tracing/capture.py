@@ -34,7 +34,7 @@ from ..graph.eager_regions import begin, in_one_call
 from ..graph.effect_log import CheckFailed
 from ..graph.joint import JointGraph
 from ..identity import IdSet
-from ..interrupts import held, is_interrupt, is_of_handler, note_escaping
+from ..interrupts import held, is_interrupt, note_escaping
 from ..subclasses.spec import is_of_capture
 from .assembly import Assembly
 from .derivatives.backward import Differentiated, differentiate
@@ -84,7 +84,7 @@ class CaptureRun(Assembly):
             captured = self._run(given)
         except BaseException as error:
             is_foreign, is_sudden = not isinstance(error, _OF_FOREGRAD), is_interrupt(error)
-            is_kept = is_foreign and is_of_handler(error)
+            is_kept = is_foreign and error is held.raised
             is_stumble = not is_sudden and self.state.stumbled(is_foreign=is_foreign)
             # Where it looks for an argument, it may have found no stand-in.
             is_again = is_sudden or isinstance(error, CaptureAgain)
