@@ -270,7 +270,8 @@ def compile_unguarded(
     stop = Stop(eagerly, eagerly, "return again(args, {}, fault)")
     run = RunLines(product.compiled, inputs.variables, names, stop, symbols, inputs.wrappers)
     body = "\n".join("    " + line for line in (*lines, *run.lines))
-    globals_ |= run.globals | {"call_module": call.function, "again": Refusals(call.function, name, "raise").again}
+    refusals = Refusals(call.function, name, "raise") if guarded is None else guarded.refusals
+    globals_ |= run.globals | {"call_module": call.function, "again": refusals.again}
     forward = compile_source(f"def forward(*args):\n{body}\n", "forward", globals_, label=name)
     return forward, product
 
