@@ -1,5 +1,7 @@
 """A training step on eager's kernels updates parameters and the optimizer's state where they are, gradient by gradient."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -203,6 +205,33 @@ def test_small_updates_wait_for_an_operator_that_may_raise():
     assert not getattr(caught.value, "__notes__", [])
     assert (first.tolist(), second.tolist()) == ([-0.5] * 4, [2.0] * 4)
     assert counted == {"steps": 4, "whole": 3}
+
+
+def test_small_updates_are_made_in_place_behind_an_operator_that_may_raise():
+    total, mean, row, counted = torch.zeros(()), torch.zeros(3), torch.zeros(3), {"n": 0}
+
+    def step(x, i):
+        counted["n"] += 1
+        total.add_(1)
+        mean.copy_(x.mean(0))
+        y = x[i].sin()
+        row.copy_(torch.zeros(3).scatter(0, i, 1.0))
+        return y
+
+    call, left = foregrad.compile(step, backend="eager"), []
+    for function in (step, call):
+        for state in (total, mean, row):
+            state.zero_()
+        counted["n"] = 0
+        for index in (1, 1, 9, 1, -9):
+            with contextlib.suppress(IndexError, RuntimeError):
+                function(torch.ones(4, 3), torch.tensor([index]))
+        left.append((total.item(), mean.tolist(), row.tolist(), counted["n"]))
+    assert left[0] == left[1]
+    text = source(call)
+    assert "add_(" in text and "copy_(" in text and "scatter" in text
+    assert text.index("scatter") < min(text.index("add_("), text.index("copy_("))
+    assert "copy_" not in call.foregrad.specializations[-1].source()
 
 
 def test_an_error_before_the_first_update_says_nothing():

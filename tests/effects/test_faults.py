@@ -280,6 +280,16 @@ torch.library.register_fake("foregrad_faults::noted", torch.empty_like, lib=_LIB
 _register_effectful_op(torch.ops.foregrad_faults.noted.default, _EffectType.ORDERED)
 
 
+def a_check_and_a_collective():
+    f, step, state = a_collective()
+
+    def checked(i):
+        torch._assert_async((i >= 0).all(), "negative")
+        return f(i)
+
+    return checked, step, state
+
+
 def an_operator_with_effects():
     counted, x = {"n": 0}, torch.arange(3.0)
 
@@ -316,6 +326,7 @@ def test_collectives_and_operators_with_effects_run_once_in_a_call_that_raises(a
     """Another process waits for each collective once."""
     for make, count in (
         (a_collective, alone._get_sequence_number_for_group),
+        (a_check_and_a_collective, alone._get_sequence_number_for_group),
         (an_operator_with_effects, lambda: len(_NOTED)),
     ):
         f, _, _ = make()

@@ -340,17 +340,20 @@ class _Writer:
             line, dying = expression, [used for used in dying if used is not node]
         else:
             line = f"{self.names[node]} = {expression}" if node in self.read else expression
-        copied = self._copied_after(node)
-        for whole, new in copied:
-            line += f"; {self.calls.bind(_COPY, 'copy_')}({self.names[whole]}, {self.names[new]})"
-        if copied or node in self.in_place.into_inputs:
-            self.writing.append(len(self.lines))
         if boxed is not None:
             line = freed + line
-        elif dying:
-            line += f"; del {', '.join([self.names[used] for used in reversed(dying)])}"
+        if node in self.in_place.into_inputs:
+            self.writing.append(len(self.lines))
         spec = dict.get(node.meta, "spec")
-        self.lines.append(line if spec is None else f"{line}{_NOTE}{spec!r}")
+        note = "" if spec is None else f"{_NOTE}{spec!r}"
+        if copied := self._copied_after(node):  # a line of their own: where the node raises, none is made
+            self.lines.append(line + note)
+            self.writing.append(len(self.lines))
+            note, copy = "", self.calls.bind(_COPY, "copy_")
+            line = "; ".join([f"{copy}({self.names[whole]}, {self.names[new]})" for whole, new in copied])
+        if dying:
+            line += f"; del {', '.join([self.names[used] for used in reversed(dying)])}"
+        self.lines.append(line + note)
 
     def _copied_after(self, node: Node) -> list[tuple[Node, Node]]:
         """The inputs that are written when a node has run, each with its new value."""

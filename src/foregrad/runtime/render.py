@@ -194,27 +194,28 @@ class RunLines(LineWriter):
         """A call may end once the graph has run: where that raised, or a decision or check is against it. Nothing of it
         can be seen by then, so it is made again in another way.
         """
-        signature, stop = self.signature, self.stop
-        if not (signature.may_stop or self._can_be_undone()):
+        signature, stop, acts = self.signature, self.stop, self._acts()
+        leaves = signature.log or signature.python_writes or self.draws
+        if not signature.may_stop and (acts or not leaves):
             return
         self.lines, undo = attempt_lines(self, signature, self.tensors, self.lines)
         checks = check_lines(self, signature, self.inputs, self.outputs, stop.checked)
-        diverged, faulted = (stop.diverged,) * 2 if signature.decisions else (stop.checked, stop.faulted)
+        diverged = stop.diverged if signature.decisions else stop.checked
+        faulted = diverged if signature.decisions else "raise fault" if acts else stop.faulted
         self.lines.append("else:")
         self.ends = len(self.lines), [*undo, faulted]
         self.lines += decision_lines(self, self.joint, self.outputs, undo, diverged, checks)
 
-    def _can_be_undone(self) -> bool:
-        """Whether a call leaves something that eager's may not where it raises, and its graph itself nothing: other
-        processes take part in a collective once.
-        """
-        signature = self.signature
-        if not (signature.log or signature.python_writes or self.draws):
-            return False
+    def _acts(self) -> bool:
+        """Whether the forward does what can't be undone: other processes take part in a collective once."""
         modules = [module for module in self.joint.module.modules() if isinstance(module, torch.fx.GraphModule)]
         nodes = [node for module in modules for node in module.graph.nodes if node.op == "call_function"]
-        acts = any(node.is_impure(impure_random=not signature.generators) for node in nodes)
-        return not acts and all(getattr(node.target, "namespace", "") != "_c10d_functional" for node in nodes)
+        return any(
+            node.is_impure(impure_random=not self.signature.generators)
+            or getattr(node.target, "namespace", "") == "_c10d_functional"
+            for node in nodes
+            if node.meta.get("partitioner_tag") != "is_backward"
+        )
 
     # ---------------------------------------------------------------- running the graph
 
