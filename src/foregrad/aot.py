@@ -21,6 +21,7 @@ from .api import compile_function, compile_module
 from .backends.boxed import make_boxed_compiler
 from .config import config
 from .dispatch.dispatcher import Dispatcher
+from .dispatch.fallbacks import Refusals
 from .dispatch.guard_list import offset_dependent, size_reads
 from .dispatch.module import Recipe, behind
 from .dispatch.pipeline import Pipeline, Product
@@ -33,6 +34,7 @@ from .graph.signature import ConstantOutput, PartOf, Signature
 from .graph.slots import Buffer, Param
 from .graph.source import Names, compile_source, unpacked
 from .partitioners import default_partition, min_cut_rematerialization_partition
+from .runtime.decisions import Stop
 from .runtime.lines import LineWriter
 from .runtime.render import RunLines
 from .subclasses.conversion import unwrapping
@@ -254,7 +256,7 @@ def compile_unguarded(
         raise failure.error from None
     signature = product.captured.joint.signature
     _check_counters(signature, name)
-    names = Names(["args", "call_module", "error", "forward"])
+    names = Names(["args", "call_module", "again", "error", "fault", "forward"])
     inputs = _UnguardedInputs(call, product.captured, names)
     reads, symbols = size_reads(signature, inputs.variables, names)
     lines, globals_ = inputs.lines + reads, inputs.globals
@@ -264,16 +266,12 @@ def compile_unguarded(
         globals_[other] = guarded or Dispatcher(call.function, pipeline, config.value, name, on_unsupported="raise")
         differs = " or ".join(f"{variable}.storage_offset() != {offset}" for variable, offset in offsets.items())
         lines += [f"if {differs}:", f"    return {other}(*args)"]
-    run = RunLines(
-        product.compiled,
-        inputs.variables,
-        names,
-        diverged="return call_module(*args)",
-        symbols=symbols,
-        wrappers=inputs.wrappers,
-    )
+    eagerly = "return call_module(*args)"
+    stop = Stop(eagerly, eagerly, "return again(args, {}, fault)")
+    run = RunLines(product.compiled, inputs.variables, names, stop, symbols, inputs.wrappers)
     body = "\n".join("    " + line for line in (*lines, *run.lines))
-    globals_ |= run.globals | {"call_module": call.function}
+    refusals = Refusals(call.function, name, "raise") if guarded is None else guarded.refusals
+    globals_ |= run.globals | {"call_module": call.function, "again": refusals.again}
     forward = compile_source(f"def forward(*args):\n{body}\n", "forward", globals_, label=name)
     return forward, product
 

@@ -10,6 +10,8 @@ Other threads see no signals: Python runs handlers on the main thread.
 
 from __future__ import annotations
 
+import dis
+import itertools
 import os
 import signal
 import sys
@@ -153,8 +155,22 @@ def note_escaping(error: BaseException) -> None:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether an exception comes from a signal's handler, or is no `Exception`."""
-    return not isinstance(error, Exception) or error is held.raised
+    """Whether an exception may have come from outside of the code that it was raised in: from a signal's handler, or
+    from another thread (`PyThreadState_SetAsyncExc`). The latter gives the class alone, as few functions in C do
+    (`sys.exit()`): nothing else tells the two apart.
+    """
+    outer, trace = None, error.__traceback__
+    while trace is not None:
+        frame, at, trace = trace.tb_frame, trace.tb_lasti, trace.tb_next
+        if outer is not None and not is_house_code(frame.f_code):
+            values = list(frame.f_locals.values())
+            given = itertools.chain(values, *(value for value in values if type(value) is tuple))
+            if any(value is outer for value in given):
+                return True  # a handler is given the frame that it interrupts
+        outer = frame
+    if outer is None or error is held.raised or error.args or isinstance(error, (StopIteration, MemoryError)):
+        return error is held.raised
+    return dis.opname[outer.f_code.co_code[at]] != "RAISE_VARARGS"
 
 
 def _is_in_user_code(frame: FrameType | None) -> bool:

@@ -1,12 +1,14 @@
 """A training step on eager's kernels updates parameters and the optimizer's state where they are, gradient by gradient."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
 
 import foregrad
 from foregrad._torch.memory import _peak
-from foregrad.backends import eager
+from foregrad.backends import eager, in_place
 
 WIDTH, LAYERS = 256, 6
 SIZE = LAYERS * WIDTH * WIDTH * 4  # bytes of the weights
@@ -162,6 +164,7 @@ def test_an_error_in_the_middle_says_that_updates_were_made(longest, monkeypatch
     """As eager's, which stops with the first parameter updated."""
     monkeypatch.setattr(eager, "_LONGEST", longest)
     monkeypatch.setattr(eager, "_PART", longest)
+    monkeypatch.setattr(in_place, "_FEW_ELEMENTS", 0)
     first, second = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
     indices = torch.zeros(4, dtype=torch.long)
 
@@ -179,6 +182,56 @@ def test_an_error_in_the_middle_says_that_updates_were_made(longest, monkeypatch
     assert second.tolist() == [2.0] * 4
     (note,) = caught.value.__notes__
     assert "2 of 3 writes to parameters" in note
+
+
+def test_small_updates_wait_for_an_operator_that_may_raise():
+    """So the call can be made again, in eager: what that has done by then is done, and the program's count is right."""
+    first, second, counted = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4)), {"steps": 0, "whole": 0}
+    indices = torch.zeros(4, dtype=torch.long)
+
+    def step(index):
+        counted["steps"] += 1
+        with torch.no_grad():
+            first.mul_(2).sub_(1.5)
+            second.add_(second.gather(0, index))
+        counted["whole"] += 1
+
+    call = foregrad.compile(step, backend="eager")
+    for _ in range(3):
+        first.data.fill_(1), second.data.fill_(1)
+        call(indices)
+    with pytest.raises(RuntimeError, match="out of bounds") as caught:
+        call(indices + 7)
+    assert not getattr(caught.value, "__notes__", [])
+    assert (first.tolist(), second.tolist()) == ([-0.5] * 4, [2.0] * 4)
+    assert counted == {"steps": 4, "whole": 3}
+
+
+def test_small_updates_are_made_in_place_behind_an_operator_that_may_raise():
+    total, mean, row, counted = torch.zeros(()), torch.zeros(3), torch.zeros(3), {"n": 0}
+
+    def step(x, i):
+        counted["n"] += 1
+        total.add_(1)
+        mean.copy_(x.mean(0))
+        y = x[i].sin()
+        row.copy_(torch.zeros(3).scatter(0, i, 1.0))
+        return y
+
+    call, left = foregrad.compile(step, backend="eager"), []
+    for function in (step, call):
+        for state in (total, mean, row):
+            state.zero_()
+        counted["n"] = 0
+        for index in (1, 1, 9, 1, -9):
+            with contextlib.suppress(IndexError, RuntimeError):
+                function(torch.ones(4, 3), torch.tensor([index]))
+        left.append((total.item(), mean.tolist(), row.tolist(), counted["n"]))
+    assert left[0] == left[1]
+    text = source(call)
+    assert "add_(" in text and "copy_(" in text and "scatter" in text
+    assert text.index("scatter") < min(text.index("add_("), text.index("copy_("))
+    assert "copy_" not in call.foregrad.specializations[-1].source()
 
 
 def test_an_error_before_the_first_update_says_nothing():

@@ -69,7 +69,7 @@ _OURS = """
     saved_0 apply node watch handles check objects values tensors root constant keys cls flatten items context key build
     forward_graph backward_graph global_state isfinite copysign method holds tensor_of whole_memory storage_key
     shares_memory memories check_parameters tensors_found ABSENT version place_0 places view with_history write_with_history
-    mark join no_grad enable_grad is_grad_enabled no_autocast generator generator_state_0 unless_diverged differs decided
+    mark join no_grad enable_grad is_grad_enabled no_autocast generator generator_state_0 unless_ended fault again differs decided
     args_0 args_0_0 kwargs_0 s0 s1 self state math Size name_1 key_1 name key_0 attribute x x_1 _ __ _0 lifted param
     differentiable_backward watched_backward partial_backward keeps_graph lines source check_1 hooks_seen
 """.split()

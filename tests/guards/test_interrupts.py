@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _thread
+import ctypes
 import signal
 import threading
 import time
@@ -258,3 +260,83 @@ def test_threads_see_no_signals(number):
     thread.start()
     thread.join(60)
     assert set(handlers) == {expected}
+
+
+def raises(error):
+    raise error
+
+
+# The last two are raised in C without a word, as an exception that another thread sets is.
+ENDS = {
+    "KeyboardInterrupt": lambda: raises(KeyboardInterrupt("enough")),
+    "SystemExit": lambda: raises(SystemExit(3)),
+    "_thread.exit()": lambda: _thread.exit(),
+    "throw(Stopped)": lambda: (None for _ in ()).throw(Stopped),
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_a_program_that_ends_itself_in_a_capture_has_done_what_comes_before(end):
+    def ending(record):
+        def f(x):
+            record["n"] += 1
+            record["log"].append(record["n"])
+            x.add_(1)
+            if record["n"] == 1:
+                end()
+            return x * 2
+
+        return f
+
+    worlds = []
+    for compiles in (False, True):
+        record = {"n": 0, "log": []}
+        call, x, seen = ending(record), torch.zeros(2), []
+        call = foregrad.compile(call, backend="eager") if compiles else call
+        for _ in range(3):
+            try:
+                seen.append(call(x).tolist())
+            except (SystemExit, KeyboardInterrupt, Stopped) as error:
+                seen.append((type(error), str(error), error.__context__))
+            seen.append((record["n"], [*record["log"]], x.tolist()))
+        worlds.append(seen)
+    assert worlds[0] == worlds[1]
+
+
+def test_an_exception_that_another_thread_sets_comes_out_of_a_capture_and_the_next_call_compiles():
+    """It comes when eager has made the call: it may be one of a function in C, which eager would raise by itself."""
+    inside, is_set, armed, found, counted = threading.Event(), threading.Event(), [True], [], {"n": 0}
+    total = torch.zeros(2)
+
+    def function(x):
+        counted["n"] += 1
+        total.add_(1)
+        if armed:
+            inside.set()
+            while not is_set.is_set():
+                pass
+            for _ in range(1000):
+                pass
+        return x * 2
+
+    compiled = foregrad.compile(function, backend="eager", dynamic=True)
+
+    def run():
+        try:
+            compiled(torch.ones(3))
+        except Stopped:
+            found.append("stopped")
+        found.append((counted["n"], total.tolist()))
+        armed.clear()
+        found.append(compiled(torch.ones(3)).tolist())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert inside.wait(60)
+    set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    assert set_exception(ctypes.c_ulong(thread.ident), ctypes.py_object(Stopped)) == 1
+    is_set.set()
+    thread.join(60)
+    assert found == ["stopped", (1, [1.0] * 2), [2.0] * 3]
+    assert len(compiled.foregrad.specializations) == 1
+    assert len(foregrad.explain_recompiles(compiled)) == 1

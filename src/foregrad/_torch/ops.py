@@ -89,6 +89,11 @@ INTERNAL_NAMESPACES = frozenset(
 )
 
 
+def waits_for_others(target: Any) -> bool:
+    """Whether an operator is a collective, in which other processes take part once."""
+    return getattr(target, "namespace", "") == "_c10d_functional"
+
+
 def operator_called(name: str) -> OpOverload | None:
     """The operator of the dispatcher with this full name, as `aten::add.Tensor`; None if there is none.
 

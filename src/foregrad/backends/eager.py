@@ -24,7 +24,7 @@ import itertools
 import operator
 import re
 import weakref
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any, Protocol, cast
@@ -143,10 +143,12 @@ def _tell(writing: Sequence[int], error: BaseException) -> None:
     file = at.tb_frame.f_code.co_filename
     while at.tb_next is not None and at.tb_next.tb_frame.f_code.co_filename == file:  # in a part
         at = at.tb_next
-    count = bisect_left(writing, at.tb_lineno)
+    count = bisect_right(writing, at.tb_lineno)
     if not count:
         return
-    tell_of_writes(error, f"{count} of {len(writing)} writes to parameters or other tensors of the caller were made")
+    tell_of_writes(
+        error, f"up to {count} of {len(writing)} writes to parameters or other tensors of the caller were made"
+    )
 
 
 class _Writer:
@@ -338,17 +340,20 @@ class _Writer:
             line, dying = expression, [used for used in dying if used is not node]
         else:
             line = f"{self.names[node]} = {expression}" if node in self.read else expression
-        copied = self._copied_after(node)
-        for whole, new in copied:
-            line += f"; {self.calls.bind(_COPY, 'copy_')}({self.names[whole]}, {self.names[new]})"
-        if copied or node in self.in_place.into_inputs:
-            self.writing.append(len(self.lines))
         if boxed is not None:
             line = freed + line
-        elif dying:
-            line += f"; del {', '.join([self.names[used] for used in reversed(dying)])}"
+        if node in self.in_place.into_inputs:
+            self.writing.append(len(self.lines))
         spec = dict.get(node.meta, "spec")
-        self.lines.append(line if spec is None else f"{line}{_NOTE}{spec!r}")
+        note = "" if spec is None else f"{_NOTE}{spec!r}"
+        if copied := self._copied_after(node):  # a line of their own: where the node raises, none is made
+            self.lines.append(line + note)
+            self.writing.append(len(self.lines))
+            note, copy = "", self.calls.bind(_COPY, "copy_")
+            line = "; ".join([f"{copy}({self.names[whole]}, {self.names[new]})" for whole, new in copied])
+        if dying:
+            line += f"; del {', '.join([self.names[used] for used in reversed(dying)])}"
+        self.lines.append(line + note)
 
     def _copied_after(self, node: Node) -> list[tuple[Node, Node]]:
         """The inputs that are written when a node has run, each with its new value."""

@@ -26,12 +26,15 @@ from ..errors import add_note
 from ..graph.meta import TensorSpec, spec_of
 from ..passes.aliasing import makes_memory, memory_of
 from ..passes.mutations import Updates, by_memory, may_be_scheduled, scheduled
+from ..tracing.kernels.checks import may_raise
 from ..tracing.tape.opinfo import op_info
 from .calls import has_many_outputs
 
 Node = torch.fx.Node
 
 aten = torch.ops.aten
+WROTE = "_foregrad_wrote"  # an attribute of an error in a graph that may have written to its inputs by then
+_FEW_ELEMENTS = 1 << 14
 _VIEWS: dict[Any, Any] = {
     aten.slice_scatter.default: aten.slice.Tensor,
     aten.select_scatter.default: aten.select.int,
@@ -55,6 +58,7 @@ class InPlace:
 
 def tell_of_writes(error: BaseException, made: str) -> None:
     """Say with an error in a graph that some inputs of the graph may have their new values already. `made`: which."""
+    vars(error)[WROTE] = True
     text = f"foregrad: {made} before this error, as some are in eager. Restore these tensors before the next call."
     add_note(error, text)
     if sys.version_info < (3, 11):  # which prints no notes
@@ -66,12 +70,13 @@ def written_in_place(nodes: Sequence[Node], updates: Sequence[tuple[int, int]]) 
     if not updates or not may_be_scheduled(nodes):
         return InPlace([*nodes])
     ordered, tail = scheduled(nodes, updates)
-    return _Search(ordered, tail, updates).run()
+    ordered, last_look = _behind_looks(ordered, tail)
+    return _Search(ordered, tail, updates, last_look).run()
 
 
 class _Search:
-    def __init__(self, nodes: list[Node], tail: set[Node], updates: Updates) -> None:
-        self.nodes, self.tail = nodes, tail
+    def __init__(self, nodes: list[Node], tail: set[Node], updates: Updates, last_look: int) -> None:
+        self.nodes, self.tail, self.last_look = nodes, tail, last_look
         self.position = {node: number for number, node in enumerate(nodes)}
         placeholders = [node for node in nodes if node.op == "placeholder"]
         self.results: list[Any] = list(nodes[-1].args[0])  # type: ignore[arg-type]
@@ -93,10 +98,12 @@ class _Search:
             if not wrong:
                 break
             writers -= wrong
-        found = InPlace(self.nodes, {node: self._writing(node) for node in writers}, writers & on_the_way)
+        into_inputs = {node for pair in done for node, _ in self.on_the_way[self.updates[pair][0]]} & writers
+        found = InPlace(self.nodes, {node: self._writing(node) for node in writers}, into_inputs)
         for pair, (placeholder, root) in self.updates.items():
             if pair not in done and self._may_copy(placeholder, root):
-                found.copied.setdefault(root, []).append((placeholder, root))
+                waits = _is_small(placeholder) and self.position[_value(root)[0]] < self.last_look
+                found.copied.setdefault(self.nodes[self.last_look] if waits else root, []).append((placeholder, root))
                 done.add(pair)
         found.updated = tuple(sorted(done))
         return found
@@ -157,6 +164,25 @@ class _Search:
         whole, part, *_ = cast("tuple[Node, ...]", node.args)
         from_itself = memory_of(part) == memory_of(whole)
         return _writing_to_part(_VIEWS[node.target], from_itself=from_itself)
+
+
+def _behind_looks(nodes: list[Node], tail: set[Node]) -> tuple[list[Node], int]:
+    """(the nodes, with small ones of the `tail` behind the last that may raise for some values; that one's position).
+    A call in which a node raises is made again, by eager, unless inputs were written to by then.
+    """
+    looks = [node for node in nodes if may_raise(node.target, spec_of(node))]
+    last = nodes.index(looks[-1]) if looks else -1
+    early, movable = {*nodes[: last + 1]}, tail.difference(looks)
+    for node in reversed(nodes[: last + 1]):
+        if node in movable and early.isdisjoint(node.users) and all(map(_is_small, [node, *_operands(node)])):
+            early.remove(node)
+    return sorted(nodes, key=lambda node: node not in early), len(early) - 1
+
+
+def _is_small(node: Node) -> bool:
+    """Whether the memory of a value is small."""
+    spec = spec_of(memory_of(node)[0])
+    return isinstance(spec, TensorSpec) and spec.is_static and spec.numel <= _FEW_ELEMENTS
 
 
 _Value = tuple[Node, tuple[int, ...]]  # one result of a node, by the indices that take it

@@ -134,7 +134,7 @@ class Dispatcher:
         self._fixed: set[tuple[int, Any]] = set()  # places of arrays whose numbers are needed
         self._sizes = SizesSeen(dynamic, open_sizes)
         self._sizes.varied = self._outer.varied
-        self.specializer = Specializer(function, pipeline, self.config, self.name, self._sizes)
+        self.specializer = Specializer(function, pipeline, self.config, self.name, self._sizes, self.refusals.again)
         self._paths = Paths(self.name, config, self._outer.once)
         made_as = self.config, self.name
         # Calls under transforms: a function of tensors is compiled for them, which is called under none.
@@ -331,7 +331,7 @@ class Dispatcher:
         result = self._by_sizes.call(args, kwargs)
         return self._compile_and_call(args, kwargs, self.graphs.calls, lifts=False) if result is MISS else result
 
-    def _make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Specialization | Exception | None:
+    def _make(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Specialization | BaseException | None:
         """A graph for a call that fits no graph so far. If the call runs eagerly instead: the error that is the reason,
         or None.
         """
@@ -362,13 +362,13 @@ class Dispatcher:
 
     def _try_to_specialize(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], place: Any = None
-    ) -> Specialization | Exception | None:
+    ) -> Specialization | BaseException | None:
         """A graph for a call, made since the value at `place` differs. None if this call alone runs eagerly: it fills a
         cache, asks for the text of a tensor, or fails a check. The error if all such calls run eagerly.
         """
         try:
             specialization = self._specialized(args, kwargs)
-        except Exception as error:
+        except BaseException as error:
             self.compilations.pop()  # no graph
             if isinstance(error, FunctionClassError) and self._takes_classes(error, args, kwargs):
                 return None
@@ -406,7 +406,7 @@ class Dispatcher:
             entries[True] = inner, functools.partial(_called_of_classes, form, inner.entry, self.fallbacks)
         return True
 
-    def _without_graph(self, error: Exception) -> Exception | None:
+    def _without_graph(self, error: BaseException) -> BaseException | None:
         """The result of `_try_to_specialize` after a capture raised `error`. Raises errors meant for the caller."""
         if isinstance(error, DrawsFound):
             if not self._state.entries and self._lift((), {}, numbered(error.draws)):

@@ -26,7 +26,7 @@ from ..errors import (
 from ..graph.eager_regions import give_up
 from ..graph.effect_log import CheckFailed
 from ..identity import ById
-from ..interrupts import is_interrupt
+from ..interrupts import held, is_interrupt
 from ..tracing.values.draws import DrawsDiffer
 from .explain import Difference, EagerCalls, Once, reason_of
 from .graphs import Graphs, Specialization
@@ -115,6 +115,20 @@ class Refusals:
         entry.count += 1
         return entry
 
+    def again(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], fault: BaseException) -> Any:
+        """Make a call in eager whose graph raised `fault`, and left nothing. Eager raises where that is the program's
+        own error, and has done by then what comes before.
+        """
+        fault.__traceback__ = None  # its frames hold the values of the graph
+        result = self.function(*args, **kwargs)
+        if self.mode == "raise":
+            raise fault
+        said = f"{type(fault).__name__}: {next(iter(str(fault).splitlines()), '')}"
+        self.tell(
+            self.count_only(f"A graph of `{self.name}` raised an error that eager does not, or catches ({said}).")
+        )
+        return result
+
     def kind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The kind of a call: refused calls of equal kinds are treated alike."""
         module = self._module
@@ -156,7 +170,7 @@ class Fallbacks:
         """Note that a graph was made, so the last call filled nothing."""
         self._fills_in_a_row = 0
 
-    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception | None) -> Any:
+    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: BaseException | None) -> Any:
         """Run a call without a graph; `error` is the reason to report, if there is one."""
         as_it_was, refusals = give_up(), self.refusals
         if error is None:
@@ -170,6 +184,8 @@ class Fallbacks:
         measured = EagerCalls("")
         with as_it_was:
             result = measured.call(self.function, args, kwargs)  # which raises where the error is the program's own
+        if is_interrupt(error):
+            raise error
         if refusals.mode == "raise":
             raise UnsupportedError(reason_of(self.function, self.name, error)) from error
         entry = refusals.note(args, kwargs, error)
@@ -177,7 +193,7 @@ class Fallbacks:
         refusals.tell(entry)
         return result
 
-    def after(self, error: Exception) -> Exception | None:
+    def after(self, error: BaseException) -> BaseException | None:
         """The error to report for a call that runs eagerly since its capture raised `error`; None if there is nothing
         to report, or a warning was given. Raises errors meant for the caller.
         """
@@ -194,11 +210,11 @@ class Fallbacks:
             raise error
         return error
 
-    def _is_refusal(self, error: Exception) -> bool:
+    def _is_refusal(self, error: BaseException) -> bool:
         """Whether calls that lead to this error run eagerly: the function can't be compiled, or its capture failed."""
         if isinstance(error, ForegradError):
             return self.refusals.mode == "eager" and isinstance(error, (UnsupportedError, UnknownLeafError))
-        return not is_interrupt(error) and is_of_capture(error)
+        return error is not held.raised and is_of_capture(error)
 
     def _note_eager(self, error: UnsupportedError) -> None:
         """Note a call that can't be compiled since it changes state: in each call, or this once, to fill a cache."""

@@ -28,9 +28,11 @@ from ..graph.python_effects import CONSOLE
 from ..graph.signature import DecisionInfo, Signature
 from ..graph.source import Names, compile_source, source_of
 from ..identity import ById
+from ..interrupts import is_interrupt
 from ..locks import make_lock
 from ..phases import compiling, phase
 from ..runtime.compiled import Compiled
+from ..runtime.decisions import Stop
 from ..runtime.node import NodeSource
 from ..runtime.render import RunLines
 from ..tracing.tape.tape import NumberVaries
@@ -252,12 +254,13 @@ class Specialization:
 
 
 class Specializer:
-    """Makes the specializations of one function. `sizes` are the sizes of its calls so far."""
+    """Makes the specializations of one function. `sizes`: of its calls so far; `again`: for one whose graph raised."""
 
     def __init__(
-        self, function: Callable[..., Any], pipeline: Pipeline, config: Config, name: str, sizes: SizesSeen
+        self, function: Call, pipeline: Pipeline, config: Config, name: str, sizes: SizesSeen, again: Call
     ) -> None:
         self.function, self.pipeline, self.config, self.name, self.sizes = function, pipeline, config, name, sizes
+        self.again = again
         self._errors: set[tuple[type, str]] = set()  # that backwards raise without symbols too
         self._of_compiler = ""  # the error of a compiler where sizes or numbers were symbolic, in this capture
         self._once = Once()
@@ -281,7 +284,7 @@ class Specializer:
                 if call.dynamic:
                     check_marked(call, product.captured.joint, self.name)
                 make_guards = functools.partial(CallGuards, call, product.captured, native=self.config.native)
-                function, guards, node = rendered(self.name, product.compiled, make_guards, self.function)
+                function, guards, node = rendered(self.name, product.compiled, make_guards, self.function, self.again)
             joint, seconds = product.captured.joint, time.perf_counter() - begin
             self.pipeline.tell(CompileStage("guards", self.name, joint, source_of(function), seconds, joint))
         return Specialization(function, node, product.without_tensors(), guards.watch, guards.list)
@@ -337,6 +340,8 @@ class Specializer:
         return None if self._is_of_symbols(product, call) else product
 
     def _note(self, error: Exception) -> None:
+        if is_interrupt(error):
+            raise error
         if not is_of_capture(error) and not ClosedSizesError.is_behind(error):
             self._of_compiler = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 
@@ -357,7 +362,8 @@ class Specializer:
         static = dataclasses.replace(call, sizes=None, dynamic={}, varied=None, numbers=frozenset())
         try:
             plain = self.pipeline.build(static, self.name, self.config).captured.joint.error
-        except Exception:
+        except Exception as failure:
+            self._note(failure)
             return True
         if plain is not None:
             self._errors.add((type(plain), str(plain)))
@@ -368,24 +374,27 @@ G = TypeVar("G", bound=GuardMaker)
 
 
 def rendered(
-    name: str, compiled: Compiled, make_guards: Callable[[Names], G], eagerly: Callable[..., Any]
+    name: str, compiled: Compiled, make_guards: Callable[[Names], G], eagerly: Call, again: Call | None
 ) -> tuple[Callable[..., Any], G, NodeSource | None]:
     """(a function of (args, kwargs) that tests the guards and runs a graph, or returns `MISS`; the guards; the graph's
-    node). It calls `eagerly` where a check of the graph fails.
+    node). It calls `eagerly` where a check of the graph fails, and `again`, if that is given, where the graph raises.
     """
     joint = compiled.partitioned.joint
+    faulted = "raise fault" if again is None else "return again(args, kwargs, fault)"
+    stop = Stop("return MISS", "return eagerly(*args, **kwargs)", faulted)
+    draws = isinstance(eagerly, Lifted) and bool(eagerly.generators.kinds)
     while True:
-        names = Names(["args", "kwargs", "MISS", "call", "error", "eagerly", "difference", "differs"])
+        names = Names(["args", "kwargs", "MISS", "call", "error", "fault", "eagerly", "again", "difference", "differs"])
         guards = make_guards(names)
         lines, num_guards = guards.lines(), joint.num_guards()
-        variables = guards.symbols, "return eagerly(*args, **kwargs)", guards.wrappers, guards.containers
-        run = RunLines(compiled, guards.inputs, names, "return MISS", *variables)
+        around = guards.symbols, guards.wrappers, guards.containers
+        run = RunLines(compiled, guards.inputs, names, stop, *around, draws=draws)
         if joint.num_guards() == num_guards:  # rendering added no condition on symbolic sizes
             break
     body = "\n".join("    " + line for line in (*lines, *run.lines))
     globals_ = {**guards.list.globals, **run.globals}
-    if joint.signature.stops.checks:
-        globals_["eagerly"] = eagerly
+    if run.ends is not None:
+        globals_ |= {"eagerly": eagerly, "again": again}
     source = f"def call(args, kwargs):\n{body}\n"
     return compile_source(source, "call", globals_, label=f"runtime of {name}"), guards, run.node
 

@@ -267,7 +267,8 @@ class StopInfo:
 
     * `decisions`: graph outputs to compare before any effect of the call is visible.
     * `checks`: operators without results, to be run in their order with the decisions.
-    * `generators`: the generators that the forward draws from, put back when a call ends early.
+    * `generators`: the generators that the forward draws from, put back when a call ends early, or an operator raises
+      (a CPU's alone).
     * `eager_regions`: the calls of eager regions in the graph; the graph itself has only their keys.
     """
 

@@ -10,12 +10,14 @@ from typing import Any
 import torch
 
 from .._torch.symbols import expression_text
+from ..backends.in_place import WROTE
 from ..errors import ForegradError
 from ..graph.eager_regions import RegionRaisedError, begin, finish, rewind
 from ..graph.effect_log import CheckInfo, Given, Result
 from ..graph.joint import JointGraph
 from ..graph.signature import DecisionInfo, Signature
 from ..graph.source import call_keywords, literal, shown
+from ..interrupts import is_interrupt
 from .lines import LineWriter, op_name
 
 Bind = Callable[[str, Any], str]
@@ -23,31 +25,22 @@ Bind = Callable[[str, Any], str]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stop:
-    """The statements that end a call for which a graph is not right: `diverged` if a decision differs, `failed` if the
-    graph raised (as `error`).
+    """The statements that end a call for which a graph is not right: `diverged` if a decision differs, `checked` if a
+    check fails, `faulted` if the graph raised `fault`.
     """
 
     diverged: str
-    failed: str
+    checked: str
+    faulted: str
 
 
-def decision_lines(
-    writer: LineWriter,
-    joint: JointGraph,
-    inputs: list[str],
-    outputs: list[str],
-    run: list[str],
-    stop: Stop,
-    checks: Callable[[CheckInfo, list[str]], list[str]],
-) -> list[str]:
-    """`run`, the lines that call the graph, followed by tests of its decisions.
-
-    A graph that runs with other values than at capture may fail half-way: that is a difference too. `writer` has the
-    variables of all symbolic sizes, `open_sizes` among them. `checks` gives the lines of a check, from the check and
-    the lines that undo the call so far.
+def attempt_lines(
+    writer: LineWriter, signature: Signature, inputs: list[str], run: list[str]
+) -> tuple[list[str], list[str]]:
+    """(`run`, the lines that call a graph that may be wrong for a call, up to the block where it has raised `fault`;
+    lines that undo the call so far).
     """
-    bind, symbols = writer.bind, writer.symbols
-    signature = joint.signature
+    bind = writer.bind
     save, undo = generator_lines(signature.stops.generators, bind)
     if not signature.is_inference:
         own = len(signature.inputs)
@@ -57,14 +50,24 @@ def decision_lines(
         bind("eager_regions", signature.stops.eager_regions)  # the graph holds only their keys
         save = [f"{bind('begin_regions', begin)}()", *save]
         undo = [f"{bind('rewind_regions', rewind)}()", *undo]
-    fallback = [*undo, stop.diverged]
-    raised = bind("unless_diverged", raise_unless_diverged)
-    lines = [*save, "try:", *("    " + line for line in run)]
-    lines += [
-        "except Exception as error:",
-        f"    {raised}(error)",
-        *("    " + line for line in [*undo, stop.failed]),
-    ]
+    caught = ["except BaseException as error:", f"    fault = {bind('unless_ended', unless_ended)}(error)"]
+    return [*save, "try:", *("    " + line for line in run), *caught], undo
+
+
+def decision_lines(
+    writer: LineWriter,
+    joint: JointGraph,
+    outputs: list[str],
+    undo: list[str],
+    diverged: str,
+    checks: Callable[[CheckInfo, list[str]], list[str]],
+) -> list[str]:
+    """Tests of the decisions of a graph that has run. `writer` has the variables of all symbolic sizes, `open_sizes`
+    among them. `checks` gives the lines of a check, from the check and the lines that undo the call so far.
+    """
+    bind, symbols = writer.bind, writer.symbols
+    signature = joint.signature
+    fallback, lines = [*undo, diverged], list[str]()
     for number, decision in enumerate(signature.stops.decisions):
         lines += _before(signature, number, checks, undo)
         if decision.symbol is None:
@@ -118,13 +121,16 @@ def range_text(table: Any, symbol: Any, variable: str) -> str:
     return f"{low} <= {variable}" if high is None else f"{low} <= {variable} <= {high}"
 
 
-def raise_unless_diverged(error: Exception) -> None:
-    """Raise an error that a run with other values can't have caused."""
+def unless_ended(error: BaseException) -> BaseException:
+    """An error in a graph, for a call that is made again in another way. Raises it where the call ends with it: it is
+    an interrupt or foregrad's own, or the graph has written to tensors by then.
+    """
     if isinstance(error, RegionRaisedError):
         finish()
         raise error.error
-    if isinstance(error, ForegradError):
+    if isinstance(error, ForegradError) or WROTE in vars(error) or is_interrupt(error):
         raise error
+    return error
 
 
 def _differs(name: str, info: DecisionInfo, bind: Bind) -> str:

@@ -27,7 +27,7 @@ from ..graph.tangents import ABSENT, CONSTANT, STOP, VARIABLE, BackwardCase, Tan
 from ..subclasses.conversion import converted, hand_to, take_handed, taken_apart, unexpected, wrap
 from ..subclasses.spec import bare_spec, is_wrapper, parts_of
 from .compiled import Compiled, Derived, NeedsInputGrad
-from .decisions import Stop, check_arguments, decision_lines, one_call
+from .decisions import attempt_lines, check_arguments, decision_lines, one_call
 from .lines import LineWriter, op_name
 from .passed import check_marked, history_lines, refuse_watched_results
 from .release import TRAILS, Release, as_output, let_go, parts_run, saved_in_part, saved_inputs, trail_of
@@ -315,13 +315,16 @@ class _Renderer(LineWriter):
         """The lines of the call, and of the tests of its decisions."""
         places = "; ".join(dict.fromkeys(decision.where for decision in self.signature.stops.decisions))
         diverged = f"return {self.bind('Diverged', Diverged)}({self.bind('places', f'Values are read at: {places}')}"
-        stop = Stop(f"{diverged})", f"{diverged}, error)" if self.signature.stops.decisions else "raise")
+        failed = f"{diverged}, fault)" if self.signature.stops.decisions else "raise"
 
         def check(info: CheckInfo, undo: list[str]) -> list[str]:
             op = self.bind(op_name(info.op), info.op)
             return one_call(op, check_arguments(self, info, names, self.outputs), info, undo)
 
-        return decision_lines(self, self.inner.partitioned.joint, names, self.outputs, call, stop, check)
+        run, undo = attempt_lines(self, self.signature, names, call)
+        run += ["    " + line for line in (*undo, failed)]
+        tests = decision_lines(self, self.inner.partitioned.joint, self.outputs, undo, f"{diverged})", check)
+        return [*run, *tests]
 
     def _write(self, names: list[str]) -> None:
         """The lines of the backward's writes, after everything that may stop it."""

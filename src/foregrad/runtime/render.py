@@ -15,6 +15,7 @@ import torch
 
 from .._torch import engine
 from .._torch.engine import keeps_versions
+from .._torch.ops import waits_for_others
 from .._torch.tensors import allow_writes
 from ..frontend.tree import Tree, flatten
 from ..graph.call_effects import CallPlace, EffectTarget, at_place
@@ -41,7 +42,7 @@ from ..graph.python_effects import Kept, OfArgument
 from ..graph.signature import ConstantOutput, Signature, WrapperOutput
 from ..graph.source import Names, literal, unpacked
 from .compiled import Compiled
-from .decisions import Stop, check_lines, decision_lines, open_sizes
+from .decisions import Stop, attempt_lines, check_lines, decision_lines, open_sizes
 from .lines import LineWriter, op_name
 from .node import NodeSource, make_node
 from .passed import history_lines, join, marking, said_of_hooked, unwatched
@@ -62,8 +63,7 @@ class RunLines(LineWriter):
 
     `inputs`: the variables of the signature's inputs; `wrappers`: those of the wrapper subclasses that inputs are parts
     of. `symbols`: the variable of each symbolic size; `containers`: those of containers among the arguments, by number.
-    `diverged`: the statement for a call with another outcome of a decision than at capture; `eagerly`: the statement
-    for a call in which a check fails.
+    `draws`: whether random numbers of Python's are drawn around it.
     """
 
     def __init__(
@@ -71,16 +71,17 @@ class RunLines(LineWriter):
         compiled: Compiled,
         inputs: list[str],
         names: Names,
-        diverged: str = "return MISS",
+        stop: Stop,
         symbols: Mapping[Any, str] | None = None,
-        eagerly: str | None = None,
         wrappers: Sequence[str] = (),
         containers: Mapping[int, str] | None = None,
+        *,
+        draws: bool = False,
     ) -> None:
         super().__init__(names)
         self.containers = containers or {}
         self.compiled = compiled
-        self.diverged, self.eagerly = diverged, eagerly or diverged
+        self.stop, self.draws = stop, draws
         self.joint = compiled.partitioned.joint
         self.signature: Signature = self.joint.signature
         self.inputs = inputs
@@ -95,6 +96,7 @@ class RunLines(LineWriter):
         self.values: list[str] = []  # expressions of the leaves of the result, once all of them exist
         self.made_by = ""  # the variable of the node, where that is needed
         self.are_inputs_done = False  # nothing more happens to them
+        self.ends: tuple[int, list[str]] | None = None  # the lines before `else`, and those of a call that ends early
         self.unwritten = {update.input: update for update in self.signature.updates if update.differentiable}
         self._render()
 
@@ -118,6 +120,10 @@ class RunLines(LineWriter):
                 self._effect(effect)
         self.are_inputs_done = True
         self._returns()
+        if self.ends is not None:
+            start, last_lines = self.ends
+            self.indent(start)
+            self.lines += last_lines
 
     def _run_graph(self, taken: list[int]) -> None:
         if self.signature.is_inference:
@@ -127,8 +133,7 @@ class RunLines(LineWriter):
         if histories := history_lines(self, self.joint, self.outputs):
             modes = [] if torch.is_grad_enabled() else [f"{self.bind('enable_grad', torch.enable_grad)}()"]
             self.under(modes, histories)
-        if self.signature.may_stop:
-            self._may_stop()
+        self._may_end()
         self._effects(CallPlace.GRAPH)
 
     def _effects(self, place: CallPlace) -> None:
@@ -191,12 +196,33 @@ class RunLines(LineWriter):
     def _increment_version(self) -> str:
         return self.bind("increment_version", torch.autograd.graph.increment_version)
 
-    def _may_stop(self) -> None:
-        signature = self.signature
-        diverged = self.diverged if signature.stops.decisions else self.eagerly
-        checks = check_lines(self, signature, self.inputs, self.outputs, self.eagerly)
-        stop = Stop(diverged, diverged)
-        self.lines = decision_lines(self, self.joint, self.tensors, self.outputs, self.lines, stop, checks)
+    def _may_end(self) -> None:
+        """A call may end once the graph has run: where that raised, or a decision or check is against it. Nothing of it
+        can be seen by then, so it is made again in another way.
+        """
+        signature, stop, acts = self.signature, self.stop, self._acts()
+        effects = signature.effects
+        around = any(e.sees_gradients or e.place is CallPlace.LEFT for e in effects.around)
+        leaves = effects.log or effects.python_writes or around or self.draws
+        if not signature.may_stop and (acts or not leaves):
+            return
+        self.lines, undo = attempt_lines(self, signature, self.tensors, self.lines)
+        checks = check_lines(self, signature, self.inputs, self.outputs, stop.checked)
+        diverged = stop.diverged if signature.stops.decisions else stop.checked
+        faulted = diverged if signature.stops.decisions else "raise fault" if acts else stop.faulted
+        self.lines.append("else:")
+        self.ends = len(self.lines), [*undo, faulted]
+        self.lines += decision_lines(self, self.joint, self.outputs, undo, diverged, checks)
+
+    def _acts(self) -> bool:
+        """Whether the forward does more than compute, which can't be undone."""
+        modules = [module for module in self.joint.module.modules() if isinstance(module, torch.fx.GraphModule)]
+        nodes = [node for module in modules for node in module.graph.nodes if node.op == "call_function"]
+        return any(
+            node.is_impure(impure_random=not self.signature.stops.generators) or waits_for_others(node.target)
+            for node in nodes
+            if node.meta.get("partitioner_tag") != "is_backward"
+        )
 
     # ---------------------------------------------------------------- running the graph
 

@@ -47,6 +47,7 @@ from .heap.alias import memory_root
 from .heap.records import InputRecord
 from .heap.refusals import returned_wrapper
 from .inputs.inputs import GradientSource
+from .kernels.checks import may_raise
 from .parts import CaptureParts
 from .tape.gradient_paths import passed_through, saving_nodes
 from .tape.graph import build_module
@@ -208,7 +209,7 @@ class Assembly(CaptureParts):
             stops=StopInfo(
                 tuple(analysis.decisions),
                 tuple(analysis.checks),
-                generators_drawn_from(self.recorder.tape.forward()) if may_stop else (),
+                self._generators(may_stop=may_stop),
                 tuple(self.regions.made),
             ),
             backward=effects.of([r.leaf for r in records], self._live(records) if run.live else ()),
@@ -279,6 +280,13 @@ class Assembly(CaptureParts):
         """The inputs that the backward writes to."""
         number = ById((record.stand_in, i) for i, record in enumerate(records))
         return tuple(number[live.stand_in] for live in self.recorder.late.live)
+
+    def _generators(self, *, may_stop: bool) -> tuple[torch.Generator, ...]:
+        """What a call draws from that may stop, or in which an operator may raise if that is a CPU's, quick to keep."""
+        entries = self.recorder.tape.forward()
+        found = generators_drawn_from(entries)
+        is_quick = all(generator.device.type == "cpu" for generator in found)
+        return found if may_stop or (is_quick and any(may_raise(e.target, e.spec) for e in entries)) else ()
 
     def _signature_symbols(self, records: list[InputRecord]) -> tuple[SizeSymbol, ...]:
         if self.symbols is None:

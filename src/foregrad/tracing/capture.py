@@ -80,10 +80,12 @@ class CaptureRun(Assembly):
         try:
             captured = self._run(given)
         except BaseException as error:
-            is_kept = is_interrupt(error) and not isinstance(error, _OF_FOREGRAD)
-            is_stumble = not is_kept and self.state.stumbled(is_foreign=not isinstance(error, _OF_FOREGRAD))
+            is_foreign, is_sudden = not isinstance(error, _OF_FOREGRAD), is_interrupt(error)
+            is_kept = is_foreign and error is held.raised
+            is_stumble = not is_sudden and self.state.stumbled(is_foreign=is_foreign)
             # Where it looks for an argument, it may have found no stand-in.
-            is_stumble = is_stumble or (not (is_kept or isinstance(error, CaptureAgain)) and self.inputs.meets_again())
+            is_again = is_sudden or isinstance(error, CaptureAgain)
+            is_stumble = is_stumble or (not is_again and self.inputs.meets_again())
             if is_stumble or self.functions.isolate(error) | self.eager_hooks.isolate(error):
                 raise CaptureAgain from None
             if isinstance(error, RuntimeError):
@@ -147,7 +149,7 @@ class CaptureRun(Assembly):
                     result = run_function(self.observed.of(call.function), given.args, given.kwargs)
             except Exception as error:
                 note_escaping(error)
-                if self.learned.replays_views and recorder.changes.resized:
+                if self.learned.replays_views and recorder.changes.resized and not is_interrupt(error):
                     self.learned.replays_views = False
                     return None
                 raise

@@ -148,7 +148,7 @@ _LOOK_AT_VALUES = (
     "gather", "scatter", "scatter_add", "scatter_reduce", "take", "put", "masked_scatter",
     "embedding", "_embedding_bag", "_embedding_bag_forward_only",
     "nll_loss_forward", "nll_loss2d_forward", "multi_margin_loss", "multilabel_margin_loss_forward",
-    "binary_cross_entropy", "max_unpool2d", "max_unpool3d",
+    "binary_cross_entropy", "max_unpool2d", "max_unpool3d", "multinomial",
 )  # fmt: skip
 _DIVIDE = ("floor_divide", "remainder", "fmod", "div")
 _RAISING = {getattr(aten, name) for name in _LOOK_AT_VALUES if hasattr(aten, name)}
@@ -157,20 +157,19 @@ _DIVIDING = {getattr(aten, name) for name in _DIVIDE}
 
 def dead_checks(tape: Tape, outputs: Sequence[Any], after: int) -> Iterator[Check]:
     """A check for each such operator of the forward that none of the outputs needs; `after`: decisions before it."""
-    raising = [entry for entry in tape.forward() if _may_raise(entry)]
+    raising = [entry for entry in tape.forward() if may_raise(entry.target, entry.spec)]
     live = set(tape.live(outputs)) if raising else set()
     for entry in raising:
         if entry not in live and all(isinstance(e.spec, TensorSpec) for e in entries_in([entry.args, entry.kwargs])):
             yield Check(entry.target, entry.args, entry.kwargs, user_line(entry.origin), after, in_backward=False)
 
 
-def _may_raise(entry: Entry) -> bool:
-    op = entry.target
+def may_raise(op: Any, spec: Any) -> bool:
+    """Whether an operator with results of this spec raises for some values, or has effects."""
     if not isinstance(op, OpOverload):
         return False
     if op.namespace != "aten":
         return has_effects(op)
     if op.overloadpacket in _DIVIDING:
-        spec = entry.spec
         return isinstance(spec, TensorSpec) and not (spec.dtype.is_floating_point or spec.dtype.is_complex)
     return op.overloadpacket in _RAISING

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from ..._torch.nested import frozen
+from ..._torch.ops import waits_for_others
 from ..._torch.symbols import SYMBOLIC, is_symbolic, symbol_made
 from ...graph.calls import call_of
 from ...graph.meta import TensorSpec
@@ -47,7 +48,7 @@ class Entry:
     @property
     def is_collective(self) -> bool:
         """Whether this is a collective that the program called by itself, which other processes wait for."""
-        is_functional = getattr(self.target, "namespace", "") == "_c10d_functional"
+        is_functional = waits_for_others(self.target)
         call = call_of(self.target, self.args) if self.has_effect else None
         return self.has_effect and (is_functional or (call is not None and call.waits_for_others))
 
