@@ -558,12 +558,12 @@ class ProgramState:
 
     def _class(self, cls: type, parent: Holder | None, step: Any) -> None:
         for base in cls.__mro__:
-            if is_of_library(base):
-                self._library(base, None, base.__name__)
-                continue
             if id(base) in self._seen and base is not cls:
                 continue
             self._seen[id(base)] = base
+            if is_of_library(base):
+                self._library(base, None, base.__name__)
+                continue
             holder = self._hold(kinds.CLASS, base, None, base.__name__, "attr")
             items = holder.before.items()
             named = {k: v for k, v in items if k in _DESCRIBES or (type(v) is types.FunctionType and k[:2] != "__")}
