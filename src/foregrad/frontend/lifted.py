@@ -127,7 +127,7 @@ class Generators:
 
     def put_back(self) -> None:
         for (kind, generator), state in zip(self.kinds, getattr(self._before, "states", ()), strict=False):
-            kind.put_back(generator, state)
+            kind.put_back(generator, state, None)
 
 
 def numbered(draws: tuple[Draw, ...]) -> tuple[Draw, ...]:

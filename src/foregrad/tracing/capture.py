@@ -78,7 +78,9 @@ class CaptureRun(Assembly):
         given = Given(self.call, leaves, functools.partial(self.inputs.arguments, self.draws.arrays_of(leaves)))
         state.walk(given.named)
         containers = self.learned.containers
-        self.state = PythonState(self.call, self.name, state, self.reads, self.inputs.real_of, containers, given)
+        self.state = PythonState(
+            self.call, self.name, state, self.reads, self.inputs.real_of, containers, given, self.observed
+        )
         captured, is_kept = None, False
         try:
             captured = self._run(given)

@@ -22,6 +22,7 @@ import torch
 
 from ..._torch.native import divert, make_observer
 from ...errors import UnsupportedSideEffectError
+from ...frontend.code import entered_by, may_set
 from ...frontend.expected import is_bound
 from ...frontend.holders import Holder, kind_of
 from ...frontend.known_calls import (
@@ -36,12 +37,13 @@ from ...frontend.known_calls import (
     kind_of_call,
     trust_in,
 )
-from ...frontend.libraries import is_outside, is_standard
+from ...frontend.libraries import LOCKS, is_outside, is_standard
 from ...frontend.program_state import ProgramState
 from ...house import is_house_code
 from ...interrupts import runs_user_code
 from ..tape.collection import Newborns
 
+_OF_LOCKS = ", which a compiled call would not hold. Take it outside the compiled function."
 _FEW = 64  # objects, from which on those that nobody else holds any more are let go of
 _OWN_REFERENCES = 3  # of an object that only this refers to: its holder, a variable, an argument
 
@@ -71,7 +73,23 @@ class Observed:
         self._variables: dict[int, Any] = {}  # of contexts, that the program sets
         self._failed: UnsupportedSideEffectError | None = None
         self._observer = _observer(self._kind_of, self._trust, self._on_call)
-        self.pause, self.go_on = self._observer.pause, self._observer.go_on
+        self.has_run = False  # code that is looked at, since `of` began
+
+    def pause(self) -> None:
+        self._observer.pause()
+
+    def go_on(self) -> None:
+        self._observer.go_on()
+
+    def may_set(self) -> frozenset[str] | None:
+        """The globals and attributes that the code which ran may set; None: any."""
+        names: set[str] = set()
+        for code in self.entered:
+            found = frozenset() if is_house_code(code) else may_set(code, is_trusted=code not in self.ran)
+            if found is None:
+                return None
+            names |= found
+        return frozenset(names)
 
     def of(self, function: Callable[..., T]) -> Callable[..., T]:
         """A function that does what `function` does, observed, in a copy of the context."""
@@ -80,6 +98,7 @@ class Observed:
         def run(*args: Any, **kwargs: Any) -> T:
             _see_asked()
             before, _running.observed = getattr(_running, "observed", None), self
+            self._observer, self.has_run = _observer(self._kind_of, self._trust, self._on_call), False
             self._observer.start()
             try:
                 return function(*args, **kwargs)
@@ -131,7 +150,11 @@ class Observed:
         return REFUSED if isinstance(callee.__self__, torch.Generator) else kind_of_call(callee)
 
     def _trust(self, code: CodeType, frame: FrameType) -> int:
-        self.entered[code] = frame.f_globals
+        found = self._found(code, frame)
+        self.entered[code] = frame.f_globals  # what is refused before it begins has written nothing
+        return found
+
+    def _found(self, code: CodeType, frame: FrameType) -> int:
         if is_house_code(code):
             return TRUSTED
         if any(getattr(callback, "__code__", None) is code for callback in gc.callbacks):
@@ -151,8 +174,14 @@ class Observed:
             function = frame.f_globals.get(code.co_name)
             self.called += [function] if getattr(function, "__code__", None) is code else []
         if found == LOOKED_AT and not _is_for_pytorch(frame):
+            self.has_run = True
+            if code in self.ran:
+                return found
+            state = self.state()
+            state.meet(code, frame.f_globals)  # before names are bound there
+            if (names := entered_by(code)) and (lock := state.lock_at(names)):
+                self._refuse(f"`{self.name}` takes the lock {lock} at {_line(frame)}{_OF_LOCKS}")
             self.ran[code] = frame.f_globals
-            self.state().meet(code, frame.f_globals)  # before names are bound there
             if not is_outside(frame.f_globals.get("__name__")):
                 self.begins(code, frame.f_globals)
         return found
@@ -162,6 +191,9 @@ class Observed:
             return
         if kind_of_call(callee) == WRITES:
             self._write(callee, frame)
+        elif callee.__name__ == "__exit__" and type(callee.__self__) in LOCKS:
+            callee(None, None, None)
+            self._refuse(f"`{self.name}` takes a lock at {_line(frame)}{_OF_LOCKS}")
         else:
             self._refuse(
                 f"`{self.name}` calls {_spelled(callee)} at {_line(frame)}, which may do or look at something that a "
@@ -247,7 +279,7 @@ class Observed:
     def give_up(self) -> None:
         """Everything as it was."""
         for holder in self._changed():
-            holder.kind.put_back(holder.target, holder.before)
+            holder.put_back()
 
     def _left_in(self, context: contextvars.Context) -> Any:
         """A variable that the program has set; what PyTorch's own code has set is set outside, too."""

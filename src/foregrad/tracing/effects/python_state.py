@@ -28,6 +28,7 @@ from ...identity import ById, IdSet
 from ...subclasses.spec import is_of_capture
 from ..tape.collection import Newborns
 from ..values.draw_patches import stand_in_for
+from .observed import Observed
 from .journals import Identity, Journals, UntouchedIterator, grows, replaced
 from .python_writes import MadeValues, PythonWrites
 
@@ -52,8 +53,10 @@ class PythonState:
         real_of: Callable[[Any], Any],
         containers: dict[Identity, bool],
         given: Given,
+        observed: Observed,
     ) -> None:
         self.call = call
+        self.observed = observed
         self.name = name
         self.reads = reads
         self.real_of = real_of
@@ -71,7 +74,7 @@ class PythonState:
         self._standing_in: list[tuple[Holder, Any, Any, Any]] = []  # (holder, key, what was there, what stands for it)
         self._failed: UnsupportedSideEffectError | None = None
         self._strays: ById[torch.nn.Module, list[Holder]] = ById()
-        self._after: list[tuple[Holder, Any]] = []
+        self._after: dict[Holder, Any] | None = None  # what the run left in these, until its backward
         self.given_back: ById[Any, Holder | None] = ById()  # what the run made, in what it returns or leaves
         self._taken_over: list[tuple[Holder, Any, str]] = []
 
@@ -79,6 +82,8 @@ class PythonState:
         """Let the run find what notes its use: functions of random generators that the user's code has by a name of its
         own, iterators, and containers that it only adds to. `where` tells the line that runs.
         """
+        for holder in self.before.changed():  # by another thread: nothing runs yet
+            holder.before = holder.kind.read(holder.target)
         self.journals.install()
         for holder, key, value in self.before.drawing:
             key = "cell_contents" if holder is not None and holder.kind is kinds.CELL else key
@@ -126,6 +131,23 @@ class PythonState:
         """The run took from an iterator, whoever has caught that meanwhile."""
         if self._failed is not None:
             raise self._failed
+
+    def changed(self) -> list[Holder]:
+        """The holders that the run has written to. What no code that ran may write is another thread's."""
+        written = self.before.changed()
+        names = self.observed.may_set() if written else None
+        if names is None:
+            return written
+        names |= {place.key for place in lifted_places(self.call.function)}
+        for holder in written:
+            holder.adopt(names)
+        return [holder for holder in written if holder.is_written()]
+
+    def _undo(self, holder: Holder) -> None:
+        if self._after is None or self.observed.has_run:
+            holder.put_back()
+        else:
+            holder.put_back(self._after.get(holder, holder.before))
 
     def changed_since(self) -> Callable[[], str | None]:
         """What names something that the run changes from now on."""
@@ -181,7 +203,7 @@ class PythonState:
                 "that the function reaches, or return it."
             )
         self.given.check_closed(self.name)  # which are made anew for each run
-        self._changed = _written(self.before, self.call.function)
+        self._changed = _written(self.changed(), self.before, self.call.function)
         has_changed = bool(self._changed) or any(True for _ in self.journals.calls())
         _check_caches(self.name, self.before, self.call, has_changed=has_changed)
         found: set[Identity] = set()
@@ -215,7 +237,7 @@ class PythonState:
         call them; the structure of the result.
         """
         changed = self._changed
-        self._after = [(holder, _now_in(holder)) for holder in changed]
+        self._after = {holder: _now_in(holder) for holder in changed}
         found = PythonWrites(
             self.name,
             self.call.function,
@@ -239,9 +261,8 @@ class PythonState:
 
     def settle(self) -> None:
         """The run is over, its backward too: everything as it was before."""
-        seen = dict(self._after)
-        written = self.before.changed()
-        for holder in (*written, *filter(None, self.given_back.values())):
+        seen, written = self._after or {}, self.changed()
+        for holder in (*written, *filter(None, self.given_back.values())) if self.observed.has_run else ():
             if not self._is_still(holder, seen.get(holder, holder.before)):
                 raise BackwardChangesError(
                     f"the backward of `{self.name}` changes {holder.name() or 'an object'}, which a compiled backward "
@@ -249,8 +270,9 @@ class PythonState:
                 )
         for holder in self.before.caches:  # as eager leaves them, too
             holder.before = left_in_cache(holder.target, holder.before)
-        for holder in (*written, *self.before.caches):
             holder.put_back()
+        for holder in written:
+            self._undo(holder)
         forget_written(self.reads, self.before)  # some hold again what they held: these were no changes
         for holder in written:
             if holder.kind is kinds.CLASS:  # who reads its attributes by way of `type(self)` is not seen
@@ -290,7 +312,7 @@ class PythonState:
         self.take_stand_ins()
         try:
             written = next(self.journals.calls(), None)
-            changed = self.before.changed()
+            changed = self.changed()
             if written is not None or changed:
                 what = changed[0].name() if written is None else written[1]
                 raise UnsupportedSideEffectError(
@@ -311,7 +333,8 @@ class PythonState:
         for holder in self.before.changed():
             self._taken_over.append((holder, holder.before, region))
             if journal is not None:
-                journal.undo.append(functools.partial(holder.kind.put_back, holder.target, holder.before))
+                after = holder.kind.read(holder.target)
+                journal.undo.append(functools.partial(holder.kind.put_back, holder.target, holder.before, after))
             holder.before = holder.kind.read(holder.target)
 
     def check_taken_over(self, name: str) -> None:
@@ -333,10 +356,11 @@ class PythonState:
         but for its stand-ins.
         """
         list(self._leave_strays())
-        for holder in (*self.before.changed(), *self.before.caches):
-            kind = holder.kind
-            if not is_interrupted or kind is kinds.CACHE or any(map(_is_made, kind.items(_now_in(holder)))):
-                holder.put_back()
+        for holder in self.before.caches:
+            holder.put_back()
+        for holder in self.changed():
+            if not is_interrupted or any(map(_is_made, holder.kind.items(_now_in(holder)))):
+                self._undo(holder)
 
 
 def is_read_by_handlers(state: PythonState, logger: Any) -> bool:
@@ -390,11 +414,10 @@ def _now_in(holder: Holder) -> Any:
     return own_globals(now) if holder.kind is kinds.NAMESPACE else now
 
 
-def _written(state: ProgramState, function: Any) -> list[Holder]:
-    """The holders that are not as they were, and those that hold what they held before in the place of an argument that
+def _written(changed: list[Holder], state: ProgramState, function: Any) -> list[Holder]:
+    """The holders that are `changed`, and those that hold what they held before in the place of an argument that
     stood for it: that was written, which the next call does with another number there.
     """
-    changed = state.changed()
     lifted: ById[Any, list[StatePlace]] = ById()
     for place in lifted_places(function):
         lifted.setdefault(place.target, []).append(place)
