@@ -17,7 +17,7 @@ _NAMED_LOADS = _LOADS | {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DER
 _DEREFERENCES = {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF", "STORE_DEREF", "DELETE_DEREF"}
 _STORES = {"STORE_GLOBAL", "DELETE_GLOBAL"}  # what is written to is looked at: a write of what is there is no change
 _ASKS, _SETS = {"getattr", "hasattr"}, {"setattr", "delattr"}
-_TABLES_OF_NAMES = set("__dict__ vars globals eval exec __setattr__ __delattr__".split())
+_NAMESPACES, _NAMES_BY_TEXT = {"__dict__", "vars", "globals"}, {"eval", "exec", "__setattr__", "__delattr__"}
 _WRITERS_OF_TABLES = set("update setdefault pop popitem clear __setitem__ __delitem__".split())
 _NAMES_ANYTHING = set("vars dir getmembers __dict__ __getattribute__ attrgetter asdict fields to_dict".split())
 _NAMESPACE = {"globals", "eval", "exec"}
@@ -185,11 +185,12 @@ def entered_by(code: types.CodeType) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=8192)
 def may_set(code: types.CodeType, *, is_trusted: bool) -> frozenset[str] | None:
-    """The globals and attributes that code may set or delete, functions made in it aside; None: any. PyTorch's own code
-    is trusted to change the tables behind attributes only under names that code gives it.
+    """The globals and attributes that code may set or delete, functions made in it aside; None: any. Code that is trusted
+    hands no table of attributes to other code that writes there.
     """
     named = set(code.co_names)
-    by_table = named & _TABLES_OF_NAMES and (not is_trusted or named & _WRITERS_OF_TABLES)
+    writes = named & _WRITERS_OF_TABLES or not _STORES_OF_ITEMS.isdisjoint(code.co_code[::2])
+    by_table = named & _NAMESPACES and writes if is_trusted else named & (_NAMESPACES | _NAMES_BY_TEXT)
     if by_table or (named & _SETS and _asked_for_made_up(instructions_of(code), _SETS)):
         return None
     stored = stored_in(code)

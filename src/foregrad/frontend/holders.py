@@ -103,12 +103,16 @@ class Holder:
         """Make the holder what its copy is. With a copy from `after` the run, what came later stays."""
         self.kind.put_back(self.target, self.before, *after or (self.kind.read(self.target),))
 
+    @property
+    def is_by_name(self) -> bool:
+        """Whether it holds globals or attributes, which code sets by their names."""
+        return self.kind in (NAMESPACE, SLOTS, CLASS) or (self.kind is DICT and self.owner is not None)
+
     def adopt(self, names: Container[Any]) -> None:
         """Globals and attributes but for these are as if they had been before what they are now."""
-        if self.kind in (NAMESPACE, SLOTS, CLASS) or (self.kind is DICT and self.owner is not None):
-            now, before = self.kind.read(self.target), self.before
-            self.before = {n: before[n] if n in names else v for n, v in now.items() if n in before or n not in names}
-            self.before |= {n: v for n, v in before.items() if n in names and n not in now}
+        now, before = self.kind.read(self.target), self.before
+        self.before = {n: before[n] if n in names else v for n, v in now.items() if n in before or n not in names}
+        self.before |= {n: v for n, v in before.items() if n in names and n not in now}
 
     def name(self) -> str:
         """The text by which people know the holder."""
@@ -439,7 +443,7 @@ def _read_cache(cached: Any) -> tuple[int, frozenset[int]]:
     return cached.cache_info().misses, frozenset(map(id, results_of(cached)[0]))
 
 
-def _put_back_cache(cached: Any, before: tuple[int, frozenset[int]], _: Any) -> None:
+def _put_back_cache(cached: Any, before: tuple[int, frozenset[int]], _: Any = None) -> None:
     table, _ = results_of(cached)
     for key in [key for key in table if id(key) not in before[1]]:
         del table[key]

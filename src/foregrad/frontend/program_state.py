@@ -22,7 +22,7 @@ import random
 import sys
 import types
 import warnings
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -67,20 +67,23 @@ _DICTS: tuple[Any, ...] = (dict, collections.OrderedDict)
 _OFTEN_EMPTY = dict.fromkeys(_DICTS, kinds.DICT) | {list: kinds.LIST, set: kinds.SET}
 
 
-def forget_written(reads: Reads, state: ProgramState) -> None:
+def forget_written(reads: Reads, state: ProgramState, read: Mapping[Holder, dict[Any, Any]]) -> None:
     """Drop from `reads` what was first looked at after it had been written, now that all is as it was: what a call does
-    does not depend on what was there before.
+    does not depend on what was there before. `read`: what was there for the run where another thread has written.
     """
+    by_place = {id(holder.place): before for holder, before in read.items()}
     held = {id(holder.place) for holder in state.holders}
     held.update(id(container) for container, _, _ in state.empty)
     for place in [place for place in reads.places.values() if id(place.holder) in held]:
-        if place.kind == "asked" or place.difference() is None:
+        before = by_place.get(id(place.holder))
+        if place.kind == "asked" or (before is None and place.difference() is None):
             continue
-        for key in [key for key, expected in place.items.items() if not expected.holds(place.look(key))]:
+        look = place.look if before is None else (lambda key, before=before: before.get(key, ABSENT))
+        for key in [key for key, expected in place.items.items() if not expected.holds(look(key))]:
             _forget_contents(reads, place.items.pop(key).before(), state)
         if place.keys is not None:
-            place.keys = keys_in(place.holder)
-        place.absent.difference_update(place.appeared())
+            place.keys = keys_in(place.holder if before is None else before)
+        place.absent.difference_update(place.appeared() if before is None else before)
 
 
 def _forget_contents(reads: Reads, value: Any, state: ProgramState) -> None:

@@ -243,6 +243,7 @@ class CaptureRun(Assembly):
         self.state.settle()
         observed = self.observed
         scan = self.code.scan(observed.ran, observed.entered, observed.called, self.facts.gradients.hooks)
+        self.state.guard_what_was_read()
         if "Generator" in scan.names:
             _check_generators(self.name, self.made_generators)
         _check_handled(self.name, scan, self.reads)

@@ -43,6 +43,9 @@ from ...house import is_house_code
 from ...interrupts import runs_user_code
 from ..tape.collection import Newborns
 
+_OF_MODULES, _CACHED_PROPERTY = torch.nn.Module, functools.cached_property.__get__.__code__
+_SETS_WHAT_IT_IS_TOLD = {f.__code__ for f in (_OF_MODULES.__setattr__, _OF_MODULES.__getattr__, functools.update_wrapper)}
+_SET_THEIR_OWN = "sympy.", "torch._ops"
 _OF_LOCKS = ", which a compiled call would not hold. Take it outside the compiled function."
 _FEW = 64  # objects, from which on those that nobody else holds any more are let go of
 _OWN_REFERENCES = 3  # of an object that only this refers to: its holder, a variable, an argument
@@ -84,11 +87,15 @@ class Observed:
     def may_set(self) -> frozenset[str] | None:
         """The globals and attributes that the code which ran may set; None: any."""
         names: set[str] = set()
-        for code in self.entered:
-            found = frozenset() if is_house_code(code) else may_set(code, is_trusted=code not in self.ran)
-            if found is None:
+        for code, namespace in self.entered.items():
+            if is_house_code(code) or code in _SETS_WHAT_IT_IS_TOLD or str(namespace.get("__name__")).startswith(_SET_THEIR_OWN):
+                continue
+            if code is _CACHED_PROPERTY:  # code reads it by the name that it sets
+                names.update(*(own.co_names for own in self.ran))
+            elif (found := may_set(code, is_trusted=code not in self.ran)) is None:
                 return None
-            names |= found
+            else:
+                names |= found
         return frozenset(names)
 
     def of(self, function: Callable[..., T]) -> Callable[..., T]:
@@ -179,10 +186,11 @@ class Observed:
                 return found
             state = self.state()
             state.meet(code, frame.f_globals)  # before names are bound there
-            if (names := entered_by(code)) and (lock := state.lock_at(names)):
+            is_own = not is_outside(frame.f_globals.get("__name__"))
+            if is_own and (names := entered_by(code)) and (lock := state.lock_at(names)):
                 self._refuse(f"`{self.name}` takes the lock {lock} at {_line(frame)}{_OF_LOCKS}")
             self.ran[code] = frame.f_globals
-            if not is_outside(frame.f_globals.get("__name__")):
+            if is_own:
                 self.begins(code, frame.f_globals)
         return found
 
@@ -192,6 +200,8 @@ class Observed:
         if kind_of_call(callee) == WRITES:
             self._write(callee, frame)
         elif callee.__name__ == "__exit__" and type(callee.__self__) in LOCKS:
+            if is_outside(frame.f_globals.get("__name__")):
+                return
             callee(None, None, None)
             self._refuse(f"`{self.name}` takes a lock at {_line(frame)}{_OF_LOCKS}")
         else:

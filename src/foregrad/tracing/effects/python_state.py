@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..._torch.symbols import is_symbolic
+from ..._torch.symbols import concrete, has_symbolic, is_symbolic, map_symbolic
 from ...errors import EscapedTensorError, UnsupportedSideEffectError
 from ...frontend import holders as kinds
 from ...frontend.call import FlatCall
@@ -74,6 +74,8 @@ class PythonState:
         self._standing_in: list[tuple[Holder, Any, Any, Any]] = []  # (holder, key, what was there, what stands for it)
         self._failed: UnsupportedSideEffectError | None = None
         self._strays: ById[torch.nn.Module, list[Holder]] = ById()
+        self._read: dict[Holder, dict[Any, Any]] = {}  # what was there for the run, where it is no more
+        self.is_disturbed = False  # another thread wrote to a place that is an argument
         self._after: dict[Holder, Any] | None = None  # what the run left in these, until its backward
         self.given_back: ById[Any, Holder | None] = ById()  # what the run made, in what it returns or leaves
         self._taken_over: list[tuple[Holder, Any, str]] = []
@@ -138,9 +140,17 @@ class PythonState:
         names = self.observed.may_set() if written else None
         if names is None:
             return written
-        names |= {place.key for place in lifted_places(self.call.function)}
+        named = {id(holder.target) for holder in written if holder.is_by_name}
+        for place in lifted_places(self.call.function):
+            if place.get() is stand_in_at(self.call.function, place.identity):
+                names |= {place.key}
+            elif place.key not in names and id(place.target) in named:
+                self.is_disturbed = True  # the run may have met what another thread made of its stand-in
+                place.put(concrete(place.get()))
         for holder in written:
-            holder.adopt(names)
+            if holder.is_by_name:
+                self._read.setdefault(holder, holder.before)
+                holder.adopt(names)
         return [holder for holder in written if holder.is_written()]
 
     def _undo(self, holder: Holder) -> None:
@@ -215,7 +225,7 @@ class PythonState:
             found.update((id(holder.target), key) for key in replaced(holder))
         new = found - self.containers.keys() - self.call.only_written
         self.containers.update(dict.fromkeys(new, False))
-        return bool(new)
+        return bool(new) or self.is_disturbed
 
     def _only_written(self) -> set[Identity]:
         tried = {place for place, is_read in self.containers.items() if not is_read}
@@ -273,13 +283,22 @@ class PythonState:
             holder.put_back()
         for holder in written:
             self._undo(holder)
-        forget_written(self.reads, self.before)  # some hold again what they held: these were no changes
+        forget_written(self.reads, self.before, self._read)  # some hold again what they held: these were no changes
         for holder in written:
             if holder.kind is kinds.CLASS:  # who reads its attributes by way of `type(self)` is not seen
                 place = self.reads.place(holder.place, "dict", holder.target.__name__, "attr")
                 for write in self.writes:
                     if isinstance(write, SetAttribute) and write.target is holder.target:
                         self.reads.add(place, write.name, holder.before.get(write.name, ABSENT))
+
+    def guard_what_was_read(self) -> None:
+        """Where another thread has written, what the run found is to be there again."""
+        for holder, before in self._read.items():
+            place = self.reads.places.get(id(holder.place))
+            for key, expected in [] if place is None else [*place.items.items()]:
+                if not expected.holds(was := before.get(key, ABSENT)) and place.look(key) is not was:
+                    del place.items[key]
+                    place.lacks(key) if was is ABSENT else self.reads.add(place, key, was)
 
     def _is_still(self, holder: Holder, expected: Any) -> bool:
         """Whether a holder has what it had, or stand-ins for that: `self.total += 1` sets a buffer to itself."""
@@ -353,14 +372,33 @@ class PythonState:
 
     def give_up(self, *, is_interrupted: bool) -> None:
         """Everything as it was before: the function runs again, or in eager. What is interrupted is left in the middle,
-        but for its stand-ins.
+        but for its stand-ins: what was noted is done now.
         """
         list(self._leave_strays())
         for holder in self.before.caches:
             holder.put_back()
+        for place, _, name, args in self.journals.calls() if is_interrupted else ():
+            if not _is_made((None, args)):
+                target = place.get() if isinstance(place, StatePlace) else place
+                getattr(target, name)(*map_symbolic(args, concrete))
         for holder in self.changed():
-            if not is_interrupted or any(map(_is_made, holder.kind.items(_now_in(holder)))):
+            if is_interrupted:
+                _leave(holder)
+            else:
                 self._undo(holder)
+
+
+def _leave(holder: Holder) -> None:
+    """Take the stand-ins out of what a run has written: numbers are what they are in this call."""
+    kind, now = holder.kind, _now_in(holder)
+    is_row = kind.items is enumerate
+    before = {} if is_row and len(now) != len(holder.before) else dict(holder.items())
+    left = [(key, before.get(key, ABSENT) if _is_made((key, value)) else value) for key, value in kind.items(now)]
+    kept = {key: map_symbolic(value, concrete) if has_symbolic(value) else value for key, value in left}
+    if any(kept[key] is not value for key, value in kind.items(now)):
+        there = {key: value for key, value in kept.items() if value is not ABSENT}
+        single = kept.get("cell_contents") if kind is kinds.CELL else there
+        kind.put_back(holder.target, list(there.values()) if is_row else single, now)
 
 
 def is_read_by_handlers(state: PythonState, logger: Any) -> bool:
