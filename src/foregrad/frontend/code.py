@@ -18,6 +18,7 @@ _DEREFERENCES = {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF", "ST
 _STORES = {"STORE_GLOBAL", "DELETE_GLOBAL"}  # what is written to is looked at: a write of what is there is no change
 _ASKS, _SETS = {"getattr", "hasattr"}, {"setattr", "delattr"}
 _NAMESPACES, _NAMES_BY_TEXT = {"__dict__", "vars", "globals"}, {"eval", "exec", "__setattr__", "__delattr__"}
+_WRITERS = set("append appendleft extend extendleft insert remove sort reverse add discard subtract".split())
 _WRITERS_OF_TABLES = set("update setdefault pop popitem clear __setitem__ __delitem__".split())
 _NAMES_ANYTHING = set("vars dir getmembers __dict__ __getattribute__ attrgetter asdict fields to_dict".split())
 _NAMESPACE = {"globals", "eval", "exec"}
@@ -175,12 +176,17 @@ def stored_in(code: types.CodeType) -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=8192)
-def entered_by(code: types.CodeType) -> frozenset[str]:
-    """The globals, variables of outer functions and attributes that code enters by `with`."""
+def entered_by(code: types.CodeType) -> tuple[frozenset[Any], frozenset[Any]]:
+    """The globals, variables of outer functions and attributes that code enters by `with`; and, where there are some,
+    those in which it sets something, something else if it writes to anything else.
+    """
     if _ENTERS.isdisjoint(code.co_code[::2]):
-        return frozenset()
-    pairs = itertools.pairwise(instructions_of(code))
-    return frozenset(of.value for of, now in pairs if dis.opmap[now.name] in _ENTERS and type(of.value) is str)
+        return frozenset(), frozenset()
+    stores = _STORES_OF_ATTRIBUTES | _STORES_OF_GLOBALS | _STORES_OF_ITEMS
+    pairs = [(of.value, dis.opmap[now.name]) for of, now in itertools.pairwise(instructions_of(code))]
+    written = {of for of, now in pairs if now in stores}
+    written |= (_WRITERS | _WRITERS_OF_TABLES).intersection(code.co_names)
+    return frozenset(of for of, now in pairs if now in _ENTERS and type(of) is str), frozenset(written)
 
 
 @functools.lru_cache(maxsize=8192)

@@ -108,11 +108,11 @@ class Holder:
         """Whether it holds globals or attributes, which code sets by their names."""
         return self.kind in (NAMESPACE, SLOTS, CLASS) or (self.kind is DICT and self.owner is not None)
 
-    def adopt(self, names: Container[Any]) -> None:
-        """Globals and attributes but for these are as if they had been before what they are now."""
-        now, before = self.kind.read(self.target), self.before
-        self.before = {n: before[n] if n in names else v for n, v in now.items() if n in before or n not in names}
-        self.before |= {n: v for n, v in before.items() if n in names and n not in now}
+    def adopted(self, copy: dict[Any, Any], names: Container[Any]) -> dict[Any, Any]:
+        """A copy in which globals and attributes but for these are what they are now."""
+        now = self.kind.read(self.target)
+        found = {n: copy[n] if n in names else value for n, value in now.items() if n in copy or n not in names}
+        return found | {n: value for n, value in copy.items() if n in names and n not in now}
 
     def name(self) -> str:
         """The text by which people know the holder."""

@@ -147,7 +147,7 @@ PURE_CLASSES: Final = frozenset(
 """Classes of C whose methods, `WRITING_METHODS` apart, write to nothing else. Iterators that are older than the call
 are looked after by what stands in for them."""
 
-_LOCKED = "__enter__ __exit__ acquire acquire_lock locked locked_lock"
+_LOCKED = "__enter__ acquire acquire_lock locked locked_lock"
 REFUSED_METHODS: Final[dict[str, str]] = {
     "builtins.BaseException": "add_note",
     "datetime.date": "today",

@@ -22,7 +22,7 @@ import random
 import sys
 import types
 import warnings
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -38,7 +38,6 @@ from .expected import ABSENT, PLAIN, stored
 from .holders import Holder, Kind, own_globals, slots_of
 from .libraries import (
     BAGS,
-    LOCKS,
     OF_CTYPES,
     WEAK,
     is_class_outside,
@@ -196,10 +195,9 @@ class ProgramState:
                     self.holders.append(Holder(kinds.OUTSIDE, place, owner, name, "", owner.before[name]))
         return [holder for holder in self.holders if holder.is_written()]
 
-    def lock_at(self, names: Container[str]) -> str | None:
-        """The name of a lock that was met under one of these."""
-        locks = (held for held in self._libraries.values() if type(held.target) in LOCKS)
-        return next((held.name() or str(held.step) for held in locks if held.step in names), None)
+    def names_of(self, kinds: tuple[type, ...]) -> set[Any]:
+        """The names under which objects of these classes of libraries were met first."""
+        return {held.step for held in self.ways + [*self._libraries.values()] if isinstance(held.owner, kinds)}
 
     def keeper_of(self, value: Any) -> Any:
         """The function that keeps this very object as a result, or in one; None if there is none."""

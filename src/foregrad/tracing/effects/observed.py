@@ -46,7 +46,6 @@ from ..tape.collection import Newborns
 _OF_MODULES, _CACHED_PROPERTY = torch.nn.Module, functools.cached_property.__get__.__code__
 _SETS_WHAT_IT_IS_TOLD = {f.__code__ for f in (_OF_MODULES.__setattr__, _OF_MODULES.__getattr__, functools.update_wrapper)}
 _SET_THEIR_OWN = "sympy.", "torch._ops"
-_OF_LOCKS = ", which a compiled call would not hold. Take it outside the compiled function."
 _FEW = 64  # objects, from which on those that nobody else holds any more are let go of
 _OWN_REFERENCES = 3  # of an object that only this refers to: its holder, a variable, an argument
 
@@ -187,8 +186,13 @@ class Observed:
             state = self.state()
             state.meet(code, frame.f_globals)  # before names are bound there
             is_own = not is_outside(frame.f_globals.get("__name__"))
-            if is_own and (names := entered_by(code)) and (lock := state.lock_at(names)):
-                self._refuse(f"`{self.name}` takes the lock {lock} at {_line(frame)}{_OF_LOCKS}")
+            entered, written = entered_by(code)
+            takes = is_own and entered and not entered.isdisjoint(state.names_of(LOCKS))
+            if takes and written - state.names_of((threading.local,)):
+                self._refuse(
+                    f"`{self.name}` takes a lock and writes to Python's state at {_line(frame)}, and a compiled call would "
+                    "not hold the lock. Take it outside the compiled function."
+                )
             self.ran[code] = frame.f_globals
             if is_own:
                 self.begins(code, frame.f_globals)
@@ -199,11 +203,6 @@ class Observed:
             return
         if kind_of_call(callee) == WRITES:
             self._write(callee, frame)
-        elif callee.__name__ == "__exit__" and type(callee.__self__) in LOCKS:
-            if is_outside(frame.f_globals.get("__name__")):
-                return
-            callee(None, None, None)
-            self._refuse(f"`{self.name}` takes a lock at {_line(frame)}{_OF_LOCKS}")
         else:
             self._refuse(
                 f"`{self.name}` calls {_spelled(callee)} at {_line(frame)}, which may do or look at something that a "

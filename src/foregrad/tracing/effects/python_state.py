@@ -150,7 +150,9 @@ class PythonState:
         for holder in written:
             if holder.is_by_name:
                 self._read.setdefault(holder, holder.before)
-                holder.adopt(names)
+                holder.before = holder.adopted(holder.before, names)
+                if self._after is not None and holder in self._after:
+                    self._after[holder] = holder.adopted(self._after[holder], names)
         return [holder for holder in written if holder.is_written()]
 
     def _undo(self, holder: Holder) -> None:
@@ -271,7 +273,7 @@ class PythonState:
 
     def settle(self) -> None:
         """The run is over, its backward too: everything as it was before."""
-        seen, written = self._after or {}, self.changed()
+        written, seen = self.changed(), self._after or {}
         for holder in (*written, *filter(None, self.given_back.values())) if self.observed.has_run else ():
             if not self._is_still(holder, seen.get(holder, holder.before)):
                 raise BackwardChangesError(
