@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import torch
 
 from .._torch.asked import own_names
-from .._torch.symbols import concrete
+from .._torch.symbols import concrete, is_symbolic
 from .._torch.tensors import without_marks
 from ..graph.source import key_text
 from ..house import is_house_module
@@ -158,18 +158,19 @@ class Kind:
     put: Callable[[Any, Any, Any], None] = _refuse
 
 
-def _single(before: Any, after: Any, now: Any) -> Any:
-    """What a value becomes. Where a run and another thread have counted, the run's part goes."""
+def without(before: Any, after: Any, now: Any) -> Any:
+    """What is left of a value without what a run made of it. Where another thread has counted, too, its part stays."""
     if now is after:
         return before
+    is_like = is_symbolic(now) is is_symbolic(after)  # one that is not has not counted on from what stood there
     now, after = concrete(now), concrete(after)
-    return now - (after - before) if type(now) is type(after) is type(before) is int else now
+    return now - (after - before) if is_like and type(now) is type(after) is type(before) is int else now
 
 
 def _undone(before: dict[Any, Any], after: dict[Any, Any], now: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
     for key in after | before:
         was, left, value = before.get(key, ABSENT), after.get(key, ABSENT), now.get(key, ABSENT)
-        if was is not left and (wanted := _single(was, left, value)) is not value:
+        if was is not left and (wanted := without(was, left, value)) is not value:
             yield key, wanted
 
 
@@ -295,7 +296,7 @@ def _read_cell(cell: Any) -> Any:
 
 
 def _put_back_cell(cell: Any, before: Any, after: Any) -> None:
-    value = _single(before, after, _read_cell(cell))
+    value = without(before, after, _read_cell(cell))
     if value is ABSENT:
         del cell.cell_contents
     else:
@@ -348,7 +349,7 @@ def _read_outside(place: tuple[Any, str]) -> Any:
 
 def _put_back_outside(place: tuple[Any, str], before: Any, after: Any) -> None:
     owner, name = place
-    before = _single(before, after, _read_outside(place))
+    before = without(before, after, _read_outside(place))
     if type(owner) is dict:
         owner.pop(name, None) if before is ABSENT else owner.update({name: before})
     else:

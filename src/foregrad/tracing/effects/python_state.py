@@ -14,7 +14,7 @@ from ...errors import EscapedTensorError, UnsupportedSideEffectError
 from ...frontend import holders as kinds
 from ...frontend.call import FlatCall
 from ...frontend.expected import ABSENT
-from ...frontend.holders import Holder, kind_of, left_in_cache, own_globals
+from ...frontend.holders import Holder, kind_of, left_in_cache, own_globals, without
 from ...frontend.libraries import is_class_outside, loggers_of
 from ...frontend.lifted import StatePlace, lifted_places, stand_in_at, times_lifted
 from ...frontend.objects import table_of
@@ -140,13 +140,14 @@ class PythonState:
         names = self.observed.may_set() if written else None
         if names is None:
             return written
-        named = {id(holder.target) for holder in written if holder.is_by_name}
+        named = {id(holder.target): holder.before for holder in written if holder.is_by_name}
         for place in lifted_places(self.call.function):
-            if place.get() is stand_in_at(self.call.function, place.identity):
+            stand_in, now = stand_in_at(self.call.function, place.identity), place.get()
+            if now is stand_in:
                 names |= {place.key}
             elif place.key not in names and id(place.target) in named:
                 self.is_disturbed = True  # the run may have met what another thread made of its stand-in
-                place.put(concrete(place.get()))
+                place.put(without(named[id(place.target)].get(place.key, ABSENT), stand_in, now))
         for holder in written:
             if holder.is_by_name:
                 self._read.setdefault(holder, holder.before)
