@@ -191,8 +191,8 @@ def entered_by(code: types.CodeType) -> tuple[frozenset[Any], frozenset[Any]]:
 
 @functools.lru_cache(maxsize=8192)
 def may_set(code: types.CodeType, *, is_trusted: bool) -> frozenset[str] | None:
-    """The globals and attributes that code may set or delete, functions made in it aside; None: any. Code that is trusted
-    hands no table of attributes to other code that writes there.
+    """The globals and attributes that code may set or delete, but for functions made in it; None: any. What is trusted
+    hands no table of attributes to other code, which would write there.
     """
     named = set(code.co_names)
     writes = named & _WRITERS_OF_TABLES or not _STORES_OF_ITEMS.isdisjoint(code.co_code[::2])

@@ -482,7 +482,7 @@ LIST = Kind(
 DEQUE = Kind(
     lambda items: list(collections.deque.__iter__(items)),
     lambda items, before: _same_items(collections.deque.__iter__(items), before),
-    lambda items, before, after: put_back_deque(items, _row(before, after, DEQUE.read(items))),
+    lambda items, before, after: put_back_deque(items, _row(before, after, list(collections.deque.__iter__(items)))),
     enumerate,
     collections.deque.__setitem__,
 )
@@ -514,9 +514,7 @@ BUFFER = Kind(
 NUMBERS = Kind(_read_numbers, _same_numbers, _put_back_numbers)
 FILE = Kind(lambda file: (None, 0) if file.closed else (file.getvalue(), file.tell()), _same_file, _put_back_file)
 DECIMALS = Kind(_read_decimals, lambda context, before: _read_decimals(context) == before, _put_back_decimals)
-RANDOM = Kind(
-    random.Random.getstate, lambda r, before: r.getstate() == before, lambda r, before, _: r.setstate(before)
-)
+RANDOM = Kind(random.Random.getstate, lambda r, before: r.getstate() == before, lambda r, before, _: r.setstate(before))
 NUMPY_RANDOM = Kind(_numpy_state, _same_numpy_state, _put_back_numpy_state)
 # One attribute of something that is a library's: (module, class or object, name); or a module: (sys.modules, name).
 OUTSIDE = Kind(_read_outside, lambda place, before: _read_outside(place) is before, _put_back_outside)

@@ -67,21 +67,19 @@ _OFTEN_EMPTY = dict.fromkeys(_DICTS, kinds.DICT) | {list: kinds.LIST, set: kinds
 
 
 def forget_written(reads: Reads, state: ProgramState, read: Mapping[Holder, dict[Any, Any]]) -> None:
-    """Drop from `reads` what was first looked at after it had been written, now that all is as it was: what a call does
-    does not depend on what was there before. `read`: what was there for the run where another thread has written.
+    """Drop from `reads` what was first looked at after it had been written: what a call does does not depend on what is
+    there. All is as it was before, but for what other threads have written: there `read` is what was.
     """
     by_place = {id(holder.place): before for holder, before in read.items()}
-    held = {id(holder.place) for holder in state.holders}
-    held.update(id(container) for container, _, _ in state.empty)
+    held = {id(holder.place) for holder in state.holders} | {id(container) for container, _, _ in state.empty}
     for place in [place for place in reads.places.values() if id(place.holder) in held]:
         before = by_place.get(id(place.holder))
         if place.kind == "asked" or (before is None and place.difference() is None):
             continue
-        look = place.look if before is None else (lambda key, before=before: before.get(key, ABSENT))
-        for key in [key for key, expected in place.items.items() if not expected.holds(look(key))]:
+        there = {key: place.look(key) if before is None else before.get(key, ABSENT) for key in place.items}
+        for key in [key for key, value in there.items() if not place.items[key].holds(value)]:
             _forget_contents(reads, place.items.pop(key).before(), state)
-        if place.keys is not None:
-            place.keys = keys_in(place.holder if before is None else before)
+        place.keys = place.keys and keys_in(place.holder if before is None else before)
         place.absent.difference_update(place.appeared() if before is None else before)
 
 
@@ -197,7 +195,7 @@ class ProgramState:
 
     def names_of(self, kinds: tuple[type, ...]) -> set[Any]:
         """The names under which objects of these classes of libraries were met first."""
-        return {held.step for held in self.ways + [*self._libraries.values()] if isinstance(held.owner, kinds)}
+        return {held.step for held in [*self.ways, *self._libraries.values()] if isinstance(held.owner, kinds)}
 
     def keeper_of(self, value: Any) -> Any:
         """The function that keeps this very object as a result, or in one; None if there is none."""
@@ -217,7 +215,7 @@ class ProgramState:
         return found
 
     def module_names(self) -> dict[int, str]:
-        """By id: what people call a module that was met, `model.layers.0`."""
+        """By id: what people call a module, `model.layers.0`."""
         return {id(w.owner): w.name() for w in self.ways if isinstance(w.owner, torch.nn.Module)}
 
     def knows(self, value: Any) -> bool:
@@ -246,8 +244,7 @@ class ProgramState:
 
     def tensors(self) -> list[torch.Tensor]:
         """The strided tensors that were held somewhere."""
-        held = (self._tensors | self._in_unnamed()).values()
-        return [tensor for _, _, tensor in held if tensor.layout is torch.strided]
+        return [t for _, _, t in (self._tensors | self._in_unnamed()).values() if t.layout is torch.strided]
 
     def _in_unnamed(self) -> dict[int, tuple[Holder, Any, torch.Tensor]]:
         """The tensors in globals that no code names, which is so far as `_unnamed` goes."""
@@ -295,8 +292,7 @@ class ProgramState:
         seen = look_at(code)
         if new := seen.names - self._names:
             self._names |= new
-            found = new & self._unnamed.keys()
-            self._queue += [(value, holder, name) for name in found for value, holder in self._unnamed.pop(name)]
+            self._queue += [(v, h, name) for name in new & self._unnamed.keys() for v, h in self._unnamed.pop(name)]
         for _, module in imported_modules(seen.imports, namespace) if seen.imports else ():
             if id(module) not in self._seen:
                 self._queue.append((module, None, module.__name__))
@@ -304,13 +300,12 @@ class ProgramState:
 
     def _look_up(self, holder: Holder, items: Iterable[tuple[str, Any]]) -> None:
         """Items that matter where code names them."""
-        names, unnamed = self._names, self._unnamed
         for name, value in items:
             if type(value) not in _ATOMS:
-                if name in names:
+                if name in self._names:
                     self._queue.append((value, holder, name))
                 else:
-                    unnamed[name].append((value, holder))
+                    self._unnamed[name].append((value, holder))
 
     def _action(self, value: Any, cls: type) -> _Action | None:
         """The method that goes on from values of a class; None where nothing is to be tracked."""

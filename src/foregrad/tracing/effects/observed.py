@@ -15,6 +15,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from functools import cached_property  # noqa: TID251 - the program's
 from types import BuiltinFunctionType, CodeType, FrameType
 from typing import Any, NoReturn, TypeVar
 
@@ -43,8 +44,11 @@ from ...house import is_house_code
 from ...interrupts import runs_user_code
 from ..tape.collection import Newborns
 
-_OF_MODULES, _CACHED_PROPERTY = torch.nn.Module, functools.cached_property.__get__.__code__
-_SETS_WHAT_IT_IS_TOLD = {f.__code__ for f in (_OF_MODULES.__setattr__, _OF_MODULES.__getattr__, functools.update_wrapper)}
+_CACHED_PROPERTY = cached_property.__get__.__code__
+_SETS_WHAT_IT_IS_TOLD = {
+    function.__code__
+    for function in (torch.nn.Module.__setattr__, torch.nn.Module.__getattr__, functools.update_wrapper)
+}
 _SET_THEIR_OWN = "sympy.", "torch._ops"
 _FEW = 64  # objects, from which on those that nobody else holds any more are let go of
 _OWN_REFERENCES = 3  # of an object that only this refers to: its holder, a variable, an argument
@@ -87,7 +91,8 @@ class Observed:
         """The globals and attributes that the code which ran may set; None: any."""
         names: set[str] = set()
         for code, namespace in self.entered.items():
-            if is_house_code(code) or code in _SETS_WHAT_IT_IS_TOLD or str(namespace.get("__name__")).startswith(_SET_THEIR_OWN):
+            sets_its_own = str(namespace.get("__name__")).startswith(_SET_THEIR_OWN)
+            if sets_its_own or code in _SETS_WHAT_IT_IS_TOLD or is_house_code(code):
                 continue
             if code is _CACHED_PROPERTY:  # code reads it by the name that it sets
                 names.update(*(own.co_names for own in self.ran))
@@ -190,8 +195,8 @@ class Observed:
             takes = is_own and entered and not entered.isdisjoint(state.names_of(LOCKS))
             if takes and written - state.names_of((threading.local,)):
                 self._refuse(
-                    f"`{self.name}` takes a lock and writes to Python's state at {_line(frame)}, and a compiled call would "
-                    "not hold the lock. Take it outside the compiled function."
+                    f"`{self.name}` takes a lock and writes to Python's state at {_line(frame)}, and a compiled call "
+                    "would not hold the lock. Take it outside the compiled function."
                 )
             self.ran[code] = frame.f_globals
             if is_own:

@@ -28,8 +28,8 @@ from ...identity import ById, IdSet
 from ...subclasses.spec import is_of_capture
 from ..tape.collection import Newborns
 from ..values.draw_patches import stand_in_for
-from .observed import Observed
 from .journals import Identity, Journals, UntouchedIterator, grows, replaced
+from .observed import Observed
 from .python_writes import MadeValues, PythonWrites
 
 _Named = tuple[list[Any], list[str]]  # values, and what people call them
@@ -84,8 +84,8 @@ class PythonState:
         """Let the run find what notes its use: functions of random generators that the user's code has by a name of its
         own, iterators, and containers that it only adds to. `where` tells the line that runs.
         """
-        for holder in self.before.changed():  # by another thread: nothing runs yet
-            holder.before = holder.kind.read(holder.target)
+        for other in self.before.changed():  # by another thread: nothing runs yet
+            other.before = other.kind.read(other.target)
         self.journals.install()
         for holder, key, value in self.before.drawing:
             key = "cell_contents" if holder is not None and holder.kind is kinds.CELL else key
@@ -297,11 +297,13 @@ class PythonState:
     def guard_what_was_read(self) -> None:
         """Where another thread has written, what the run found is to be there again."""
         for holder, before in self._read.items():
-            place = self.reads.places.get(id(holder.place))
-            for key, expected in [] if place is None else [*place.items.items()]:
-                if not expected.holds(was := before.get(key, ABSENT)) and place.look(key) is not was:
-                    del place.items[key]
-                    place.lacks(key) if was is ABSENT else self.reads.add(place, key, was)
+            if (site := self.reads.places.get(id(holder.place))) is None:
+                continue
+            for key, expected in [*site.items.items()]:
+                was = before.get(key, ABSENT)
+                if site.look(key) is not was and not expected.holds(was):
+                    del site.items[key]
+                    site.lacks(key) if was is ABSENT else self.reads.add(site, key, was)
 
     def _is_still(self, holder: Holder, expected: Any) -> bool:
         """Whether a holder has what it had, or stand-ins for that: `self.total += 1` sets a buffer to itself."""
