@@ -281,8 +281,10 @@ def _same_set(items: Any, before: set[Any]) -> bool:
 
 
 def _put_back_set(items: Any, before: set[Any], after: set[Any]) -> None:
-    set.difference_update(items, after - before)
-    set.update(items, before - after)
+    if not _same_set(items, after):
+        before = (set(items) - (after - before)) | (before - after)
+    set.clear(items)
+    set.update(items, before)
 
 
 # -------------------------------------------------------------------- cells, slots, classes, buffers

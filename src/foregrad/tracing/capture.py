@@ -44,6 +44,7 @@ from .effects.analysis import Analysis
 from .effects.attribute_guards import Facts
 from .effects.input_effects import check_marked, check_sizes, views_of_written
 from .effects.outputs import analyze
+from .effects.own_writes import OwnWrites
 from .effects.python_in_backwards import check_module_hooks
 from .effects.python_state import Given, PythonState, refuse_change
 from .effects.python_writes import attribute_set_error
@@ -78,9 +79,8 @@ class CaptureRun(Assembly):
         given = Given(self.call, leaves, functools.partial(self.inputs.arguments, self.draws.arrays_of(leaves)))
         state.walk(given.named)
         containers = self.learned.containers
-        self.state = PythonState(
-            self.call, self.name, state, self.reads, self.inputs.real_of, containers, given, self.observed
-        )
+        own = OwnWrites(state, self.call.function, self.observed, self.learned.disturbed)
+        self.state = PythonState(self.call, self.name, own, self.reads, self.inputs.real_of, containers, given)
         captured, is_kept = None, False
         try:
             captured = self._run(given)
@@ -243,7 +243,7 @@ class CaptureRun(Assembly):
         self.state.settle()
         observed = self.observed
         scan = self.code.scan(observed.ran, observed.entered, observed.called, self.facts.gradients.hooks)
-        self.state.guard_what_was_read()
+        self.state.own.guard_what_was_read(self.reads)
         if "Generator" in scan.names:
             _check_generators(self.name, self.made_generators)
         _check_handled(self.name, scan, self.reads)

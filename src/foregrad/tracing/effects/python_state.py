@@ -9,27 +9,26 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..._torch.symbols import concrete, has_symbolic, is_symbolic, map_symbolic
+from ..._torch.symbols import is_symbolic
 from ...errors import EscapedTensorError, UnsupportedSideEffectError
 from ...frontend import holders as kinds
 from ...frontend.call import FlatCall
 from ...frontend.expected import ABSENT
-from ...frontend.holders import Holder, kind_of, left_in_cache, own_globals, without
+from ...frontend.holders import Holder, kind_of, left_in_cache
 from ...frontend.libraries import is_class_outside, loggers_of
 from ...frontend.lifted import StatePlace, lifted_places, stand_in_at, times_lifted
 from ...frontend.objects import table_of
 from ...frontend.opaque import is_array, is_generator_of_numpy, overlaps, results_of
 from ...frontend.program_state import ProgramState, forget_written
 from ...frontend.reads import Reads
-from ...frontend.tree import LEAF, Tree, Unwrap, flatten, is_as_opened, open_container
+from ...frontend.tree import LEAF, Tree, Unwrap, is_as_opened, open_container
 from ...graph.eager_regions import open_journal
 from ...graph.python_effects import CONSOLE, OfArgument, PythonWrite, SetAttribute
 from ...identity import ById, IdSet
-from ...subclasses.spec import is_of_capture
 from ..tape.collection import Newborns
 from ..values.draw_patches import stand_in_for
 from .journals import Identity, Journals, UntouchedIterator, grows, replaced
-from .observed import Observed
+from .own_writes import OwnWrites, is_made, now_in
 from .python_writes import MadeValues, PythonWrites
 
 _Named = tuple[list[Any], list[str]]  # values, and what people call them
@@ -48,20 +47,19 @@ class PythonState:
         self,
         call: FlatCall,
         name: str,
-        before: ProgramState,
+        own: OwnWrites,
         reads: Reads,
         real_of: Callable[[Any], Any],
         containers: dict[Identity, bool],
         given: Given,
-        observed: Observed,
     ) -> None:
         self.call = call
-        self.observed = observed
+        self.own = own
         self.name = name
         self.reads = reads
         self.real_of = real_of
         self.given = given
-        self.before = before
+        self.before = before = own.before
         self.made = MadeValues(name, self.before, given.of_argument, real_of, Newborns())
         self.containers = containers  # see `Learned`: more become known
         self.journals = Journals(self.before, self._only_written())
@@ -74,9 +72,6 @@ class PythonState:
         self._standing_in: list[tuple[Holder, Any, Any, Any]] = []  # (holder, key, what was there, what stands for it)
         self._failed: UnsupportedSideEffectError | None = None
         self._strays: ById[torch.nn.Module, list[Holder]] = ById()
-        self._read: dict[Holder, dict[Any, Any]] = {}  # what was there for the run, where it is no more
-        self.is_disturbed = False  # another thread wrote to a place that is an argument
-        self._after: dict[Holder, Any] | None = None  # what the run left in these, until its backward
         self.given_back: ById[Any, Holder | None] = ById()  # what the run made, in what it returns or leaves
         self._taken_over: list[tuple[Holder, Any, str]] = []
 
@@ -84,8 +79,7 @@ class PythonState:
         """Let the run find what notes its use: functions of random generators that the user's code has by a name of its
         own, iterators, and containers that it only adds to. `where` tells the line that runs.
         """
-        for other in self.before.changed():  # by another thread: nothing runs yet
-            other.before = other.kind.read(other.target)
+        self.own.begin()
         self.journals.install()
         for holder, key, value in self.before.drawing:
             key = "cell_contents" if holder is not None and holder.kind is kinds.CELL else key
@@ -134,34 +128,6 @@ class PythonState:
         if self._failed is not None:
             raise self._failed
 
-    def changed(self) -> list[Holder]:
-        """The holders that the run has written to. What no code that ran may write is another thread's."""
-        written = self.before.changed()
-        names = self.observed.may_set() if written else None
-        if names is None:
-            return written
-        named = {id(holder.target): holder.before for holder in written if holder.is_by_name}
-        for place in lifted_places(self.call.function):
-            stand_in, now = stand_in_at(self.call.function, place.identity), place.get()
-            if now is stand_in:
-                names |= {place.key}
-            elif place.key not in names and id(place.target) in named:
-                self.is_disturbed = True  # the run may have met what another thread made of its stand-in
-                place.put(without(named[id(place.target)].get(place.key, ABSENT), stand_in, now))
-        for holder in written:
-            if holder.is_by_name:
-                self._read.setdefault(holder, holder.before)
-                holder.before = holder.adopted(holder.before, names)
-                if self._after is not None and holder in self._after:
-                    self._after[holder] = holder.adopted(self._after[holder], names)
-        return [holder for holder in written if holder.is_written()]
-
-    def _undo(self, holder: Holder) -> None:
-        if self._after is None or self.observed.has_run:
-            holder.put_back()
-        else:
-            holder.put_back(self._after.get(holder, holder.before))
-
     def changed_since(self) -> Callable[[], str | None]:
         """What names something that the run changes from now on."""
         before = {holder: holder.kind.read(holder.target) for holder in self.before.changed()}
@@ -198,7 +164,7 @@ class PythonState:
         for module, holders in self._strays.items():
             for holder in holders:
                 for key, value in kinds.DICT.read(holder.target).items():
-                    if value is not holder.before.get(key) and _is_made((key, value)):
+                    if value is not holder.before.get(key) and is_made(value):
                         holder.put_back()
                         if self.made.newborns.has(module) is False:
                             yield holder.path(key)
@@ -216,7 +182,7 @@ class PythonState:
                 "that the function reaches, or return it."
             )
         self.given.check_closed(self.name)  # which are made anew for each run
-        self._changed = _written(self.changed(), self.before, self.call.function)
+        self._changed = _written(self.own.changed(), self.before, self.call.function)
         has_changed = bool(self._changed) or any(True for _ in self.journals.calls())
         _check_caches(self.name, self.before, self.call, has_changed=has_changed)
         found: set[Identity] = set()
@@ -228,7 +194,7 @@ class PythonState:
             found.update((id(holder.target), key) for key in replaced(holder))
         new = found - self.containers.keys() - self.call.only_written
         self.containers.update(dict.fromkeys(new, False))
-        return bool(new) or self.is_disturbed
+        return bool(new) or self.own.needs_another_run(self.name)
 
     def _only_written(self) -> set[Identity]:
         tried = {place for place, is_read in self.containers.items() if not is_read}
@@ -250,7 +216,7 @@ class PythonState:
         call them; the structure of the result.
         """
         changed = self._changed
-        self._after = {holder: _now_in(holder) for holder in changed}
+        self.own.after = {holder: now_in(holder) for holder in changed}
         found = PythonWrites(
             self.name,
             self.call.function,
@@ -274,8 +240,8 @@ class PythonState:
 
     def settle(self) -> None:
         """The run is over, its backward too: everything as it was before."""
-        written, seen = self.changed(), self._after or {}
-        for holder in (*written, *filter(None, self.given_back.values())) if self.observed.has_run else ():
+        written, seen = self.own.changed(), self.own.after or {}
+        for holder in (*written, *filter(None, self.given_back.values())) if self.own.observed.has_run else ():
             if not self._is_still(holder, seen.get(holder, holder.before)):
                 raise BackwardChangesError(
                     f"the backward of `{self.name}` changes {holder.name() or 'an object'}, which a compiled backward "
@@ -285,25 +251,14 @@ class PythonState:
             holder.before = left_in_cache(holder.target, holder.before)
             holder.put_back()
         for holder in written:
-            self._undo(holder)
-        forget_written(self.reads, self.before, self._read)  # some hold again what they held: these were no changes
+            self.own.undo(holder)
+        forget_written(self.reads, self.before, self.own.read)  # some hold again what they held: these were no changes
         for holder in written:
             if holder.kind is kinds.CLASS:  # who reads its attributes by way of `type(self)` is not seen
                 place = self.reads.place(holder.place, "dict", holder.target.__name__, "attr")
                 for write in self.writes:
                     if isinstance(write, SetAttribute) and write.target is holder.target:
                         self.reads.add(place, write.name, holder.before.get(write.name, ABSENT))
-
-    def guard_what_was_read(self) -> None:
-        """Where another thread has written, what the run found is to be there again."""
-        for holder, before in self._read.items():
-            if (site := self.reads.places.get(id(holder.place))) is None:
-                continue
-            for key, expected in [*site.items.items()]:
-                was = before.get(key, ABSENT)
-                if site.look(key) is not was and not expected.holds(was):
-                    del site.items[key]
-                    site.lacks(key) if was is ABSENT else self.reads.add(site, key, was)
 
     def _is_still(self, holder: Holder, expected: Any) -> bool:
         """Whether a holder has what it had, or stand-ins for that: `self.total += 1` sets a buffer to itself."""
@@ -336,7 +291,7 @@ class PythonState:
         self.take_stand_ins()
         try:
             written = next(self.journals.calls(), None)
-            changed = self.changed()
+            changed = self.own.changed()
             if written is not None or changed:
                 what = changed[0].name() if written is None else written[1]
                 raise UnsupportedSideEffectError(
@@ -382,28 +337,10 @@ class PythonState:
         list(self._leave_strays())
         for holder in self.before.caches:
             holder.put_back()
-        for place, _, name, args in self.journals.calls() if is_interrupted else ():
-            if not _is_made((None, args)):
-                target = place.get() if isinstance(place, StatePlace) else place
-                getattr(target, name)(*map_symbolic(args, concrete))
-        for holder in self.changed():
-            if is_interrupted:
-                _leave(holder)
-            else:
-                self._undo(holder)
-
-
-def _leave(holder: Holder) -> None:
-    """Take the stand-ins out of what a run has written: numbers are what they are in this call."""
-    kind, now = holder.kind, _now_in(holder)
-    is_row = kind.items is enumerate
-    before = {} if is_row and len(now) != len(holder.before) else dict(holder.items())
-    left = [(key, before.get(key, ABSENT) if _is_made((key, value)) else value) for key, value in kind.items(now)]
-    kept = {key: map_symbolic(value, concrete) if has_symbolic(value) else value for key, value in left}
-    if any(kept[key] is not value for key, value in kind.items(now)):
-        there = {key: value for key, value in kept.items() if value is not ABSENT}
-        single = kept.get("cell_contents") if kind is kinds.CELL else there
-        kind.put_back(holder.target, list(there.values()) if is_row else single, now)
+        if is_interrupted:
+            self.journals.play()
+        for holder in self.own.changed():
+            (self.own.leave if is_interrupted else self.own.undo)(holder)
 
 
 def is_read_by_handlers(state: PythonState, logger: Any) -> bool:
@@ -423,7 +360,7 @@ def _check_caches(name: str, before: ProgramState, call: FlatCall, *, has_change
         new = left_in_cache(holder.target, holder.before)[1]
         table, results = results_of(holder.target)
         made = [results.get(key) for key in table if id(key) not in new and not before.knows(results.get(key))]
-        if any(_is_made((None, x)) or kind_of(x) or (type(table_of(x)) is dict and not is_symbolic(x)) for x in made):
+        if any(is_made(x) or kind_of(x) or (type(table_of(x)) is dict and not is_symbolic(x)) for x in made):
             raise EscapedTensorError(
                 f"`{name}` leaves a tensor, container or object that it made in the cache of `{_name(holder.target)}`, "
                 "which a compiled call would not do. Call that before the first call."
@@ -446,15 +383,6 @@ def _holder_of(made: Any) -> Holder | None:
 
 def _name(function: Any) -> str:
     return getattr(function, "__qualname__", "a function")
-
-
-def _is_made(item: tuple[Any, Any]) -> bool:
-    return any(isinstance(leaf, torch.Tensor) and is_of_capture(leaf) for leaf in flatten(item[1])[0])
-
-
-def _now_in(holder: Holder) -> Any:
-    now = holder.kind.read(holder.target)
-    return own_globals(now) if holder.kind is kinds.NAMESPACE else now
 
 
 def _written(changed: list[Holder], state: ProgramState, function: Any) -> list[Holder]:

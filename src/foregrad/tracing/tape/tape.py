@@ -166,7 +166,8 @@ class Learned:
     `replays_views`: autograd replays the operators that made views; it does not once the sizes of tensors with
     gradients change in place.
     `regions`: custom Functions that use NumPy, which run as eager regions; `hooks`: see `EagerHooks`. `samples`: see
-    `Wrappers`. `collectives_by_regions`: see `Collectives`. `imports`: see `FirstImports`.
+    `Wrappers`. `collectives_by_regions`: see `Collectives`. `imports`: see `FirstImports`. `disturbed`: see
+    `OwnWrites`.
     """
 
     shared_bases: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
@@ -181,6 +182,7 @@ class Learned:
     samples: Samples = dataclasses.field(default_factory=Samples)
     collectives_by_regions: bool = False
     imports: dict[str, bool] = dataclasses.field(default_factory=dict)
+    disturbed: list[str] = dataclasses.field(default_factory=list)
 
 
 # -------------------------------------------------------------------- value numbers
