@@ -137,6 +137,7 @@ class CaptureRun(Assembly):
         """Run the function: what it returns."""
         recorder, call = self.recorder, self.call
         trace_math()
+        self.state.own.begin()
         self.state.put_stand_ins(recorder.where)
         with self.settings.put_back(), self.imports.watched(), levels_put_back(), self.lifting, recorder:
             try:

@@ -79,7 +79,6 @@ class PythonState:
         """Let the run find what notes its use: functions of random generators that the user's code has by a name of its
         own, iterators, and containers that it only adds to. `where` tells the line that runs.
         """
-        self.own.begin()
         self.journals.install()
         for holder, key, value in self.before.drawing:
             key = "cell_contents" if holder is not None and holder.kind is kinds.CELL else key
@@ -215,13 +214,12 @@ class PythonState:
         """The leaves of the result, then those of the written values and of `more`, which are more outputs; what people
         call them; the structure of the result.
         """
-        changed = self._changed
-        self.own.after = {holder: now_in(holder) for holder in changed}
+        self.own.after = {holder: now_in(holder) for holder in self._changed}
         found = PythonWrites(
             self.name,
             self.call.function,
             self.before,
-            changed,
+            self._changed,
             self.real_of,
             self.made,
             fills_caches=self.call.fills_caches,
@@ -310,11 +308,10 @@ class PythonState:
         """What an eager region has changed is as if it had been so before: each call changes it anew."""
         journal = open_journal()
         for holder in self.before.changed():
-            self._taken_over.append((holder, holder.before, region))
+            before, holder.before = holder.before, holder.kind.read(holder.target)
+            self._taken_over.append((holder, before, region))
             if journal is not None:
-                after = holder.kind.read(holder.target)
-                journal.undo.append(functools.partial(holder.kind.put_back, holder.target, holder.before, after))
-            holder.before = holder.kind.read(holder.target)
+                journal.undo.append(functools.partial(holder.kind.put_back, holder.target, before, holder.before))
 
     def check_taken_over(self, name: str) -> None:
         """Raise where the function looks at what a region has changed: it would see that of the capture."""
