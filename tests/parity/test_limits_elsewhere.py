@@ -11,6 +11,7 @@ import pathlib
 import re
 import sys
 import tempfile
+import threading
 import warnings
 
 import numpy as np
@@ -459,6 +460,58 @@ def _(wrap):
     call(torch.ones(1))
     array[1] = 7.0
     return call(torch.ones(1))
+
+
+@eager("it writes to Python's state under a lock", errors.UnsupportedSideEffectError)
+def _(wrap):
+    lock, counts = threading.Lock(), [0]
+
+    def function(x):
+        with lock:
+            counts[0] += 1
+        return x.sin()
+
+    return wrap(function)(torch.ones(1)), counts
+
+
+@silent("another thread writes to what it writes to, too")
+def _(wrap):
+    counts = {"n": 0}
+
+    def others_count(x):
+        thread = threading.Thread(target=lambda: counts.update(n=counts["n"] + 1))
+        thread.start()
+        thread.join()
+        return x.sin()
+
+    def function(x):
+        counts["n"] += 1
+        return torch.ops.limits_of_threads.sin(x)
+
+    library = torch.library.Library("limits_of_threads", "DEF")
+    library.define("sin(Tensor x) -> Tensor")
+    library.impl("sin", others_count, "CPU")
+    library.impl("sin", torch.empty_like, "Meta")
+    try:
+        wrap(function)(torch.ones(1))
+    finally:
+        library._destroy()
+    return counts["n"]
+
+
+@silent("an interrupt (Ctrl-C, `SystemExit`) comes while it is captured")
+def _(wrap):
+    total, counts = torch.zeros(1), []
+
+    def function(x):
+        counts.append(1)
+        total.add_(1)
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        wrap(function)(torch.ones(1))
+    assert counts == [1]
+    return total
 
 
 @silent("a method of a class of PyTorch's is replaced")

@@ -512,6 +512,6 @@ def _put_back(holder: Holder) -> None:
     if isinstance(holder.owner, torch.nn.Module):
         now = holder.kind.read(holder.target)
         others = {name: value for name, value in holder.before.items() if name not in _STANDARD}
-        holder.kind.put_back(holder.target, {name: now[name] for name in _STANDARD & now.keys()} | others)
+        holder.kind.put_back(holder.target, {name: now[name] for name in _STANDARD & now.keys()} | others, now)
     elif not holder.is_table:
         holder.put_back()

@@ -17,7 +17,7 @@ from ..errors import EscapedTensorError, ForegradError, UnknownLeafError, Unsupp
 from ..extend import FunctionView
 from ..frontend.call import flatten_call
 from ..frontend.function_classes import FunctionClassError, OfClasses, has_classes
-from ..frontend.lifted import Lifted, Place, StatePlace, lifted_arrays, may_lift_more, numbered
+from ..frontend.lifted import Lifted, Place, StatePlace, lifted_arrays, may_lift_more, numbered, renewed
 from ..graph.eager_regions import give_up, in_one_call
 from ..graph.source import source_of
 from ..interrupts import held
@@ -65,7 +65,7 @@ class Outer:
 
     `why`: for each graph of the function, the reason why it was not right before this state became an argument.
     `only_written`: containers that calls add to and do not read. `varied`: lines that read numbers that vary.
-    `splits_sizes`: whether the form may have forms for sizes itself. `once`: the warning shared by all forms.
+    `splits_sizes`: whether the form may have forms for sizes itself. `once`, `turn`: the warning and the turn of all.
     """
 
     why: tuple[Difference, ...] = ()
@@ -73,6 +73,7 @@ class Outer:
     varied: frozenset[str] = frozenset()
     splits_sizes: bool = True
     once: Once = dataclasses.field(default_factory=Once)
+    turn: Turn = dataclasses.field(default_factory=Turn)
 
 
 def _takes_all(*_: Any) -> bool:
@@ -122,8 +123,8 @@ class Dispatcher:
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
         self.graphs = Graphs()
         self.compilations: list[Recompile] = []
-        self._turn = Turn()  # held to make graphs, never while one or the function runs
         self._levels, self._outer = outer is None, outer or Outer()
+        self._turn = self._outer.turn  # held to make graphs, never while one or the function runs
         self.refusals = Refusals(function, self.name, self.config.on_unsupported, self._outer.once)
         self.fallbacks = Fallbacks(function, self.name, self.config, self.refusals, self.graphs)
         self._classes = Form(lambda args, kwargs: has_classes(args, kwargs) or None)
@@ -249,8 +250,10 @@ class Dispatcher:
                 return self._call_forms(args, kwargs)
             while True:
                 with held, self._turn.taken() as has_turn:
+                    args = renewed(self.function, args)
                     made_meanwhile = tuple(call for call in self.graphs.calls if call not in tried)  # by another thread
                     first = self._make(args, kwargs) if has_turn and not made_meanwhile else None
+                args = renewed(self.function, args)
                 for call in made_meanwhile:
                     result = call(args, kwargs)
                     if result is not MISS:
@@ -273,6 +276,7 @@ class Dispatcher:
             with held, self._turn.taken() as has_turn:
                 self.graphs.remove(first)
                 second = self._try_to_specialize(args, kwargs) if has_turn else None
+            args = renewed(self.function, args)
             if not isinstance(second, Specialization):
                 return self.fallbacks.run(args, kwargs, second)
             result = second.call(args, kwargs)
@@ -305,7 +309,7 @@ class Dispatcher:
         varied = self._sizes.varied | numbers_read(self.graphs.decisions)
         inner = self._compiling(
             lifted,
-            Outer(why, self._outer.only_written, varied, once=self._outer.once),
+            Outer(why, self._outer.only_written, varied, once=self._outer.once, turn=self._turn),
             open_sizes={**self._sizes.open, **{place.path: frozenset[int]() for place in places}},
             dynamic=self._sizes.dynamic,
         )
@@ -326,7 +330,7 @@ class Dispatcher:
             return self._compile_and_call(args, kwargs, self.graphs.calls)
         sizes, others = sizes_of(args, kwargs), self._by_sizes.entries
         if sizes not in others and len(others) < self._most_sizes:
-            other = self._compiling(self.function, Outer(splits_sizes=False, once=self._outer.once))
+            other = self._compiling(self.function, Outer(splits_sizes=False, once=self._outer.once, turn=self._turn))
             others[sizes] = other, lambda args, kwargs: other.entry(*args, **kwargs)
         result = self._by_sizes.call(args, kwargs)
         return self._compile_and_call(args, kwargs, self.graphs.calls, lifts=False) if result is MISS else result
@@ -401,7 +405,7 @@ class Dispatcher:
         if error.is_result:
             self._classes.kind = _takes_all
         if not entries:
-            outer, sizes = Outer(once=self._outer.once), self._sizes
+            outer, sizes = Outer(once=self._outer.once, turn=self._turn), self._sizes
             inner = self._compiling(form, outer, open_sizes=sizes.open, dynamic=sizes.dynamic)
             entries[True] = inner, functools.partial(_called_of_classes, form, inner.entry, self.fallbacks)
         return True

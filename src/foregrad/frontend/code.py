@@ -16,7 +16,10 @@ _LOADS = {"LOAD_GLOBAL", "LOAD_NAME"}
 _NAMED_LOADS = _LOADS | {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"}
 _DEREFERENCES = {"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF", "STORE_DEREF", "DELETE_DEREF"}
 _STORES = {"STORE_GLOBAL", "DELETE_GLOBAL"}  # what is written to is looked at: a write of what is there is no change
-_ASKS = {"getattr", "hasattr"}
+_ASKS, _SETS = {"getattr", "hasattr"}, {"setattr", "delattr"}
+_NAMESPACES, _NAMES_BY_TEXT = {"__dict__", "vars", "globals"}, {"eval", "exec", "__setattr__", "__delattr__"}
+_WRITERS = set("append appendleft extend extendleft insert remove sort reverse add discard subtract".split())
+_WRITERS_OF_TABLES = set("update setdefault pop popitem clear __setitem__ __delitem__".split())
 _NAMES_ANYTHING = set("vars dir getmembers __dict__ __getattribute__ attrgetter asdict fields to_dict".split())
 _NAMESPACE = {"globals", "eval", "exec"}
 _FORMATS = {"format", "format_map", "Formatter", "vformat"}  # whose fields name attributes: "{0.name}"
@@ -172,6 +175,36 @@ def stored_in(code: types.CodeType) -> frozenset[str]:
     return frozenset(stored)
 
 
+@functools.lru_cache(maxsize=8192)
+def entered_by(code: types.CodeType) -> tuple[frozenset[Any], frozenset[Any]]:
+    """The globals, variables of outer functions and attributes that code enters by `with`; and, where there are some,
+    those in which it sets something, something else if it writes to anything else.
+    """
+    if _ENTERS.isdisjoint(code.co_code[::2]):
+        return frozenset(), frozenset()
+    stores = _STORES_OF_ATTRIBUTES | _STORES_OF_GLOBALS | _STORES_OF_ITEMS
+    pairs = [(of.value, dis.opmap[now.name]) for of, now in itertools.pairwise(instructions_of(code))]
+    written = {of for of, now in pairs if now in stores}
+    written |= (_WRITERS | _WRITERS_OF_TABLES).intersection(code.co_names)
+    return frozenset(of for of, now in pairs if now in _ENTERS and type(of) is str), frozenset(written)
+
+
+@functools.lru_cache(maxsize=8192)
+def may_set(code: types.CodeType, *, is_trusted: bool) -> frozenset[str] | None:
+    """The globals and attributes that code may set or delete, but for functions made in it; None: any. What is trusted
+    hands no table of attributes to other code, which would write there.
+    """
+    named = set(code.co_names)
+    writes = named & _WRITERS_OF_TABLES or not _STORES_OF_ITEMS.isdisjoint(code.co_code[::2])
+    by_table = named & _NAMESPACES and writes if is_trusted else named & (_NAMESPACES | _NAMES_BY_TEXT)
+    if by_table or (named & _SETS and _asked_for_made_up(instructions_of(code), _SETS)):
+        return None
+    stored = stored_in(code)
+    if not _STORES_OF_GLOBALS.isdisjoint(code.co_code[::2]):
+        stored |= {i.value for i in instructions_of(code) if dis.opmap[i.name] in _STORES_OF_GLOBALS}
+    return stored
+
+
 def imported_modules(
     imports: Iterable[tuple[str, int]], namespace: dict[str, Any]
 ) -> Iterator[tuple[str, types.ModuleType]]:
@@ -200,6 +233,8 @@ class Instruction(NamedTuple):
 
 _EXTENDED, _CACHE, _IMPORT = dis.opmap["EXTENDED_ARG"], dis.opmap.get("CACHE", -1), dis.opmap["IMPORT_NAME"]
 _STORES_OF_ATTRIBUTES = {dis.opmap["STORE_ATTR"], dis.opmap["DELETE_ATTR"]}
+_ENTERS = {dis.opmap[name] for name in ("BEFORE_WITH", "SETUP_WITH") if name in dis.opmap}
+_STORES_OF_GLOBALS = {dis.opmap[name] for name in (*_STORES, "STORE_NAME", "DELETE_NAME")}
 _STORES_OF_ITEMS, _OF_TABLES = {dis.opmap["STORE_SUBSCR"], dis.opmap["DELETE_SUBSCR"]}, {"vars", "__dict__", "modules"}
 _CONSTANTS, _NAMES, _CELLS = set(dis.hasconst), set(dis.hasname), set(dis.hasfree)
 # Some arguments are the number of a name and flags behind it.
@@ -318,11 +353,11 @@ def _global_path(before: list[Instruction]) -> tuple[str, ...]:
     return ()
 
 
-def _asked_for_made_up(instructions: list[Instruction]) -> set[str]:
+def _asked_for_made_up(instructions: list[Instruction], asks: Collection[str] = _ASKS) -> set[str]:
     """Of what a `getattr` or `hasattr` may ask for a name that is no constant: globals; "" is anything else."""
     found = set()
     for at, instruction in enumerate(instructions, 1):
-        if instruction.name in _LOADS and instruction.value in _ASKS and not _name_is_constant(instructions, at):
+        if instruction.name in _LOADS and instruction.value in asks and not _name_is_constant(instructions, at):
             of = next((i for i in instructions[at:] if i.name not in _NOT_ARGUMENTS), None)
             found.add(str(of.value) if of is not None and of.name in _LOADS else "")
     return found

@@ -13,13 +13,14 @@ import io
 import operator
 import random
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any, NoReturn
 
 import torch
 
 from .._torch.asked import own_names
-from .._torch.tensors import is_mark, without_marks
+from .._torch.symbols import concrete, is_symbolic
+from .._torch.tensors import without_marks
 from ..graph.source import key_text
 from ..house import is_house_module
 from .expected import ABSENT, is_plain
@@ -98,9 +99,20 @@ class Holder:
         """Whether the holder differs from its copy."""
         return not self.kind.same(self.target, self.before)
 
-    def put_back(self) -> None:
-        """Make the holder what its copy is."""
-        self.kind.put_back(self.target, self.before)
+    def put_back(self, *after: Any) -> None:
+        """Put the copy back. Given a copy from `after` the run, the holder keeps later changes."""
+        self.kind.put_back(self.target, self.before, *after or (self.kind.read(self.target),))
+
+    @property
+    def is_by_name(self) -> bool:
+        """Whether the holder's items are globals or attributes, which code sets by name."""
+        return self.kind in (NAMESPACE, SLOTS, CLASS) or (self.kind is DICT and self.owner is not None)
+
+    def adopted(self, copy: dict[Any, Any], names: Container[Any]) -> dict[Any, Any]:
+        """The copy, with present values for all globals and attributes but these `names`."""
+        now = self.kind.read(self.target)
+        found = {n: copy[n] if n in names else value for n, value in now.items() if n in copy or n not in names}
+        return found | {n: value for n, value in copy.items() if n in names and n not in now}
 
     def name(self) -> str:
         """The text by which people know the holder."""
@@ -135,13 +147,31 @@ def _refuse(*_: Any) -> NoReturn:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Kind:
-    """How a kind of holder is read into a copy, compared with it, and put back; the items in a copy; how one is set."""
+    """How a kind of holder is read into a copy, compared with it, and put back; the items in a copy; how one is set.
+    `put_back(target, before, after)` undoes the difference of the copies, where no other thread has written since.
+    """
 
     read: Callable[[Any], Any]
     same: Callable[[Any, Any], bool]
-    put_back: Callable[[Any, Any], None]
+    put_back: Callable[[Any, Any, Any], None]
     items: Callable[[Any], Iterable[tuple[Any, Any]]] = _nothing
     put: Callable[[Any, Any, Any], None] = _refuse
+
+
+def without(before: Any, after: Any, now: Any) -> Any:
+    """The value `now` without a run's part. Another thread's part of a count stays."""
+    if now is after:
+        return before
+    is_like = is_symbolic(now) is is_symbolic(after)  # one that is not has not counted on from what stood there
+    now, after = concrete(now), concrete(after)
+    return now - (after - before) if is_like and type(now) is type(after) is type(before) is int else now
+
+
+def _undone(before: dict[Any, Any], after: dict[Any, Any], now: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
+    for key in after | before:
+        was, left, value = before.get(key, ABSENT), after.get(key, ABSENT), now.get(key, ABSENT)
+        if was is not left and (wanted := without(was, left, value)) is not value:
+            yield key, wanted
 
 
 # -------------------------------------------------------------------- dicts
@@ -174,18 +204,13 @@ def _put_item(table: Any, key: Any, value: Any) -> None:
     _base_of_dict(table).__setitem__(table, key, value)
 
 
-def _put_back_dict(table: Any, before: dict[Any, Any]) -> None:
+def _put_back_dict(table: Any, before: dict[Any, Any], after: dict[Any, Any]) -> None:
     base = _base_of_dict(table)
-    now = _read_dict(table)
-    for key in [key for key in now if key not in before]:
-        base.__delitem__(table, key)
-        del now[key]
-    if list(now) != list(before):  # one was taken out: the order is made anew
-        base.clear(table)
-        now = {}
-    for key, value in before.items():
-        if now.get(key, ABSENT) is not value:
-            base.__setitem__(table, key, value)
+    for key, value in _undone(before, after, _read_dict(table)):
+        base.pop(table, key, None) if value is ABSENT else base.__setitem__(table, key, value)
+    if [key for key in base.keys(table) if key in before] != list(before):  # one was taken out: the order is made anew
+        for key in [key for key in before if key in base.keys(table)]:
+            base.__setitem__(table, key, base.pop(table, key))
 
 
 def is_import(value: Any) -> bool:
@@ -217,12 +242,12 @@ def _same_namespace(table: dict[str, Any], before: dict[str, Any]) -> bool:
     return all(is_import(now[name]) for name in now.keys() - before.keys())
 
 
-def _put_back_namespace(table: dict[str, Any], before: dict[str, Any]) -> None:
-    now = _read_namespace(table)
-    for name in now.keys() - before.keys():
-        if not is_import(now[name]):
+def _put_back_namespace(table: dict[str, Any], before: dict[str, Any], after: dict[str, Any]) -> None:
+    for name, value in _undone(before, after, _read_namespace(table)):
+        if value is not ABSENT:
+            table[name] = value
+        elif not is_import(after[name]):
             table.pop(name, None)
-    table.update({name: value for name, value in before.items() if now.get(name, ABSENT) is not value})
 
 
 # -------------------------------------------------------------------- sequences and sets
@@ -231,6 +256,16 @@ def _put_back_namespace(table: dict[str, Any], before: dict[str, Any]) -> None:
 def _same_items(now: Iterable[Any], before: list[Any]) -> bool:
     items = list(now)
     return len(items) == len(before) and all(map(operator.is_, items, before))
+
+
+def _row(before: list[Any], after: list[Any], now: list[Any]) -> list[Any]:
+    count, others = len(after), len(now) - len(after)
+    if _same_items(now[:count], after):
+        return before + now[count:]
+    if others > 0 and _same_items(now[others:], after):
+        return now[:others] + before
+    own = {*map(id, after)} - {*map(id, before)}
+    return [item for item in now if id(item) not in own]
 
 
 def put_back_deque(items: Any, before: list[Any]) -> None:
@@ -245,7 +280,9 @@ def _same_set(items: Any, before: set[Any]) -> bool:
     return all(map(operator.is_, set.__iter__(items), before)) or {*map(id, set.__iter__(items))} == {*map(id, before)}
 
 
-def _put_back_set(items: Any, before: set[Any]) -> None:
+def _put_back_set(items: Any, before: set[Any], after: set[Any]) -> None:
+    if not _same_set(items, after):
+        before = (set(items) - (after - before)) | (before - after)
     set.clear(items)
     set.update(items, before)
 
@@ -260,11 +297,12 @@ def _read_cell(cell: Any) -> Any:
         return ABSENT
 
 
-def _put_back_cell(cell: Any, before: Any) -> None:
-    if before is ABSENT:
+def _put_back_cell(cell: Any, before: Any, after: Any) -> None:
+    value = without(before, after, _read_cell(cell))
+    if value is ABSENT:
         del cell.cell_contents
     else:
-        cell.cell_contents = before
+        cell.cell_contents = value
 
 
 def slots_of(cls: type) -> list[tuple[str, Any]]:
@@ -286,11 +324,10 @@ def _read_slots(value: Any) -> dict[str, Any]:
     return found
 
 
-def _put_back_slots(value: Any, before: dict[str, Any]) -> None:
-    now = _read_slots(value)
-    for name, slot in slots_of(type(value)):
-        if now[name] is not before[name]:
-            slot.__delete__(value) if before[name] is ABSENT else slot.__set__(value, before[name])
+def _put_back_slots(value: Any, before: dict[str, Any], after: dict[str, Any]) -> None:
+    slots = dict(slots_of(type(value)))
+    for name, item in _undone(before, after, _read_slots(value)):
+        slots[name].__delete__(value) if item is ABSENT else slots[name].__set__(value, item)
 
 
 _DICT_OF_CLASS = type.__dict__["__dict__"].__get__
@@ -302,13 +339,9 @@ def _read_class(cls: type) -> dict[str, Any]:
     return copied
 
 
-def _put_back_class(cls: type, before: dict[str, Any]) -> None:
-    now = _read_class(cls)
-    for name in now.keys() - before.keys():
-        type.__delattr__(cls, name)
-    for name, value in before.items():
-        if now.get(name, ABSENT) is not value:
-            type.__setattr__(cls, name, value)
+def _put_back_class(cls: type, before: dict[str, Any], after: dict[str, Any]) -> None:
+    for name, value in _undone(before, after, _read_class(cls)):
+        type.__delattr__(cls, name) if value is ABSENT else type.__setattr__(cls, name, value)
 
 
 def _read_outside(place: tuple[Any, str]) -> Any:
@@ -316,15 +349,16 @@ def _read_outside(place: tuple[Any, str]) -> Any:
     return (owner if type(owner) is dict else vars(owner)).get(name, ABSENT)
 
 
-def _put_back_outside(place: tuple[Any, str], before: Any) -> None:
+def _put_back_outside(place: tuple[Any, str], before: Any, after: Any) -> None:
     owner, name = place
+    before = without(before, after, _read_outside(place))
     if type(owner) is dict:
         owner.pop(name, None) if before is ABSENT else owner.update({name: before})
     else:
         delattr(owner, name) if before is ABSENT else setattr(owner, name, before)
 
 
-def _put_back_buffer(buffer: Any, before: bytes) -> None:
+def _put_back_buffer(buffer: Any, before: bytes, _: Any) -> None:
     if isinstance(buffer, array.array):
         buffer[:] = array.array(buffer.typecode, before)
     elif isinstance(buffer, (bytearray, memoryview)):
@@ -341,7 +375,7 @@ def _same_numbers(values: Any, before: Any) -> bool:
     return bool(values.shape == before.shape and values.tobytes() == before.tobytes())
 
 
-def _put_back_numbers(values: Any, before: Any) -> None:
+def _put_back_numbers(values: Any, before: Any, _: Any) -> None:
     if values.shape == before.shape:
         values[...] = before
 
@@ -370,7 +404,7 @@ def _same_state(now: Any, before: Any) -> bool:
     return _same_numbers(now, before) if hasattr(now, "tobytes") else _same(now, before)
 
 
-def _put_back_numpy_state(generator: Any, before: Any) -> None:
+def _put_back_numpy_state(generator: Any, before: Any, _: Any) -> None:
     bits = getattr(generator, "bit_generator", None)
     if bits is not None:
         bits.state = before
@@ -385,7 +419,7 @@ def _same_file(file: Any, before: Any) -> bool:
     return bool(FILE.read(file) == before)
 
 
-def _put_back_file(file: Any, before: Any) -> None:
+def _put_back_file(file: Any, before: Any, _: Any) -> None:
     text, at = before
     if text is None or file.closed:
         return  # what was written is not for anybody any more
@@ -400,7 +434,7 @@ def _read_decimals(context: Any) -> Any:
     return context.prec, context.rounding, *exponents, context.traps.copy()
 
 
-def _put_back_decimals(context: Any, before: Any) -> None:
+def _put_back_decimals(context: Any, before: Any, _: Any) -> None:
     context.prec, context.rounding, context.Emin, context.Emax, context.capitals, context.clamp, traps = before
     context.traps.update(traps)
 
@@ -412,7 +446,7 @@ def _read_cache(cached: Any) -> tuple[int, frozenset[int]]:
     return cached.cache_info().misses, frozenset(map(id, results_of(cached)[0]))
 
 
-def _put_back_cache(cached: Any, before: tuple[int, frozenset[int]]) -> None:
+def _put_back_cache(cached: Any, before: tuple[int, frozenset[int]], _: Any = None) -> None:
     table, _ = results_of(cached)
     for key in [key for key in table if id(key) not in before[1]]:
         del table[key]
@@ -434,27 +468,23 @@ def _is_traced(key: Any) -> bool:
 # -------------------------------------------------------------------- the kinds
 
 
-def _put_back_attributes(table: dict[Any, Any], before: dict[Any, Any]) -> None:
-    _put_back_dict(table, {name: value for name, value in table.items() if is_mark(name)} | before)
-
-
 DICT = Kind(_read_dict, _same_dict, _put_back_dict, dict.items, _put_item)
 ATTRIBUTES = Kind(
-    without_marks, lambda table, before: _same_dict(without_marks(table), before), _put_back_attributes, dict.items
+    without_marks, lambda table, before: _same_dict(without_marks(table), before), _put_back_dict, dict.items
 )
 # The globals of a module.
 NAMESPACE = Kind(_read_namespace, _same_namespace, _put_back_namespace, dict.items, _put_item)
 LIST = Kind(
     list.copy,
     lambda now, before: len(now) == len(before) and all(map(operator.is_, list.__iter__(now), before)),
-    lambda items, before: list.__setitem__(items, slice(None), before),
+    lambda items, before, after: list.__setitem__(items, slice(None), _row(before, after, list.copy(items))),
     enumerate,
     list.__setitem__,
 )
 DEQUE = Kind(
     lambda items: list(collections.deque.__iter__(items)),
     lambda items, before: _same_items(collections.deque.__iter__(items), before),
-    put_back_deque,
+    lambda items, before, after: put_back_deque(items, _row(before, after, list(collections.deque.__iter__(items)))),
     enumerate,
     collections.deque.__setitem__,
 )
@@ -486,7 +516,7 @@ BUFFER = Kind(
 NUMBERS = Kind(_read_numbers, _same_numbers, _put_back_numbers)
 FILE = Kind(lambda file: (None, 0) if file.closed else (file.getvalue(), file.tell()), _same_file, _put_back_file)
 DECIMALS = Kind(_read_decimals, lambda context, before: _read_decimals(context) == before, _put_back_decimals)
-RANDOM = Kind(random.Random.getstate, lambda r, before: r.getstate() == before, random.Random.setstate)
+RANDOM = Kind(random.Random.getstate, lambda r, before: r.getstate() == before, lambda r, before, _: r.setstate(before))
 NUMPY_RANDOM = Kind(_numpy_state, _same_numpy_state, _put_back_numpy_state)
 # One attribute of something that is a library's: (module, class or object, name); or a module: (sys.modules, name).
 OUTSIDE = Kind(_read_outside, lambda place, before: _read_outside(place) is before, _put_back_outside)

@@ -148,6 +148,7 @@ def loggers_of(value: Any) -> Iterator[Any]:
 
 
 WEAK = (weakref.ref, weakref.ProxyType, weakref.CallableProxyType)
+LOCKS = (type(threading.Lock()), type(threading.RLock()))
 
 
 def referent(value: Any) -> Any:

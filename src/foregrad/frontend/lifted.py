@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ..graph.python_effects import PythonWrite, SetAttribute, SetCell, SetItem
+from ..interrupts import runs_user_code
 from ..locks import bound
+from .expected import ABSENT
 from .holders import NUMPY_RANDOM, RANDOM
 from .objects import dict_of_class
 from .opaque import used_up
@@ -47,6 +49,15 @@ class StatePlace:
         else:
             setter: Any = type.__setattr__ if isinstance(self.target, type) else object.__setattr__
             setter(self.target, self.key, value)
+
+    def get(self) -> Any:
+        """The value there, `ABSENT` where there is none."""
+        try:
+            if self.kind == "item":
+                return (list if isinstance(self.target, list) else dict).__getitem__(self.target, self.key)
+            return getattr(self.target, self.key)
+        except (LookupError, AttributeError, ValueError):
+            return ABSENT
 
     @property
     def identity(self) -> tuple[int, Any]:
@@ -99,15 +110,15 @@ class Lifted(functools.partial):  # type: ignore[type-arg]
         lifted.stand_ins = {}
         return lifted
 
+    @runs_user_code
     def __call__(self, state: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> Any:
         if is_capturing():
             self.drawn = []
-        for place, value in zip(self.places, state, strict=True):
+        for place, value in zip(self.places, state, strict=True) if is_capturing() else ():
             if isinstance(place, StatePlace):
-                if is_capturing():
-                    self.stand_ins[place.identity] = value
+                self.stand_ins[place.identity] = value
                 place.put(value)
-            elif is_capturing():
+            else:
                 self.drawn.append((place, value))
         if self.generators.kinds and not is_capturing():
             self.generators.put_back()  # the function draws by itself
@@ -127,7 +138,7 @@ class Generators:
 
     def put_back(self) -> None:
         for (kind, generator), state in zip(self.kinds, getattr(self._before, "states", ()), strict=False):
-            kind.put_back(generator, state)
+            kind.put_back(generator, state, None)
 
 
 def numbered(draws: tuple[Draw, ...]) -> tuple[Draw, ...]:
@@ -168,6 +179,15 @@ def lifted_arrays(function: Any) -> set[tuple[int, Any]]:
     """The places of arrays that are arguments of a function, by identity."""
     places = function.places if isinstance(function, Lifted) else ()
     return {place.identity for place in places if isinstance(place, StatePlace) and place.is_array}
+
+
+def renewed(function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments with the state as it is now: other threads have gone on while this one captured, or waited."""
+    if not isinstance(function, Lifted):
+        return args
+    values = zip(function.places, args[0], strict=True)
+    now = tuple(place.get() if isinstance(place, StatePlace) else value for place, value in values)
+    return now, *renewed(function.func, args[1:])
 
 
 def stand_in_at(function: Any, identity: tuple[int, Any]) -> Any:

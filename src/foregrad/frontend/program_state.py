@@ -49,7 +49,7 @@ from .libraries import (
 )
 from .objects import CODE_OF_CLASSES, table_of
 from .opaque import DRAWN, is_cached_function, is_random_generator, results_of, used_up
-from .reads import TABLES, VIEWS, Reads, Source, keys_in
+from .reads import TABLES, VIEWS, Source
 
 _MOST_VISITS = 200_000
 _LARGE = 10_000  # items, from which on those of a container are not looked into
@@ -65,30 +65,6 @@ _PLAIN = {dict, list, tuple, set, frozenset, collections.deque, collections.defa
 # As modules' tables of hooks are, a dozen each: of those with nothing in them there is nothing to copy.
 _DICTS: tuple[Any, ...] = (dict, collections.OrderedDict)
 _OFTEN_EMPTY = dict.fromkeys(_DICTS, kinds.DICT) | {list: kinds.LIST, set: kinds.SET}
-
-
-def forget_written(reads: Reads, state: ProgramState) -> None:
-    """Drop from `reads` what was first looked at after it had been written, now that all is as it was: what a call does
-    does not depend on what was there before.
-    """
-    held = {id(holder.place) for holder in state.holders}
-    held.update(id(container) for container, _, _ in state.empty)
-    for place in [place for place in reads.places.values() if id(place.holder) in held]:
-        if place.kind == "asked" or place.difference() is None:
-            continue
-        for key in [key for key, expected in place.items.items() if not expected.holds(place.look(key))]:
-            _forget_contents(reads, place.items.pop(key).before(), state)
-        if place.keys is not None:
-            place.keys = keys_in(place.holder)
-        place.absent.difference_update(place.appeared())
-
-
-def _forget_contents(reads: Reads, value: Any, state: ProgramState) -> None:
-    """Drop what is in a container that the run made."""
-    if isinstance(value, (list, dict, set, collections.deque)) and not state.knows(value):
-        place = reads.places.pop(id(value), None)
-        for expected in place.items.values() if place is not None else ():
-            _forget_contents(reads, expected.before(), state)
 
 
 def _of_the_process() -> Iterator[tuple[Any, str]]:
@@ -194,6 +170,10 @@ class ProgramState:
                     self.holders.append(Holder(kinds.OUTSIDE, place, owner, name, "", owner.before[name]))
         return [holder for holder in self.holders if holder.is_written()]
 
+    def names_of(self, kinds: tuple[type, ...]) -> set[Any]:
+        """The names under which objects of these classes of libraries were met first."""
+        return {held.step for held in [*self.ways, *self._libraries.values()] if isinstance(held.owner, kinds)}
+
     def keeper_of(self, value: Any) -> Any:
         """The function that keeps this very object as a result, or in one; None if there is none."""
         keepers = (holder.target for holder in self.caches)
@@ -212,7 +192,7 @@ class ProgramState:
         return found
 
     def module_names(self) -> dict[int, str]:
-        """By id: what people call a module that was met, `model.layers.0`."""
+        """By id: what people call a module, `model.layers.0`."""
         return {id(w.owner): w.name() for w in self.ways if isinstance(w.owner, torch.nn.Module)}
 
     def knows(self, value: Any) -> bool:
@@ -241,8 +221,7 @@ class ProgramState:
 
     def tensors(self) -> list[torch.Tensor]:
         """The strided tensors that were held somewhere."""
-        held = (self._tensors | self._in_unnamed()).values()
-        return [tensor for _, _, tensor in held if tensor.layout is torch.strided]
+        return [t for _, _, t in (self._tensors | self._in_unnamed()).values() if t.layout is torch.strided]
 
     def _in_unnamed(self) -> dict[int, tuple[Holder, Any, torch.Tensor]]:
         """The tensors in globals that no code names, which is so far as `_unnamed` goes."""
@@ -290,8 +269,7 @@ class ProgramState:
         seen = look_at(code)
         if new := seen.names - self._names:
             self._names |= new
-            found = new & self._unnamed.keys()
-            self._queue += [(value, holder, name) for name in found for value, holder in self._unnamed.pop(name)]
+            self._queue += [(v, h, name) for name in new & self._unnamed.keys() for v, h in self._unnamed.pop(name)]
         for _, module in imported_modules(seen.imports, namespace) if seen.imports else ():
             if id(module) not in self._seen:
                 self._queue.append((module, None, module.__name__))
@@ -299,13 +277,12 @@ class ProgramState:
 
     def _look_up(self, holder: Holder, items: Iterable[tuple[str, Any]]) -> None:
         """Items that matter where code names them."""
-        names, unnamed = self._names, self._unnamed
         for name, value in items:
             if type(value) not in _ATOMS:
-                if name in names:
+                if name in self._names:
                     self._queue.append((value, holder, name))
                 else:
-                    unnamed[name].append((value, holder))
+                    self._unnamed[name].append((value, holder))
 
     def _action(self, value: Any, cls: type) -> _Action | None:
         """The method that goes on from values of a class; None where nothing is to be tracked."""

@@ -217,6 +217,15 @@ class Reads:
         self.contents(value, place.path(key))
         return True
 
+    def expect(self, holder: Any, before: Mapping[Any, Any]) -> None:
+        """Expect a place's contents from `before`, whatever the place holds now."""
+        site = self.places.get(id(holder))
+        for key, expected in [*site.items.items()] if site is not None else ():
+            was = before.get(key, ABSENT)
+            if site is not None and site.look(key) is not was and not expected.holds(was):
+                del site.items[key]
+                site.lacks(key) if was is ABSENT else self.add(site, key, was)
+
     def contents(self, value: Any, name: str) -> None:
         """Note the items of a container, or what an object without attributes says of itself."""
         if is_plain(value) or issubclass(type(value), (torch.Tensor, type, types.FunctionType)):

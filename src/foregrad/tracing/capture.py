@@ -74,8 +74,8 @@ class CaptureRun(Assembly):
         self.draws = Draws(self.name, self.call, lambda value: self.state.before.knows(value))
         given = Given(self.call, leaves, functools.partial(self.inputs.arguments, self.draws.arrays_of(leaves)))
         state.walk(given.named)
-        containers = self.learned.containers
-        self.state = PythonState(self.call, self.name, state, self.reads, self.inputs.real_of, containers, given)
+        real_of = self.inputs.real_of
+        self.state = PythonState(self.call, self.name, state, self.reads, real_of, self.learned, given, self.observed)
         captured, is_kept = None, False
         try:
             captured = self._run(given)
@@ -134,6 +134,7 @@ class CaptureRun(Assembly):
         """Run the function: what it returns."""
         recorder, call = self.recorder, self.call
         trace_math()
+        self.state.own.begin()
         self.state.put_stand_ins(recorder.where)
         with (
             self.aspects.around(lambda one: one.around_function()),
@@ -246,6 +247,7 @@ class CaptureRun(Assembly):
         self.state.settle()
         observed = self.observed
         scan = self.code.scan(observed.ran, observed.entered, observed.called, self.facts.gradients.hooks)
+        self.state.own.guard_what_was_read(self.reads)
         for one in self.aspects:
             one.finished(Finished(joint, records, scan.names))
         inputs.check_reached(compares_identity=self.reads.compares_identity)

@@ -20,7 +20,7 @@ import torch
 
 from ..._torch.asked import tell_type
 from ..._torch.nested import refuse_flattening
-from ..._torch.symbols import is_symbolic
+from ..._torch.symbols import concrete, is_symbolic, map_symbolic
 from ...errors import UnsupportedSideEffectError
 from ...frontend.expected import is_plain
 from ...frontend.holders import CELL, DEQUE, DICT, NAMESPACE, Holder
@@ -29,6 +29,7 @@ from ...frontend.objects import is_plain_object
 from ...frontend.program_state import ProgramState
 from ...frontend.reads import TABLES, Reads
 from ...identity import IdSet
+from .own_writes import is_made
 
 Identity = tuple[int, Any]
 Place = tuple[Holder, Any]
@@ -248,6 +249,13 @@ class Journals:
             for name, args in notes.calls:
                 yield _place_of(places) or notes.real, holder.path(key), name, args
         yield from self.said
+
+    def play(self) -> None:
+        """Do what was noted, but for what takes stand-ins of tensors."""
+        for place, _, name, args in self.calls():
+            if not is_made(args):
+                target = place.get() if isinstance(place, StatePlace) else place
+                getattr(target, name)(*map_symbolic(args, concrete))
 
 
 def _place_of(places: list[Place]) -> StatePlace | None:

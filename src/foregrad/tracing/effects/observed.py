@@ -15,6 +15,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from functools import cached_property  # noqa: TID251 - the program's
 from types import BuiltinFunctionType, CodeType, FrameType
 from typing import Any, NoReturn, TypeVar
 
@@ -22,6 +23,7 @@ import torch
 
 from ..._torch.native import divert, make_observer
 from ...errors import UnsupportedSideEffectError
+from ...frontend.code import entered_by, may_set
 from ...frontend.expected import is_bound
 from ...frontend.holders import Holder, kind_of
 from ...frontend.known_calls import (
@@ -36,12 +38,18 @@ from ...frontend.known_calls import (
     kind_of_call,
     trust_in,
 )
-from ...frontend.libraries import is_outside, is_standard
+from ...frontend.libraries import LOCKS, is_outside, is_standard
 from ...frontend.program_state import ProgramState
 from ...house import is_house_code
 from ...interrupts import runs_user_code
 from ..tape.collection import Newborns
 
+_CACHED_PROPERTY = cached_property.__get__.__code__
+_SETS_WHAT_IT_IS_TOLD = {
+    function.__code__
+    for function in (torch.nn.Module.__setattr__, torch.nn.Module.__getattr__, functools.update_wrapper)
+}
+_SET_THEIR_OWN = "sympy.", "torch._ops"
 _FEW = 64  # objects, from which on those that nobody else holds any more are let go of
 _OWN_REFERENCES = 3  # of an object that only this refers to: its holder, a variable, an argument
 
@@ -71,7 +79,28 @@ class Observed:
         self._variables: dict[int, Any] = {}  # of contexts, that the program sets
         self._failed: UnsupportedSideEffectError | None = None
         self._observer = _observer(self._kind_of, self._trust, self._on_call)
-        self.pause, self.go_on = self._observer.pause, self._observer.go_on
+        self.has_run = False  # code that is looked at, since `of` began
+
+    def pause(self) -> None:
+        self._observer.pause()
+
+    def go_on(self) -> None:
+        self._observer.go_on()
+
+    def may_set(self) -> frozenset[str] | None:
+        """The globals and attributes that the code which ran may set; None: any."""
+        names: set[str] = set()
+        for code, namespace in self.entered.items():
+            sets_its_own = str(namespace.get("__name__")).startswith(_SET_THEIR_OWN)
+            if sets_its_own or code in _SETS_WHAT_IT_IS_TOLD or is_house_code(code):
+                continue
+            if code is _CACHED_PROPERTY:  # code reads it by the name that it sets
+                names.update(*(own.co_names for own in self.ran))
+            elif (found := may_set(code, is_trusted=code not in self.ran)) is None:
+                return None
+            else:
+                names |= found
+        return frozenset(names)
 
     def of(self, function: Callable[..., T]) -> Callable[..., T]:
         """A function that does what `function` does, observed, in a copy of the context."""
@@ -80,6 +109,7 @@ class Observed:
         def run(*args: Any, **kwargs: Any) -> T:
             _see_asked()
             before, _running.observed = getattr(_running, "observed", None), self
+            self._observer, self.has_run = _observer(self._kind_of, self._trust, self._on_call), False
             self._observer.start()
             try:
                 return function(*args, **kwargs)
@@ -131,7 +161,11 @@ class Observed:
         return REFUSED if isinstance(callee.__self__, torch.Generator) else kind_of_call(callee)
 
     def _trust(self, code: CodeType, frame: FrameType) -> int:
-        self.entered[code] = frame.f_globals
+        found = self._found(code, frame)
+        self.entered[code] = frame.f_globals  # what is refused before it begins has written nothing
+        return found
+
+    def _found(self, code: CodeType, frame: FrameType) -> int:
         if is_house_code(code):
             return TRUSTED
         if any(getattr(callback, "__code__", None) is code for callback in gc.callbacks):
@@ -151,9 +185,21 @@ class Observed:
             function = frame.f_globals.get(code.co_name)
             self.called += [function] if getattr(function, "__code__", None) is code else []
         if found == LOOKED_AT and not _is_for_pytorch(frame):
+            self.has_run = True
+            if code in self.ran:
+                return found
+            state = self.state()
+            state.meet(code, frame.f_globals)  # before names are bound there
+            is_own = not is_outside(frame.f_globals.get("__name__"))
+            entered, written = entered_by(code)
+            takes = is_own and entered and not entered.isdisjoint(state.names_of(LOCKS))
+            if takes and written - state.names_of((threading.local,)):
+                self._refuse(
+                    f"`{self.name}` takes a lock and writes to Python's state at {_line(frame)}, and a compiled call "
+                    "would not hold the lock. Take it outside the compiled function."
+                )
             self.ran[code] = frame.f_globals
-            self.state().meet(code, frame.f_globals)  # before names are bound there
-            if not is_outside(frame.f_globals.get("__name__")):
+            if is_own:
                 self.begins(code, frame.f_globals)
         return found
 
@@ -247,7 +293,7 @@ class Observed:
     def give_up(self) -> None:
         """Everything as it was."""
         for holder in self._changed():
-            holder.kind.put_back(holder.target, holder.before)
+            holder.put_back()
 
     def _left_in(self, context: contextvars.Context) -> Any:
         """A variable that the program has set; what PyTorch's own code has set is set outside, too."""

@@ -14,21 +14,23 @@ from ...errors import EscapedTensorError, UnsupportedSideEffectError
 from ...frontend import holders as kinds
 from ...frontend.call import FlatCall
 from ...frontend.expected import ABSENT
-from ...frontend.holders import Holder, kind_of, left_in_cache, own_globals
+from ...frontend.holders import Holder, kind_of, left_in_cache
 from ...frontend.libraries import is_class_outside, loggers_of
 from ...frontend.lifted import StatePlace, lifted_places, stand_in_at, times_lifted
 from ...frontend.objects import table_of
 from ...frontend.opaque import is_array, is_generator_of_numpy, overlaps, results_of
-from ...frontend.program_state import ProgramState, forget_written
+from ...frontend.program_state import ProgramState
 from ...frontend.reads import Reads
-from ...frontend.tree import LEAF, Tree, Unwrap, flatten, is_as_opened, open_container
+from ...frontend.tree import LEAF, Tree, Unwrap, is_as_opened, open_container
 from ...graph.eager_regions import open_journal
 from ...graph.python_effects import CONSOLE, OfArgument, PythonWrite, SetAttribute
 from ...identity import ById, IdSet
-from ...subclasses.spec import is_of_capture
 from ..tape.collection import Newborns
+from ..tape.tape import Learned
 from ..values.draw_patches import stand_in_for
 from .journals import Identity, Journals, UntouchedIterator, grows, replaced
+from .observed import Observed
+from .own_writes import OwnWrites, forget_written, is_made, now_in
 from .python_writes import MadeValues, PythonWrites
 
 _Named = tuple[list[Any], list[str]]  # values, and what people call them
@@ -50,17 +52,16 @@ class PythonState:
         before: ProgramState,
         reads: Reads,
         real_of: Callable[[Any], Any],
-        containers: dict[Identity, bool],
+        learned: Learned,
         given: Given,
+        observed: Observed,
     ) -> None:
         self.call = call
-        self.name = name
-        self.reads = reads
-        self.real_of = real_of
-        self.given = given
-        self.before = before
+        self.own = OwnWrites(before, call.function, observed, learned.disturbed)
+        self.name, self.reads, self.real_of = name, reads, real_of
+        self.given, self.before = given, before
         self.made = MadeValues(name, self.before, given.of_argument, real_of, Newborns())
-        self.containers = containers  # see `Learned`: more become known
+        self.containers = learned.containers  # see `Learned`: more become known
         self.journals = Journals(self.before, self._only_written())
         self.journals.tell(reads)
         reads.lifted = {place.identity for place in lifted_places(call.function)}
@@ -71,7 +72,6 @@ class PythonState:
         self._standing_in: list[tuple[Holder, Any, Any, Any]] = []  # (holder, key, what was there, what stands for it)
         self._failed: UnsupportedSideEffectError | None = None
         self._strays: ById[torch.nn.Module, list[Holder]] = ById()
-        self._after: list[tuple[Holder, Any]] = []
         self.given_back: ById[Any, Holder | None] = ById()  # what the run made, in what it returns or leaves
         self._taken_over: list[tuple[Holder, Any, str]] = []
 
@@ -163,7 +163,7 @@ class PythonState:
         for module, holders in self._strays.items():
             for holder in holders:
                 for key, value in kinds.DICT.read(holder.target).items():
-                    if value is not holder.before.get(key) and _is_made((key, value)):
+                    if value is not holder.before.get(key) and is_made(value):
                         holder.put_back()
                         if self.made.newborns.has(module) is False:
                             yield holder.path(key)
@@ -181,7 +181,7 @@ class PythonState:
                 "that the function reaches, or return it."
             )
         self.given.check_closed(self.name)  # which are made anew for each run
-        self._changed = _written(self.before, self.call.function)
+        self._changed = _written(self.own.changed(), self.before, self.call.function)
         has_changed = bool(self._changed) or any(True for _ in self.journals.calls())
         _check_caches(self.name, self.before, self.call, has_changed=has_changed)
         found: set[Identity] = set()
@@ -193,7 +193,7 @@ class PythonState:
             found.update((id(holder.target), key) for key in replaced(holder))
         new = found - self.containers.keys() - self.call.only_written
         self.containers.update(dict.fromkeys(new, False))
-        return bool(new)
+        return bool(new) or self.own.needs_another_run(self.name)
 
     def _only_written(self) -> set[Identity]:
         tried = {place for place, is_read in self.containers.items() if not is_read}
@@ -214,13 +214,12 @@ class PythonState:
         """The leaves of the result, then those of the written values and of `more`, which are more outputs; what people
         call them; the structure of the result.
         """
-        changed = self._changed
-        self._after = [(holder, _now_in(holder)) for holder in changed]
+        self.own.after = {holder: now_in(holder) for holder in self._changed}
         found = PythonWrites(
             self.name,
             self.call.function,
             self.before,
-            changed,
+            self._changed,
             self.real_of,
             self.made,
             fills_caches=self.call.fills_caches,
@@ -239,9 +238,8 @@ class PythonState:
 
     def settle(self) -> None:
         """The run is over, its backward too: everything as it was before."""
-        seen = dict(self._after)
-        written = self.before.changed()
-        for holder in (*written, *filter(None, self.given_back.values())):
+        written, seen = self.own.changed(), self.own.after or {}
+        for holder in (*written, *filter(None, self.given_back.values())) if self.own.observed.has_run else ():
             if not self._is_still(holder, seen.get(holder, holder.before)):
                 raise BackwardChangesError(
                     f"the backward of `{self.name}` changes {holder.name() or 'an object'}, which a compiled backward "
@@ -249,9 +247,10 @@ class PythonState:
                 )
         for holder in self.before.caches:  # as eager leaves them, too
             holder.before = left_in_cache(holder.target, holder.before)
-        for holder in (*written, *self.before.caches):
             holder.put_back()
-        forget_written(self.reads, self.before)  # some hold again what they held: these were no changes
+        for holder in written:
+            self.own.undo(holder)
+        forget_written(self.reads, self.before, self.own.read)  # some hold again what they held: these were no changes
         for holder in written:
             if holder.kind is kinds.CLASS:  # who reads its attributes by way of `type(self)` is not seen
                 place = self.reads.place(holder.place, "dict", holder.target.__name__, "attr")
@@ -290,7 +289,7 @@ class PythonState:
         self.take_stand_ins()
         try:
             written = next(self.journals.calls(), None)
-            changed = self.before.changed()
+            changed = self.own.changed()
             if written is not None or changed:
                 what = changed[0].name() if written is None else written[1]
                 raise UnsupportedSideEffectError(
@@ -309,10 +308,10 @@ class PythonState:
         """What an eager region has changed is as if it had been so before: each call changes it anew."""
         journal = open_journal()
         for holder in self.before.changed():
-            self._taken_over.append((holder, holder.before, region))
+            before, holder.before = holder.before, holder.kind.read(holder.target)
+            self._taken_over.append((holder, before, region))
             if journal is not None:
-                journal.undo.append(functools.partial(holder.kind.put_back, holder.target, holder.before))
-            holder.before = holder.kind.read(holder.target)
+                journal.undo.append(functools.partial(holder.kind.put_back, holder.target, before, holder.before))
 
     def check_taken_over(self, name: str) -> None:
         """Raise where the function looks at what a region has changed: it would see that of the capture."""
@@ -330,13 +329,15 @@ class PythonState:
 
     def give_up(self, *, is_interrupted: bool) -> None:
         """Everything as it was before: the function runs again, or in eager. What is interrupted is left in the middle,
-        but for its stand-ins.
+        but for its stand-ins: what was noted is done now.
         """
         list(self._leave_strays())
-        for holder in (*self.before.changed(), *self.before.caches):
-            kind = holder.kind
-            if not is_interrupted or kind is kinds.CACHE or any(map(_is_made, kind.items(_now_in(holder)))):
-                holder.put_back()
+        for holder in self.before.caches:
+            holder.put_back()
+        if is_interrupted:
+            self.journals.play()
+        for holder in self.own.changed():
+            (self.own.leave if is_interrupted else self.own.undo)(holder)
 
 
 def is_read_by_handlers(state: PythonState, logger: Any) -> bool:
@@ -356,7 +357,7 @@ def _check_caches(name: str, before: ProgramState, call: FlatCall, *, has_change
         new = left_in_cache(holder.target, holder.before)[1]
         table, results = results_of(holder.target)
         made = [results.get(key) for key in table if id(key) not in new and not before.knows(results.get(key))]
-        if any(_is_made((None, x)) or kind_of(x) or (type(table_of(x)) is dict and not is_symbolic(x)) for x in made):
+        if any(is_made(x) or kind_of(x) or (type(table_of(x)) is dict and not is_symbolic(x)) for x in made):
             raise EscapedTensorError(
                 f"`{name}` leaves a tensor, container or object that it made in the cache of `{_name(holder.target)}`, "
                 "which a compiled call would not do. Call that before the first call."
@@ -381,20 +382,10 @@ def _name(function: Any) -> str:
     return getattr(function, "__qualname__", "a function")
 
 
-def _is_made(item: tuple[Any, Any]) -> bool:
-    return any(isinstance(leaf, torch.Tensor) and is_of_capture(leaf) for leaf in flatten(item[1])[0])
-
-
-def _now_in(holder: Holder) -> Any:
-    now = holder.kind.read(holder.target)
-    return own_globals(now) if holder.kind is kinds.NAMESPACE else now
-
-
-def _written(state: ProgramState, function: Any) -> list[Holder]:
-    """The holders that are not as they were, and those that hold what they held before in the place of an argument that
+def _written(changed: list[Holder], state: ProgramState, function: Any) -> list[Holder]:
+    """The holders that are `changed`, and those that hold what they held before in the place of an argument that
     stood for it: that was written, which the next call does with another number there.
     """
-    changed = state.changed()
     lifted: ById[Any, list[StatePlace]] = ById()
     for place in lifted_places(function):
         lifted.setdefault(place.target, []).append(place)

@@ -168,7 +168,7 @@ class Learned:
     `replays_views`: autograd replays the operators that made views; it does not once the sizes of tensors with
     gradients change in place.
     `regions`: custom Functions that use NumPy, which run as eager regions; `hooks`: see `EagerHooks`. `samples`: see
-    `Wrappers`. `imports`: see `FirstImports`. `facts`: by aspect.
+    `Wrappers`. `imports`: see `FirstImports`. `disturbed`: see `OwnWrites`. `facts`: by aspect.
     """
 
     shared_bases: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
@@ -183,6 +183,7 @@ class Learned:
     samples: Samples = dataclasses.field(default_factory=Samples)
     facts: dict[type, Any] = dataclasses.field(default_factory=dict)
     imports: dict[str, bool] = dataclasses.field(default_factory=dict)
+    disturbed: list[str] = dataclasses.field(default_factory=list)
 
 
 # -------------------------------------------------------------------- value numbers
