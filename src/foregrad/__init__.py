@@ -170,6 +170,7 @@ ASPECTS = [
     "foregrad.tracing.recorder.settings",
     "foregrad.tracing.recorder.checkpoint_regions",
     "foregrad.tracing.recorder.collectives",
+    "foregrad.tracing.kernels.sparse",
     "foregrad.tracing.recorder.transform_levels",
     "foregrad.tracing.recorder.attention",
     "foregrad.tracing.recorder.functions",

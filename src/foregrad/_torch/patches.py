@@ -64,7 +64,7 @@ class Subjects:
 
     by_class: Mapping[type, Any] = {}
     rows: Mapping[Any, Callable[..., Any]] = {}  # what is called in place of a torch function that a subject owns
-    operators: Mapping[str, Callable[..., Any]] = {}  # the same for operators, by their namespaces
+    operators: Mapping[Any, Callable[..., Any]] = {}  # the same for operators and their namespaces
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())

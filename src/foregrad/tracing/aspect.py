@@ -59,12 +59,12 @@ class Aspect:
     """Base of the subjects of a capture. Each method is a moment at which a capture asks, and does nothing here.
 
     `functions`: torch functions that the aspect owns; `method(self, function, args, kwargs)` runs in place of each.
-    `operators`: the same for the operators of a namespace. An
+    `operators`: the same for operators and namespaces of operators, with an operator's `Plan`. An
     aspect holds no real tensor after `finished`, and reaches the capture only by `recorder.host`, which goes.
     """
 
     functions: ClassVar[Mapping[Any, Row]] = {}
-    operators: ClassVar[Mapping[str, Row]] = {}
+    operators: ClassVar[Mapping[Any, Row]] = {}
 
     def __init__(self, host: Host, recorder: Recording) -> None:
         """A tape begins. `host` may be half made: ask it nothing yet."""

@@ -15,7 +15,12 @@ from ..._torch.engine import without_torch_functions
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import is_symbolic
 from ..._torch.tensors import base_of, history_of, is_view
-from ...errors import UnsupportedError, UnsupportedMutationError, UnsupportedOpError, UnsupportedSideEffectError
+from ...errors import (
+    UnsupportedError,
+    UnsupportedMutationError,
+    UnsupportedOpError,
+    UnsupportedSideEffectError,
+)
 from ...frontend.code import names_of
 from ...frontend.libraries import is_of_library
 from ...frontend.objects import CALLED_BY_AUTOGRAD
@@ -249,7 +254,7 @@ class _Call:
         """The stand-in of what the hook makes of a gradient."""
         recorder = self.recorder
         if gradient.layout is not torch.strided:
-            raise recorder.sparse.refused()
+            recorder.value_of(gradient)  # raises
         with without_torch_functions():
             spec = recorder.spec_of(recorder.run_fake(torch.ops.aten.clone.default, (gradient,), {}))
             inputs: list[Any] = [recorder.to_entries(gradient)]

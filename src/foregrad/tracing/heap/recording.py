@@ -102,6 +102,16 @@ class Host(Hooks):
         return NotImplemented
 
 
+class OpaqueTensors(Protocol):
+    """The aspect that owns a recorder's tensors without a known memory."""
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an operator gives for such a tensor among its arguments; `NotImplemented` where there is none."""
+
+    def refused(self) -> Exception:
+        """The error for a use of such a tensor that no graph holds."""
+
+
 class Recording(Protocol):
     """See `Recorder`, which is the only one."""
 
@@ -123,7 +133,8 @@ class Recording(Protocol):
     checks: Any
     decisions: Any
     late: Any
-    sparse: Any
+    opaque: ById[torch.Tensor, Entry]
+    opaque_owner: OpaqueTensors | None
 
     def __enter__(self) -> Any: ...
 

@@ -20,7 +20,6 @@ from ..heap.recording import Recording
 from ..tape.opinfo import IN_GRAD_MODE, OpInfo
 from .checks import check_formula
 from .metadata import is_cacheable
-from .sparse import FORMULAS as SPARSE_FORMULAS
 
 aten = torch.ops.aten
 prim = torch.ops.prim
@@ -65,7 +64,7 @@ class Plan:
         self.decomposition = decomposition
         self.in_grad_mode = IN_GRAD_MODE.get(op, op)
         self.is_cacheable = info is not None and is_cacheable(info)
-        self.formula = FORMULAS.get(op) or SPARSE_FORMULAS.get(op) or check_formula(op, info)
+        self.formula = FORMULAS.get(op) or check_formula(op, info)
 
 
 def has_real(values: Any, is_known: Any) -> bool:

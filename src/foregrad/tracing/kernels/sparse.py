@@ -6,7 +6,8 @@ that gives it. Its fake is of the right class, sizes and dtype, which is all tha
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 
@@ -14,9 +15,9 @@ from ..._torch.engine import current_autograd_node, sequence_nr_of
 from ...errors import UnsupportedLayoutError
 from ...graph.meta import TensorSpec, contiguous_strides
 from ...graph.sparse import BAG_BACKWARD, EMBEDDING_BACKWARD, MAKE, SPARSE, can_take, gives_sparse
-from ...identity import ById
+from ..aspect import Aspect, Row, aspect
 from ..heap.alias import Value
-from ..heap.recording import Recording
+from ..heap.recording import Host, Recording
 from ..tape.tape import Entry
 
 aten = torch.ops.aten
@@ -25,18 +26,18 @@ _IN_PLACE = {aten.add_.Tensor: aten.add.Tensor}
 _SAME = {aten.detach.default, aten.alias.default}
 
 
-class SparseGradients:
-    """The sparse tensors of one capture. `entries`: what gives each, by its fake."""
+@aspect
+class SparseGradients(Aspect):
+    """The sparse tensors of one tape. `entries`: the entry that gives each, by its fake."""
 
-    def __init__(self, recorder: Any) -> None:
-        self.recorder: Recording = recorder
-        self.entries: ById[torch.Tensor, Entry] = ById()
+    def __init__(self, host: Host, recorder: Recording) -> None:
+        self.recorder = recorder
+        self.entries = recorder.opaque
         # By autograd node, the indices and the gradient of an embedding of which padding is to be left out.
         self.without_padding: dict[int, list[torch.Tensor]] = {}
 
-    def entry_of(self, tensor: torch.Tensor) -> Entry | None:
-        """What gives a tensor, if it is sparse."""
-        return self.entries.get(tensor)
+    def resumed(self) -> Aspect:
+        return self
 
     def refused(self) -> UnsupportedLayoutError:
         return UnsupportedLayoutError(
@@ -98,6 +99,7 @@ class SparseGradients:
         fake: Any = rec.run_fake(MAKE, arguments, options)
         entry.spec = SPARSE
         self.entries[fake] = entry
+        rec.opaque_owner = self
         return fake  # type: ignore[no-any-return]
 
     def _bound(self, entry: Entry, shape: tuple[Any, ...], like: torch.Tensor) -> torch.Tensor:
@@ -114,22 +116,37 @@ class SparseGradients:
         self.without_padding.setdefault(sequence_nr_of(node), []).append(tensor)
         return self._bound(Entry(None), (mask.numel(), *tensor.shape[mask.dim() :]), tensor)
 
+    # ---------------------------------------------------------------- operators that give one
 
-# ---------------------------------------------------------------------------------------------- operators that give one
+    def make(self, plan: Any, args: Any, kwargs: Any) -> Any:
+        rec = self.recorder
+        dims, _, size, indices, values, *_ = args
+        node = current_autograd_node()
+        given = None
+        if _is_embedding(node):
+            given = self.without_padding.pop(sequence_nr_of(node), None) or _taken_from(rec, indices, values)
+        if given is None:
+            entry = rec.entry(MAKE, rec.to_entries(args), kwargs, False)
+        else:  # the values are then laid out as the gradient is that comes in
+            rows, gradient = map(rec.to_entries, given)
+            entry = rec.entry(EMBEDDING_BACKWARD, (gradient, rows, size[0], _padding(node), False), {}, False)
+        return self.made(entry, tuple(size), dims, values)
 
+    def bag(self, plan: Any, args: Any, kwargs: Any) -> Any:
+        rec = self.recorder
+        if not gives_sparse(BAG_BACKWARD, args, lambda value: False):
+            return rec.pure(plan, args, kwargs)
+        entry = rec.entry(BAG_BACKWARD, rec.to_entries(args), rec.to_entries(kwargs), False)
+        return self.made(entry, (args[6], args[0].shape[-1]), 1, args[0])
 
-def _make(rec: Any, plan: Any, args: Any, kwargs: Any) -> Any:
-    dims, _, size, indices, values, *_ = args
-    node = current_autograd_node()
-    given = None
-    if _is_embedding(node):
-        given = rec.sparse.without_padding.pop(sequence_nr_of(node), None) or _taken_from(rec, indices, values)
-    if given is None:
-        entry = rec.entry(MAKE, rec.to_entries(args), kwargs, False)
-    else:  # the values are then laid out as the gradient is that comes in
-        rows, gradient = map(rec.to_entries, given)
-        entry = rec.entry(EMBEDDING_BACKWARD, (gradient, rows, size[0], _padding(node), False), {}, False)
-    return rec.sparse.made(entry, tuple(size), dims, values)
+    def index(self, plan: Any, args: Any, kwargs: Any) -> Any:
+        rec = self.recorder
+        node = current_autograd_node()
+        if not _is_embedding(node) or _padding(node) < 0:
+            return rec.pure(plan, args, kwargs)
+        return self.rows(node, args[0], args[1][0])
+
+    operators: ClassVar[Mapping[Any, Row]] = {MAKE: make, BAG_BACKWARD: bag, aten.index.Tensor: index}
 
 
 def _is_embedding(node: Any) -> bool:
@@ -150,20 +167,3 @@ def _taken_from(rec: Any, indices: torch.Tensor, values: torch.Tensor) -> list[t
     if values.shape[0] == 0 or tuple(gradient.fake.shape[:-1]) != tuple(rows.fake.shape):
         return None
     return [rows.fake, gradient.fake]
-
-
-def _bag(rec: Any, plan: Any, args: Any, kwargs: Any) -> Any:
-    if not gives_sparse(BAG_BACKWARD, args, lambda value: False):
-        return rec.pure(plan, args, kwargs)
-    entry = rec.entry(BAG_BACKWARD, rec.to_entries(args), rec.to_entries(kwargs), False)
-    return rec.sparse.made(entry, (args[6], args[0].shape[-1]), 1, args[0])
-
-
-def _index(rec: Any, plan: Any, args: Any, kwargs: Any) -> Any:
-    node = current_autograd_node()
-    if not _is_embedding(node) or _padding(node) < 0:
-        return rec.pure(plan, args, kwargs)
-    return rec.sparse.rows(node, args[0], args[1][0])
-
-
-FORMULAS = {MAKE: _make, BAG_BACKWARD: _bag, aten.index.Tensor: _index}

@@ -60,8 +60,9 @@ class Collectives(Aspect):
         learned = self.recorder.host.learned
         return learned is not None and Collectives in learned.facts
 
-    def run(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, plan: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What an operator of `c10d` gives, which exchanges tensors with other processes."""
+        op: Any = plan.op
         recorder, schema = self.recorder, op._schema
         name = schema.name.partition("::")[2]
         if name in _BETWEEN_TWO or not any(argument.name == "process_group" for argument in schema.arguments):
@@ -87,7 +88,7 @@ class Collectives(Aspect):
         with without_torch_functions(), without_modes(None, mode):  # as where an operator is recorded
             finish()
 
-    operators: ClassVar[Mapping[str, Row]] = {"c10d": run}
+    operators: ClassVar[Mapping[Any, Row]] = {"c10d": run}
 
     def ran(self) -> None:  # what nobody has waited for is there by then
         for work in self._pending:

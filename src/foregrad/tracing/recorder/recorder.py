@@ -38,7 +38,6 @@ from ..heap.writes import Writes
 from ..kernels.checks import Checks
 from ..kernels.metadata import Metadata, as_kernels_say
 from ..kernels.plans import NO_KEYWORDS, PLAINER_BY_NAME, QUERIES, Plan, has_real
-from ..kernels.sparse import SparseGradients
 from ..tape.opinfo import OpInfo, op_info, returns_tensors, take_data
 from ..tape.origin import Origins, user_line
 from ..values.decisions import Decisions
@@ -86,7 +85,6 @@ class Recorder(Trace, ThreadDispatchMode):
         self.detached = Detached(self)
         self.checks = Checks(self)
         self.late = BackwardWrites(self)
-        self.sparse = SparseGradients(self)
         self.borrowed = Borrowed()
         self.decisions = decisions(self)
 
@@ -134,8 +132,8 @@ class Recorder(Trace, ThreadDispatchMode):
             watch(func, self.tape.entries)
         if plan.is_query:
             return self.kernels(func, args, kwargs)
-        if self.sparse.entries:
-            result = self.sparse.run(func, args, kwargs)
+        if self.opaque_owner is not None:
+            result = self.opaque_owner.run(func, args, kwargs)
             if result is not NotImplemented:
                 return result
         if plan.decomposition is not None:
@@ -181,9 +179,10 @@ class Recorder(Trace, ThreadDispatchMode):
         plainer = PLAINER_BY_NAME.get(str(func))
         wanted = None if func is aten.detach.default else self.decompositions.get(func, plainer)
         plan = self.plans[id(func)] = Plan(func, op_info(func), wanted)
-        row = self.host.aspects.operators.get(func.namespace)
+        rows = self.host.aspects.operators
+        row = rows.get(func) or rows.get(func.namespace)
         if row is not None:
-            plan.formula = lambda _, plan, args, kwargs: row(plan.op, args, kwargs)
+            plan.formula = lambda _, plan, args, kwargs: row(plan, args, kwargs)
         return plan
 
     def run_fake(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -21,8 +21,8 @@ from ...graph.meta import TensorSpec
 from ...identity import ById
 from ...locks import bound
 from ..heap.alias import Value
+from ..heap.recording import OpaqueTensors
 from ..kernels.plans import PLAIN, draws_nothing
-from ..kernels.sparse import SparseGradients
 from ..tape.opinfo import MAYBE_UNDEFINED, item_or_empty
 from ..tape.origin import Made, Origins, user_line
 from ..tape.tape import Entry, Tape
@@ -49,7 +49,8 @@ class Trace(abc.ABC):
         self.recompute: Any = None
         self.original: Any = None  # the outermost operator that is being decomposed
         self.decisions: Decisions
-        self.sparse: SparseGradients
+        self.opaque: ById[torch.Tensor, Entry] = ById()  # tensors without a `Value`: no memory is known
+        self.opaque_owner: OpaqueTensors | None = None  # who made them
 
     def backward_runs(self) -> contextlib.AbstractContextManager[None]:
         """Context: what is recorded is part of the backward."""
@@ -172,7 +173,7 @@ class Trace(abc.ABC):
 
     def is_known(self, tensor: torch.Tensor) -> bool:
         """Whether it is one of the capture's own."""
-        return tensor in self.values or tensor in self.sparse.entries
+        return tensor in self.values or tensor in self.opaque
 
     # ---------------------------------------------------------------- from tensors to entries
 
@@ -210,8 +211,8 @@ class Trace(abc.ABC):
     def value_of(self, tensor: torch.Tensor) -> Value:
         value = self.values.get(tensor)
         if value is None:
-            if self.sparse.entry_of(tensor) is not None:
-                raise self.sparse.refused()
+            if self.opaque_owner is not None and tensor in self.opaque:
+                raise self.opaque_owner.refused()
             raise UnsupportedSideEffectError(
                 f"a tensor {TensorSpec.of(tensor)} that was made out of the capture's sight, on another thread or with "
                 f"its modes taken off, is used at {user_line(self.origins.here())}. Make it before the call, or in a "
@@ -220,8 +221,8 @@ class Trace(abc.ABC):
         return value
 
     def entry_of(self, tensor: torch.Tensor) -> Entry:
-        """What gives the tensor as it is now; of a sparse one too."""
-        return self.sparse.entry_of(tensor) or self.value_of(tensor).read(self.emit)
+        """What gives the tensor as it is now, an opaque one too."""
+        return self.opaque.get(tensor) or self.value_of(tensor).read(self.emit)
 
     def contents(self, tensor: torch.Tensor) -> torch.Tensor:
         """A real tensor of what is in `tensor`, in every call that the graph is right for."""
