@@ -191,8 +191,8 @@ class RunLines(LineWriter):
         return self.bind("increment_version", torch.autograd.graph.increment_version)
 
     def _may_end(self) -> None:
-        """A call may end once the graph has run: where that raised, or a decision or check is against it. Nothing of it
-        can be seen by then, so it is made again in another way.
+        """A call may end once the graph has raised, or has run and a decision or check is against it. Nothing of the
+        call can be seen by then: another way is tried.
         """
         signature, stop, acts = self.signature, self.stop, self._acts()
         leaves = signature.log or signature.python_writes or self.draws
@@ -207,7 +207,7 @@ class RunLines(LineWriter):
         self.lines += decision_lines(self, self.joint, self.outputs, undo, diverged, checks)
 
     def _acts(self) -> bool:
-        """Whether the forward does what can't be undone: other processes take part in a collective once."""
+        """Whether the forward does things that can't be undone. Other processes take part in some once."""
         modules = [module for module in self.joint.module.modules() if isinstance(module, torch.fx.GraphModule)]
         nodes = [node for module in modules for node in module.graph.nodes if node.op == "call_function"]
         return any(
