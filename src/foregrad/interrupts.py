@@ -155,9 +155,9 @@ def note_escaping(error: BaseException) -> None:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether an exception may have come from outside of the code that it was raised in: from a signal's handler, or
-    from another thread (`PyThreadState_SetAsyncExc`). The latter gives the class alone, as few functions in C do
-    (`sys.exit()`): nothing else tells the two apart.
+    """Whether an exception may have come from outside of the code around it: from a signal's handler, or from another
+    thread (`PyThreadState_SetAsyncExc`). A thread sets the class alone. So do few functions in C (`sys.exit()`), and
+    nothing else tells a thread's exception from theirs.
     """
     outer, trace = None, error.__traceback__
     while trace is not None:

@@ -167,8 +167,8 @@ class _Search:
 
 
 def _behind_looks(nodes: list[Node], tail: set[Node]) -> tuple[list[Node], int]:
-    """(the nodes, with small ones of the `tail` behind the last that may raise for some values; that one's position).
-    A call in which a node raises is made again, by eager, unless inputs were written to by then.
+    """(the nodes, small ones of the `tail` behind the last node with an error for some values; its position).
+    A call with such an error is made again, by eager, unless inputs were written to by then.
     """
     looks = [node for node in nodes if may_raise(node.target, spec_of(node))]
     last = nodes.index(looks[-1]) if looks else -1

@@ -116,8 +116,8 @@ class Refusals:
         return entry
 
     def again(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], fault: BaseException) -> Any:
-        """Make a call in eager whose graph raised `fault`, and left nothing. Eager raises where that is the program's
-        own error, and has done by then what comes before.
+        """Make a call in eager after its graph raised `fault` and left nothing. Eager raises the program's own errors,
+        with everything done by then that comes before.
         """
         fault.__traceback__ = None  # its frames hold the values of the graph
         result = self.function(*args, **kwargs)

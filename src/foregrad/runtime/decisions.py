@@ -37,9 +37,7 @@ class Stop:
 def attempt_lines(
     writer: LineWriter, signature: Signature, inputs: list[str], run: list[str]
 ) -> tuple[list[str], list[str]]:
-    """(`run`, the lines that call a graph that may be wrong for a call, up to the block where it has raised `fault`;
-    lines that undo the call so far).
-    """
+    """(`run`, the lines for a graph, in a `try`, up to the block after a `fault` in it; lines to undo the call)."""
     bind = writer.bind
     save, undo = generator_lines(signature.stops.generators, bind)
     if not signature.is_inference:
@@ -122,8 +120,8 @@ def range_text(table: Any, symbol: Any, variable: str) -> str:
 
 
 def unless_ended(error: BaseException) -> BaseException:
-    """An error in a graph, for a call that is made again in another way. Raises it where the call ends with it: it is
-    an interrupt or foregrad's own, or the graph has written to tensors by then.
+    """The error of a graph, for a call to be made again in another way. Raises interrupts, foregrad's own errors, and
+    errors after the graph wrote to tensors: the call ends there.
     """
     if isinstance(error, RegionRaisedError):
         finish()

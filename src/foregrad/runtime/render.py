@@ -197,8 +197,8 @@ class RunLines(LineWriter):
         return self.bind("increment_version", torch.autograd.graph.increment_version)
 
     def _may_end(self) -> None:
-        """A call may end once the graph has run: where that raised, or a decision or check is against it. Nothing of it
-        can be seen by then, so it is made again in another way.
+        """A call may end once the graph has raised, or has run and a decision or check is against it. Nothing of the
+        call can be seen by then: another way is tried.
         """
         signature, stop, acts = self.signature, self.stop, self._acts()
         effects = signature.effects

@@ -282,7 +282,7 @@ class Assembly(CaptureParts):
         return tuple(number[live.stand_in] for live in self.recorder.late.live)
 
     def _generators(self, *, may_stop: bool) -> tuple[torch.Generator, ...]:
-        """What a call draws from that may stop, or in which an operator may raise if that is a CPU's, quick to keep."""
+        """The generators of a call, if the call may stop, or has operators that may raise and draws on a CPU alone."""
         entries = self.recorder.tape.forward()
         found = generators_drawn_from(entries)
         is_quick = all(generator.device.type == "cpu" for generator in found)
