@@ -268,3 +268,18 @@ def test_keys_are_used_without_a_warning():
         return x + sum(p * rate for p, rate in rates.items())
 
     assert torch.equal(foregrad.compile(function, backend="eager")(x), function(x))
+
+
+@pytest.mark.parametrize("kind", [dict.fromkeys, set])
+def test_a_class_that_is_a_key_is_written_to_in_each_call(kind):
+    counted = kind([type("Counted", (), {"calls": 0})])
+
+    def count(x):
+        for cls in counted:
+            cls.calls += 1
+        return x * 2
+
+    compiled = foregrad.compile(count, backend="eager")
+    for _ in range(3):
+        compiled(torch.ones(2))
+    assert [cls.calls for cls in counted] == [3]

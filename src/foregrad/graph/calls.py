@@ -71,8 +71,3 @@ torch.fx.node.has_side_effect(CALL)
 def call_of(target: Any, args: Sequence[Any]) -> PythonCall | None:
     """The `PythonCall` of an operator with these arguments; None if it calls no Python."""
     return _calls[args[0]] if target is CALL else None
-
-
-def status() -> torch.Tensor:
-    """A result that shows that a call has run."""
-    return torch.zeros((), dtype=torch.int64, device="cpu")

@@ -35,9 +35,9 @@ from .._torch.settings import under_settings
 from .._torch.tensors import storage_key, version_of
 from ..errors import ForegradError, UnsupportedLayoutError, UnsupportedMutationError, UnsupportedSideEffectError
 from ..identity import IdSet
-from .calls import PythonCall, status
+from .calls import PythonCall
 from .meta import strides_in_order
-from .python_calls import Collective, GivenAgain
+from .python_calls import Collective, GivenAgain, status
 
 Layout = tuple[torch.dtype, torch.device, tuple[int, ...]]
 """Of a tensor: what it is made of, where, and its dimensions in the order of memory, outermost first."""
