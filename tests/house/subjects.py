@@ -31,6 +31,7 @@ ANNEXES: dict[str, tuple[str, ...]] = {
         "graph/python_effects.py",
         "tracing/effects/journals.py",
         "tracing/effects/observed.py",
+        "tracing/effects/own_writes.py",
         "tracing/effects/python_state.py",
         "tracing/effects/python_writes.py",
         "tracing/inputs/seen_code.py",

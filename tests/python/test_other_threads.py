@@ -279,7 +279,7 @@ def test_a_number_that_another_thread_counts_is_read_as_it_is(by):
             counter.count += 1
             assert type(counter.count) is int
             assert counter.count == n + 1 + len(captured)
-        for n in range(3):
+        for _ in range(3):
             assert torch.equal(call(x), x.sin() + counter.count * 2)
             counter.count += 1
 
