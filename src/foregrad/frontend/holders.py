@@ -108,12 +108,6 @@ class Holder:
         """Whether the holder's items are globals or attributes, which code sets by name."""
         return self.kind in (NAMESPACE, SLOTS, CLASS) or (self.kind is DICT and self.owner is not None)
 
-    def adopted(self, copy: dict[Any, Any], names: Container[Any]) -> dict[Any, Any]:
-        """The copy, with present values for all globals and attributes but these `names`."""
-        now = self.kind.read(self.target)
-        found = {n: copy[n] if n in names else value for n, value in now.items() if n in copy or n not in names}
-        return found | {n: value for n, value in copy.items() if n in names and n not in now}
-
     def name(self) -> str:
         """The text by which people know the holder."""
         if self._name is None:
@@ -165,6 +159,12 @@ def without(before: Any, after: Any, now: Any) -> Any:
     is_like = is_symbolic(now) is is_symbolic(after)  # one that is not has not counted on from what stood there
     now, after = concrete(now), concrete(after)
     return now - (after - before) if is_like and type(now) is type(after) is type(before) is int else now
+
+
+def adopted(copy: dict[Any, Any], now: dict[Any, Any], names: Container[Any]) -> dict[Any, Any]:
+    """A copy in which globals and attributes but for these are what they are now."""
+    found = {n: copy[n] if n in names else value for n, value in now.items() if n in copy or n not in names}
+    return found | {n: value for n, value in copy.items() if n in names and n not in now}
 
 
 def _undone(before: dict[Any, Any], after: dict[Any, Any], now: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:

@@ -200,10 +200,11 @@ class RunLines(LineWriter):
         """A call may end once the graph has raised, or has run and a decision or check is against it. Nothing of the
         call can be seen by then: another way is tried.
         """
-        signature, stop, acts = self.signature, self.stop, self._acts()
+        signature, stop = self.signature, self.stop
         effects = signature.effects
         around = any(e.sees_gradients or e.place is CallPlace.LEFT for e in effects.around)
         leaves = effects.log or effects.python_writes or around or self.draws
+        acts = bool(signature.may_stop or leaves) and self._acts()
         if not signature.may_stop and (acts or not leaves):
             return
         self.lines, undo = attempt_lines(self, signature, self.tensors, self.lines)

@@ -285,6 +285,8 @@ class Assembly(CaptureParts):
         """The generators of a call, if the call may stop, or has operators that may raise and draws on a CPU alone."""
         entries = self.recorder.tape.forward()
         found = generators_drawn_from(entries)
+        if not found:
+            return ()
         is_quick = all(generator.device.type == "cpu" for generator in found)
         return found if may_stop or (is_quick and any(may_raise(e.target, e.spec) for e in entries)) else ()
 

@@ -20,7 +20,7 @@ from ..._torch.symbols import concrete, has_symbolic, map_symbolic
 from ...errors import UnsupportedSideEffectError
 from ...frontend import holders as kinds
 from ...frontend.expected import ABSENT
-from ...frontend.holders import Holder, own_globals, without
+from ...frontend.holders import Holder, adopted, own_globals, without
 from ...frontend.lifted import lifted_places, stand_in_at
 from ...frontend.program_state import ProgramState
 from ...frontend.reads import Reads, keys_in
@@ -42,6 +42,7 @@ class OwnWrites:
         self.after: dict[Holder, Any] | None = None
         self.read: dict[Holder, dict[Any, Any]] = {}
         self._count = len(disturbed)
+        self._looked: dict[Holder, dict[Any, Any]] = {}  # what was there when writes were last told apart
 
     def begin(self) -> None:
         """Accept the changes so far: they are another thread's, since nothing runs yet."""
@@ -64,9 +65,10 @@ class OwnWrites:
                 place.put(without(found.before.get(place.key, ABSENT), stand_in, now))
         for holder in named.values():
             self.read.setdefault(holder, holder.before)
-            holder.before = holder.adopted(holder.before, names)
+            now = self._looked[holder] = holder.kind.read(holder.target)
+            holder.before = adopted(holder.before, now, names)
             if self.after is not None and holder in self.after:
-                self.after[holder] = holder.adopted(self.after[holder], names)
+                self.after[holder] = adopted(self.after[holder], now, names)
         return [holder for holder in written if holder.is_written()]
 
     def needs_another_run(self, name: str) -> bool:
@@ -86,7 +88,7 @@ class OwnWrites:
     def undo(self, holder: Holder) -> None:
         """Put the run's writes back."""
         if self.after is None or self.observed.has_run:  # the backward may have written, too
-            holder.put_back()
+            holder.put_back(*([self._looked[holder]] if holder in self._looked else ()))
         else:
             holder.put_back(self.after.get(holder, holder.before))
 

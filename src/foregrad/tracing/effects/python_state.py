@@ -333,7 +333,7 @@ class PythonState:
         """
         list(self._leave_strays())
         for holder in self.before.caches:
-            holder.put_back()
+            holder.put_back(None)
         if is_interrupted:
             self.journals.play()
         for holder in self.own.changed():

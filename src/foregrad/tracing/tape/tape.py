@@ -48,9 +48,10 @@ class Entry:
     @property
     def is_collective(self) -> bool:
         """Whether this is a collective that the program called by itself, which other processes wait for."""
-        is_functional = waits_for_others(self.target)
-        call = call_of(self.target, self.args) if self.has_effect else None
-        return self.has_effect and (is_functional or (call is not None and call.waits_for_others))
+        if not self.has_effect:
+            return False
+        call = call_of(self.target, self.args)
+        return waits_for_others(self.target) or (call is not None and call.waits_for_others)
 
     def __repr__(self) -> str:
         return f"Entry({self.name or self.target})"
