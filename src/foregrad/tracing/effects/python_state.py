@@ -247,7 +247,7 @@ class PythonState:
                 )
         for holder in self.before.caches:  # as eager leaves them, too
             holder.before = left_in_cache(holder.target, holder.before)
-            holder.put_back()
+            holder.put_back(None)
         for holder in written:
             self.own.undo(holder)
         forget_written(self.reads, self.before, self.own.read)  # some hold again what they held: these were no changes
