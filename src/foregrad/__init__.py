@@ -62,7 +62,8 @@ if TYPE_CHECKING:
         save_only_these_names,
     )
     from .phases import CompileTimes, compile_times
-    from .verification import Verification, VerificationError, verify
+    from .verification.report import Verification, VerificationError
+    from .verification.verify import verify
 
 __version__ = "0.1.0"
 
@@ -163,7 +164,8 @@ _HOMES = {
     "nothing_saveable offload_names save_only_these_names",
     "logs": "set_logs",
     "phases": "CompileTimes compile_times",
-    "verification": "Verification VerificationError verify",
+    "verification.report": "Verification VerificationError",
+    "verification.verify": "verify",
 }
 # As `foregrad.graph`, without an import of it.
 _PARTS = {"backends", "dynamo", "extend", "graph", "partitioners", "passes"}

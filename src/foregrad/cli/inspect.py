@@ -17,7 +17,7 @@ from foregrad.cli.screen import add_json, print_json
 from foregrad.errors import ArtifactError
 from foregrad.graph.printing import print_graph, shortened
 from foregrad.graph.source import shown
-from foregrad.partitioners.report import in_bytes
+from foregrad.partitioners import in_bytes
 from foregrad.serialize.values import Reader, checked
 
 _MOST_TENSORS = 40

@@ -12,10 +12,7 @@ from torch import fx
 from ..graph.joint import Partitioned
 from ..graph.meta import TensorSpec, spec_of, value_of
 from ..graph.printing import print_graph, user_line
-from ..partitioners.classify import Kind, classify
-from ..partitioners.costs import flops, is_counted
-from ..partitioners.index import value_bytes
-from ..partitioners.report import Report
+from ..partitioners import Kind, Report, classify, flops, is_counted, value_bytes
 from .tree import Operator, Source, Work
 
 _NOTHING = (Kind.INPUT, Kind.CONSTANT, Kind.NUMBER, Kind.ITEM, Kind.VIEW)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..extend import GraphView, TensorView
-from ..graph.python_effects import CONSOLE, OfArgument
-from ..partitioners.index import value_bytes
+from ..partitioners import value_bytes
 from .measure import Subject
 from .tree import Fact, Guard, Place, Program
 
@@ -50,22 +49,14 @@ def _bytes(place: TensorView) -> Any:
 
 def written_outside(graph: GraphView, subject: Subject) -> str | None:
     """Something that a call writes to and that is no copy, by its name: running the copies would change it."""
-    signature = graph.joint.signature
-    for effect in signature.log:
-        if not 0 <= effect.input < len(signature.inputs):
-            continue
-        info = signature.inputs[effect.input]
-        if info.argument is None and info.source is not None:
+    for effect in graph.effects:
+        if effect.outside is not None:
             try:
-                tensor = info.source.get()
+                changed = effect.outside()
             except Exception:
-                return str(info.slot)
-            if not subject.is_own(tensor):
-                return str(info.slot)
-    for write in signature.python_writes:
-        is_print = write.target is CONSOLE and getattr(write, "name", "") == "print"  # dropped while we measure
-        if not (is_print or subject.is_own(write.target) or isinstance(write.target, OfArgument)):
-            return write.path
+                return effect.name
+            if not subject.is_own(changed):
+                return effect.name
     return None
 
 
@@ -76,5 +67,5 @@ def writes_to_arguments(graph: GraphView) -> bool:
     return (
         any(i >= len(signature.inputs) or (i >= 0 and signature.inputs[i].argument is not None) for i in numbers)
         or bool(signature.shared_memory)
-        or any(isinstance(write.target, OfArgument) for write in signature.python_writes)
+        or any(effect.is_argument for effect in graph.effects)
     )

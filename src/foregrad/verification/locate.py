@@ -14,11 +14,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch.engine import ThreadDispatchMode
-from .._torch.graphs import make_graph_module
-from .._torch.nested import mapped
+from .._torch.tools import ThreadDispatchMode, make_graph_module, mapped
+from ..graph.meta import is_random
 from ..graph.printing import user_line
-from ..passes.regions import is_random
 from .compare import EQUAL, Gap, Verdict, compare
 from .lockstep import exact_call, gives_nothing, steps
 from .watched import Generators

@@ -18,11 +18,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch.nested import mapped
-from .._torch.ops import OpOverload
-from ..graph.meta import TensorSpec, spec_of
-from ..passes.regions import is_random
-from ..tracing.tape.opinfo import op_info
+from .._torch.tools import OpOverload, mapped
+from ..graph.meta import TensorSpec, is_random, spec_of
+from ..partitioners import op_info
 from .compare import Exact
 
 _WIDE: dict[torch.dtype, torch.dtype] = {
