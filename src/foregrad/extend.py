@@ -83,15 +83,12 @@ class TensorView:
 class EffectView:
     """A change that a call leaves besides its results: `what` happens to `name`.
 
-    `kind`: "tensor" for a change of an input or result, "python" for a write to an object of the program. `outside`
-    gives the changed tensor or object where the function reaches it by itself; None for an argument, and for a print.
+    `kind`: "tensor" for a change of an input or result, "python" for a write to an object of the program.
     """
 
     kind: str
     name: str
     what: str
-    is_argument: bool = False
-    outside: Callable[[], Any] | None = dataclasses.field(default=None, compare=False, repr=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -181,7 +178,7 @@ class CompiledFunction(Protocol):
 def as_compiled(value: Any) -> CompiledFunction | None:
     """The workings of a function or module that foregrad compiled; None for any other value."""
     found: CompiledFunction | None = getattr(value, "foregrad", None)
-    return found if hasattr(found, "view") else None
+    return found if hasattr(found, "graph_for") else None
 
 
 def view(compiled: Any) -> FunctionView:

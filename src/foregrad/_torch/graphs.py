@@ -377,3 +377,8 @@ def is_plain_graph_module(module: Any) -> bool:
         return False
     codegen = module.graph._codegen
     return type(codegen) is torch.fx.graph.CodeGen and codegen._body_transformer is None
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether a node is an operator that draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

@@ -15,7 +15,7 @@ import torch.utils._pytree as pytree
 from torch import fx
 
 from .engine import ThreadDispatchMode
-from .graphs import make_graph_module
+from .graphs import is_random, make_graph_module
 from .histories import nodes_behind
 from .memory import peak_bytes
 from .nested import mapped, tensors_in
@@ -24,22 +24,9 @@ from .requirements import missing, untested
 from .tensors import storage_key, version_of
 
 __all__ = [
-    "OpOverload",
-    "ThreadDispatchMode",
-    "compiled_by_dynamo",
-    "graph_breaks",
-    "leaves_of",
-    "make_graph_module",
-    "mapped",
-    "missing",
-    "named_leaves",
-    "nodes_behind",
-    "peak_bytes",
-    "storage_key",
-    "tensors_in",
-    "untested",
-    "version_of",
-]
+    "OpOverload", "ThreadDispatchMode", "is_random", "make_graph_module", "mapped", "missing", "nodes_behind",
+    "peak_bytes", "storage_key", "tensors_in", "untested", "version_of",
+]  # fmt: skip
 
 
 def leaves_of(value: Any) -> list[Any]:

@@ -29,10 +29,11 @@ from .._torch import memory
 from .._torch.engine import default_generator
 from .._torch.tensors import share_memory, version_of
 from ..errors import BackendError
-from ..graph.meta import TensorSpec, is_random, spec_of
+from ..graph.meta import TensorSpec, spec_of
 from ..graph.printing import print_graph
 from ..interrupts import is_interrupt
 from ..passes.aliasing import Memory, makes_memory, memory_of, results_of
+from ..passes.regions import is_random
 
 log = logging.getLogger("foregrad.backends")
 

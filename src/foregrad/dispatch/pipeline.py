@@ -26,7 +26,7 @@ from ..extend import CompileStage, Watcher, tell, wrapped
 from ..frontend.call import FlatCall
 from ..frontend.reads import Reads, Source
 from ..graph.joint import JointGraph, Partitioned
-from ..graph.meta import TensorSpec, is_random, spec_of
+from ..graph.meta import TensorSpec, spec_of
 from ..graph.role import LAID_OUT, PREPARED, STAYS, GraphRole
 from ..graph.signature import Signature
 from ..graph.slots import Buffer, Param, Updated
@@ -38,7 +38,7 @@ from ..partitioners.report import Parts
 from ..passes.aliasing import results_of
 from ..passes.keep import also_saved, results_read
 from ..passes.mutations import donated_inputs, with_mutations_inside, writes_for_the_graph
-from ..passes.regions import piece
+from ..passes.regions import is_random, piece
 from ..passes.sparse import around_sparse
 from ..passes.stages import cut_in_stages, with_stages
 from ..passes.zeros import only_gradients, without_tangents

@@ -26,12 +26,12 @@ from ..errors import EscapedTensorError, ForegradWarning, UnsupportedError, Unsu
 from ..frontend.call import FlatCall, flatten_call
 from ..frontend.reads import Source
 from ..frontend.tree import Tree, flatten
-from ..graph.meta import is_random
 from ..graph.signature import InputInfo, Signature
 from ..graph.source import Names, compile_source
 from ..identity import ById, IdSet
 from ..interrupts import held
 from ..locks import Turn
+from ..passes.regions import is_random
 from ..subclasses.spec import is_wrapper
 from .fallbacks import Refusals
 from .guard_list import MISS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -61,18 +60,14 @@ def _outputs(signature: Signature) -> Iterator[TensorView]:
 
 
 def _effects(signature: Signature) -> Iterator[EffectView]:
-    seen: dict[tuple[str, str], InputInfo] = {}
+    seen: dict[tuple[str, str], None] = {}
     for effect in signature.log:
         if 0 <= effect.input < len(signature.inputs):
-            info = signature.inputs[effect.input]
-            seen.setdefault((str(info.slot), _what(effect)), info)
-    for (name, what), info in seen.items():
-        is_argument = info.argument is not None
-        yield EffectView("tensor", name, what, is_argument, None if is_argument else getattr(info.source, "get", None))
+            seen.setdefault((str(signature.inputs[effect.input].slot), _what(effect)))
+    for name, what in seen:
+        yield EffectView("tensor", name, what)
     for write in signature.python_writes:
-        what = re.sub("([A-Z])", r" \1", type(write).__name__).strip().lower()
-        outside = None if write.is_to_argument or write.is_print else functools.partial(getattr, write, "target")
-        yield EffectView("python", write.path, what, write.is_to_argument, outside)
+        yield EffectView("python", write.path, re.sub("([A-Z])", r" \1", type(write).__name__).strip().lower())
 
 
 def _what(effect: Effect) -> str:

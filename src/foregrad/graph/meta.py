@@ -344,8 +344,3 @@ def as_captured(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     if any(map(is_symbolic, spec.stride)):
         return in_order(tensor, memory_order(spec))
     return tensor if tensor.stride() == spec.stride else laid_out(tensor, spec.stride)
-
-
-def is_random(node: torch.fx.Node) -> bool:
-    """Whether a node is an operator that draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

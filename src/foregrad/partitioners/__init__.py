@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..tracing.tape.opinfo import op_info
 from .budget import budget_partition
-from .classify import Kind, classify
+from .classify import Kind, kind_of
 from .costs import flops, is_counted
 from .default import default_partition, policy_partition
 from .index import JointIndex, value_bytes
@@ -25,12 +25,12 @@ __all__ = [
     "amount",
     "budget_partition",
     "check_split",
-    "classify",
     "default_partition",
     "flops",
     "fused_partition",
     "in_bytes",
     "is_counted",
+    "kind_of",
     "make_report",
     "min_cut_rematerialization_partition",
     "op_info",

@@ -21,11 +21,10 @@ import torch
 from torch import fx
 
 from .._torch.graphs import GraphCopier, make_graph_module, symbol_of, symbols_in
-from ..graph.meta import NodeMeta, TensorSpec, is_random, spec_of
+from ..graph.meta import NodeMeta, TensorSpec, spec_of
 from ..graph.printing import shorten_with
 from .repeats import Repeat, find_repeats, is_view
 
-__all__ = ["is_random"]
 _KEY = "foregrad region"
 _MANY, _SEVERAL = 7, 16  # copies, and operators in each, at which outlining begins to pay
 
@@ -174,6 +173,11 @@ def _maker(node: fx.Node) -> fx.Node:
     while is_view(node):
         node = node.args[0]  # type: ignore[assignment]
     return node
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether a node is an operator that draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def sizes_are_given(inputs: Collection[fx.Node], nodes: Collection[fx.Node]) -> bool:

@@ -20,13 +20,13 @@ from typing import Any
 import torch
 
 import foregrad
+from foregrad._torch.tools import graph_breaks
+from foregrad.errors import ForegradWarning, UnknownLeafError, UnsupportedError
+from foregrad.extend import CompiledFunction, GraphView, as_compiled, compiling, phase
+from foregrad.graph.joint import Partitioned
+from foregrad.graph.slots import Checked, Decision, Updated
+from foregrad.partitioners import Report, SavedValue, make_report
 
-from .._torch.tools import graph_breaks
-from ..errors import ForegradWarning, UnknownLeafError, UnsupportedError
-from ..extend import CompiledFunction, GraphView, as_compiled, compiling, phase
-from ..graph.joint import Partitioned
-from ..graph.slots import Checked, Decision, Updated
-from ..partitioners import Report, SavedValue, make_report
 from ..verification.watched import Generators
 from .advice import advice_on, as_regions, graph_or_error, parts_of_module
 from .graphs import Rows, rows_of, sources_of, work_of
@@ -264,10 +264,9 @@ class _Explainer:
 
     def _compilations(self) -> tuple[Sequence[Any], Sequence[Any]]:
         """The user's compilations so far, and the calls that ran eagerly."""
-        user = self.subject.asked
-        if as_compiled(user) is None:
+        if self.subject.compiled is None:
             return (), ()
-        recompiles = foregrad.explain_recompiles(user)
+        recompiles = foregrad.explain_recompiles(self.subject.asked)
         return recompiles.entries, recompiles.eager
 
 

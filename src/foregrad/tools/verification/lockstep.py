@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch.tools import OpOverload, mapped
-from ..graph.meta import TensorSpec, is_random, spec_of
-from ..partitioners import op_info
+from foregrad._torch.tools import OpOverload, is_random, mapped
+from foregrad.graph.meta import TensorSpec, spec_of
+from foregrad.partitioners import op_info
+
 from .compare import Exact
 
 _WIDE: dict[torch.dtype, torch.dtype] = {

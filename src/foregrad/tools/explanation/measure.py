@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from .._torch.tools import compiled_by_dynamo, leaves_of, nodes_behind, peak_bytes
-from ..extend import CompiledFunction, as_compiled, is_house_module, module_behind
+from foregrad._torch.tools import compiled_by_dynamo, leaves_of, nodes_behind, peak_bytes
+from foregrad.extend import CompiledFunction, as_compiled, is_house_module, module_behind
 
 # --------------------------------------------------------------------------------------------------------- what is run
 # The function to explain and its arguments, copied: what is run to measure is nobody's.
@@ -34,8 +34,7 @@ from ..extend import CompiledFunction, as_compiled, is_house_module, module_behi
 class Subject:
     """A function to explain with its arguments. All are copies, unless `why_not_copied` says that there are none.
 
-    `asked`: what the user asks about; `compiled`: how, where foregrad compiled it before. `is_dynamo`: `torch.compile`
-    did.
+    `asked`: what the user asks about. `is_dynamo`: `torch.compile` made it.
     """
 
     name: str
@@ -43,10 +42,14 @@ class Subject:
     function: Any
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    compiled: CompiledFunction | None
     is_dynamo: bool
     why_not_copied: str | None
     copies: Mapping[int, Any]
+
+    @property
+    def compiled(self) -> CompiledFunction | None:
+        """How it was compiled, where foregrad did that before."""
+        return as_compiled(self.asked)
 
     @property
     def module(self) -> torch.nn.Module | None:
@@ -90,7 +93,7 @@ def subject_of(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sub
     except Exception as error:
         memo, function, why = {}, plain, f"it can't be copied: {type(error).__name__}: {error}"
     copies = {id(value): value for key, value in memo.items() if key != id(memo) and id(value) != key}
-    return Subject(name, fn, function, args, kwargs, compiled, is_dynamo, why, copies | _tables(copies))
+    return Subject(name, fn, function, args, kwargs, is_dynamo, why, copies | _tables(copies))
 
 
 def _tables(copies: Mapping[int, Any]) -> dict[int, Any]:

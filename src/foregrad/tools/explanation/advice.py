@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from .. import eager_region
-from ..errors import PartitionError
-from ..extend import CompiledFunction, GraphView, RefusalView
-from ..graph.joint import JointGraph
-from ..partitioners import Report, in_bytes
+from foregrad import eager_region
+from foregrad.errors import PartitionError
+from foregrad.extend import CompiledFunction, GraphView, RefusalView
+from foregrad.graph.joint import JointGraph
+from foregrad.partitioners import Report, in_bytes
+
 from .tree import Advice, EagerPart, Findings, Saved
 
 Split = Callable[[str], Report]

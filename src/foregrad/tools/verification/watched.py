@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..extend import CompileStage, Watcher
+from foregrad.extend import CompileStage, Watcher
+
 from .lockstep import evaluate
 
 

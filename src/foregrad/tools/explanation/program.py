@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..extend import GraphView, TensorView
-from ..partitioners import value_bytes
+from foregrad.extend import GraphView, TensorView
+from foregrad.partitioners import value_bytes
+
 from .measure import Subject
 from .tree import Fact, Guard, Place, Program
 
@@ -49,14 +50,21 @@ def _bytes(place: TensorView) -> Any:
 
 def written_outside(graph: GraphView, subject: Subject) -> str | None:
     """Something that a call writes to and that is no copy, by its name: running the copies would change it."""
-    for effect in graph.effects:
-        if effect.outside is not None:
+    signature = graph.joint.signature
+    for effect in signature.log:
+        if not 0 <= effect.input < len(signature.inputs):
+            continue
+        info = signature.inputs[effect.input]
+        if info.argument is None and info.source is not None:
             try:
-                changed = effect.outside()
+                tensor = info.source.get()
             except Exception:
-                return effect.name
-            if not subject.is_own(changed):
-                return effect.name
+                return str(info.slot)
+            if not subject.is_own(tensor):
+                return str(info.slot)
+    for write in signature.python_writes:
+        if not (write.is_print or subject.is_own(write.target) or write.is_to_argument):  # prints are dropped here
+            return write.path
     return None
 
 
@@ -67,5 +75,5 @@ def writes_to_arguments(graph: GraphView) -> bool:
     return (
         any(i >= len(signature.inputs) or (i >= 0 and signature.inputs[i].argument is not None) for i in numbers)
         or bool(signature.shared_memory)
-        or any(effect.is_argument for effect in graph.effects)
+        or any(write.is_to_argument for write in signature.python_writes)
     )

@@ -16,8 +16,9 @@ import foregrad
 from foregrad._native.build import BuildError, attempt, build, fault_of, find_library
 from foregrad._torch.tools import missing, untested
 from foregrad.backends.inductor import why_not
-from foregrad.cli.cache import store_here
-from foregrad.cli.screen import add_json, print_json
+
+from .cache import store_here
+from .screen import add_json, print_json
 
 
 def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -20,9 +20,9 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
-from .._torch.tools import make_graph_module
-from ..graph.meta import is_random
-from ..graph.printing import user_line
+from foregrad._torch.tools import is_random, make_graph_module
+from foregrad.graph.printing import user_line
+
 from .compare import Gap, Verdict
 from .locate import Culprit, Piece, gap_of, ranges_of
 from .lockstep import evaluate, exact_call, gives_nothing, steps

@@ -8,10 +8,11 @@ import sys
 from typing import Any
 
 from foregrad.artifacts.contents import describe
-from foregrad.cli.screen import add_json, print_json
 from foregrad.errors import ArtifactError
 from foregrad.graph.source import shown
 from foregrad.partitioners import in_bytes
+
+from .screen import add_json, print_json
 
 _MOST_TENSORS = 40
 

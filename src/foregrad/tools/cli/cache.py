@@ -10,9 +10,10 @@ from typing import Any
 
 from foregrad.cache.keeper import store_of
 from foregrad.cache.store import Entry, Store
-from foregrad.cli.screen import add_json, print_json
 from foregrad.config import config
 from foregrad.graph.source import shown
+
+from .screen import add_json, print_json
 
 
 def add_cache(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
