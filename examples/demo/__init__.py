@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 import foregrad
-from foregrad.cli.screen import Screen, add_json, choose_screen, print_json
+from foregrad.tools.cli.screen import Screen, add_json, choose_screen, print_json
 
 from .gpt import GPT, GPTConfig
 from .measure import measure_saved_bytes

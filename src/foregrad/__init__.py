@@ -43,8 +43,6 @@ if TYPE_CHECKING:
         dtype_from_inputs,
         fake_tensor_unsupported,
     )
-    from .explanation.collect import explain
-    from .explanation.text import Explanation
     from .frontend.region import eager_region, region
     from .graph.joint import JointGraph, Partitioned
     from .logs import set_logs
@@ -62,7 +60,10 @@ if TYPE_CHECKING:
         save_only_these_names,
     )
     from .phases import CompileTimes, compile_times
-    from .verification import Verification, VerificationError, verify
+    from .tools.explanation.collect import explain
+    from .tools.explanation.text import Explanation
+    from .tools.verification.report import Verification, VerificationError
+    from .tools.verification.verify import verify
 
 __version__ = "0.1.0"
 
@@ -152,8 +153,8 @@ _HOMES = {
     "dispatch.compilers": "get_aot_compilation_context get_aot_graph_name get_graph_being_compiled set_model_name",
     "dispatch.varying": "mark_dynamic",
     "dynamo": "AotAutograd aot_autograd device_from_inputs dtype_from_inputs fake_tensor_unsupported",
-    "explanation.collect": "explain",
-    "explanation.text": "Explanation",
+    "tools.explanation.collect": "explain",
+    "tools.explanation.text": "Explanation",
     "frontend.region": "eager_region region",
     "graph.joint": "JointGraph Partitioned",
     "partitioners": "budget_partition default_partition min_cut_rematerialization_partition",
@@ -163,7 +164,8 @@ _HOMES = {
     "nothing_saveable offload_names save_only_these_names",
     "logs": "set_logs",
     "phases": "CompileTimes compile_times",
-    "verification": "Verification VerificationError verify",
+    "tools.verification.report": "Verification VerificationError",
+    "tools.verification.verify": "verify",
 }
 # The modules that hold the subjects of a capture, see `tracing/aspect.py`, in the order in which captures ask them.
 ASPECTS = [

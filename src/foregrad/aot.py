@@ -23,9 +23,10 @@ from .config import config
 from .dispatch.dispatcher import Dispatcher
 from .dispatch.fallbacks import Refusals
 from .dispatch.guard_list import offset_dependent, size_reads
-from .dispatch.module import Recipe, behind
+from .dispatch.module import Recipe
 from .dispatch.pipeline import Pipeline, Product
 from .errors import UnsupportedError, UnsupportedSideEffectError, UnsupportedTensorError
+from .extend import module_behind
 from .frontend.call import FlatCall, flatten_call
 from .frontend.reads import FoundWrappers, Source
 from .frontend.tree import Tree
@@ -159,7 +160,7 @@ def compile_aot_module(mod: nn.Module, settings: Mapping[str, Any], recipe: Reci
     pipeline = make_pipeline(**settings, lifted=named_sources(mod))
     compiled = compile_module(mod, pipeline, recipe, dynamic=dynamic, on_unsupported="raise")
     if not hasattr(mod, "orig_module"):
-        type(compiled).orig_module = property(behind)  # type: ignore[attr-defined]
+        type(compiled).orig_module = property(module_behind)  # type: ignore[attr-defined]
     return compiled
 
 

@@ -15,10 +15,10 @@ from .backends.registry import Backend, get_backend
 from .config import config
 from .dispatch.dispatcher import Dispatcher
 from .dispatch.explain import Recompiles
-from .dispatch.module import Recipe, forward_of, make_compiled_module, make_wrapper
+from .dispatch.module import Recipe, make_compiled_module, make_wrapper
 from .dispatch.pipeline import Pipeline
 from .errors import PartitionError
-from .frontend.call import flatten_call
+from .frontend.call import flatten_call, forward_of
 from .graph.effect_log import CheckFailed
 from .graph.joint import JointGraph
 from .house import is_house_module

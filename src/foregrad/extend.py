@@ -1,9 +1,11 @@
 """What extensions and tools stand on: a read-only view of a compiled function, and watchers of the stages.
 
 `view(compiled)` gives the graphs of a compiled function with all that foregrad knows of each: the joint graph, the
-halves, inputs, effects, guards, source. A `Watcher` hears of each stage of a compilation as it ends, and may wrap the
+halves, inputs, effects, guards, source. `as_compiled(compiled)` compiles the function for a call that does not run, and
+compiles other functions in the same way. A `Watcher` hears of each stage of a compilation as it ends, and may wrap the
 callables that compilers return. `register` says that a module from outside the package extends foregrad, so that a
-capture does not take the module's code for the program's.
+capture does not take the module's code for the program's. `compiling` and `phase` time a tool's own work beside a
+compilation's: `foregrad.compile_times` has it.
 
 Example:
     >>> import torch, foregrad
@@ -18,26 +20,36 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .graph.joint import JointGraph, Partitioned
 from .graph.meta import TensorSpec
 from .graph.role import GraphRole
 from .house import add_to_house as register
+from .house import is_house_file, is_house_module
 from .locks import make_lock
+from .phases import compiling, phase
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, fx, nn
 
 __all__ = [
     "CompileStage",
+    "CompiledFunction",
     "EffectView",
     "FunctionView",
     "GraphView",
     "GuardView",
+    "RefusalView",
     "TensorView",
     "Watcher",
+    "as_compiled",
+    "compiling",
+    "is_house_file",
+    "is_house_module",
+    "module_behind",
+    "phase",
     "register",
     "view",
     "watching",
@@ -114,13 +126,60 @@ class GraphView:
 class FunctionView:
     """A compiled function: its graphs so far, the oldest first.
 
-    `compilations` says why each graph was made, `eager` which calls ran eagerly and why, one text each.
+    `compilations` says why each graph was made, `eager` which calls ran eagerly and why, one text each. `compiler`
+    takes the forwards, `partition` splits, `decompositions` is a table, or a function that gives a table.
     """
 
     name: str
     graphs: tuple[GraphView, ...]
     compilations: tuple[str, ...]
     eager: tuple[str, ...]
+    compiler: Callable[..., Any]
+    partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
+    decompositions: Mapping[Any, Callable[..., Any]] | Callable[[], Mapping[Any, Callable[..., Any]]] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RefusalView:
+    """Why a call can't be compiled: the cause, the one `change` that would help ("" if none is known), the line."""
+
+    why: str
+    change: str
+    line: str
+
+
+class CompiledFunction(Protocol):
+    """A function as it was compiled, for tools: other calls and other functions are compiled as it was."""
+
+    name: str
+    function: Callable[..., Any]  # as it was before
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def view(self) -> FunctionView:
+        """See `foregrad.extend.view`."""
+
+    def graph_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GraphView:
+        """Compile for a call, which does not run; calls like it use the graph. Raises what the capture raises."""
+
+    def refusal(self, error: BaseException, name: str = "") -> RefusalView:
+        """What an error that `graph_for` raised means for people. `name`: what to call the function there."""
+
+    def split(self, joint: JointGraph, partition: Callable[..., Any]) -> Partitioned:
+        """Split a graph by another partition, after the backend's own passes."""
+
+    def like(
+        self, function: Any, name: str = "", *, on_unsupported: str, watcher: Watcher | None = None, cached: bool = True
+    ) -> CompiledFunction:
+        """Another function or module, compiled in the same way, for its arguments' own sizes. `on_unsupported`: as in
+        `compile`. `cached`: the cache on disk may be used.
+        """
+
+
+def as_compiled(value: Any) -> CompiledFunction | None:
+    """The workings of a function or module that foregrad compiled; None for any other value."""
+    found: CompiledFunction | None = getattr(value, "foregrad", None)
+    return found if hasattr(found, "graph_for") else None
 
 
 def view(compiled: Any) -> FunctionView:
@@ -129,11 +188,19 @@ def view(compiled: Any) -> FunctionView:
     Raises:
         TypeError: `compiled` is not compiled by foregrad.
     """
-    make = getattr(getattr(compiled, "foregrad", None), "view", None)
-    if make is None:
+    found = as_compiled(compiled)
+    if found is None:
         raise TypeError(f"foregrad.extend.view takes a function or module compiled by foregrad, not {compiled!r}")
-    found: FunctionView = make()
+    return found.view()
+
+
+def module_behind(value: Any) -> nn.Module | None:
+    """The module that a compiled one is over; None for any other value."""
+    found: nn.Module | None = getattr(type(value), MODULE_BEHIND, lambda _: None)(value)
     return found
+
+
+MODULE_BEHIND = "_foregrad_module"
 
 
 # ------------------------------------------------------------------------------------------------ watchers
@@ -153,7 +220,8 @@ class CompileStage:
     | guards | `JointGraph` | the source of the rendered call |
 
     `joint` is the graph that the stage belongs to. "capture" and "halves" have `tensors`, the real tensors behind
-    the inputs, None where an input is a whole memory; "compile" stages have `role` and `compiler`.
+    the inputs, None where an input is a whole memory. `compiler` made `after`: a compiler, the backend's own passes, a
+    partition. "compile" stages have `role`, and `again`, which compiles another graph by itself: a part of this one.
     """
 
     name: str
@@ -165,6 +233,7 @@ class CompileStage:
     tensors: Sequence[Tensor | None] = ()
     role: GraphRole | None = None
     compiler: Callable[..., Any] | None = None
+    again: Callable[[fx.GraphModule], Callable[[list[Any]], Any]] | None = None
 
 
 class Watcher:

@@ -15,9 +15,9 @@ import time
 import pytest
 
 import foregrad
-from foregrad import cli
 from foregrad.cache import store as module
 from foregrad.cache.store import Store, default_folder
+from foregrad.tools import cli
 from tests import forked
 
 KEYS = [f"{number:064x}" for number in range(40)]

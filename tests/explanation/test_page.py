@@ -67,7 +67,7 @@ def test_what_the_user_wrote_cannot_end_the_script():
         return {"</script><b>": y.sin()}
 
     torch.manual_seed(0)
-    from foregrad.explanation.html import page
+    from foregrad.tools.explanation.html import page
 
     text = page(foregrad.explain(f, torch.ones(3, requires_grad=True), backend="eager"))
     assert text.count("</script>") == 2

@@ -83,7 +83,7 @@ def test_every_damaged_file_is_refused(content, tmp_path, monkeypatch):
 
 
 def test_inspect_refuses_them_too(content, tmp_path, capsys):
-    from foregrad.cli import main
+    from foregrad.tools.cli import main
 
     path = tmp_path / "damaged.foregrad"
     found = [

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import foregrad
-from foregrad.cli import main
+from foregrad.tools.cli import main
 
 
 @pytest.fixture

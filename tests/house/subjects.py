@@ -98,7 +98,7 @@ ANNEXES: dict[str, tuple[str, ...]] = {
     ),
     "dynamo": ("dynamo.py", "_torch/dynamo.py", "_torch/dynamo_off.py", "_torch/function_bodies.py"),
     "store": ("artifacts/*", "cache/*", "serialize/*"),
-    "tools": ("cli/*", "explanation/*", "verification/*", "partitioners/report.py"),
+    "tools": ("_torch/tools.py", "partitioners/report.py"),
 }
 
 # Words by which a core file names an annex's subject, in code or text.

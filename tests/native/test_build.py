@@ -9,9 +9,9 @@ import time
 import pytest
 import torch
 
-from foregrad import cli
 from foregrad._native import build as building
 from foregrad._torch.native import native
+from foregrad.tools import cli
 from tests import forked
 
 

@@ -22,8 +22,9 @@ import torch
 from torch import fx, nn
 
 import foregrad
-from foregrad import cli, errors
-from foregrad.cli import demo_package, screen
+from foregrad import errors
+from foregrad.tools import cli
+from foregrad.tools.cli import demo_package, screen
 
 demo = demo_package()
 measure, race, text = demo.measure, demo.race, demo.text

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from foregrad import cli
+from foregrad.tools import cli
 
 PROGRAM = """
 import torch

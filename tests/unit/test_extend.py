@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import foregrad
-from foregrad.extend import CompileStage, Watcher, view, watching
+from foregrad.extend import CompileStage, Watcher, as_compiled, module_behind, view, watching
 
 
 class Counted(torch.nn.Module):
@@ -139,3 +139,73 @@ def test_watchers_that_left_hear_nothing():
         pass
     foregrad.compile(lambda x: x.sin(), backend="eager")(torch.ones(2))
     assert names.stages == []
+
+
+def test_a_stage_names_the_callable_that_made_it():
+    names = Names()
+    with watching(names):
+        f = foregrad.compile(lambda x: x.sin().sum(), backend="count", partition="min_cut")
+        f(torch.ones(2, requires_grad=True)).backward()
+    made = {stage.name: stage.compiler for stage in names.stages if stage.compiler is not None}
+    assert made.keys() == {"partition", "compile forward", "compile backward"}
+    assert made["partition"] is view(f).partition is foregrad.min_cut_rematerialization_partition
+    assert made["compile forward"] is view(f).compiler
+
+
+def test_a_part_of_a_graph_is_compiled_again_by_itself():
+    names = Names()
+    with watching(names):
+        foregrad.compile(lambda x: x.sin() + 1, backend="eager")(torch.ones(2))
+    stage = next(stage for stage in names.stages if stage.name == "compile inference")
+    assert torch.equal(stage.again(stage.before)([torch.zeros(2)])[0], torch.ones(2))
+
+
+def test_a_function_is_compiled_for_a_call_that_does_not_run():
+    ran = []
+
+    def f(x):
+        ran.append(1)
+        return x.sin()
+
+    compiled = foregrad.compile(f, backend="eager")
+    graph = as_compiled(compiled).graph_for((torch.ones(2),), {})
+    assert ran == []
+    assert [node.name for node in graph.joint.graph.nodes if node.op == "call_function"] == ["sin"]
+    compiled(torch.ones(2))
+    assert len(view(compiled).graphs) == len(ran) == 1
+
+
+def test_an_error_of_a_capture_is_told_in_parts():
+    def reads_memory(x):
+        return x * x.data_ptr()
+
+    compiled = as_compiled(foregrad.compile(reads_memory, backend="eager"))
+    with pytest.raises(foregrad.errors.UnsupportedError) as caught:
+        compiled.graph_for((torch.ones(2),), {})
+    refused = compiled.refusal(caught.value)
+    assert refused.why
+    assert refused.change
+    assert "reads_memory" in refused.line
+
+
+def test_another_function_is_compiled_in_the_same_way(compiled):
+    names = Names()
+    other = as_compiled(compiled).like(lambda x: x.cos(), "other", on_unsupported="raise", watcher=names)
+    assert torch.equal(other(torch.ones(2)), torch.ones(2).cos())
+    assert {stage.function for stage in names.stages} == {"other"}
+    assert view(compiled).compiler is other.view().compiler
+
+
+def test_a_graph_is_split_by_another_partition(compiled):
+    f = foregrad.compile(lambda x: x.sin().exp().sum(), backend="eager")
+    f(torch.ones(3, requires_grad=True))
+    (graph,) = view(f).graphs
+    other = as_compiled(f).split(graph.joint, foregrad.min_cut_rematerialization_partition)
+    assert graph.halves.saved_bytes > other.saved_bytes
+
+
+def test_the_module_behind_a_compiled_one_is_the_users(compiled):
+    model = Counted()
+    assert module_behind(foregrad.compile(model, backend="eager")) is model
+    assert module_behind(model) is None
+    assert as_compiled(model) is None

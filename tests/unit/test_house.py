@@ -32,10 +32,23 @@ def test_the_contract_names_a_new_arrow_and_one_that_is_gone(monkeypatch):
     from tests.house import contract
 
     known = sorted(arrows())
-    monkeypatch.setattr(contract, "listed_arrows", lambda: {*known[1:], ("foregrad.config", "foregrad.cli")})
+    monkeypatch.setattr(contract, "listed_arrows", lambda: {*known[1:], ("foregrad.config", "foregrad.tools.cli")})
     check = contract.AnnexContract("", {}, {}).check(None, verbose=False)
     assert not check.kept
-    assert check.metadata == {"new": known[:1], "gone": [("foregrad.config", "foregrad.cli")]}
+    assert check.metadata == {"new": known[:1], "gone": [("foregrad.config", "foregrad.tools.cli")]}
+
+
+def test_the_contract_of_the_tools_names_what_is_not_public(monkeypatch):
+    grimp = pytest.importorskip("grimp")
+    pytest.importorskip("importlinter")
+    from tests.house.contract import PublicContract
+
+    graph = grimp.ImportGraph()
+    for module, target in [("a.tools", "a.errors"), ("a.tools.cli", "a.tools"), ("a.tools.cli", "a.runtime")]:
+        graph.add_import(importer=module, imported=target)
+    options = {"package": "a.tools", "public": ["a.errors"], "exceptions": ["a.tools -> a.cache"]}
+    check = PublicContract("", {"root_packages": ["a"]}, options).check(graph, verbose=False)
+    assert check.metadata == {"new": ["a.tools.cli -> a.runtime"], "gone": ["a.tools -> a.cache"]}
 
 
 def test_imports_are_found_in_functions_and_in_strings():

@@ -7,7 +7,7 @@ from torch import fx, nn
 
 from foregrad import default_partition
 from foregrad.backends.eager import eager_compiler
-from foregrad.cli import demo_package
+from foregrad.tools.cli import demo_package
 
 aten = torch.ops.aten
 

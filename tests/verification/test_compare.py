@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from foregrad.verification.compare import Exact, Verdict, compare, same_bits, ulps_between
+from foregrad.tools.verification.compare import Exact, Verdict, compare, same_bits, ulps_between
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

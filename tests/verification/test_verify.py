@@ -18,7 +18,7 @@ from torch import nn
 import foregrad
 from foregrad.errors import BackendError, ForegradWarning, UnsupportedError
 from foregrad.graph.printing import user_line
-from foregrad.verification.compare import Verdict
+from foregrad.tools.verification.compare import Verdict
 from tests.verification import planted
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +60,7 @@ def test_second_derivatives_on_request():
 
 
 def test_another_layout_of_a_result_is_wrong_and_of_a_gradient_is_listed():
-    from foregrad.verification.verify import Outcome, _Comparison
+    from foregrad.tools.verification.verify import Outcome, _Comparison
 
     value = torch.ones(2, 2)
     for name, verdict in (("out", Verdict.WRONG), ("gradient of args[0]", Verdict.ROUNDING)):
@@ -148,7 +148,7 @@ def test_a_backend_that_miscompiles_is_found(compiler, most, tmp_path):
 @pytest.mark.parametrize("seconds", [1.0, 0.0], ids=["quick", "slow"])
 def test_a_pattern_is_found_with_all_that_belongs_to_it(seconds, tmp_path, monkeypatch):
     """A fault in two operators together: neither shows it. A compiler that is slow gets the graph in pieces."""
-    monkeypatch.setattr("foregrad.verification.search._QUICK", seconds)
+    monkeypatch.setattr("foregrad.tools.verification.search._QUICK", seconds)
     args = torch.randn(8), torch.randn(8)
     found = foregrad.verify(planted.Chain(), *args, backend=planted.miscompiles_a_pattern, folder=str(tmp_path))
     assert found.culprit.operator == "aten.neg.default"

@@ -78,13 +78,3 @@ def refuse_flattening(cls: type, refuse: Callable[..., Any]) -> None:
 def spec_of_structure(value: Any) -> Any:
     """PyTorch's `TreeSpec` of a container."""
     return pytree.tree_structure(value)
-
-
-def leaves_of(value: Any) -> list[Any]:
-    """The leaves of nested containers, in order."""
-    return pytree.tree_leaves(value)
-
-
-def named_leaves(value: Any, name: str) -> list[tuple[str, Any]]:
-    """The leaves, each with its path from `name`: `out[0]['x']`."""
-    return [(name + pytree.keystr(path), leaf) for path, leaf in pytree.tree_leaves_with_path(value)]

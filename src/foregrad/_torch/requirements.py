@@ -43,6 +43,7 @@ FALLS_BACK = {
     "settings": "the setting is not looked at, where it is one of the table's",
     "size_arithmetic": _SIZES,
     "symbols": _SIZES,
+    "tools": "nothing: `foregrad.explain` and `foregrad.verify` need it",
     "torchscript": "nothing: scripted functions inside captured ones, and `ts_compile`, need it",
 }
 """By file, where it is not that everything needs it."""

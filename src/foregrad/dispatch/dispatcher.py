@@ -14,18 +14,19 @@ import torch
 from .._torch import engine
 from ..config import Config
 from ..errors import EscapedTensorError, ForegradError, UnknownLeafError, UnsupportedError
-from ..extend import FunctionView
-from ..frontend.call import flatten_call
+from ..extend import FunctionView, GraphView, RefusalView, Watcher
+from ..frontend.call import flatten_call, forward_of
 from ..frontend.function_classes import FunctionClassError, OfClasses, has_classes
 from ..frontend.lifted import Lifted, Place, StatePlace, lifted_arrays, may_lift_more, numbered, renewed
 from ..graph.eager_regions import give_up, in_one_call
+from ..graph.joint import JointGraph, Partitioned
 from ..graph.source import source_of
 from ..interrupts import held
 from ..locks import Turn
 from ..subclasses.spec import GradientKindError
 from ..tracing.recorder.recorder import ArraysWritten
 from ..tracing.values.draws import DrawsDiffer, DrawsFound
-from .explain import Difference, Once, Recompile, Recompiles, is_float_text
+from .explain import Difference, Once, Recompile, Recompiles, is_float_text, reason_of, split_reason
 from .fallbacks import MOST_IN_A_ROW, Fallbacks, Refusals
 from .graphs import Graphs, Paths, Specialization, Specializer
 from .guard_list import MISS
@@ -194,13 +195,42 @@ class Dispatcher:
 
     def view(self) -> FunctionView:
         """The view of this function: see `foregrad.extend.view`."""
-        recompiles, graphs = self.recompiles(), list(self.all_specializations())
+        recompiles, graphs, pipeline = self.recompiles(), list(self.all_specializations()), self.pipeline
         return FunctionView(
             self.name,
             tuple(map(graph_view, graphs)),
             tuple(map(str, recompiles.entries)),
             tuple(map(str, recompiles.eager)),
+            pipeline.fw_compiler,
+            pipeline.partition,
+            pipeline.decompositions,
         )
+
+    def graph_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GraphView:
+        """See `foregrad.extend.CompiledFunction`, for this method and the next three."""
+        try:
+            made = self.specializer.specialize(flatten_call(self.function, args, kwargs, objects=True), [])
+        except Exception:
+            give_up()
+            raise
+        self.graphs.add(made)
+        return graph_view(made)
+
+    def refusal(self, error: BaseException, name: str = "") -> RefusalView:
+        return RefusalView(*split_reason(reason_of(self.function, name or self.name, error)))
+
+    def split(self, joint: JointGraph, partition: Callable[..., Any]) -> Partitioned:
+        return dataclasses.replace(self.pipeline, partition=partition, keeper=None).split(joint)
+
+    def like(
+        self, function: Any, name: str = "", *, on_unsupported: str, watcher: Watcher | None = None, cached: bool = True
+    ) -> Dispatcher:
+        if isinstance(function, torch.nn.Module):
+            function, name = forward_of(function), name or type(function).__name__
+        watchers = self.pipeline.watchers if watcher is None else (watcher,)
+        keeper = self.pipeline.keeper if cached else None
+        pipeline = dataclasses.replace(self.pipeline, keeper=keeper, watchers=watchers, _failures={})
+        return Dispatcher(function, pipeline, self.config, name, on_unsupported=on_unsupported)
 
     def all_specializations(self) -> Iterator[Specialization]:
         """The compiled graphs, those of the function's forms included."""

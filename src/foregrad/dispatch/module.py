@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from ..extend import MODULE_BEHIND, module_behind
+from ..frontend.call import calls_itself
 from .dispatcher import Dispatcher
 
 Recipe = Callable[[torch.nn.Module], torch.nn.Module]
@@ -79,26 +81,6 @@ class _ForwardAttribute:
             raise AttributeError("forward")
 
 
-def forward_of(module: torch.nn.Module) -> Callable[..., Any]:
-    """A bound method that leads to the module: a method of TorchScript's does not name its owner. A class with a
-    `__call__` and no forward is called by that.
-    """
-    if calls_itself(module):
-        return types.MethodType(type(module).__call__, module)
-    return types.MethodType(_forward, module) if isinstance(module, torch.jit.ScriptModule) else module.forward
-
-
-def calls_itself(module: torch.nn.Module) -> bool:
-    """Whether a module has no forward, but a `__call__` of its own."""
-    cls = type(module)
-    own = cls.__call__ is not torch.nn.Module.__call__
-    return own and getattr(cls, "forward", None) is torch.nn.Module.forward and "forward" not in vars(module)
-
-
-def _forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-    return module.forward(*args, **kwargs)
-
-
 def _forward_on_class(module: torch.nn.Module) -> Any:
     """The class's forward; for a class of TorchScript's, which has it on instances only, the attribute found there."""
     cls = type(module)
@@ -139,11 +121,6 @@ def _over_the_state_of(state: _Compiled, attributes: dict[str, Any]) -> torch.nn
     return compiled
 
 
-def behind(value: Any) -> torch.nn.Module | None:
-    """The module that a compiled one is over; None for any other value."""
-    return _state(value).module if isinstance(value, _Holder) else None
-
-
 def _state(compiled: object) -> Any:
     return object.__getattribute__(compiled, _STATE)
 
@@ -156,7 +133,7 @@ def _deep_copy(self: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
 
 def _equal(self: torch.nn.Module, other: Any) -> bool:
     module = _state(self).module
-    return self is other or module is other or behind(other) is module
+    return self is other or module is other or module_behind(other) is module
 
 
 class _Holder:
@@ -168,6 +145,7 @@ class _Holder:
 _BODY: dict[str, Any] = {
     "__slots__": (),
     "foregrad": property(lambda self: _state(self).foregrad),
+    MODULE_BEHIND: lambda self: _state(self).module,
     "__eq__": _equal,
     "__hash__": lambda self: hash(_state(self).module),
     "__copy__": lambda self: _state(self).recipe(copy.copy(_state(self).module)),

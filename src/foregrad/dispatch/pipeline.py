@@ -18,6 +18,7 @@ from .._torch.fakes import new_fake
 from .._torch.graphs import is_random, needed_by, piece, trace_artifact
 from .._torch.symbols import same_numbers
 from .._torch.transforms import is_legacy_batched
+from ..backends.boxed import as_boxed
 from ..backends.eager import eager_compiler
 from ..backends.results import Failures
 from ..config import Config
@@ -34,6 +35,7 @@ from ..interrupts import held
 from ..locks import make_lock, taken
 from ..partitioners import default_partition
 from ..partitioners.report import Parts
+from ..passes.aliasing import results_of
 from ..passes.keep import also_saved, results_read
 from ..passes.mutations import donated_inputs, with_mutations_inside, writes_for_the_graph
 from ..passes.sparse import around_sparse
@@ -43,7 +45,7 @@ from ..phases import compiling, phase
 from ..runtime.compiled import AtHand, Boxed, Compiled, Derived, NeedsInputGrad, Partial, overwriting, owned_among
 from ..runtime.stages import in_stages
 from ..tracing.tape.collection import paused_collection
-from .compilers import CompiledGraph, call_compiler, is_own
+from .compilers import CompiledGraph, call_compiler, called_bare, is_own
 from .explain import warn_user
 from .varying import check_numbers
 
@@ -121,7 +123,8 @@ class Pipeline:
         begin = time.perf_counter()
         with phase("partition"):
             parts = self.split(joint, lambda: _guards(call, captured))
-        self.tell(CompileStage("partition", name, joint, parts, time.perf_counter() - begin, joint))
+        seconds = time.perf_counter() - begin
+        self.tell(CompileStage("partition", name, joint, parts, seconds, joint, compiler=self.partition))
         partitioned: Partitioned = parts
         if config.check and not joint.signature.is_inference:
             partitioned.check()
@@ -175,7 +178,8 @@ class Pipeline:
         if prepared is not module:
             prepared.meta[PREPARED] = True
             if joint is not None:
-                self.tell(CompileStage("prepare", joint.name, module, prepared, time.perf_counter() - begin, joint))
+                seconds = time.perf_counter() - begin
+                self.tell(CompileStage("prepare", joint.name, module, prepared, seconds, joint, compiler=self.prepared))
         return prepared
 
     def compile(
@@ -310,7 +314,8 @@ class Pipeline:
         with phase(name):
             graph = compile_as(role) if self.keeper is None else self.keeper.compiled(module, joint, role, compile_as)
         seconds = time.perf_counter() - begin
-        stage = CompileStage(name, joint.name, module, graph.run, seconds, joint, role=role, compiler=compiler)
+        again = functools.partial(_compiled_alone, compiler, joint)
+        stage = CompileStage(name, joint.name, module, graph.run, seconds, joint, (), role, compiler, again)
         run = wrapped(self.watchers, stage)
         return graph if run is graph.run else dataclasses.replace(graph, run=run)
 
@@ -354,6 +359,12 @@ class Pipeline:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _compiled_alone(compiler: Compiler, joint: JointGraph, module: fx.GraphModule) -> Boxed:
+    """A graph made of `joint`, compiled as one that no backward follows."""
+    role = GraphRole("inference", (), tuple(range(len(results_of(module)))))
+    return as_boxed(called_bare(compiler, module, joint, role)[0])
 
 
 def _guards(call: FlatCall, captured: Captured) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,26 @@ from .function_classes import FunctionClassError
 from .lifted import forms_of
 from .opaque import is_array
 from .tree import STEPPERS, Tree, Wrap, check_leaves, flatten, open_arguments
+
+
+def forward_of(module: torch.nn.Module) -> Callable[..., Any]:
+    """A bound method that leads to the module: a method of TorchScript's does not name its owner. A class with a
+    `__call__` and no forward is called by that.
+    """
+    if calls_itself(module):
+        return types.MethodType(type(module).__call__, module)
+    return types.MethodType(_forward, module) if isinstance(module, torch.jit.ScriptModule) else module.forward
+
+
+def calls_itself(module: torch.nn.Module) -> bool:
+    """Whether a module has no forward, but a `__call__` of its own."""
+    cls = type(module)
+    own = cls.__call__ is not torch.nn.Module.__call__
+    return own and getattr(cls, "forward", None) is torch.nn.Module.forward and "forward" not in vars(module)
+
+
+def _forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return module.forward(*args, **kwargs)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

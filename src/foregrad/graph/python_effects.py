@@ -53,6 +53,14 @@ class PythonWrite:
     path: str
     counts: bool = dataclasses.field(default=False, kw_only=True)
 
+    @property
+    def is_to_argument(self) -> bool:
+        return isinstance(self.target, OfArgument)
+
+    @property
+    def is_print(self) -> bool:
+        return self.target is CONSOLE and getattr(self, "name", "") == "print"
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SetItem(PythonWrite):

@@ -1,21 +1,40 @@
-"""Partitioners divide a joint graph into forward and backward: which residuals are saved, which are recomputed."""
+"""Partitioners divide a joint graph into forward and backward: which residuals are saved, which are recomputed.
+
+The names here are for whoever writes a partition, or judges one.
+"""
 
 from __future__ import annotations
 
+from ..tracing.tape.opinfo import op_info
 from .budget import budget_partition
+from .classify import Kind, kind_of
+from .costs import flops, is_counted
 from .default import default_partition, policy_partition
-from .index import JointIndex
+from .index import JointIndex, value_bytes
 from .mincut import fused_partition, min_cut_rematerialization_partition
+from .report import Report, SavedValue, Table, amount, in_bytes, make_report
 from .split import Split, check_split, split
 
 __all__ = [
     "JointIndex",
+    "Kind",
+    "Report",
+    "SavedValue",
     "Split",
+    "Table",
+    "amount",
     "budget_partition",
     "check_split",
     "default_partition",
+    "flops",
     "fused_partition",
+    "in_bytes",
+    "is_counted",
+    "kind_of",
+    "make_report",
     "min_cut_rematerialization_partition",
+    "op_info",
     "policy_partition",
     "split",
+    "value_bytes",
 ]

@@ -124,6 +124,10 @@ def classify(node: fx.Node) -> OpClass:
     return op_class
 
 
+def kind_of(node: fx.Node) -> Kind:
+    return classify(node).kind
+
+
 def _classify_operator(node: fx.Node) -> OpClass:
     op: Any = node.target
     info, name = op_info(op), op._schema.name

@@ -259,7 +259,7 @@ class Storages:
             elif kind is Kind.VIEW:
                 self.root[i] = self.root[index.operands[i][0]] if index.operands[i] else i
         for i, kind in enumerate(index.kinds):
-            if kind in _NOTHING or self.root[i] != i or index.nodes[i].target is OFFLOAD:
+            if kind in _NOTHING or self.root[i] != i or is_offloaded(index.nodes[i]):
                 continue
             value = value_of(index.nodes[i])
             if isinstance(value, (tuple, list)):
@@ -367,3 +367,8 @@ class Storages:
 
 
 _NOTHING = (Kind.INPUT, Kind.CONSTANT, Kind.NUMBER, Kind.ITEM, Kind.VIEW)
+
+
+def is_offloaded(node: fx.Node) -> bool:
+    """Whether a node is a copy of a saved value in host memory."""
+    return node.target is OFFLOAD

@@ -11,14 +11,13 @@ from typing import Any
 
 from torch import fx
 
-from .._torch.instead import OFFLOAD
 from ..graph.joint import Partitioned
 from ..graph.meta import TensorSpec, spec_of, value_of
 from ..graph.printing import user_line
 from .classify import Kind
 from .costs import analytic_cost, costs, flops
 from .index import JointIndex
-from .liveness import Storages, Timeline, nbytes
+from .liveness import Storages, Timeline, is_offloaded, nbytes
 
 # -------------------------------------------------------------------------------------------------------------- tables
 # Tables of reports, as plain text or for rich; bytes and counts as people read them.
@@ -303,7 +302,7 @@ def _saved_values(forward: _Half, saved: Sequence[fx.Node], roots: dict[int, str
         spec = spec_of(node)
         if not isinstance(spec, TensorSpec):
             kind, size = "number", 0
-        elif node.target is OFFLOAD:
+        elif is_offloaded(node):
             kind, size = "offloaded", nbytes(value_of(node))
         elif forward.is_input(node):
             kind, size = "input", nbytes(value_of(node))

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch.engine import ThreadDispatchMode
-from .._torch.graphs import is_random, make_graph_module
-from .._torch.nested import mapped
-from ..graph.printing import user_line
+from foregrad._torch.tools import ThreadDispatchMode, is_random, make_graph_module, mapped
+from foregrad.graph.printing import user_line
+
 from .compare import EQUAL, Gap, Verdict, compare
 from .lockstep import exact_call, gives_nothing, steps
 from .watched import Generators

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..extend import GraphView, TensorView
-from ..graph.python_effects import CONSOLE, OfArgument
-from ..partitioners.index import value_bytes
+from foregrad.extend import GraphView, TensorView
+from foregrad.partitioners import value_bytes
+
 from .measure import Subject
 from .tree import Fact, Guard, Place, Program
 
@@ -61,8 +61,7 @@ def written_outside(graph: GraphView, subject: Subject) -> str | None:
             if not subject.is_own(tensor):
                 return str(info.slot)
     for write in signature.effects.python_writes:
-        is_print = write.target is CONSOLE and getattr(write, "name", "") == "print"  # dropped while we measure
-        if not (is_print or subject.is_own(write.target) or isinstance(write.target, OfArgument)):
+        if not (write.is_print or subject.is_own(write.target) or write.is_to_argument):  # prints are dropped here
             return write.path
     return None
 
@@ -74,5 +73,5 @@ def writes_to_arguments(graph: GraphView) -> bool:
         any(signature.inputs[i].argument is not None for i in signature.changed_inputs)
         or any(effect.input >= len(signature.inputs) for effect in signature.effects.log)
         or bool(signature.structure.shared_memory)
-        or any(isinstance(write.target, OfArgument) for write in signature.effects.python_writes)
+        or any(write.is_to_argument for write in signature.effects.python_writes)
     )

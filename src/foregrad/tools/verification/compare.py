@@ -101,7 +101,7 @@ def ulps_between(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
     Example:
         >>> import torch
-        >>> from foregrad.verification.compare import ulps_between
+        >>> from foregrad.tools.verification.compare import ulps_between
         >>> ulps_between(torch.tensor([1.0, 0.0]), torch.tensor([1.0 + 2**-23, -0.0]))
         tensor([1, 0])
     """

@@ -18,11 +18,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch.graphs import is_random
-from .._torch.nested import mapped
-from .._torch.ops import OpOverload
-from ..graph.meta import TensorSpec, spec_of
-from ..tracing.tape.opinfo import op_info
+from foregrad._torch.tools import OpOverload, is_random, mapped
+from foregrad.graph.meta import TensorSpec, spec_of
+from foregrad.partitioners import op_info
+
 from .compare import Exact
 
 _WIDE: dict[torch.dtype, torch.dtype] = {

@@ -13,32 +13,22 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
-from .._torch.dynamo import graph_breaks
-from ..api import pipeline_for
-from ..backends.registry import list_backends
-from ..config import config
-from ..dispatch.dispatcher import Dispatcher
-from ..dispatch.explain import Recompiles, reason_of, split_reason
-from ..dispatch.graphs import Specialization
-from ..dispatch.module import forward_of
-from ..dispatch.view import graph_view
-from ..errors import ForegradWarning, UnknownLeafError, UnsupportedError
-from ..extend import GraphView
-from ..graph.eager_regions import give_up
-from ..graph.joint import Partitioned
-from ..graph.slots import Checked, Decision, Updated
-from ..partitioners import policies
-from ..partitioners.policies import Policy
-from ..partitioners.report import Report, SavedValue, make_report
-from ..phases import compiling, phase
+import foregrad
+from foregrad._torch.tools import graph_breaks
+from foregrad.errors import ForegradWarning, UnknownLeafError, UnsupportedError
+from foregrad.extend import CompiledFunction, GraphView, as_compiled, compiling, phase
+from foregrad.graph.joint import Partitioned
+from foregrad.graph.slots import Checked, Decision, Updated
+from foregrad.partitioners import Report, SavedValue, make_report
+
 from ..verification.watched import Generators
-from .advice import advice_on, as_regions, parts_of_module, refusal
+from .advice import advice_on, as_regions, graph_or_error, parts_of_module
 from .graphs import Rows, rows_of, sources_of, work_of
 from .measure import Subject, held_by, packed_by, peak_of, step_of, subject_of, times_of
 from .program import program_of, writes_to_arguments, written_outside
@@ -105,45 +95,38 @@ class _Explainer:
         self.subject, self.measure = subject, measure
         user = subject.compiled
         if user is not None and all(value is None for value in asked.values()):
-            self.pipeline, settings = user.pipeline, user.config
-            self.backend = _called(user.pipeline.fw_compiler).removesuffix("_compiler")
-            self.partition = _called(user.pipeline.partition)
+            settings = user.view()
+            self.backend, self.partition = _called(settings.compiler).removesuffix("_compiler"), ""
         else:
             backend, budget = "auto" if asked["backend"] is None else asked["backend"], asked["memory_budget"]
-            self.pipeline, settings = pipeline_for(**{**asked, "backend": backend}), config.value
-            self.backend = _called(backend)
-            partition = _called(asked["partition"] or self.pipeline.partition)
-            self.partition = partition if budget is None else f"budget {budget}"
-        self.config = dataclasses.replace(settings, on_unsupported="eager")
-        module = subject.module
-        function = subject.function if module is None else forward_of(module)
-        self.dispatcher = Dispatcher(function, self.pipeline, self.config, subject.name)
+            user = _compiled(**{**asked, "backend": backend})
+            settings = user.view()
+            self.backend, self.partition = _called(backend), f"budget {budget}" if budget is not None else ""
+        self.partition = self.partition or _called(asked["partition"] or settings.partition)
+        self.compiled = user.like(subject.function, subject.name, on_unsupported="eager")
 
     def run(self) -> Explanation:
         start = time.perf_counter()
-        result = refusal(self.dispatcher, self.subject.args, self.subject.kwargs)
-        if isinstance(result, Specialization):
-            self.dispatcher.graphs.add(result)
-        else:
+        result = graph_or_error(self.compiled, self.subject.args, self.subject.kwargs)
+        if isinstance(result, Exception):
             result = self._through_a_call(result)
         if isinstance(result, Exception):
             return self._of_eager(result)
         return self._of_graph(result, time.perf_counter() - start)
 
-    def _through_a_call(self, error: Exception) -> Specialization | Exception:
+    def _through_a_call(self, error: Exception) -> GraphView | Exception:
         """A function that a call makes another form of, with what it draws as an argument, say; or its own error."""
         if self.subject.why_not_copied is None and self.measure:
             with _quiet():
-                self.dispatcher.entry(*self.subject.args, **self.subject.kwargs)
-            return next(self.dispatcher.all_specializations(), error)
+                self.compiled(*self.subject.args, **self.subject.kwargs)
+            return next(iter(self.compiled.view().graphs), error)
         if not isinstance(error, (UnsupportedError, UnknownLeafError)):
             raise error
         return error
 
     # ---------------------------------------------------------------- a function with a graph
 
-    def _of_graph(self, specialization: Specialization, compile_s: float) -> Explanation:
-        graph = graph_view(specialization)
+    def _of_graph(self, graph: GraphView, compile_s: float) -> Explanation:
         joint, parts = graph.joint, graph.halves
         report = make_report(parts)
         rows = rows_of(parts, report)
@@ -170,23 +153,19 @@ class _Explainer:
             sources=sources_of(parts, graph.source),
         )
         with phase("advice", compiles=False):
-            advice = advice_on(explanation, joint, lambda policy: self._split(joint, policy), self._recompiles())
+            advice = advice_on(explanation, joint, lambda policy: self._split(joint, policy), self._compilations()[0])
         return dataclasses.replace(explanation, advice=tuple(advice))
 
     def _explanation(self, **findings: Any) -> Explanation:
         names = self.subject.name, self.backend, self.partition
-        recompiles = self._recompiles()
-        so_far = tuple(map(str, (*recompiles.entries, *recompiles.eager)))
-        return Explanation(*names, compilations=so_far, versions=_versions(), **findings)
+        entries, eager = self._compilations()
+        return Explanation(*names, compilations=tuple(map(str, (*entries, *eager))), versions=_versions(), **findings)
 
     def _split(self, joint: Any, policy: str) -> Any:
         """The report of another partition of the graph, after the backend's own passes as well."""
-        backend = self.backend if self.backend in list_backends() else "nop"
-        if policy[0].isdigit():
-            other = pipeline_for(backend=backend, memory_budget=float(policy))
-        else:
-            other = pipeline_for(backend=backend, partition=policy)
-        return dataclasses.replace(self.pipeline, partition=other.partition, keeper=None).split(joint).report()
+        backend = self.backend if self.backend in foregrad.list_backends() else "nop"
+        asked = {"memory_budget": float(policy)} if policy[0].isdigit() else {"partition": policy}
+        return make_report(self.compiled.split(joint, _compiled(backend=backend, **asked).view().partition))
 
     def _why_not_measured(self, outside: str | None, error: Exception | None) -> str:
         if not self.measure:
@@ -209,14 +188,14 @@ class _Explainer:
 
         present, compiled, eager = (
             self._given(graph),
-            call_of(self.dispatcher.entry),
+            call_of(self.compiled),
             call_of(subject.function),
         )
         start = time.perf_counter()
         held = held_by(compiled(), [present, compiled.args, compiled.keywords])
         compile_s += time.perf_counter() - start
         packed = packed_by(eager, [present, eager.args, eager.keywords])
-        steps = {"eager": make_step(subject.function), "compiled": make_step(self.dispatcher.entry)}
+        steps = {"eager": make_step(subject.function), "compiled": make_step(self.compiled)}
         seconds, rounds = times_of(steps, device)
         return dataclasses.replace(
             memory,
@@ -242,18 +221,16 @@ class _Explainer:
 
     def _of_eager(self, error: Exception) -> Explanation:
         """A function without a graph. Its own errors are for the caller."""
-        subject = self.subject
-        text = reason_of(self.dispatcher.function, subject.name, error)
+        subject, why = self.subject, self.compiled.refusal(error)
         seconds, why_not = None, self._why_not_measured(None, None)
         if not why_not:
-            with give_up(), _quiet():
+            with _quiet():
                 seconds = times_of({"eager": self._eager_step}, self._device())[0]["eager"]
-        why, change, line = split_reason(text)
-        parts: tuple[EagerPart, ...] = (EagerPart(subject.name, why, change, line, seconds=seconds),)
+        parts: tuple[EagerPart, ...] = (EagerPart(subject.name, why.why, why.change, why.line, seconds=seconds),)
         advice: tuple[Advice, ...] = ()
         if subject.module is not None and not why_not:
             with _quiet():
-                of_module, operators = parts_of_module(subject.module, subject.args, subject.kwargs, self.dispatcher)
+                of_module, operators = parts_of_module(subject.module, subject.args, subject.kwargs, self.compiled)
             parts, advice = of_module or parts, tuple(as_regions(of_module, operators))
         return self._explanation(eager=(*parts, *self._breaks(why_not)), advice=advice, not_measured=why_not)
 
@@ -285,9 +262,19 @@ class _Explainer:
             hint = hints[0] if hints else ""
             yield EagerPart("graph break", " ".join([lines[0], *why]), hint, one.line, kind="graph break")
 
-    def _recompiles(self) -> Recompiles:
-        user = self.subject.compiled
-        return Recompiles(self.subject.name, ()) if user is None else user.recompiles()
+    def _compilations(self) -> tuple[Sequence[Any], Sequence[Any]]:
+        """The user's compilations so far, and the calls that ran eagerly."""
+        if self.subject.compiled is None:
+            return (), ()
+        recompiles = foregrad.explain_recompiles(self.subject.asked)
+        return recompiles.entries, recompiles.eager
+
+
+def _compiled(**settings: Any) -> CompiledFunction:
+    """How `foregrad.compile` compiles with these settings."""
+    compiled = as_compiled(foregrad.compile(lambda: None, **settings))
+    assert compiled is not None
+    return compiled
 
 
 def _quiet() -> AbstractContextManager[Any]:
@@ -301,8 +288,9 @@ def _called(value: Any) -> str:
         return value
     if isinstance(value, functools.partial):
         return _called(value.keywords.get("policy", value.func))
-    if isinstance(value, Policy):
-        return next((name for name, one in vars(policies).items() if one is value), "a policy")
+    if isinstance(value, foregrad.Policy):
+        named = (name for name in foregrad.__all__ if name.endswith("_saveable"))
+        return next((name for name in named if getattr(foregrad, name) is value), "a policy")
     name = str(getattr(value, "__name__", None) or value)
     return _POLICIES.get(name, name)
 
@@ -316,9 +304,7 @@ _POLICIES: Mapping[str, str] = {
 
 
 def _versions() -> str:
-    from .. import __version__
-
-    return f"foregrad {__version__}, PyTorch {torch.__version__}, Python {sys.version.split()[0]}"
+    return f"foregrad {foregrad.__version__}, PyTorch {torch.__version__}, Python {sys.version.split()[0]}"
 
 
 # -------------------------------------------------------------------- what is kept

@@ -11,22 +11,12 @@ from typing import Any
 
 import torch
 
-from .._torch.nested import leaves_of, named_leaves
-from .._torch.tensors import storage_key, version_of
-from ..api import pipeline_for
-from ..backends.registry import get_backend
-from ..config import config
-from ..dispatch.dispatcher import Dispatcher
-from ..dispatch.module import forward_of
-from ..dispatch.pipeline import Pipeline
-from ..errors import UnsupportedError
-from ..frontend.call import flatten_call
-from ..graph.joint import JointGraph
-from ..identity import ById, IdSet
-from ..phases import compiling, phase
-from ..tracing.capture import capture_call
-from ..tracing.parts import Options
-from ..tracing.tape.collection import paused_collection
+import foregrad
+from foregrad._torch.tools import leaves_of, named_leaves, storage_key, version_of
+from foregrad.errors import UnsupportedError
+from foregrad.extend import CompiledFunction, as_compiled, compiling, phase
+from foregrad.graph.joint import JointGraph
+
 from .compare import Verdict, compare
 from .locate import Culprit
 from .report import StageResult, Verification
@@ -78,29 +68,32 @@ def verify(
         (True, 'equal bit for bit')
     """
     begin = time.perf_counter()
-    function, pipeline, name = fn_or_module, None, backend if isinstance(backend, str) else None
-    dispatcher = getattr(fn_or_module, "foregrad", None)
-    if isinstance(dispatcher, Dispatcher):
-        function, pipeline = dispatcher.function, dispatcher.pipeline
-    if pipeline is None:
-        settings = {"fallback_random": True}
-        chosen = get_backend(backend)
+    function, name = fn_or_module, backend if isinstance(backend, str) else None
+    compiled = as_compiled(fn_or_module)
+    if compiled is not None:
+        function = compiled.function
+    else:
+        chosen = foregrad.get_backend(backend)
         name = name or chosen.name
-        pipeline = pipeline_for(
-            backend=backend,
-            partition=partition,
-            memory_budget=memory_budget,
-            decompositions=decompositions,
-            inductor_settings=settings if chosen.with_settings is not None else None,
-        )
+        if chosen.with_settings is not None:
+            settings = chosen.budget_settings if memory_budget is not None else {}
+            chosen = chosen.with_settings({**settings, "fallback_random": True})
+            chosen = dataclasses.replace(chosen, budget_settings={})
+        compiled = _compiled(chosen, partition=partition, memory_budget=memory_budget, decompositions=decompositions)
     generators = Generators.now()
     try:
-        with paused_collection():  # it makes many small objects, none of them in cycles
-            verifier = _Verifier(function, args, kwargs, order, pipeline, name or "its backend", folder)
-            with compiling(verifier.name, verb="verifying"):
-                return verifier.run(begin)
+        verifier = _Verifier(function, args, kwargs, order, compiled, name or "its backend", folder)
+        with compiling(verifier.name, verb="verifying"):
+            return verifier.run(begin)
     finally:
         generators.put_back()
+
+
+def _compiled(backend: Any, **settings: Any) -> CompiledFunction:
+    """How `foregrad.compile` compiles with these settings."""
+    compiled = as_compiled(foregrad.compile(lambda: None, backend=backend, **settings))
+    assert compiled is not None
+    return compiled
 
 
 @dataclasses.dataclass
@@ -109,7 +102,7 @@ class _Verifier:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     order: int
-    pipeline: Pipeline
+    like: CompiledFunction
     backend: str
     folder: str | None
 
@@ -121,7 +114,7 @@ class _Verifier:
         generators = Generators.now()
         log = Log()
         start = time.perf_counter()
-        side, compiled = self._compiled(self.pipeline, log, generators)
+        side, compiled = self._compiled(self.like, log, generators)
         compile_seconds = time.perf_counter() - start
         with phase("eager run", compiles=False):
             eager = self._eager(side, log, generators)
@@ -130,7 +123,7 @@ class _Verifier:
         culprit: Culprit | None = None
         if comparison.verdict is not Verdict.EQUAL and log.executions:
             with phase("stages", compiles=False):
-                more, culprit = Stages(log, self.pipeline, self._captured).run()
+                more, culprit = Stages(log, self.like.view().decompositions, self._captured).run()
                 if culprit is None:
                     stage, culprit = self._capture(eager, generators)
                 else:
@@ -160,13 +153,12 @@ class _Verifier:
 
     def _captured(self) -> JointGraph:
         side = make_side(self.function, self.args, self.kwargs)
-        function = forward_of(side.function) if isinstance(side.function, torch.nn.Module) else side.function
-        return capture_call(flatten_call(function, side.args, side.kwargs, objects=True), Options("verified")).joint
+        return _as_captured(side.function).graph_for(side.args, side.kwargs).joint
 
     def _capture(self, eager: Outcome, generators: Generators) -> tuple[StageResult, Culprit | None]:
         """The graph as it was captured, on eager's kernels; and its first operator that eager does not run."""
         log = Log()
-        side, plain = self._compiled(_plain_pipeline(), log, generators)
+        side, plain = self._compiled(_plainly_compiled(), log, generators)
         comparison, culprit = _Comparison.of(eager, plain), None
         if comparison.verdict is Verdict.WRONG and isinstance(values_of_graph := Values.of(log, None), Values):
             values = EagerValues()
@@ -174,21 +166,18 @@ class _Verifier:
             generators.put_back()
             culprit = first_not_eager(values_of_graph.module, values_of_graph.inputs, values)
             if culprit is not None:
-                culprit = with_program(culprit, values, Maker("capture", _as_captured, None))
+                culprit = with_program(culprit, values, Maker("capture", _as_captured))
         return StageResult("capture", comparison.verdict, "; ".join(comparison.lines[:2])), culprit
 
-    def _compiled(self, pipeline: Pipeline, log: Log, generators: Generators) -> tuple[Side, Outcome]:
-        """A side whose function runs through a pipeline that tells `log`, and what it left."""
+    def _compiled(self, like: CompiledFunction, log: Log, generators: Generators) -> tuple[Side, Outcome]:
+        """A side whose function is compiled, of which `log` hears, and what it left. Nothing is cached on disk."""
         side = make_side(self.function, self.args, self.kwargs)
-        is_module = isinstance(side.function, torch.nn.Module)
-        function = forward_of(side.function) if isinstance(side.function, torch.nn.Module) else side.function
-        name = type(side.function).__name__ if is_module else None
-        dispatcher = Dispatcher(function, log.of(pipeline), config.value, name, dynamic=False, on_unsupported="raise")
+        compiled = like.like(side.function, on_unsupported="raise", watcher=log, cached=False)
         generators.put_back()
-        outcome = side.run(dispatcher, self.order, lambda: _reached(side, log))
-        put_back([pair for pair in log.tensors if pair[0] not in _copied(side)])
+        outcome = side.run(compiled, self.order, lambda: _reached(side, log))
+        put_back([pair for pair in log.tensors if id(pair[0]) not in _copied(side)])
         if not log.captured and outcome.error is None:
-            raise UnsupportedError(f"`{dispatcher.name}` ran eagerly: there is nothing to verify")
+            raise UnsupportedError(f"`{compiled.name}` ran eagerly: there is nothing to verify")
         return side, outcome
 
     def _eager(self, other: Side, log: Log, generators: Generators, values: EagerValues | None = None) -> Outcome:
@@ -202,20 +191,21 @@ class _Verifier:
         generators.put_back()
         with values or nullcontext():
             outcome = side.run(side.function, self.order, reached)
-        put_back([pair for pair in log.tensors if pair[0] not in _copied(other)])
+        put_back([pair for pair in log.tensors if id(pair[0]) not in _copied(other)])
         return outcome
 
 
-def _plain_pipeline() -> Pipeline:
-    return dataclasses.replace(pipeline_for(backend="eager", partition="default"), keeper=None)
+def _plainly_compiled() -> CompiledFunction:
+    return _compiled("eager", partition="default")
 
 
-def _as_captured(function: Callable[..., Any]) -> Callable[..., Any]:
-    return Dispatcher(function, _plain_pipeline(), config.value, dynamic=False, on_unsupported="raise")
+def _as_captured(function: Callable[..., Any]) -> CompiledFunction:
+    return _plainly_compiled().like(function, on_unsupported="raise")
 
 
-def _copied(side: Side) -> IdSet[Any]:
-    return IdSet(side.copies.values())
+def _copied(side: Side) -> set[int]:
+    """The ids of the copies, which the side keeps."""
+    return {id(copied) for copied in side.copies.values()}
 
 
 def _reached(side: Side, log: Log) -> dict[str, torch.Tensor]:
@@ -230,11 +220,8 @@ def _reached(side: Side, log: Log) -> dict[str, torch.Tensor]:
 
 def _mapped(tensors: Mapping[str, torch.Tensor], one: Side, other: Side) -> dict[str, torch.Tensor]:
     """The tensors of one side as the other has them."""
-    originals = ById((copied, original) for original, copied in one.copies.items() if isinstance(copied, torch.Tensor))
-    return {
-        name: other.copies.get(originals[tensor], tensor) if tensor in originals else tensor
-        for name, tensor in tensors.items()
-    }
+    originals = {id(copied): original for original, copied in one.copies.items() if isinstance(copied, torch.Tensor)}
+    return {name: other.copies.get(originals.get(id(tensor), 0), tensor) for name, tensor in tensors.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -343,8 +330,8 @@ class Side:
         versions = {name: _version(tensor) for name, tensor in inputs.items()}
         try:
             results = call(*self.args, **self.kwargs)
-            own = IdSet(inputs.values())
-            inputs |= {name: tensor for name, tensor in reached().items() if tensor not in own}
+            own = {id(tensor) for tensor in inputs.values()}
+            inputs |= {name: tensor for name, tensor in reached().items() if id(tensor) not in own}
             leaves = {name: tensor for name, tensor in inputs.items() if tensor.requires_grad and tensor.is_leaf}
             outputs = dict(named_leaves(results, "out"))
             layouts = {name: _layout(value) for name, value in outputs.items() if isinstance(value, torch.Tensor)}

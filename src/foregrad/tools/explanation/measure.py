@@ -18,15 +18,8 @@ from typing import Any
 
 import torch
 
-from .._torch.dynamo import compiled_by_dynamo
-from .._torch.histories import nodes_behind
-from .._torch.memory import peak_bytes
-from ..dispatch.dispatcher import Dispatcher
-from ..dispatch.module import behind
-from ..frontend.code import codes_in
-from ..frontend.tree import flatten, open_objects
-from ..house import is_program_module
-from ..subclasses.conversion import Samples
+from foregrad._torch.tools import compiled_by_dynamo, leaves_of, nodes_behind, peak_bytes
+from foregrad.extend import CompiledFunction, as_compiled, is_house_module, module_behind
 
 # --------------------------------------------------------------------------------------------------------- what is run
 # The function to explain and its arguments, copied: what is run to measure is nobody's.
@@ -41,17 +34,22 @@ from ..subclasses.conversion import Samples
 class Subject:
     """A function to explain with its arguments. All are copies, unless `why_not_copied` says that there are none.
 
-    `compiled`: the user's dispatcher, where foregrad compiled the function before. `is_dynamo`: `torch.compile` did.
+    `asked`: what the user asks about. `is_dynamo`: `torch.compile` made it.
     """
 
     name: str
+    asked: Any
     function: Any
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    compiled: Dispatcher | None
     is_dynamo: bool
     why_not_copied: str | None
     copies: Mapping[int, Any]
+
+    @property
+    def compiled(self) -> CompiledFunction | None:
+        """How it was compiled, where foregrad did that before."""
+        return as_compiled(self.asked)
 
     @property
     def module(self) -> torch.nn.Module | None:
@@ -65,7 +63,7 @@ class Subject:
     def renewed(self) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """The arguments copied once more, for a call that writes to them."""
         memo: dict[int, Any] = {}
-        _copy_results(flatten((self.args, dict(self.kwargs)))[0], memo)
+        _copy_results(leaves_of((self.args, dict(self.kwargs))), memo)
         return copy.deepcopy((self.args, dict(self.kwargs)), memo)
 
     def leaves(self) -> list[torch.Tensor]:
@@ -80,23 +78,22 @@ class Subject:
 
 def subject_of(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Subject:
     """Copies of a function or module and of the arguments of its call."""
-    compiled = getattr(fn, "foregrad", None)
-    compiled = compiled if isinstance(compiled, Dispatcher) else None
+    compiled = as_compiled(fn)
     plain = compiled_by_dynamo(fn)
     is_dynamo = plain is not None
     plain = fn if plain is None else plain
     if compiled is not None:
-        plain = behind(plain) or compiled.function
+        plain = module_behind(plain) or compiled.function
     name = str(getattr(plain, "__name__", type(plain).__name__))
     memo: dict[int, Any] = {}
     try:
-        _copy_results(flatten((args, dict(kwargs)))[0], memo)
+        _copy_results(leaves_of((args, dict(kwargs))), memo)
         function = _copied(plain, memo)
         args, kwargs, why = copy.deepcopy(args, memo), copy.deepcopy(dict(kwargs), memo), None
     except Exception as error:
         memo, function, why = {}, plain, f"it can't be copied: {type(error).__name__}: {error}"
     copies = {id(value): value for key, value in memo.items() if key != id(memo) and id(value) != key}
-    return Subject(name, function, args, kwargs, compiled, is_dynamo, why, copies | _tables(copies))
+    return Subject(name, fn, function, args, kwargs, is_dynamo, why, copies | _tables(copies))
 
 
 def _tables(copies: Mapping[int, Any]) -> dict[int, Any]:
@@ -137,7 +134,7 @@ def _copied_function(function: types.FunctionType, memo: dict[int, Any]) -> Any:
     for cell, old in zip(cells, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # of a variable that is not bound yet
             cell.cell_contents = _copied(old.cell_contents, memo)
-    for name in {name for code in codes_in(function.__code__) for name in code.co_names}:
+    for name in {name for code in _codes_in(function.__code__) for name in code.co_names}:
         value = variables.get(name)
         if isinstance(value, (torch.nn.Module, torch.Tensor, types.FunctionType, types.MethodType)):
             variables[name] = _copied(value, memo)
@@ -146,9 +143,16 @@ def _copied_function(function: types.FunctionType, memo: dict[int, Any]) -> Any:
     return copied
 
 
+def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes_in(constant)
+
+
 def _is_of_library(function: types.FunctionType) -> bool:
     package = str(function.__module__).partition(".")[0]
-    return not is_program_module(package) or package in sys.stdlib_module_names - {"__main__"}
+    return package == "torch" or is_house_module(package) or package in sys.stdlib_module_names - {"__main__"}
 
 
 Call = Callable[[], Any]
@@ -199,8 +203,24 @@ def packed_by(call: Call, present: Sequence[Any]) -> int | None:
 
 def _tensors(value: Any) -> list[torch.Tensor]:
     """The tensors in containers and plain objects: a model's result may hold a cache of keys and values."""
-    leaves = open_objects([value], lambda _: None, Samples()).leaves
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    found: list[torch.Tensor] = []
+    waiting, seen = [value], {}
+    while waiting:
+        for leaf in leaves_of(waiting.pop()):
+            if hasattr(leaf, "__tensor_flatten__"):
+                waiting += [getattr(leaf, name) for name in leaf.__tensor_flatten__()[0]]
+            elif isinstance(leaf, torch.Tensor):
+                found.append(leaf)
+            elif id(leaf) not in seen and _is_plain(leaf):
+                seen[id(leaf)] = leaf
+                waiting.append(vars(leaf))
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is an object of attributes: no module, class or function."""
+    has_attributes = isinstance(getattr(value, "__dict__", None), dict)
+    return has_attributes and not callable(value) and not isinstance(value, types.ModuleType)
 
 
 def _bytes(saved: Sequence[Any], others: Sequence[Any]) -> int:

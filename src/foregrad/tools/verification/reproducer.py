@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..graph.printing import print_graph
-from ..house import is_house_module
+from foregrad.extend import is_house_module
+from foregrad.graph.printing import print_graph
+
 from .compare import Gap, Verdict
 from .locate import Culprit, Piece, gap_of
 from .lockstep import evaluate, exact_call

@@ -11,14 +11,12 @@ from typing import Any
 
 import torch
 
-from .._torch.patches import MARK
-from ..dispatch.dispatcher import Dispatcher
-from ..dispatch.explain import Recompiles, reason_of, split_reason
-from ..dispatch.module import forward_of
-from ..errors import PartitionError
-from ..frontend.call import flatten_call
-from ..graph.joint import JointGraph
-from ..partitioners.report import Report, in_bytes
+from foregrad import eager_region
+from foregrad.errors import PartitionError
+from foregrad.extend import CompiledFunction, GraphView, RefusalView
+from foregrad.graph.joint import JointGraph
+from foregrad.partitioners import Report, in_bytes
+
 from .tree import Advice, EagerPart, Findings, Saved
 
 Split = Callable[[str], Report]
@@ -28,7 +26,7 @@ _LEAST = 4 << 10  # bytes saved: of less there is nothing to say
 _MOST_NODES = 6_000  # of graphs that other partitions are tried on
 
 
-def advice_on(findings: Findings, joint: JointGraph, split: Split, recompiles: Recompiles) -> Iterator[Advice]:
+def advice_on(findings: Findings, joint: JointGraph, split: Split, compilations: Sequence[Any]) -> Iterator[Advice]:
     """Changes that would lower the figures, the largest first."""
     memory = findings.memory
     assert memory is not None
@@ -49,7 +47,7 @@ def advice_on(findings: Findings, joint: JointGraph, split: Split, recompiles: R
             f"{len(names)} parameter{'s get' if len(names) > 1 else ' gets'} no gradient from this call: "
             f"{shown}. Freeze what is not trained, or check that it is used."
         )
-    yield from _recompilations(recompiles)
+    yield from _recompilations(compilations)
 
 
 def _partitions(findings: Findings, split: Split) -> Iterator[Advice]:
@@ -83,10 +81,10 @@ def _partitions(findings: Findings, split: Split) -> Iterator[Advice]:
         best_peak = min(best_peak, report.peak)
 
 
-def _recompilations(recompiles: Recompiles) -> Iterator[Advice]:
+def _recompilations(compilations: Sequence[Any]) -> Iterator[Advice]:
     """Sizes and numbers that a graph was compiled again for."""
     by_name: dict[str, list[tuple[str, str]]] = {}
-    for entry in recompiles.entries:
+    for entry in compilations:
         for reason in entry.reasons[-1:]:
             by_name.setdefault(reason.name, []).append((reason.before, reason.now))
     for name, changes in by_name.items():
@@ -191,80 +189,74 @@ class _Call:
     begun: float = 0.0
 
 
-def refusal(dispatcher: Dispatcher, args: Any, kwargs: Any) -> Any:
-    """The specialization of a call, or the exception that its capture ends with. The function does not run for real."""
+def graph_or_error(compiled: CompiledFunction, args: Any, kwargs: Any) -> GraphView | Exception:
+    """The graph for a call, or the exception that its capture ends with. The function does not run for real."""
     try:
-        call = flatten_call(dispatcher.function, args, kwargs, objects=True)
-        return dispatcher.specializer.specialize(call, [])
+        return compiled.graph_for(args, kwargs)
     except Exception as error:
         return error
 
 
 def parts_of_module(
-    module: torch.nn.Module, args: Any, kwargs: Any, like: Dispatcher
+    module: torch.nn.Module, args: Any, kwargs: Any, like: CompiledFunction
 ) -> tuple[tuple[EagerPart, ...], int | None]:
     """(the parts of a model, a copy, that can't be captured; how many operators compile when these are eager regions,
     None if none do).
     """
     names = {id(part): name for name, part in module.named_modules()}
     calls = _calls(module, args, kwargs)
-    refused: dict[torch.nn.Module, str] = {}
+    refused: dict[torch.nn.Module, RefusalView] = {}
 
     def visit(part: torch.nn.Module) -> None:
         call = calls.get(part)
         if call is None:
             return
-        error = _error(part, call, like)
-        if error is None:
+        compiled = _compiled(part, like)
+        error = graph_or_error(compiled, call.args, call.kwargs)
+        if not isinstance(error, Exception):
             return
         before = len(refused)
         for child in part.children():
             visit(child)
         if len(refused) > before:
             with _as_regions(refused):
-                error = _error(part, call, like)
-        if error is not None:
-            refused[part] = reason_of(part.forward, names[id(part)] or type(part).__name__, error)
+                error = graph_or_error(compiled, call.args, call.kwargs)
+        if isinstance(error, Exception):
+            refused[part] = compiled.refusal(error, names[id(part)])
 
     visit(module)
     parts = []
-    for part, text in refused.items():
-        why, change, line = split_reason(text)
+    for part, why in refused.items():
         call = calls[part]
         name = names[id(part)] or type(part).__name__
-        parts.append(EagerPart(name, why, change, line, call.count, call.seconds / max(call.count, 1)))
+        parts.append(EagerPart(name, why.why, why.change, why.line, call.count, call.seconds / max(call.count, 1)))
     return tuple(parts), _operators_besides(module, refused, args, kwargs, like)
 
 
-def _operators_besides(module: torch.nn.Module, refused: Any, args: Any, kwargs: Any, like: Dispatcher) -> int | None:
+def _operators_besides(
+    module: torch.nn.Module, refused: Any, args: Any, kwargs: Any, like: CompiledFunction
+) -> int | None:
     if not refused or module in refused:
         return None
     with _as_regions(refused):
-        rest = refusal(_dispatcher(module, like), args, kwargs)
-    if isinstance(rest, Exception):
-        return None
-    count: int = sum(n.op == "call_function" for n in rest.product.captured.joint.graph.nodes)
-    return count
+        rest = graph_or_error(_compiled(module, like), args, kwargs)
+    return None if isinstance(rest, Exception) else sum(n.op == "call_function" for n in rest.joint.graph.nodes)
 
 
-def _error(part: torch.nn.Module, call: _Call, like: Dispatcher) -> Exception | None:
-    result = refusal(_dispatcher(part, like), call.args, call.kwargs)
-    return result if isinstance(result, Exception) else None
-
-
-def _dispatcher(module: torch.nn.Module, like: Dispatcher) -> Dispatcher:
-    return Dispatcher(forward_of(module), like.pipeline, like.config, type(module).__name__)
+def _compiled(module: torch.nn.Module, like: CompiledFunction) -> CompiledFunction:
+    return like.like(module, on_unsupported="eager")
 
 
 @contextmanager
 def _as_regions(modules: Mapping[torch.nn.Module, Any]) -> Iterator[None]:
-    for module in modules:
-        vars(module)[MARK] = True
+    before = [(module, set(vars(module))) for module in modules]
+    marks = [(eager_region(module), vars(module).keys() - names) for module, names in before]
     try:
         yield
     finally:
-        for module in modules:
-            vars(module).pop(MARK, None)
+        for module, names in marks:
+            for name in names:
+                vars(module).pop(name, None)
 
 
 def _calls(module: torch.nn.Module, args: Any, kwargs: Any) -> dict[torch.nn.Module, _Call]:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..extend import CompileStage, Watcher
+from foregrad.extend import CompileStage, Watcher
+
 from .lockstep import evaluate
 
 
@@ -66,19 +67,22 @@ class Execution:
 
 @dataclasses.dataclass(eq=False)
 class Log(Watcher):
-    """What a pipeline did: captured functions, graphs before and after the backend's own passes, executions, in order.
+    """What was done: captured functions, the backend's own passes, partitions, executions, in order.
 
     `tensors` are copies of the tensors that the function reaches, made when the capture had found them.
     """
 
     captured: list[CompileStage] = dataclasses.field(default_factory=list)
-    prepared: list[tuple[fx.GraphModule, fx.GraphModule]] = dataclasses.field(default_factory=list)
+    prepared: list[CompileStage] = dataclasses.field(default_factory=list)
+    partitioned: list[CompileStage] = dataclasses.field(default_factory=list)
     executions: list[Execution] = dataclasses.field(default_factory=list)
     tensors: list[tuple[torch.Tensor, torch.Tensor]] = dataclasses.field(default_factory=list)
 
     def stage(self, stage: CompileStage) -> None:
         if stage.name == "prepare":
-            self.prepared.append((stage.before, stage.after))
+            self.prepared.append(stage)
+        elif stage.name == "partition":
+            self.partitioned.append(stage)
         elif stage.name == "halves":
             self.captured.append(stage)
             self.tensors += [(tensor, copy_of_tensor(tensor)) for tensor in stage.tensors if tensor is not None]
@@ -93,10 +97,6 @@ class Log(Watcher):
             return results
 
         return run
-
-    def of(self, pipeline: Any) -> Any:
-        """`pipeline`, telling this log. Nothing comes from the cache on disk, and nothing is put there."""
-        return dataclasses.replace(pipeline, keeper=None, watchers=(self,), _failures={})
 
 
 def copy_of_tensor(tensor: torch.Tensor) -> torch.Tensor:

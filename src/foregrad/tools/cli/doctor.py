@@ -14,11 +14,11 @@ import torch
 
 import foregrad
 from foregrad._native.build import BuildError, attempt, build, fault_of, find_library
-from foregrad._torch.requirements import missing, untested
+from foregrad._torch.tools import missing, untested
 from foregrad.backends.inductor import why_not
-from foregrad.cache.keeper import store_of
-from foregrad.cli.screen import add_json, print_json
-from foregrad.config import config
+
+from .cache import store_here
+from .screen import add_json, print_json
 
 
 def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -50,7 +50,7 @@ def run_doctor(options: argparse.Namespace) -> int:
 def _findings() -> tuple[dict[str, Any], list[str]]:
     """The findings by name, and the faults."""
     faults: list[str] = []
-    refused = store_of(config.value).refused()
+    refused = store_here().refused()
     findings = {
         "foregrad": f"{foregrad.__version__}, in {foregrad.__path__[0]}",
         "Python": f"{platform.python_version()} ({platform.platform()})",
@@ -59,7 +59,7 @@ def _findings() -> tuple[dict[str, Any], list[str]]:
         "C++ part": _native(faults),
         "GPU": _gpus(),
         "backend auto": _auto(),
-        "cache": refused or f"{store_of(config.value).folder}",
+        "cache": refused or f"{store_here().folder}",
         "private names": _private_names(faults),
     }
     return findings, faults

@@ -9,13 +9,11 @@ from typing import Any
 
 from torch import fx
 
-from ..graph.joint import Partitioned
-from ..graph.meta import TensorSpec, spec_of, value_of
-from ..graph.printing import print_graph, user_line
-from ..partitioners.classify import Kind, classify
-from ..partitioners.costs import flops, is_counted
-from ..partitioners.index import value_bytes
-from ..partitioners.report import Report
+from foregrad.graph.joint import Partitioned
+from foregrad.graph.meta import TensorSpec, spec_of, value_of
+from foregrad.graph.printing import print_graph, user_line
+from foregrad.partitioners import Kind, Report, flops, is_counted, kind_of, value_bytes
+
 from .tree import Operator, Source, Work
 
 _NOTHING = (Kind.INPUT, Kind.CONSTANT, Kind.NUMBER, Kind.ITEM, Kind.VIEW)
@@ -61,7 +59,7 @@ class _Collector:
             self.operators.append(self.row(node, half, keys))
 
     def row(self, node: fx.Node, half: str, keys: Mapping[fx.Node, str]) -> Operator:
-        kind = classify(node).kind
+        kind = kind_of(node)
         operations = flops(node)
         self.known += operations if is_counted(node) else 0
         nbytes = value_bytes(value_of(node))

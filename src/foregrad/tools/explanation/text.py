@@ -14,7 +14,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from ..partitioners.report import Table, amount, in_bytes
+from foregrad.partitioners import Table, amount, in_bytes
+
 from .advice import groups
 from .tree import Findings
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from types import ModuleType
 
 import foregrad
-from foregrad.cli.cache import add_cache
-from foregrad.cli.doctor import add_build_native, add_doctor
-from foregrad.cli.inspect import add_inspect
-from foregrad.cli.target import TargetError, add_bench, add_explain, add_verify, load_module
 from foregrad.errors import ForegradError
+
+from .cache import add_cache
+from .doctor import add_build_native, add_doctor
+from .inspect import add_inspect
+from .target import TargetError, add_bench, add_explain, add_verify, load_module
 
 __all__ = ["main"]
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from typing import Any
 
-from ..partitioners.report import amount, in_bytes
+from foregrad.partitioners import amount, in_bytes
+
 from .advice import groups
 from .text import seconds
 from .tree import Findings, Memory, Operator, Saved

@@ -20,13 +20,9 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
-from .._torch.graphs import is_random, make_graph_module
-from ..backends.boxed import as_boxed
-from ..dispatch.compilers import called_bare
-from ..graph.joint import JointGraph
-from ..graph.printing import user_line
-from ..graph.role import GraphRole
-from ..passes.aliasing import results_of
+from foregrad._torch.tools import is_random, make_graph_module
+from foregrad.graph.printing import user_line
+
 from .compare import Gap, Verdict
 from .locate import Culprit, Piece, gap_of, ranges_of
 from .lockstep import evaluate, exact_call, gives_nothing, steps
@@ -40,11 +36,11 @@ _TESTS = 40  # pieces compiled while operators are taken out
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Maker:
-    """What makes something that runs of a graph that came from `joint`, in about `seconds`."""
+    """What makes something that runs of a graph, in about `seconds`. `again`: a compiler's way to a graph by itself."""
 
     kind: Literal["compiler", "passes", "partition", "capture"]
     function: Callable[..., Any]
-    joint: JointGraph | None
+    again: Callable[[fx.GraphModule], Callable[[list[Any]], Any]] | None = None
     seconds: float = 0.0
 
     @property
@@ -61,17 +57,20 @@ class Maker:
         if self.kind == "capture":
             run = functools.partial(run_with_gradients, self.function(module.forward))
         elif self.kind == "compiler":
-            assert self.joint is not None
-            role = GraphRole("inference", (), tuple(range(len(results_of(module)))))
-            run = as_boxed(called_bare(self.function, module, self.joint, role)[0])
+            assert self.again is not None
+            run = self.again(module)
         elif self.kind == "passes":
             run = functools.partial(evaluate, self.function(module))
         else:
-            run = as_boxed(run_in_halves(self.function, module))
+            run = _of_list(run_in_halves(self.function, module))
         if piece.generators is not None:
             piece.generators.put_back()
         with torch.set_grad_enabled(self.kind == "capture"):
             return run(inputs)
+
+
+def _of_list(function: Callable[..., Any]) -> Callable[[list[Any]], Any]:
+    return lambda values: function(*values)
 
 
 def made_gap(piece: Piece, maker: Maker, expected: list[Any] | None = None) -> Gap | None:

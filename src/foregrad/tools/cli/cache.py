@@ -9,10 +9,11 @@ import time
 from typing import Any
 
 from foregrad.cache.keeper import store_of
-from foregrad.cache.store import Entry
-from foregrad.cli.screen import add_json, print_json
+from foregrad.cache.store import Entry, Store
 from foregrad.config import config
 from foregrad.graph.source import shown
+
+from .screen import add_json, print_json
 
 
 def add_cache(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,9 +37,14 @@ def add_cache(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.set_defaults(run=run_cache)
 
 
+def store_here() -> Store:
+    """The cache that the settings name."""
+    return store_of(config.value)
+
+
 def run_cache(options: argparse.Namespace) -> int:
     """Run the command; 1 when the folder may not be used, or an entry is damaged."""
-    store = store_of(config.value)
+    store = store_here()
     findings: dict[str, Any] = {"folder": store.folder}
     refused = None if options.action == "path" else store.refused()
     if refused is not None:

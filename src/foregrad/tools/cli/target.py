@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import foregrad
-from foregrad.cli.screen import add_json, choose_screen, print_json
-from foregrad.explanation.measure import step_of, subject_of
+
+from ..explanation.measure import step_of, subject_of
+from .screen import add_json, choose_screen, print_json
 
 _INPUTS = "example_inputs"
 

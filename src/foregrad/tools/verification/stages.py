@@ -15,17 +15,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch.engine import ThreadDispatchMode
-from .._torch.graphs import make_graph_module
-from .._torch.nested import mapped, tensors_in
-from .._torch.ops import OpOverload
-from .._torch.tensors import storage_key
-from ..dispatch.pipeline import Pipeline
-from ..graph.joint import JointGraph
-from ..graph.printing import user_line
-from ..house import is_house_file
-from ..identity import ById
-from ..tracing.tape.opinfo import op_info
+from foregrad._torch.tools import OpOverload, ThreadDispatchMode, make_graph_module, mapped, storage_key, tensors_in
+from foregrad.extend import CompileStage, is_house_file
+from foregrad.graph.joint import JointGraph
+from foregrad.graph.printing import user_line
+from foregrad.partitioners import op_info
+
 from .compare import Gap, Verdict
 from .locate import Culprit, Piece, first_in_decompositions, gap_of, ranges_of
 from .lockstep import evaluate, gives_nothing, steps
@@ -39,10 +34,10 @@ _NAMESPACES = ("foregrad", "c10d", "_c10d_functional")
 
 @dataclasses.dataclass
 class Stages:
-    """What a pipeline did for one call. `capture()` captures the function without decompositions."""
+    """What was compiled for one call, with `decompositions`. `capture()` captures the function without these."""
 
     log: Log
-    pipeline: Pipeline
+    decompositions: Any
     capture: Callable[[], JointGraph]
 
     def run(self) -> tuple[list[StageResult], Culprit | None]:
@@ -64,7 +59,7 @@ class Stages:
             if stage.verdict is Verdict.WRONG and culprit is None:
                 made = execution.stage
                 assert made.compiler is not None
-                maker = Maker("compiler", made.compiler, made.joint, made.seconds)
+                maker = Maker("compiler", made.compiler, made.again, made.seconds)
                 culprit = smallest_wrong(execution.module, execution.inputs, execution.generators, maker)
         return results, culprit
 
@@ -72,7 +67,7 @@ class Stages:
 
     def _of_joint_graph(self) -> list[tuple[StageResult, Culprit | None]]:
         """Decompositions, the backend's passes and the partition, where the first execution was of a whole function."""
-        table = self.pipeline.decompositions
+        table = self.decompositions
         table = dict((table() if callable(table) else table) or {})
         values = Values.of(self.log, self.capture if table else None)
         if isinstance(values, str):
@@ -89,14 +84,15 @@ class Stages:
                 values.before = values.run(values.module)
             results.append((_result("decompositions", verdict, gap), culprit))
         if values.prepared is not None:
-            verdict, gap = values.judge(values.run(values.prepared))
+            verdict, gap = values.judge(values.run(values.prepared.after))
             culprit = (
-                values.culprit(values.module, "passes", self.pipeline.prepared) if verdict is Verdict.WRONG else None
+                values.culprit(values.module, "passes", values.prepared.compiler) if verdict is Verdict.WRONG else None
             )
             results.append((_result("the backend's passes", verdict, gap), culprit))
         if values.halves is not None:
             verdict, gap = values.judge(values.split())
-            module, partition = values.prepared or values.module, self.pipeline.partition
+            module = values.module if values.prepared is None else values.prepared.after
+            partition = self.log.partitioned[0].compiler
             culprit = values.culprit(module, "partition", partition) if verdict is Verdict.WRONG else None
             results.append((_result("partition", verdict, gap), culprit))
         return results
@@ -126,7 +122,7 @@ class Values:
 
     joint: JointGraph  # without decompositions
     module: fx.GraphModule  # with them
-    prepared: fx.GraphModule | None
+    prepared: CompileStage | None
     halves: tuple[fx.GraphModule, fx.GraphModule] | None
     inputs: list[Any]
     log: Log
@@ -155,7 +151,7 @@ class Values:
         if has_backward and any(name not in by_name for name in names):
             return "the backward did not run as a whole"
         inputs = [by_name[name] for name in names if name in by_name]
-        prepared = next((after for _, after in log.prepared), None)
+        prepared = next(iter(log.prepared), None)
         pair = (halves.after.forward, halves.after.backward) if has_backward else None
         return cls(joint, other.module, prepared, pair, inputs, log)
 
@@ -198,9 +194,10 @@ class Values:
             self.exactly = list(steps(self.joint.module, self.inputs, exactly=True))[-1].exact()
         return self.exactly
 
-    def culprit(self, module: fx.GraphModule, kind: Any, function: Callable[..., Any]) -> Culprit | None:
+    def culprit(self, module: fx.GraphModule, kind: Any, function: Callable[..., Any] | None) -> Culprit | None:
         """The operator that a stage gets wrong."""
-        maker = Maker(kind, function, self.joint)
+        assert function is not None
+        maker = Maker(kind, function)
         return smallest_wrong(module, self.inputs, self.log.executions[0].generators, maker)
 
 
@@ -255,7 +252,7 @@ class _Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Any
-    before: ById[torch.Tensor, torch.Tensor]
+    before: dict[int, torch.Tensor]  # by the ids of these
 
 
 class EagerValues(ThreadDispatchMode):
@@ -272,11 +269,11 @@ class EagerValues(ThreadDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        before: ById[torch.Tensor, torch.Tensor] = ById()
+        before: dict[int, torch.Tensor] = {}
         is_noted = self.is_forward and func is not _DETACH  # which autograd calls for what it saves
         if is_noted:
             tensors = _tensors((args, kwargs))
-            before = ById((t, copy_of_tensor(t).requires_grad_(t.requires_grad)) for t in tensors)
+            before = {id(t): copy_of_tensor(t).requires_grad_(t.requires_grad) for t in tensors}
         result = func(*args, **kwargs)
         if is_noted:
             self.calls.append(_Call(func, args, kwargs, result, before))
@@ -349,7 +346,7 @@ def _piece(calls: Sequence[_Call]) -> Piece | None:
         if id(value) not in nodes and _place(value) not in nodes:
             with graph.inserting_before(None):  # ahead of all others
                 note(value, graph.placeholder(f"x{len(inputs)}"))
-            inputs.insert(0, call.before[value])
+            inputs.insert(0, call.before[id(value)])
         return nodes.get(id(value)) or nodes[_place(value)]
 
     for call in calls:
