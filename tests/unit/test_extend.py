@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import foregrad
-from foregrad.extend import CompileStage, Watcher, as_compiled, module_behind, view, watching
+from foregrad.extend import CompileStage, Watcher, as_compiled, module_behind, phase, view, watching
 
 
 class Counted(torch.nn.Module):
@@ -209,3 +209,12 @@ def test_the_module_behind_a_compiled_one_is_the_users(compiled):
     assert module_behind(foregrad.compile(model, backend="eager")) is model
     assert module_behind(model) is None
     assert as_compiled(model) is None
+
+
+def test_a_part_of_a_compilers_work_has_its_own_line_in_the_times():
+    def compiler(module, inputs):
+        with phase("tuning of a test"):
+            return module
+
+    foregrad.compile(torch.sin, backend=compiler)(torch.ones(2))
+    assert [time.function for time in foregrad.compile_times().entries if time.phase == "tuning of a test"] == ["sin"]
