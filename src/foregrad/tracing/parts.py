@@ -8,7 +8,7 @@ import functools
 import io
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -39,6 +39,7 @@ from .effects.eager_regions import EagerRegions
 from .effects.observed import Observed
 from .effects.python_in_backwards import CustomFunctions, EagerHooks, OwnHooks
 from .effects.python_state import PythonState, is_read_by_handlers
+from .heap.alias import Value
 from .heap.recording import Host
 from .heap.records import InputRecord
 from .inputs.inputs import HistoryChanges, Inputs
@@ -108,7 +109,6 @@ class CaptureParts(Host):
         self.imports = FirstImports(learned.imports)
         varies, begins = (lambda value: self.state.varies(value)), self.code.rebound.runs
         self.observed = Observed(self.name, lambda: self.state.before, varies, self.say, begins)
-        self.pause, self.go_on = self.observed.pause, self.observed.go_on  # type: ignore[method-assign]
         reshape = None if learned.replays_views else functools.partial(reshape_view, recorder, inputs.by_stand_in)
         self.lifting = Lifting(self, recorder, reshape_view=reshape, overlapping=self.overlapping)
         self.classes = self.lifting.classes
@@ -117,18 +117,70 @@ class CaptureParts(Host):
         self.region = self.observed.unobserved(self.regions.call if may_run else self.regions.refuse)
         known = learned.hooks, self.regions.made, recorder, call.function
         self.eager_hooks = EagerHooks(*known, self.knows, self.met, may_run=may_run)
-        # What is asked of the capture, and one part answers.
-        inputs.adopt_plain = self.observed.unobserved(inputs.adopt_plain)  # type: ignore[method-assign]
-        self.adopt, self.past_the_edges = inputs.adopt, inputs.whole_memory_needed  # type: ignore[method-assign]
-        self.on_mark, self.on_detach = self.history_changes.on_mark, self.history_changes.on_detach  # type: ignore[method-assign]
-        self.on_hook = self.hooks.note  # type: ignore[method-assign]
-        self.hook_instead, self.on_numpy = self.eager_hooks.instead, self.functions.on_numpy  # type: ignore[method-assign]
-        self.ask, self.missing, self.on_gradient = self.facts.ask, self.facts.missing, self.inner.note  # type: ignore[method-assign]
-        self.accumulating = self.facts.gradients.accumulating  # type: ignore[method-assign]
-        self.enter_region, self.leave_region = self.origins.begin, self.origins.end  # type: ignore[method-assign]
-        self.leave_module = self.origins.leave  # type: ignore[method-assign]
-        self.read, self.read_scripted = self.observed.unobserved(self.reads.note), self.reads.note_scripted  # type: ignore[method-assign]
-        self.storage_as_tensor = self.lifting.storages.as_tensor  # type: ignore[method-assign]
+        inputs.unobserved = self.observed.unobserved(inputs.adopt_plain)
+        self._note_read = self.observed.unobserved(self.reads.note)
+
+    # ---------------------------------------------------------------- asked of the capture, answered by one part
+
+    def pause(self) -> None:
+        self.observed.pause()
+
+    def go_on(self) -> None:
+        self.observed.go_on()
+
+    def adopt(self, real: torch.Tensor) -> torch.Tensor:
+        return self.inputs.adopt(real)
+
+    def past_the_edges(self, root: Value) -> None:
+        self.inputs.whole_memory_needed(root)
+
+    def on_mark(self, tensor: torch.Tensor, requires_grad: bool) -> bool:
+        return self.history_changes.on_mark(tensor, requires_grad)
+
+    def on_detach(self, tensor: torch.Tensor, run: Callable[[], Any]) -> None:
+        self.history_changes.on_detach(tensor, run)
+
+    def on_hook(self, tensor: torch.Tensor, hook: Any, handle: Any) -> None:
+        self.hooks.note(tensor, hook, handle)
+
+    def hook_instead(self, hook: Any) -> Any:
+        return self.eager_hooks.instead(hook)
+
+    def on_numpy(self, cls: Any) -> None:
+        self.functions.on_numpy(cls)
+
+    def ask(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        return self.facts.ask(func, args, kwargs)
+
+    def missing(self, tensor: torch.Tensor, name: str) -> None:
+        self.facts.missing(tensor, name)
+
+    def on_gradient(self, *args: Any, **kwargs: Any) -> None:
+        self.inner.note(*args, **kwargs)
+
+    def accumulating(self, roots: Sequence[Any]) -> AbstractContextManager[None]:
+        return self.facts.gradients.accumulating(roots)
+
+    def enter_region(self) -> None:
+        self.origins.begin()
+
+    def leave_region(self) -> None:
+        self.origins.end()
+
+    def leave_module(self) -> None:
+        self.origins.leave()
+
+    def read(self, module: torch.nn.Module, name: str) -> None:
+        self._note_read(module, name)
+
+    def read_scripted(self, state: Any, name: str) -> None:
+        self.reads.note_scripted(state, name)
+
+    def storage_as_tensor(self, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+        found: torch.Tensor | None = self.lifting.storages.as_tensor(*args, **kwargs)
+        return found
+
+    # ---------------------------------------------------------------- answered by several parts
 
     def changed_since(self) -> Callable[[], str | None]:
         versions = {record: self._writes_to(record) for record in self.inputs.records}

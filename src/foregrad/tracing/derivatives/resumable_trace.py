@@ -159,7 +159,6 @@ class Session(Host):
         self.numbering = Numbering(recorder.tape)
         self.aspects = aspects.resumed()
         self.lifting = Lifting(self, recorder)
-        self.swap, self.engine = self.lifting.swap, self.lifting.in_engine  # type: ignore[method-assign]
         self.decisions = KnownDecisions(recorder.decisions, self.numbering)
         self.written: IdSet[torch.Tensor] = IdSet()
         recorder.resume(self, self.decisions, run_engine.__code__)  # nothing of the first capture, which has arguments

@@ -63,6 +63,7 @@ class Inputs:
         self.call = call
         self.symbols = symbols
         self.fake_mode = fake_mode
+        self.unobserved: Callable[[torch.Tensor], torch.Tensor] = self.adopt_plain  # where the program is observed
         self.shared_bases = learned.shared_bases  # views to be seen so, as their memory is written
         self.whole = learned.whole  # tensors to be seen as part of all of their memory
         self.viewed = learned.viewed  # tensors to be seen as views of their bases
@@ -215,7 +216,7 @@ class Inputs:
         if is_wrapper(real):
             found: torch.Tensor = self.wrappers.adopt(real, self._adopt, self.sources.find, self.adopt)
             return found
-        return self.adopt_plain(real)
+        return self.unobserved(real)
 
     def adopt_plain(self, real: torch.Tensor) -> torch.Tensor:
         """`adopt` for a tensor that is met for the first time and no wrapper: no code of the program runs."""
