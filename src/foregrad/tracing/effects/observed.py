@@ -78,14 +78,13 @@ class Observed:
         self._met: dict[int, Holder] = {}
         self._variables: dict[int, Any] = {}  # of contexts, that the program sets
         self._failed: UnsupportedSideEffectError | None = None
+        self._begin()
+
+    def _begin(self) -> None:
         self._observer = _observer(self._kind_of, self._trust, self._on_call)
-        self.has_run = False  # code that is looked at, since `of` began
-
-    def pause(self) -> None:
-        self._observer.pause()
-
-    def go_on(self) -> None:
-        self._observer.go_on()
+        self.pause: Callable[[], None] = self._observer.pause
+        self.go_on: Callable[[], None] = self._observer.go_on
+        self.has_run = False  # code that is looked at, since the observer began
 
     def may_set(self) -> frozenset[str] | None:
         """The globals and attributes that the code which ran may set; None: any."""
@@ -109,7 +108,7 @@ class Observed:
         def run(*args: Any, **kwargs: Any) -> T:
             _see_asked()
             before, _running.observed = getattr(_running, "observed", None), self
-            self._observer, self.has_run = _observer(self._kind_of, self._trust, self._on_call), False
+            self._begin()
             self._observer.start()
             try:
                 return function(*args, **kwargs)
