@@ -70,7 +70,7 @@ def test_the_version_is_a_release(wheel):
 
 def test_it_carries_the_package_the_demo_the_sources_of_the_cpp_part_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    there = {"py.typed", "examples/demo/__init__.py", "_native/node.cpp", "_native/program.h", "cli/__init__.py"}
+    there = {"py.typed", "examples/demo/__init__.py", "_native/node.cpp", "_native/program.h", "tools/cli/__init__.py"}
     assert {f"foregrad/{name}" for name in there} <= set(names)
     tops = {name.partition("/")[0] for name in names}
     assert tops == {"foregrad", f"foregrad-{foregrad.__version__}.dist-info"}
