@@ -14,7 +14,7 @@ import torch
 from .._torch import engine
 from ..config import Config
 from ..errors import EscapedTensorError, ForegradError, UnknownLeafError, UnsupportedError
-from ..extend import FunctionView, GraphView, RefusalView, Watcher
+from ..extend import CompiledFunction, FunctionView, GraphView, RefusalView, Watcher
 from ..frontend.call import flatten_call, forward_of
 from ..frontend.function_classes import FunctionClassError, OfClasses, has_classes
 from ..frontend.lifted import Lifted, Place, StatePlace, lifted_arrays, may_lift_more, numbered, renewed
@@ -224,7 +224,7 @@ class Dispatcher:
 
     def like(
         self, function: Any, name: str = "", *, on_unsupported: str, watcher: Watcher | None = None, cached: bool = True
-    ) -> Dispatcher:
+    ) -> CompiledFunction:
         if isinstance(function, torch.nn.Module):
             function, name = forward_of(function), name or type(function).__name__
         watchers = self.pipeline.watchers if watcher is None else (watcher,)

@@ -22,12 +22,12 @@ import torch
 import foregrad
 from foregrad._torch.tools import graph_breaks
 from foregrad.errors import ForegradWarning, UnknownLeafError, UnsupportedError
-from foregrad.extend import CompiledFunction, GraphView, as_compiled, compiling, phase
+from foregrad.extend import GraphView, compiling, phase
 from foregrad.graph.joint import Partitioned
 from foregrad.graph.slots import Checked, Decision, Updated
 from foregrad.partitioners import Report, SavedValue, make_report
 
-from ..verification.watched import Generators
+from ..verification.watched import Generators, compiled_with
 from .advice import advice_on, as_regions, graph_or_error, parts_of_module
 from .graphs import Rows, rows_of, sources_of, work_of
 from .measure import Subject, held_by, packed_by, peak_of, step_of, subject_of, times_of
@@ -99,7 +99,7 @@ class _Explainer:
             self.backend, self.partition = _called(settings.compiler).removesuffix("_compiler"), ""
         else:
             backend, budget = "auto" if asked["backend"] is None else asked["backend"], asked["memory_budget"]
-            user = _compiled(**{**asked, "backend": backend})
+            user = compiled_with(**{**asked, "backend": backend})
             settings = user.view()
             self.backend, self.partition = _called(backend), f"budget {budget}" if budget is not None else ""
         self.partition = self.partition or _called(asked["partition"] or settings.partition)
@@ -165,7 +165,7 @@ class _Explainer:
         """The report of another partition of the graph, after the backend's own passes as well."""
         backend = self.backend if self.backend in foregrad.list_backends() else "nop"
         asked = {"memory_budget": float(policy)} if policy[0].isdigit() else {"partition": policy}
-        return make_report(self.compiled.split(joint, _compiled(backend=backend, **asked).view().partition))
+        return make_report(self.compiled.split(joint, compiled_with(backend=backend, **asked).view().partition))
 
     def _why_not_measured(self, outside: str | None, error: Exception | None) -> str:
         if not self.measure:
@@ -268,13 +268,6 @@ class _Explainer:
             return (), ()
         recompiles = foregrad.explain_recompiles(self.subject.asked)
         return recompiles.entries, recompiles.eager
-
-
-def _compiled(**settings: Any) -> CompiledFunction:
-    """How `foregrad.compile` compiles with these settings."""
-    compiled = as_compiled(foregrad.compile(lambda: None, **settings))
-    assert compiled is not None
-    return compiled
 
 
 def _quiet() -> AbstractContextManager[Any]:

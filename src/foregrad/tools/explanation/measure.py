@@ -207,7 +207,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     waiting, seen = [value], {}
     while waiting:
         for leaf in leaves_of(waiting.pop()):
-            if hasattr(leaf, "__tensor_flatten__"):
+            if isinstance(leaf, torch.Tensor) and hasattr(leaf, "__tensor_flatten__"):
                 waiting += [getattr(leaf, name) for name in leaf.__tensor_flatten__()[0]]
             elif isinstance(leaf, torch.Tensor):
                 found.append(leaf)

@@ -23,7 +23,7 @@ from .report import StageResult, Verification
 from .reproducer import write_reproducer
 from .search import Maker
 from .stages import EagerValues, Stages, Values, first_not_eager, with_program
-from .watched import Generators, Log, copy_of_tensor
+from .watched import Generators, Log, compiled_with, copy_of_tensor
 
 
 def verify(
@@ -79,7 +79,9 @@ def verify(
             settings = chosen.budget_settings if memory_budget is not None else {}
             chosen = chosen.with_settings({**settings, "fallback_random": True})
             chosen = dataclasses.replace(chosen, budget_settings={})
-        compiled = _compiled(chosen, partition=partition, memory_budget=memory_budget, decompositions=decompositions)
+        compiled = compiled_with(
+            backend=chosen, partition=partition, memory_budget=memory_budget, decompositions=decompositions
+        )
     generators = Generators.now()
     try:
         verifier = _Verifier(function, args, kwargs, order, compiled, name or "its backend", folder)
@@ -87,13 +89,6 @@ def verify(
             return verifier.run(begin)
     finally:
         generators.put_back()
-
-
-def _compiled(backend: Any, **settings: Any) -> CompiledFunction:
-    """How `foregrad.compile` compiles with these settings."""
-    compiled = as_compiled(foregrad.compile(lambda: None, backend=backend, **settings))
-    assert compiled is not None
-    return compiled
 
 
 @dataclasses.dataclass
@@ -196,7 +191,7 @@ class _Verifier:
 
 
 def _plainly_compiled() -> CompiledFunction:
-    return _compiled("eager", partition="default")
+    return compiled_with(backend="eager", partition="default")
 
 
 def _as_captured(function: Callable[..., Any]) -> CompiledFunction:

@@ -1,4 +1,4 @@
-"""A watcher that remembers what went into each compiled graph and what came out."""
+"""A watcher that remembers the inputs and results of each compiled graph; functions compiled for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from foregrad.extend import CompileStage, Watcher
+import foregrad
+from foregrad.extend import CompiledFunction, CompileStage, Watcher, as_compiled
 
 from .lockstep import evaluate
 
@@ -97,6 +98,13 @@ class Log(Watcher):
             return results
 
         return run
+
+
+def compiled_with(**settings: Any) -> CompiledFunction:
+    """How `foregrad.compile` compiles with these settings."""
+    compiled = as_compiled(foregrad.compile(lambda: None, **settings))
+    assert compiled is not None
+    return compiled
 
 
 def copy_of_tensor(tensor: torch.Tensor) -> torch.Tensor:
