@@ -499,21 +499,6 @@ def _(wrap):
     return counts["n"]
 
 
-@silent("an interrupt (Ctrl-C, `SystemExit`) comes while it is captured")
-def _(wrap):
-    total, counts = torch.zeros(1), []
-
-    def function(x):
-        counts.append(1)
-        total.add_(1)
-        raise SystemExit
-
-    with pytest.raises(SystemExit):
-        wrap(function)(torch.ones(1))
-    assert counts == [1]
-    return total
-
-
 @silent("a method of a class of PyTorch's is replaced")
 def _(wrap):
     call = wrap(lambda x: x.sin())
@@ -603,6 +588,13 @@ ELSEWHERE = {
     "a tensor from outside that the backward of a custom Function reads": "the error is PyTorch's",
     "a function under `lru_cache(maxsize=n)`": "what C keeps of an entry that was taken out",
     "it asks PyTorch's private names": "the keys of stand-ins are PyTorch's",
+    "an operator in a graph that has written": "tests/effects/test_faults.py",
+    "an operator in a graph with a collective": "tests/effects/test_faults.py",
+    "an operator in a backward": "tests/effects/test_faults.py",
+    "an operator behind which the function sets gradients": "tests/effects/test_faults.py",
+    "an interrupt while a graph runs": "tests/guards/test_interrupts.py",
+    "an interrupt while the function is captured": "tests/python/test_other_threads.py",
+    "an exception that another thread sets": "tests/guards/test_interrupts.py",
 }
 
 
