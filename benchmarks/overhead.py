@@ -163,7 +163,9 @@ def variants(case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
     if case.grad:
         backward = compiled.make_backward()
         callables["floor"] = _floor(compiled.forward, backward, case, signature)
-        raw = _Raw(compiled.forward, backward, signature.num_forward_outputs, args, len(signature.gradients.differentiable))
+        raw = _Raw(
+            compiled.forward, backward, signature.num_forward_outputs, args, len(signature.gradients.differentiable)
+        )
     else:
         backward = None
         callables["floor"] = lambda *args: compiled.forward(list(args))[0]
