@@ -143,3 +143,14 @@ def test_two_kinds_of_effects_can_not_share_a_name():
             place = CallPlace.RESULTS
 
     assert KINDS["RetainGradient"].__module__ == "foregrad.graph.call_effects"
+
+
+def test_a_name_with_a_backslash_is_told_as_it_is():
+    weights = {"a\\d": torch.nn.Parameter(torch.ones(3))}
+
+    def step(x):
+        (weights["a\\d"] * x).sum().backward()
+
+    with pytest.raises(UnsupportedSideEffectError) as caught:
+        foregrad.export(step, (torch.ones(3),))
+    assert f"set .grad of closed-over weights[{'a' + chr(92) + 'd'!r}] to result" in str(caught.value)

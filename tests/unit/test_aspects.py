@@ -70,6 +70,14 @@ def test_two_subjects_can_not_own_one_function():
         aspect(Second)
 
 
+def test_two_subjects_can_not_own_one_operator():
+    class First(Aspect):
+        operators = {"c10d": lambda self, plan, args, kwargs: None}
+
+    with pytest.raises(TypeError, match="both own c10d"):
+        aspect(First)
+
+
 def test_a_derivative_asks_the_subjects_that_answer_there():
     class Lasting(Counting):
         functions = {}

@@ -2,7 +2,8 @@
 
 For the time of a capture their names are bound to replacements, in the modules of PyTorch where they are looked up and
 in the modules whose code runs. The replacements answer as for the tensor; PyTorch's own code has the originals.
-Checked on torch 2.13.0.
+Libraries ask whether they are traced to avoid branches on values. Such branches can be captured, so the answer is no,
+and the libraries run as in eager. Checked on torch 2.13.0.
 """
 
 from __future__ import annotations

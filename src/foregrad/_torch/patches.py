@@ -5,16 +5,13 @@
 * `torch.nn.Module.__setattr__`: records attributes that are set to their present value.
 * `torch.Tensor.__getattr__`: records reads of attributes that a tensor does not have.
 * `print`, and the method by which loggers write: the capture is asked before anything is written.
-* methods of generators that seed them or read their state: see `generators`.
 * `torch.autograd.Function.apply`: passes stand-ins for closed-over tensors to custom Functions.
 * the registration of hooks on nodes (`y.grad_fn.register_hook`): records the hooks that the backward calls.
 * the engine behind `torch.autograd.grad` and `backward`: passes stand-ins to torch functions in the backward of a
   custom Function, and in hooks.
-* functions that tell a stand-in from a tensor: see `asked`. Libraries ask whether they are traced to avoid branches on
-  values. Such branches can be captured, so the answer is no, and the libraries run as in eager.
-* `torch.cond` and its like: see `control_flow`; wrapping by `torch.func`'s transforms: see `transforms`; scripted
-  functions: see `torchscript`; weights of recurrent layers: see `recurrent`; `module.to(device)` and its like: nothing,
-  where no tensor changes.
+* `module.to(device)` and its like: nothing, where no tensor changes.
+
+The subjects of a capture install the others, see `Subjects.installers`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import inspect
 import itertools
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -274,7 +273,7 @@ def _check_effects(joint: JointGraph, name: str) -> None:
         )
     for effect in signature.effects.around:
         if not effect.storable:
-            what = re.sub(r"(input|result) \d+", signature.name_of(effect), str(effect), count=1)
+            what = signature.words_of(effect)
             raise UnsupportedSideEffectError(
                 f"`{name}` has an effect that an artifact can't hold ({what}): {effect.instead}."
             )

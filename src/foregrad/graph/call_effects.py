@@ -2,8 +2,8 @@
 
 An effect is one frozen class. It says at which place of the rendered call its lines stand, what these lines are, which
 numbers from a file need to exist, whether a file may hold it, and what it is in words. The runtime, files and views
-loop over `Signature.effects` and name no class. Effects at one place are rendered in the order of their ranks, effects
-of one rank in the order in which they were recorded.
+loop over `Signature.effects.around` and name no class. Effects at one place are rendered in the order of their ranks,
+effects of one rank in the order in which they were recorded.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ KINDS: dict[str, type[CallEffect]] = {}  # each kind by its name in files
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallEffect:
-    """Base of the effects.
+    """Base of the effects. `rank`: the order among the effects at one `place`.
 
     `storable`: files may hold the effect, whose fields are numbers, plain values and `EffectTarget`s, and whose `check`
     bounds all numbers that `lines` uses; `instead`: what to do for a file where they may not. `sees_gradients`: code of
@@ -89,6 +89,7 @@ class CallEffect:
     """
 
     place: ClassVar[CallPlace]
+    rank: ClassVar[int] = 0
     storable: ClassVar[bool] = False
     sees_gradients: ClassVar[bool] = False
     instead: ClassVar[str] = "do it outside of the function"
@@ -98,11 +99,6 @@ class CallEffect:
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise TypeError(f"two kinds of effects have the name {cls.__name__}: {known.__module__}, {cls.__module__}")
         KINDS[cls.__name__] = cls
-
-    @property
-    def rank(self) -> int:
-        """The order among the effects at one place."""
-        return 0
 
     def lines(self, writer: EffectWriter) -> list[str]:
         """What the rendered call does at the effect's place."""
@@ -147,11 +143,8 @@ class KeepApart(CallEffect):
     others: tuple[int, ...]
     message: str
     place = CallPlace.FIRST
+    rank = 1
     storable = True
-
-    @property
-    def rank(self) -> int:
-        return 1
 
     def lines(self, writer: EffectWriter) -> list[str]:
         lists = (f"[{', '.join(map(writer.input, group))}]" for group in (self.others, self.targets))
@@ -175,12 +168,9 @@ class ClearGradient(TensorEffect):
     """`.grad` of an input becomes None before the graph runs, which does not need that memory."""
 
     place = CallPlace.FIRST
+    rank = 2
     sees_gradients = True
     instead = _NO_GRADIENT
-
-    @property
-    def rank(self) -> int:
-        return 2
 
     def lines(self, writer: EffectWriter) -> list[str]:
         return [f"{writer.target(self.target)}.grad = None"]
@@ -233,11 +223,8 @@ class MakeParameter(TensorEffect):
     """A result is a `torch.nn.Parameter` that the function makes."""
 
     place = CallPlace.RESULTS
+    rank = 2
     storable = True
-
-    @property
-    def rank(self) -> int:
-        return 2
 
     def lines(self, writer: EffectWriter) -> list[str]:
         return [f"{writer.target(self.target)}.__class__ = {writer.bind('Parameter', torch.nn.Parameter)}"]
@@ -253,11 +240,8 @@ class GiveAttribute(TensorEffect):
     name: str
     value: Any
     place = CallPlace.RESULTS
+    rank = 3
     storable = True
-
-    @property
-    def rank(self) -> int:
-        return 3
 
     def lines(self, writer: EffectWriter) -> list[str]:
         set_attribute = writer.bind("set_attribute", _set_attribute)
@@ -281,12 +265,9 @@ class SetGradient(TensorEffect):
 
     result: int | None
     place = CallPlace.LEFT
+    rank = 1
     sees_gradients = True
     instead = _NO_GRADIENT
-
-    @property
-    def rank(self) -> int:
-        return 1
 
     def lines(self, writer: EffectWriter) -> list[str]:
         return [f"{writer.target(self.target)}.grad = {'None' if self.result is None else writer.result(self.result)}"]

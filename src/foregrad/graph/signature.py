@@ -351,6 +351,12 @@ class Signature:
             return self.structure.outputs[target.number].path
         return str(self.inputs[target.number].slot) if target.number < len(self.inputs) else ""
 
+    def words_of(self, effect: CallEffect) -> str:
+        """An effect in words, with the name of its tensor."""
+        if not isinstance(effect, TensorEffect):
+            return str(effect)
+        return str(effect).replace(str(effect.target), self.name_of(effect), 1)
+
     def _inputs_of(self, kind: type[Effect]) -> frozenset[int]:
         return frozenset(effect.input for effect in self.effects.log if isinstance(effect, kind) and effect.is_whole)
 

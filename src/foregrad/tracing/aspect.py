@@ -120,7 +120,7 @@ _classes: list[type[Aspect]] = []
 def aspect(cls: type[A]) -> type[A]:
     """Register a class: each capture that begins from now on has an instance."""
     for other in _classes:
-        if both := cls.functions.keys() & other.functions.keys():
+        if both := cls.functions.keys() & other.functions.keys() | cls.operators.keys() & other.operators.keys():
             raise TypeError(f"{cls.__qualname__} and {other.__qualname__} both own {next(iter(both))}")
     _classes.append(cls)
     return cls

@@ -110,10 +110,10 @@ class Assembly(CaptureParts):
         results: list[Any],
     ) -> tuple[list[InputRecord], JointGraph]:
         inputs, reached = self.inputs, described.reached
-        for one in self.aspects:
-            one.before_graph([*analysis.entries, *described.gradients])
         differentiable, gradients = described.outputs, described.gradients
         outputs: list[Entry | None] = [*analysis.entries, *gradients]
+        for one in self.aspects:
+            one.before_graph(outputs)
         records = list(inputs.records)
         live = set(self.recorder.tape.live(outputs)) if inputs.memory else set()
         shared = []

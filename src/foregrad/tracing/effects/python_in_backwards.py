@@ -323,12 +323,9 @@ class RegisterHook(TensorEffect):
 
     hook: Any
     place = CallPlace.RESULTS
+    rank = 4
     sees_gradients = True
     instead = "register the hook outside of the function"
-
-    @property
-    def rank(self) -> int:
-        return 1 if self.target.is_input else 4
 
     def lines(self, writer: EffectWriter) -> list[str]:
         return [f"{writer.target(self.target)}.register_hook({writer.bind('hook', self.hook)})"]
