@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import sys
+import threading
 
 import pytest
 import torch
@@ -29,6 +32,24 @@ def registered(cls):
 
 def test_every_class_is_registered_by_a_module_that_the_package_lists():
     assert {cls.__module__ for cls in aspect_classes()} == set(foregrad.ASPECTS)
+
+
+def test_a_capture_waits_for_a_subject_that_another_thread_is_importing(tmp_path, monkeypatch):
+    (tmp_path / "slow_aspect.py").write_text(
+        "import threading\nbegun, go_on = threading.Event(), threading.Event()\nbegun.set()\ngo_on.wait(60)\nwhole = True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(foregrad, "ASPECTS", (*foregrad.ASPECTS, "slow_aspect"))
+    importing = threading.Thread(target=importlib.import_module, args=("slow_aspect",))
+    importing.start()
+    while "slow_aspect" not in sys.modules or not hasattr(sys.modules["slow_aspect"], "begun"):
+        pass
+    slow = sys.modules["slow_aspect"]
+    threading.Timer(0.2, slow.go_on.set).start()
+    aspect_classes()
+    assert slow.whole
+    importing.join()
+    del sys.modules["slow_aspect"]
 
 
 def test_a_subject_outside_the_package_adds_an_effect_to_each_call():

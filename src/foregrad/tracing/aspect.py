@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import functools
 import importlib
-import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -129,8 +128,7 @@ def aspect(cls: type[A]) -> type[A]:
 def aspect_classes() -> Sequence[type[Aspect]]:
     """The registered classes, in their order."""
     for module in importlib.import_module(__name__.partition(".")[0]).ASPECTS:
-        if module not in sys.modules:
-            importlib.import_module(module)
+        importlib.import_module(module)  # waits where another thread is importing it
     return _classes
 
 
