@@ -178,6 +178,7 @@ ASPECTS = [
     "foregrad.tracing.recorder.functions",
     "foregrad.tracing.values.made_generators",
     "foregrad.tracing.effects.retain",
+    "foregrad.tracing.effects.first_imports",
 ]
 # As `foregrad.graph`, without an import of it.
 _PARTS = {"backends", "dynamo", "extend", "graph", "partitioners", "passes"}

@@ -21,12 +21,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 class PythonCall(abc.ABC):
-    """One place in graphs that runs Python. Graphs hold its key only: the owner of a graph keeps it alive.
-
-    `waits_for_others`: whether other processes take part.
-    """
-
-    waits_for_others = False
+    """One place in graphs that runs Python. Graphs hold its key only: the owner of a graph keeps it alive."""
 
     @property
     def acts(self) -> str:

@@ -97,8 +97,6 @@ class Collective(PythonCall):
     `written`: the positions of the tensors that it writes to, among all. The call works on copies and returns these.
     """
 
-    waits_for_others = True
-
     def __init__(self, op: Any, args: Sequence[Any], group: str, reduction: str, written: Sequence[int]) -> None:
         self.op, self.args, self.group, self.written = op, list(args), group, tuple(written)
         without_objects = [value for value in self.args if not isinstance(value, torch.ScriptObject)]

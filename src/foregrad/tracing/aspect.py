@@ -34,7 +34,8 @@ class Settled:
 
     `results`: the leaves of what the function returned and wrote, named by `paths`. `records`: the inputs' records by
     their stand-ins; `number`: the inputs' numbers by their records. `interior(result)`: why nobody outside the function
-    sees the gradient of that result whole; empty where somebody does.
+    sees the gradient of that result whole; empty where somebody does. `may_stop`: a call may end before its graph has
+    run to the end, and run eagerly.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Settled:
     records: ById[Any, Any]
     number: Mapping[Any, int]
     interior: Callable[[int], str]
+    may_stop: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,7 +57,8 @@ class Finished:
 
 
 class Aspect:
-    """Base of the subjects of a capture. Each method is a moment at which a capture asks, and does nothing here.
+    """Base of the subjects of a capture. Each method is a moment at which a capture asks, and does nothing here. Parts
+    of the capture itself are aspects too, though not registered.
 
     `functions`: torch functions that the aspect owns; `method(self, function, args, kwargs)` runs in place of each.
     `operators`: the same for operators and namespaces of operators, with an operator's `Plan`. An
@@ -75,6 +78,9 @@ class Aspect:
         """
         return None
 
+    def prepare(self) -> None:
+        """A run is about to begin: inputs have no stand-ins yet."""
+
     def around_run(self) -> Context:
         """A context for a run of the function with its backward."""
         return contextlib.nullcontext()
@@ -85,6 +91,10 @@ class Aspect:
 
     def ran(self) -> None:
         """The function has run, or a backward; what is called here is still recorded."""
+
+    def failed(self, error: BaseException) -> bool:
+        """The run raised `error`: whether another run is to be made, for this subject behaves otherwise in it."""
+        return False
 
     def mark(self) -> Any:
         """A mark of all entries so far: later entries may be dropped."""
@@ -139,6 +149,10 @@ class Aspects(Subjects):
         self.by_class: dict[type[Aspect], Aspect] = dict(found)
         self.rows = {f: functools.partial(row, one) for one in self for f, row in one.functions.items()}
         self.operators = {name: functools.partial(row, one) for one in self for name, row in one.operators.items()}
+
+    def join(self, parts: Iterable[Aspect]) -> None:
+        """Add parts of the capture itself, which own no functions and operators."""
+        self.by_class |= {type(part): part for part in parts}
 
     def installers(self) -> Mapping[type, Any]:
         return {cls: cls.install for cls in aspect_classes()}

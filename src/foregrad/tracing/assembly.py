@@ -13,7 +13,7 @@ from torch.autograd.graph import GradientEdge
 
 from .._torch.tensors import base_of, history_of, is_view
 from ..frontend.reads import Source
-from ..graph.call_effects import CallEffect, ChangeInference
+from ..graph.call_effects import ChangeInference
 from ..graph.effect_log import Effect, MarkWrapper, Write, WriteWrapper
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
@@ -158,7 +158,7 @@ class Assembly(CaptureParts):
         returned = outputs[len(analysis.entries) : len(outputs) - len(effects.entries)]
         paths = (*(reached.get(r, _NOWHERE) for r in records), *[_NOWHERE] * len(inputs.numbers)) if reached else ()
         may_stop = bool(analysis.decisions or analysis.checks)
-        settled = self._settled(analysis, results, number, differentiable, passed)
+        settled = self._settled(analysis, results, number, differentiable, passed, may_stop=may_stop)
         in_inference = torch.is_inference_mode_enabled() and not differentiable
         signature = Signature(
             inputs=(
@@ -200,7 +200,9 @@ class Assembly(CaptureParts):
                     *log_of_results(analysis),
                 ),
                 (
-                    *self._around(analysis, results, number, runs_in_inference=in_inference, may_stop=may_stop),
+                    *(ChangeInference(out) for out, made in analysis.inference.items() if made is not in_inference),
+                    *parameters_made(results, inputs.by_stand_in),
+                    *attributes_set(self.name, results, settled.paths, inputs.by_stand_in),
                     *(effect for one in self.aspects for effect in one.effects(settled)),
                 ),
                 self.state.writes,
@@ -218,26 +220,15 @@ class Assembly(CaptureParts):
         errors = self.backward.error, table, self.backward.failing, self.backward.raising
         return records, JointGraph(self.name, module, signature, self.fake_mode, *errors)
 
-    def _around(
+    def _settled(
         self,
         analysis: Analysis,
         results: list[Any],
         number: Mapping[Any, int],
+        differentiable: list[int],
+        passed: Any,
         *,
-        runs_in_inference: bool,
         may_stop: bool,
-    ) -> Iterator[CallEffect]:
-        """What a call does around the graph, but for `retain_grad()`."""
-        known, paths = self.inputs.by_stand_in, [info.path for info in analysis.outputs]
-        yield from self.inner.effects(number)
-        yield from (ChangeInference(out) for out, made in analysis.inference.items() if made is not runs_in_inference)
-        yield from self.hooks.effects(number)
-        yield from parameters_made(results, known)
-        yield from attributes_set(self.name, results, paths, known)
-        yield from self.facts.gradients.effects(number, len(paths), may_stop=may_stop)
-
-    def _settled(
-        self, analysis: Analysis, results: list[Any], number: Mapping[Any, int], differentiable: list[int], passed: Any
     ) -> Settled:
         """What the aspects are told."""
         known: ById[Any, Any] = self.inputs.by_stand_in | self.inputs.wrappers.by_stand_in
@@ -250,7 +241,8 @@ class Assembly(CaptureParts):
             is_passed = at in aliases or getattr(analysis.outputs[at], "output", None) in outputs
             return "computes other results from it, whose gradients flow to it inside" if is_passed else ""
 
-        return Settled(self.name, results, [info.path for info in analysis.outputs], known, number, interior)
+        paths = [info.path for info in analysis.outputs]
+        return Settled(self.name, results, paths, known, number, interior, may_stop)
 
     def _saving(self, outputs: list[Any], records: list[InputRecord]) -> tuple[tuple[int, int], ...]:
         if self.backward.error is not None:

@@ -63,7 +63,8 @@ class CaptureRun(Assembly):
 
     def run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
         """The captured function; None: capture again with what was learned, such as common bases (see `Learned`)."""
-        self.imports.import_ahead()
+        for one in self.aspects:
+            one.prepare()
         what = "self" if isinstance(self.call.function, torch.nn.Module) else self.name
         classes = [(kind, kind.__name__) for kind in self.call.tree.types()]
         leaves_named = zip(self.call.leaves, self.call.paths, strict=True)
@@ -71,7 +72,7 @@ class CaptureRun(Assembly):
         self.inputs.sources.state = state
         with self.unrecorded:
             leaves = self.inputs.add_arguments(self.recorder, lifted)
-        self.draws = Draws(self.name, self.call, lambda value: self.state.before.knows(value))
+        self.draws = Draws(self.name, self.call, self.met)
         given = Given(self.call, leaves, functools.partial(self.inputs.arguments, self.draws.arrays_of(leaves)))
         state.walk(given.named)
         real_of = self.inputs.real_of
@@ -86,10 +87,9 @@ class CaptureRun(Assembly):
             # Where it looks for an argument, it may have found no stand-in.
             is_again = is_sudden or isinstance(error, CaptureAgain)
             is_stumble = is_stumble or (not is_again and self.inputs.meets_again())
-            if is_stumble or self.functions.isolate(error) | self.eager_hooks.isolate(error):
+            asked = [] if is_stumble else [one.failed(error) for one in self.aspects]  # all of them learn
+            if is_stumble or any(asked):
                 raise CaptureAgain from None
-            if isinstance(error, RuntimeError):
-                self.history_changes.look_again()
             raise
         finally:
             if captured is None:
@@ -138,7 +138,6 @@ class CaptureRun(Assembly):
         self.state.put_stand_ins(recorder.where)
         with (
             self.aspects.around(lambda one: one.around_function()),
-            self.imports.watched(),
             self.lifting,
             recorder,
         ):
@@ -170,26 +169,20 @@ class CaptureRun(Assembly):
         with recorder:
             for one in self.aspects:
                 one.ran()
-            self.overlapping.finish()
         self.draws.check()
         inputs.check_reached(compares_identity=False)
         _check_run(self.name, call, (given.args, given.kwargs), given.leaves, inputs.wrappers.unwrap)
-        self.regions.check()
         self.observed.check(self.state.made.newborns)
         needed = views_of_written(inputs.memory, recorder)
         if not needed <= inputs.shared_bases:
             inputs.shared_bases.update(needed)
             return None
-        self.history_changes.check_views()
         changed = recorder.writes.follows_strides() or recorder.changes.resized_with_gradients()
         if self.learned.replays_views and changed and any(r.stand_in.requires_grad for r in inputs.records):
             self.learned.replays_views = False
             return None
         gradients = self.facts.gradients.finish()
-        outputs = self.state.outputs(result, inputs.wrappers.of_results(result, inputs.adopt), gradients)
-        for part in (self.functions, self.eager_hooks):
-            part.check_given(lambda value: value in self.state.given_back)
-        return outputs
+        return self.state.outputs(result, inputs.wrappers.of_results(result, inputs.adopt), gradients)
 
     def _analyzed(self, out_leaves: list[Any], paths: list[str]) -> Analysis:
         """How each written input and each output is given back."""

@@ -44,7 +44,7 @@ from .heap.recording import Host
 from .heap.records import InputRecord
 from .inputs.inputs import HistoryChanges, Inputs
 from .inputs.lifting import Lifting
-from .inputs.seen_code import FirstImports, SeenCode
+from .inputs.seen_code import SeenCode
 from .inputs.views_by_place import OverlappingViews, reshape_view
 from .recorder.recorder import Recorder, Unrecorded
 from .tape.origin import Origins, user_line
@@ -101,24 +101,23 @@ class CaptureParts(Host):
         self.inner = InnerGradients(inputs, recorder, self.name)
         self.hooks = OwnHooks(self.where)
         may_run = options.runs_regions
-        self.functions: CustomFunctions = CustomFunctions(learned.regions, self.reads, self.met, may_run=may_run)
+        self.functions: CustomFunctions = CustomFunctions(self, learned.regions, self.reads, may_run=may_run)
         self.facts = Facts(inputs, self.where)
         apart = [*called_by_autograd(learned.regions), *learned.hooks.values()]
         self.code = SeenCode(call, self.name, self.reads, ReboundNames(), self.origins, apart)
         self.overlapping = OverlappingViews(recorder, inputs.overlapping)
-        self.imports = FirstImports(learned.imports)
-        varies, begins = (lambda value: self.state.varies(value)), self.code.rebound.runs
-        self.observed = Observed(self.name, lambda: self.state.before, varies, self.say, begins)
+        self.observed = Observed(self, self.code.rebound.runs)
         reshape = None if learned.replays_views else functools.partial(reshape_view, recorder, inputs.by_stand_in)
         self.lifting = Lifting(self, recorder, reshape_view=reshape, overlapping=self.overlapping)
         self.classes = self.lifting.classes
         self.backward = Backward(recorder, self.lifting, inputs)
-        self.regions = EagerRegions(self.name, recorder, self.lifting, lambda: self.state, inputs.records)
+        self.regions = EagerRegions(self, recorder, inputs.records)
         self.region = self.observed.unobserved(self.regions.call if may_run else self.regions.refuse)
-        known = learned.hooks, self.regions.made, recorder, call.function
-        self.eager_hooks = EagerHooks(*known, self.knows, self.met, may_run=may_run)
+        self.eager_hooks = EagerHooks(self, recorder, learned.hooks, self.regions.made, may_run=may_run)
         inputs.unobserved = self.observed.unobserved(inputs.adopt_plain)
         self._note_read = self.observed.unobserved(self.reads.note)
+        parts = self.overlapping, self.regions, self.functions, self.eager_hooks, self.inner, self.hooks
+        self.aspects.join((*parts, self.facts.gradients, self.history_changes))
 
     # ---------------------------------------------------------------- asked of the capture, answered by one part
 
@@ -210,8 +209,13 @@ class CaptureParts(Host):
         return user_line(self.origins.here())
 
     def knows(self, value: Any) -> bool:
-        """Whether a Python object was there before the call."""
         return self.state.knows(value)
+
+    def varies(self, value: Any) -> bool:
+        return self.state.varies(value)
+
+    def gives_back(self, value: Any) -> bool:
+        return value in self.state.given_back
 
     def node_hook(self, hook: Callable[[Any], Any], register: Callable[[Any], Any]) -> Any:
         return self.hooks.on_node(self.eager_hooks.traced(hook), register)
@@ -223,7 +227,6 @@ class CaptureParts(Host):
             raise CaptureAgain
 
     def met(self, value: Any) -> bool:
-        """Whether it was there before the run: an argument's object, too, which a caller may change."""
         return self.state.before.knows(value)
 
     def enter_module(self, module: torch.nn.Module) -> None:

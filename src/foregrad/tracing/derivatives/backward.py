@@ -19,6 +19,7 @@ from ...graph.call_effects import KeepApart
 from ...graph.signature import GradientPaths
 from ...identity import ById
 from ...subclasses.spec import bare_spec, is_wrapper, parts_of
+from ..aspect import Aspect, Settled
 from ..effects.analysis import Analysis
 from ..heap.metadata_changes import keeps_history
 from ..heap.records import InputRecord, is_no_grad_view
@@ -129,9 +130,7 @@ class Backward:
         except RuntimeError as error:
             self.error = self._named(error)
         self.failing = {position: self._named(error) for position, error in self.failing.items()}
-        if self.failing and (
-            self.run.has_effects or any(e.is_backward and e.is_collective for e in self.recorder.tape.entries)
-        ):
+        if self.failing and (self.run.has_effects or any(e.is_backward and e.once for e in self.recorder.tape.entries)):
             raise in_some_backwards(f"the backward beside that of {self._line_of(outputs[next(iter(self.failing))])}")
         if has_asides and self.error is None and not self.failing:
             self.aside = self._failing_aside(outputs, sinks, tangents)
@@ -279,10 +278,10 @@ class Backward:
                 if not keeps:
                     recorder.host.aspects.drop(marks)
                     for entry in recorder.tape.entries[start:]:
-                        entry.has_effect = False
+                        entry.has_effect = entry.once = False
 
 
-class InnerGradients:
+class InnerGradients(Aspect):
     """Which inputs a function takes gradients by, and the inputs that what it differentiates depends on.
 
     Such a gradient goes through what the function does and no further. Eager's goes on: from one argument, through
@@ -321,9 +320,9 @@ class InnerGradients:
             raise UnsupportedError(said)
         self.found.append((targets, others, said))
 
-    def effects(self, number: Mapping[Any, int]) -> list[KeepApart]:
+    def effects(self, run: Settled) -> list[KeepApart]:
         return [
-            KeepApart(tuple(number[r] for r in targets), tuple(number[r] for r in others), said)
+            KeepApart(tuple(run.number[r] for r in targets), tuple(run.number[r] for r in others), said)
             for targets, others, said in self.found
         ]
 

@@ -344,7 +344,7 @@ class Cut:
         if entry.constant is None and (entry.target is None or (entry.has_effect and not self._is_new(entry))):
             raise UnsupportedError(self._missing(entry))
         copy = Entry(entry.target, map_entries(entry.args, self._of), map_entries(entry.kwargs, self._of), entry.spec)
-        copy.constant, copy.has_effect = entry.constant, entry.has_effect
+        copy.constant, copy.has_effect, copy.once = entry.constant, entry.has_effect, entry.once
         copy.origin, copy.sequence_nr, copy.recompute = entry.origin, entry.sequence_nr, entry.recompute
         # What only the backward reads stays there, though an earlier backward on the tape has computed it too: the next
         # derivative may want what it is computed from.

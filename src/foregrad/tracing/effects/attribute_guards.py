@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from ...graph.slots import Closure
 from ...graph.source import ATTRIBUTES, key_text
 from ...identity import ById, IdSet
 from ...subclasses.spec import is_wrapper
+from ..aspect import Aspect, Settled
 from ..heap.records import InputRecord
 from ..inputs.inputs import GradientSource, Inputs
 from ..inputs.wrappers import WrapperInput
@@ -293,7 +294,7 @@ class _Held:
     final: torch.Tensor | None = None
 
 
-class Gradients:
+class Gradients(Aspect):
     """The `.grad` of inputs in one run. `note(record, question, answer)`: see `Facts`; `where()`: the user's line."""
 
     def __init__(self, inputs: Inputs, note: Callable[..., None], where: Callable[[], str]) -> None:
@@ -400,18 +401,18 @@ class Gradients:
                 paths.append(f"{record.slot}.grad")
         return self.values, paths
 
-    def effects(self, number: Mapping[Any, int], outputs: int, *, may_stop: bool) -> list[CallEffect]:
-        """The effects on `.grad`. `number`: by its record, which input it is; `outputs`: how many there are,
-        the last of which are the `values`. A call that `may_stop` clears none before the graph has run.
+    def effects(self, run: Settled) -> list[CallEffect]:
+        """The effects on `.grad`. The last results are the `values`. A call that may stop clears none before the graph
+        has run.
         """
-        place = ById((value, outputs - len(self.values) + at) for at, value in enumerate(self.values))
+        place = ById((value, len(run.paths) - len(self.values) + at) for at, value in enumerate(self.values))
         made: list[CallEffect] = []
         for held in self._held.values():
-            final, target = held.final, EffectTarget(number[held.record], is_input=True)
+            final, target = held.final, EffectTarget(run.number[held.record], is_input=True)
             if final is not None and final not in place:
                 continue
             has_gradient = held.record.real.grad is not None
-            is_cleared = has_gradient and held.was_cleared and not may_stop
+            is_cleared = has_gradient and held.was_cleared and not run.may_stop
             made += [ClearGradient(target)] if is_cleared else []
             if final is not None:
                 made.append(SetGradient(target, place[final]))

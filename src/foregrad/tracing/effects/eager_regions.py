@@ -50,12 +50,13 @@ from ...graph.python_calls import Collective
 from ...identity import ById
 from ...interrupts import runs_user_code
 from ...subclasses.spec import is_wrapper
+from ..aspect import Aspect
+from ..heap.recording import Host
 from ..heap.records import InputRecord, is_moved
 from ..recorder.recorder import Recorder
 from ..tape.tape import Entry
 from ..values.decisions import Decided
 from ..values.draw_patches import not_drawing
-from .python_state import PythonState
 
 _SETTINGS = ("grad mode", "autocast", "the autocast cache")  # that a region runs under as it did when captured
 _HEAD = 2  # results of the operator before the values: key, status
@@ -105,13 +106,12 @@ class _Watch(ThreadDispatchMode):
                     self.before.append((value, value.detach().clone()))
 
 
-class EagerRegions:
+class EagerRegions(Aspect):
     """The eager regions of one run of a capture. `records`: the inputs found so far."""
 
-    def __init__(
-        self, name: str, recorder: Recorder, lifting: Any, state: Callable[[], PythonState], records: list[InputRecord]
-    ) -> None:
-        self.name, self.recorder, self.lifting, self.state, self.records = name, recorder, lifting, state, records
+    def __init__(self, host: Host, recorder: Recorder, records: list[InputRecord]) -> None:
+        self.host, self.recorder, self.records = host, recorder, records
+        self.name, self.lifting = host.name, host.lifting
         self.made: list[Region] = []
         self._written: dict[int, tuple[torch.Tensor, Region]] = {}  # memory that regions write to by themselves
 
@@ -127,7 +127,7 @@ class EagerRegions:
         if is_inside_operator(recorder) and not isinstance(function, Collective):  # of a class: a part of the capture
             return function(*args, **kwargs)
         name, where = _name_of(function), recorder.where()
-        knows = self.state().knows
+        knows = self.host.knows
         arguments = Arguments(args, kwargs, knows)
         new = function if getattr(function, "__closure__", None) and not knows(function) else arguments.new
         if new is not None:
@@ -196,7 +196,7 @@ class EagerRegions:
         as_it_is: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if not isinstance(region.function, Collective):  # which looks at no state of Python's
             who = f"the eager region `{region.name}` called at {region.where}"
-            as_it_is = self.state().as_it_is(region.name, who)
+            as_it_is = self.host.state.as_it_is(region.name, who)
         with (
             as_it_is,
             hooks_off(),
@@ -221,7 +221,7 @@ class EagerRegions:
 
     def _check_aliases(self, region: Region, ran: Ran) -> None:
         """Raise where a result shares memory with anything but the inner autograd graph."""
-        known = {*ran.memory, *(storage_key(tensor) for tensor in self.state().before.tensors())}
+        known = {*ran.memory, *(storage_key(tensor) for tensor in self.host.state.before.tensors())}
         for output in ran.outputs[: len(ran.outputs) - len(region.written or ())]:
             if storage_key(output) in known:
                 raise UnsupportedAliasError(
@@ -230,7 +230,7 @@ class EagerRegions:
                 )
             known.add(storage_key(output))
 
-    def check(self) -> None:
+    def returned(self, results: Sequence[Any], paths: Sequence[str]) -> None:
         """The function has run: nothing that regions write to by themselves is used outside of them."""
         for record in self.records if self._written else ():
             found = self._written.get(storage_key(record.real))
@@ -239,7 +239,7 @@ class EagerRegions:
                     f"the eager region `{found[1].name}` called at {found[1].where} writes to {record.slot}, which the "
                     "compiled function uses too. Write to it in one of them only."
                 )
-        self.state().check_taken_over(self.name)
+        self.host.state.check_taken_over(self.name)
 
     # ---------------------------------------------------------------- on the tape
 

@@ -39,9 +39,9 @@ from ...frontend.known_calls import (
     trust_in,
 )
 from ...frontend.libraries import LOCKS, is_outside, is_standard
-from ...frontend.program_state import ProgramState
 from ...house import is_house_code
 from ...interrupts import runs_user_code
+from ..heap.recording import Host
 from ..tape.collection import Newborns
 
 _CACHED_PROPERTY = cached_property.__get__.__code__
@@ -57,20 +57,12 @@ T = TypeVar("T")
 
 
 class Observed:
-    """What one run does besides computing. `state` is what the walk before the run has met; `ran` the code that ran and
-    is looked at, with its globals. `begins` is told of code that is no library's before it runs.
+    """What one run does besides computing. `ran`: the code that ran and is looked at, with its globals. `begins` is
+    told of code that is no library's before it runs.
     """
 
-    def __init__(
-        self,
-        name: str,
-        state: Callable[[], ProgramState],
-        varies: Callable[[Any], bool],
-        say: Callable[..., bool],
-        begins: Callable[[CodeType, dict[str, Any]], None],
-    ) -> None:
-        """`varies(object)`: it is another one in each call. `say`: see `Hooks.say`."""
-        self.name, self.state, self.varies, self.say, self.begins = name, state, varies, say, begins
+    def __init__(self, host: Host, begins: Callable[[CodeType, dict[str, Any]], None]) -> None:
+        self.name, self.host, self.begins = host.name, host, begins
         self.ran: dict[CodeType, dict[str, Any]] = {}
         self.entered: dict[CodeType, dict[str, Any]] = {}  # code that ran, PyTorch's too
         self.called: list[Any] = []  # functions of libraries that code calls which is looked at
@@ -187,7 +179,7 @@ class Observed:
             self.has_run = True
             if code in self.ran:
                 return found
-            state = self.state()
+            state = self.host.state.before
             state.meet(code, frame.f_globals)  # before names are bound there
             is_own = not is_outside(frame.f_globals.get("__name__"))
             entered, written = entered_by(code)
@@ -230,7 +222,7 @@ class Observed:
 
     def asked(self, function: str, value: Any) -> None:
         """Code that is looked at calls `id` or `hash`, which tell one object from another."""
-        if self.varies(value):
+        if self.host.varies(value):
             self._refuse(
                 f"`{self.name}` calls `{function}` of an argument at {_line(sys._getframe(2))}, which is another "
                 "object in each call. Call it outside the compiled function and pass what it gives."
@@ -247,7 +239,7 @@ class Observed:
         target = callee.__self__
         if isinstance(target, contextvars.ContextVar):
             self._variables[id(target)] = target
-        elif id(target) not in self._met and not self.state().knows(target):
+        elif id(target) not in self._met and not self.host.met(target):
             self._track(target, callee, frame)
 
     def _track(self, target: Any, callee: Any, frame: FrameType) -> None:
@@ -323,7 +315,7 @@ def _warned(message: Any, category: Any = None, stacklevel: int = 1, source: Any
         return NotImplemented
     is_more = source is not None or bool(others)
     verb, said = f"warns at {_line(frame)}", (message, category, stacklevel, frame)
-    return None if observed.say(verb, "warn", said, {"more": is_more}) else NotImplemented
+    return None if observed.host.say(verb, "warn", said, {"more": is_more}) else NotImplemented
 
 
 def _collect(generation: int = 2) -> int:

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -32,6 +32,8 @@ from ...graph.python_calls import GradientHook
 from ...graph.signature import Handle, OutputInfo
 from ...identity import ById, IdSet
 from ...subclasses.spec import is_wrapper
+from ..aspect import Aspect, Settled
+from ..heap.recording import Host
 from ..heap.records import InputRecord, is_moved
 from ..inputs.inputs import Inputs
 from ..inputs.wrappers import WrapperInput
@@ -61,13 +63,13 @@ def check_module_hooks(name: str, modules: Iterable[torch.nn.Module], knows: Cal
 # gradient, counts its backwards or keeps what came by.
 
 
-class CustomFunctions:
+class CustomFunctions(Aspect):
     """The custom Functions that a run applies. `regions`: eager regions, for each run of the capture; `may_run`:
-    whether there may be any. `knows(object)`: it is older than the run, an argument perhaps.
+    whether there may be any.
     """
 
-    def __init__(self, regions: set[Any], reads: Reads, knows: Callable[[Any], bool], *, may_run: bool) -> None:
-        self.regions, self.reads, self.knows, self.may_run = regions, reads, knows, may_run
+    def __init__(self, host: Host, regions: set[Any], reads: Reads, *, may_run: bool) -> None:
+        self.host, self.regions, self.reads, self.may_run = host, regions, reads, may_run
         self._applied: dict[Any, None] = {}
         self._contexts: list[tuple[Any, dict[str, Any]]] = []
 
@@ -76,7 +78,7 @@ class CustomFunctions:
         if not is_of_library(cls):
             if cls not in self._applied and self.may_run and cls not in differentiated_twice:
                 backward = getattr(cls, "backward", None)
-                if cls not in self.regions and torch.is_grad_enabled() and reads_state(backward, self.knows):
+                if cls not in self.regions and torch.is_grad_enabled() and reads_state(backward, self.host.met):
                     if any(_backward(other) is _backward(cls) for other in self.regions):  # each run makes one
                         raise _held_in(cls, "an object that was there before")
                     self.regions.add(cls)
@@ -88,15 +90,16 @@ class CustomFunctions:
 
     def applied(self, cls: Any, context: dict[str, Any]) -> None:
         """Raise where the backward reads an object of `context` that is older than the call: it may change by then."""
-        if cls in self._applied and holds_state(context, getattr(cls, "backward", None), self.knows):
+        if cls in self._applied and holds_state(context, getattr(cls, "backward", None), self.host.met):
             raise _held_in(cls, "an object that was there before")
         self._contexts += [(cls, context)] if cls in self._applied else []
 
-    def check_given(self, is_given: Callable[[Any], bool]) -> None:
-        """Raise where a backward reads an object that the call makes and gives back: `is_given(object)`."""
+    def returned(self, results: Sequence[Any], paths: Sequence[str]) -> None:
+        """Raise where a backward reads an object that the call makes and gives back."""
+        is_given = self.host.gives_back
         for cls, context in self._contexts:
             backward = getattr(cls, "backward", None)
-            names = reads_state(backward, is_given) and not reads_state(backward, self.knows)
+            names = reads_state(backward, is_given) and not reads_state(backward, self.host.met)
             if cls not in self.regions and (names or holds_state(context, backward, is_given)):
                 raise _held_in(cls, "an object that the call gives back")
 
@@ -119,7 +122,7 @@ class CustomFunctions:
             self.regions.add(cls)
             raise CaptureAgain
 
-    def isolate(self, error: BaseException) -> bool:
+    def failed(self, error: BaseException) -> bool:
         """Whether the backwards of some are refused for `error`, and run as they are from now on: another run is to be
         made.
         """
@@ -160,26 +163,17 @@ def codes_on_the_way(error: BaseException) -> Iterator[types.CodeType]:
 # of the capture on, it is an operator of the backward.
 
 
-class EagerHooks:
-    """The eager hooks of one run. `learned`: their functions, by what tells a hook (see `_key`); `made`:
-    what the graph's operators refer to. `knows(object)`: it is older than the call, and `met(object)` an argument, too.
+class EagerHooks(Aspect):
+    """The eager hooks of one run. `learned`: their functions, by what tells a hook (see `_key`); `made`: what the
+    graph's operators refer to.
     """
 
     def __init__(
-        self,
-        learned: dict[Any, Any],
-        made: list[Any],
-        recorder: Recorder,
-        function: Any,
-        knows: Callable[[Any], bool],
-        met: Callable[[Any], bool],
-        *,
-        may_run: bool,
+        self, host: Host, recorder: Recorder, learned: dict[Any, Any], made: list[Any], *, may_run: bool
     ) -> None:
-        self.learned, self.made, self.recorder, self.knows, self.may_run = learned, made, recorder, knows, may_run
-        self._met_before = met
+        self.host, self.recorder, self.learned, self.made, self.may_run = host, recorder, learned, made, may_run
         self._traced: list[Any] = []
-        self.outside = outside_of(function)
+        self.outside = outside_of(host.call.function)
         self._met: dict[Any, Any] = {}
 
     def instead(self, hook: Any) -> Any:
@@ -189,8 +183,8 @@ class EagerHooks:
             return hook
         if key is None:
             return self.traced(hook)
-        reads = reads_state(hook, self._met_before)
-        if key in differentiated_twice or not needs_nothing(hook, self.outside, self.knows):
+        reads = reads_state(hook, self.host.met)
+        if key in differentiated_twice or not needs_nothing(hook, self.outside, self.host.knows):
             return self.traced(hook)
         self._met[key] = hook
         if reads and key not in self.learned:
@@ -204,14 +198,14 @@ class EagerHooks:
 
     def traced(self, hook: Any) -> Any:
         """A hook of which the graph has what it does now."""
-        if reads_state(hook, self._met_before):
+        if reads_state(hook, self.host.met):
             raise self._looks(f"put on a tensor or a node at {self.recorder.where()}")
         self._traced.append(hook)
         return hook
 
-    def check_given(self, is_given: Callable[[Any], bool]) -> None:
-        """Raise where a hook reads an object that the call makes and gives back: `is_given(object)`."""
-        if any(reads_state(hook, is_given) for hook in self._traced):
+    def returned(self, results: Sequence[Any], paths: Sequence[str]) -> None:
+        """Raise where a hook reads an object that the call makes and gives back."""
+        if any(reads_state(hook, self.host.gives_back) for hook in self._traced):
             raise self._looks("called in the backward")
 
     def _looks(self, how: str) -> UnsupportedSideEffectError:
@@ -220,7 +214,7 @@ class EagerHooks:
             "what the call computes, is given or gives back: no graph holds both. Let the hook look at one of them."
         )
 
-    def isolate(self, error: BaseException) -> bool:
+    def failed(self, error: BaseException) -> bool:
         """Whether hooks are refused for `error`, and are eager from now on: another run is to be made."""
         if not isinstance(error, UnsupportedError) or isinstance(error, UnsupportedMutationError):
             return False
@@ -334,7 +328,7 @@ class RegisterHook(TensorEffect):
         return f"register_hook() on {self.target}"
 
 
-class OwnHooks:
+class OwnHooks(Aspect):
     """The hooks that one run registered on its own tensors, in their order.
 
     `inside`: positions of results with traced hooks. Each call registers the others: on inputs, which hand a hook the
@@ -364,10 +358,10 @@ class OwnHooks:
         self._on_nodes.append(noted)
         return table, noted.handle
 
-    def effects(self, number: Mapping[Any, int]) -> list[RegisterHook]:
-        """The hooks that each call registers. `number`: by its record, which input it is."""
+    def effects(self, run: Settled) -> list[RegisterHook]:
+        """The hooks that each call registers."""
         on_inputs = [
-            RegisterHook(EffectTarget(number[record], is_input=True), hook) for record, hook in self._on_inputs
+            RegisterHook(EffectTarget(run.number[record], is_input=True), hook) for record, hook in self._on_inputs
         ]
         return [*on_inputs, *(RegisterHook(EffectTarget(at), hook) for at, hook in self._on_results)]
 

@@ -34,6 +34,23 @@ class Host(Hooks):
     written: IdSet[torch.Tensor]
     learned: Learned | None = None
     lifting: Any  # the mode of stand-ins
+    state: Any  # Python's state
+
+    def knows(self, value: Any) -> bool:
+        """Whether an object is older than the call, and the same in all calls."""
+        raise NotImplementedError
+
+    def met(self, value: Any) -> bool:
+        """Whether an object is older than the run: an argument's, too, which a caller may change."""
+        raise NotImplementedError
+
+    def varies(self, value: Any) -> bool:
+        """Whether an object is an argument, or among one's items: another object in each call."""
+        raise NotImplementedError
+
+    def gives_back(self, value: Any) -> bool:
+        """Whether the run made an object and returned it, or left it in an object from outside."""
+        raise NotImplementedError
 
     def pause(self) -> None:
         """What runs until `go_on` is no code of the program's, and is not observed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ from ...graph.signature import PartOf
 from ...graph.slots import Closure, Input, Slot
 from ...identity import ById, IdSet
 from ...subclasses.spec import is_wrapper
+from ..aspect import Aspect
 from ..heap.alias import Value, now
 from ..heap.records import InputRecord, NumberRecord, is_moved, is_no_grad_view
 from ..heap.refusals import detached_and_written, past_the_edges
@@ -371,7 +372,7 @@ class TensorSources:
 # `requires_grad_()` and `detach_()`: where a stand-in must be a view for them, as the tensor that it stands for is.
 
 
-class HistoryChanges:
+class HistoryChanges(Aspect):
     """Stand-ins are views only where gradients need it: each of these starts capture over where one must be."""
 
     def __init__(self, inputs: Inputs, recorder: Recorder) -> None:
@@ -436,12 +437,15 @@ class HistoryChanges:
             if is_marked(real) or self._has_marked_views(other.stand_in):
                 self.inputs.see_as_views([other])
 
-    def look_again(self) -> None:
+    def failed(self, error: BaseException) -> bool:
         """Capture again where the run failed and views are of what was detached: they may be used otherwise by then."""
+        if not isinstance(error, RuntimeError):
+            return False
         detached = IdSet(r.real for r in self.inputs.records if r.detached_at is not None)
         self.inputs.see_as_views([r for r in self.inputs.records if base_of(r.real) in detached])
+        return False
 
-    def check_views(self) -> None:
+    def returned(self, results: Sequence[Any], paths: Sequence[str]) -> None:
         """Capture again where views that autograd bars writes to, made under no_grad or several at once, are written by
         themselves: it bars most uses of them then. And where an operator on lists wrote to a view twice: its history is
         not that of what it is a view of.

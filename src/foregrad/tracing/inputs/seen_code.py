@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import itertools
 import sys
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import CodeType
 from typing import Any
 
@@ -28,7 +25,6 @@ from ...graph.source import in_order
 from ...house import is_house_code
 from ...identity import IdSet
 from ..tape.origin import Origins, user_line
-from ..tape.tape import CaptureAgain
 
 
 class SeenCode:
@@ -134,59 +130,6 @@ class SeenCode:
                 scan.attribute_of_class(cls, name)
             done.update(new)
             scan.finish()
-
-
-# -------------------------------------------------------------------- first imports
-# Modules that a function is the first to import: they are imported ahead of the run, as they would be in eager.
-#
-# The code of a module runs once for the process. What it makes (tensors, counters, entries in a registry) is there to
-# stay, so it can be no part of a capture.
-
-
-class FirstImports:
-    """A finder of modules that finds none: where the capturing thread is about to import one, the capture starts over.
-
-    `modules`: by name, whether the module was imported ahead of a run, or could not be. More become known.
-    """
-
-    def __init__(self, modules: dict[str, bool]) -> None:
-        self.modules = modules
-        self._thread = threading.get_ident()
-
-    def import_ahead(self) -> None:
-        """Import what earlier runs were about to import. A module that fails does so again where the function asks."""
-        for name in [name for name, is_tried in self.modules.items() if not is_tried]:
-            self.modules[name] = True
-            with contextlib.suppress(Exception):
-                importlib.import_module(name)
-
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """Context: the function runs."""
-        sys.meta_path.insert(0, self)
-        try:
-            yield
-        except Exception:
-            self._check()
-            raise
-        finally:
-            with contextlib.suppress(ValueError):
-                sys.meta_path.remove(self)
-        self._check()
-
-    def _check(self) -> None:
-        """The function may have caught that it was to start over."""
-        if not all(self.modules.values()):
-            raise CaptureAgain
-
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> None:
-        """The import system asks each finder for a module that is not loaded. The others know whether there is one."""
-        if threading.get_ident() != self._thread or name in self.modules or is_outside(name):
-            return
-        others = [finder for finder in sys.meta_path if not isinstance(finder, FirstImports)]
-        if any(finder.find_spec(name, path, target) is not None for finder in others):
-            self.modules[name] = False
-            raise CaptureAgain
 
 
 _OF_HANDLED = frozenset(

@@ -35,6 +35,7 @@ from ..._torch.tensors import (
 from ...graph.effect_log import InplaceView
 from ...graph.meta import TensorSpec
 from ...identity import ById
+from ..aspect import Aspect
 from ..heap.alias import Value, chain_of
 from ..heap.recording import Recording
 from ..heap.records import InputRecord, is_of_another_kind, is_written_with_history
@@ -196,7 +197,7 @@ class Watched:
     record: InputRecord | None
 
 
-class OverlappingViews:
+class OverlappingViews(Aspect):
     """`look` before each torch function, and once after all of them. `watched`: the views that are concerned."""
 
     def __init__(self, recorder: Recorder, watched: list[Watched]) -> None:
@@ -211,8 +212,8 @@ class OverlappingViews:
         else:  # eager takes it again by its operator
             self._of_another_kind.append((base, user_line(self.recorder.origins.here())))
 
-    def finish(self) -> None:
-        """The function has run. Raises for a view of another dtype than what it is of, whose sizes changed."""
+    def ran(self) -> None:
+        """Raises for a view of another dtype than what it is of, whose sizes changed."""
         self.look()
         for base, where in self._of_another_kind:
             if base is not None and self.recorder.changes.log.of(base, InplaceView):

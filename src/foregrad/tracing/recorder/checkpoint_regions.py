@@ -94,9 +94,8 @@ class CheckpointRegions(Aspect):
         value = recorder.values.get(tensor)
         if value is not None:  # else a tensor that the function brought along: there before the call
             entry = value.root.read(recorder.emit)
-            names = recorder.tape.checkpoint_names.get(entry, ())
-            if name not in names:
-                recorder.tape.checkpoint_names[entry] = (*names, name)
+            meta = recorder.tape.meta.setdefault(entry, {})
+            meta["checkpoint_names"] = tuple(dict.fromkeys((*meta.get("checkpoint_names", ()), name)))
 
     def _must_run_again(self, entry: Entry) -> None:
         self.must.append(entry)

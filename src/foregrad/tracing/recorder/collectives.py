@@ -99,7 +99,7 @@ class Collectives(Aspect):
 
     def drop(self, mark: int) -> None:
         for entry in self.made[mark:]:
-            entry.has_effect = False
+            entry.has_effect = entry.once = False
         del self.made[mark:]
 
     def before_graph(self, outputs: Sequence[Entry | None]) -> None:
@@ -112,13 +112,13 @@ class Collectives(Aspect):
         needed = self.recorder.tape.needed(outputs)
         for entry in functional:
             if not entry.is_backward and entry not in needed:
-                entry.has_effect = True
+                entry.has_effect = entry.once = True
         made = [entry for entry in self.made if not entry.is_backward]
         if made and (self.recorder.decisions.made or not needed.issuperset(made)):
             self.run_as_regions()
 
     def ahead(self, entry: Entry) -> None:
-        if entry.is_collective:
+        if entry.once:
             self.run_as_regions()
 
     def run_as_regions(self) -> NoReturn:
@@ -176,7 +176,7 @@ class Collectives(Aspect):
         return self._keep(recorder.emit(functional_collective(name), *recorder.to_entries(list(args))))
 
     def _keep(self, entry: Entry) -> Entry:
-        entry.has_effect = True
+        entry.has_effect = entry.once = True
         self.made.append(entry)
         return entry
 

@@ -145,7 +145,7 @@ class _Builder:
             return meta
         meta["partitioner_tag"] = "is_backward" if entry.is_backward else "is_forward"
         meta["original_aten"] = _original(entry)
-        if entry.is_collective:
+        if entry.once:
             meta["runs_once"] = True
         forward = ""
         if entry.is_backward:
@@ -155,8 +155,8 @@ class _Builder:
             meta["seq_nr"] = entry.sequence_nr
         if entry.recompute is not None:
             meta["recompute"], meta["ac_graph_id"] = entry.recompute.policy, entry.recompute.region
-        if self.tape.checkpoint_names and entry in self.tape.checkpoint_names:
-            meta["checkpoint_names"] = self.tape.checkpoint_names[entry]
+        if entry in self.tape.meta:
+            meta |= self.tape.meta[entry]
         origin = entry.origin
         if origin is None and entry.sequence_nr is not None:
             origin = self.tape.origins.get(entry.sequence_nr)

@@ -15,9 +15,7 @@ import torch
 from torch import fx
 
 from ..._torch.nested import frozen
-from ..._torch.ops import waits_for_others
 from ..._torch.symbols import SYMBOLIC, is_symbolic, symbol_made
-from ...graph.calls import call_of
 from ...graph.meta import TensorSpec
 from ...identity import IdSet
 from ...subclasses.conversion import Samples
@@ -28,7 +26,9 @@ class Entry:
     """One value on the tape: an operator and its arguments, or an input (`target` is None) or a constant.
 
     `spec` is as in `NodeMeta`. `origin` is whatever `Origins.here()` returned. `is_backward` says which half it was
-    recorded in; `sequence_nr` links a backward entry to the forward operator it differentiates.
+    recorded in; `sequence_nr` links a backward entry to the forward operator it differentiates. An entry that
+    `has_effect` runs although no value needs it; one that runs `once` is also never made one with an equal entry, run
+    ahead of the call, or computed again.
     """
 
     target: Callable[..., Any] | None
@@ -41,17 +41,10 @@ class Entry:
     sequence_nr: int | None = None
     is_backward: bool = False
     has_effect: bool = False
+    once: bool = False
     recompute: Any = None
     constant: Any = None  # the real tensor, when this is a constant
     value: Any = None  # its value, once evaluated ahead of time (see `evaluate_entry`)
-
-    @property
-    def is_collective(self) -> bool:
-        """Whether this is a collective that the program called by itself, which other processes wait for."""
-        if not self.has_effect:
-            return False
-        call = call_of(self.target, self.args)
-        return waits_for_others(self.target) or (call is not None and call.waits_for_others)
 
     def __repr__(self) -> str:
         return f"Entry({self.name or self.target})"
@@ -91,7 +84,7 @@ class Tape:
         self.entries: list[Entry] = []
         # Where each forward operator was called, by autograd sequence number.
         self.origins: dict[int, Any] = {} if origins is None else origins
-        self.checkpoint_names: dict[Entry, tuple[str, ...]] = {}  # what the user calls the value of an entry
+        self.meta: dict[Entry, dict[str, Any]] = {}  # more metadata of the node that an entry becomes
 
     def append(self, entry: Entry) -> Entry:
         self.entries.append(entry)
@@ -169,7 +162,7 @@ class Learned:
     `replays_views`: autograd replays the operators that made views; it does not once the sizes of tensors with
     gradients change in place.
     `regions`: custom Functions that use NumPy, which run as eager regions; `hooks`: see `EagerHooks`. `samples`: see
-    `Wrappers`. `imports`: see `FirstImports`. `disturbed`: see `OwnWrites`. `facts`: by aspect.
+    `Wrappers`. `disturbed`: see `OwnWrites`. `facts`: by aspect.
     """
 
     shared_bases: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
@@ -183,7 +176,6 @@ class Learned:
     hooks: dict[Any, Any] = dataclasses.field(default_factory=dict)
     samples: Samples = dataclasses.field(default_factory=Samples)
     facts: dict[type, Any] = dataclasses.field(default_factory=dict)
-    imports: dict[str, bool] = dataclasses.field(default_factory=dict)
     disturbed: list[str] = dataclasses.field(default_factory=list)
 
 

@@ -104,9 +104,9 @@ class Prefix:
         kwargs = map_symbolic(map_entries(entry.kwargs, self._known), concrete)
         if not entry.has_effect:
             return entry.target(*args, **kwargs)
-        if entry.is_collective:
+        if entry.once:
             if entry.is_backward or self.checks is None:
-                raise UnknownValue("a collective of the backward")
+                raise UnknownValue("an operator of the backward that is to run once")
             for one in self.checks.recorder.host.aspects:
                 one.ahead(entry)
         generators = _generators(entry)
@@ -163,7 +163,7 @@ def _to_run(entry: Entry, is_there: Callable[[Entry], bool]) -> list[Entry]:
 
 def generators_drawn_from(entries: list[Entry]) -> tuple[torch.Generator, ...]:
     """The generators that the random operators among `entries` move."""
-    drawing = (entry for entry in entries if entry.has_effect and not entry.is_collective)
+    drawing = (entry for entry in entries if entry.has_effect and not entry.once)
     return tuple(dict.fromkeys(generator for entry in drawing for generator in _generators(entry)))
 
 
