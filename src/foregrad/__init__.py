@@ -179,6 +179,7 @@ ASPECTS = [
     "foregrad.tracing.values.made_generators",
     "foregrad.tracing.effects.retain",
     "foregrad.tracing.effects.first_imports",
+    "foregrad.tracing.effects.output",
 ]
 # As `foregrad.graph`, without an import of it.
 _PARTS = {"backends", "dynamo", "extend", "graph", "partitioners", "passes"}

@@ -32,6 +32,7 @@ ANNEXES: dict[str, tuple[str, ...]] = {
         "tracing/effects/first_imports.py",
         "tracing/effects/journals.py",
         "tracing/effects/observed.py",
+        "tracing/effects/output.py",
         "tracing/effects/own_writes.py",
         "tracing/effects/python_state.py",
         "tracing/effects/python_writes.py",

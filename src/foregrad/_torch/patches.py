@@ -4,7 +4,6 @@
 * `torch.nn.Module.__getattribute__`: records the module attributes that the function reads.
 * `torch.nn.Module.__setattr__`: records attributes that are set to their present value.
 * `torch.Tensor.__getattr__`: records reads of attributes that a tensor does not have.
-* `print`, and the method by which loggers write: the capture is asked before anything is written.
 * `torch.autograd.Function.apply`: passes stand-ins for closed-over tensors to custom Functions.
 * the registration of hooks on nodes (`y.grad_fn.register_hook`): records the hooks that the backward calls.
 * the engine behind `torch.autograd.grad` and `backward`: passes stand-ins to torch functions in the backward of a
@@ -16,11 +15,9 @@ The subjects of a capture install the others, see `Subjects.installers`.
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import dataclasses
 import functools
-import logging
 import sys
 import threading
 import types
@@ -85,7 +82,6 @@ class Hooks:
 
     aspects = Subjects()
     notes_reads = False  # whether `read` and `missing` are called
-    takes_output = False  # whether `say` is called
     region: RunRegion | None = None  # runs eager regions
     functions: FunctionsOfCapture | None = None
     classes: FunctionClasses | None = None
@@ -122,10 +118,6 @@ class Hooks:
 
     def read_scripted(self, state: Any, name: str) -> None:
         """Called when compiled code of TorchScript reads an attribute."""
-
-    def say(self, verb: str, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Called before a print or what logs: whether that is not to be."""
-        return False
 
     def node_hook(self, hook: Callable[[Any], Any], register: Callable[[Any], Any]) -> Any:
         """Register a hook of the program's on a node."""
@@ -438,11 +430,6 @@ def _subject(kind: type) -> Any:
     return None if hooks is None else hooks.aspects.by_class.get(kind)
 
 
-def _teller_of_output() -> Callable[..., bool] | None:
-    hooks: Hooks | None = getattr(_active, "hooks", None)
-    return hooks.say if hooks is not None and hooks.takes_output else None
-
-
 def is_capturing() -> bool:
     """Whether this thread captures."""
     return getattr(_active, "hooks", None) is not None
@@ -478,7 +465,6 @@ def _bind_all() -> None:
     bind(_registers, "_register_hook", staticmethod(_register_on_node))
     for kind, install in _installers.items():
         _restoring.append(install(bind, functools.partial(_subject, kind)))
-    _install_output(bind)
     dynamo_off.install(bind, is_capturing, region_runner)
 
 
@@ -502,56 +488,3 @@ def patched(hooks: Hooks) -> Iterator[None]:
     _installers.update(hooks.aspects.installers())
     with _patches, dynamo_off.dynamo_off(), bound(_active, "hooks", hooks):
         yield
-
-
-# -------------------------------------------------------------------- prints and logs
-
-_NOT_THE_PROGRAMS = ("foregrad", "torch.")
-_OF_FAKES = "torch._subclasses."  # logs errors of its kernels, with a traceback
-_original_print = builtins.print
-_original_handle = logging.Logger.handle
-
-
-def _install_output(bind: Bind) -> None:
-    """The capture is asked before anything is written: `Hooks.say` tells whether it is not to be."""
-
-    @runs_user_code
-    def print(*args: Any, **kwargs: Any) -> None:
-        tell = _teller_of_output()
-        if tell is not None:
-            frame = sys._getframe(1)
-            where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
-            if tell(f"prints at {where}", "print", args, kwargs):
-                return
-        _original_print(*args, **kwargs)
-
-    @runs_user_code
-    def handle(self: logging.Logger, record: logging.LogRecord) -> None:
-        if record.name.startswith(_OF_FAKES) and is_capturing():
-            return  # the program sees the error itself
-        tell = _teller_of_output()
-        if tell is not None and _is_written(self, record):
-            where = f"{record.pathname}:{record.lineno} in {record.funcName}"
-            if tell(f"logs at {where}", "log", (record, self), {}):
-                return
-        _original_handle(self, record)
-
-    bind(builtins, "print", print)
-    bind(logging.Logger, "handle", handle)
-
-
-def _is_written(logger: logging.Logger, record: logging.LogRecord) -> bool:
-    if logger.disabled or record.name.startswith(_NOT_THE_PROGRAMS):
-        return False
-    handlers = list(_handlers(logger))
-    if not handlers:
-        return record.levelno >= logging.WARNING
-    return not all(isinstance(handler, logging.NullHandler) for handler in handlers)
-
-
-def _handlers(logger: logging.Logger) -> Iterator[logging.Handler]:
-    """The handlers that a record of this logger goes to."""
-    source: logging.Logger | None = logger
-    while source is not None:
-        yield from source.handlers
-        source = source.parent if source.propagate else None

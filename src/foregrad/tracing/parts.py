@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import io
-import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -18,19 +15,8 @@ from .._torch.asked import ReboundNames
 from .._torch.cache_folder import why_no_folder
 from .._torch.fakes import FakeTensor, FakeTensorMode, NewFakeMode
 from .._torch.symbols import has_symbolic
-from ..errors import ProgramOutputError
 from ..frontend.call import FlatCall
 from ..frontend.objects import called_by_autograd
-from ..graph.python_effects import (
-    CONSOLE,
-    Said,
-    action_for,
-    is_recording_warnings,
-    log_of,
-    print_of,
-    warn_of,
-    would_raise,
-)
 from ..interrupts import runs_user_code
 from .aspect import Aspects, aspect_classes
 from .derivatives.backward import Backward, InnerGradients
@@ -38,7 +24,7 @@ from .effects.attribute_guards import Facts
 from .effects.eager_regions import EagerRegions
 from .effects.observed import Observed
 from .effects.python_in_backwards import CustomFunctions, EagerHooks, OwnHooks
-from .effects.python_state import PythonState, is_read_by_handlers
+from .effects.python_state import PythonState
 from .heap.alias import Value
 from .heap.recording import Host
 from .heap.records import InputRecord
@@ -86,7 +72,6 @@ class CaptureParts(Host):
     def __init__(self, call: FlatCall, options: Options, learned: Learned) -> None:
         super().__init__()
         self.takes_output = options.takes_output
-        self.stdout, self.filters = sys.stdout, warnings.filters
         self.call, self.options, self.learned, self.name = call, options, learned, options.name
         self.symbols = symbols_of(call)
         self.fake_mode = fake_mode_of(call, self.symbols)
@@ -236,42 +221,6 @@ class CaptureParts(Host):
             self.code.enter(module)
         finally:
             self.go_on()
-
-    def say(self, verb: str, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Note output as an effect of the call, or refuse output that can't be repeated. False: the program's own call
-        is to run, since it raises or writes to a text or list that the capture compares.
-        """
-        file = kwargs.get("file")
-        is_own = type(file) is io.StringIO and file is not sys.stdout and file is not sys.stderr
-        if is_own and (self.state.before.knows(file) or self.state.made.newborns.has(file)):
-            return False
-        said: Said | None = None
-        if kind == "warn" and warnings.filters is not self.filters:  # in a `catch_warnings` of the program's
-            warned = warn_of(*args, outermost=run_function.__code__)
-            action = None if warned is None else action_for(warned[1])
-            if action in ("ignore", "error") or is_recording_warnings():
-                return action == "ignore"
-        elif self.state.journals.are_installed and not self.recorder.in_backward and sys.stdout is self.stdout:
-            said = self._said(kind, args, kwargs)
-        if said is None:
-            error = (
-                f"`{self.name}` {verb}, which a compiled call would not repeat. Do it outside the compiled function."
-            )
-            self.observed.fail(ProgramOutputError(error))
-        self.state.journals.said.append((CONSOLE, f"what it {verb}", *said))
-        return True
-
-    def _said(self, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Said | None:
-        if kind == "log" and is_read_by_handlers(self.state, args[1]):
-            return None
-        if kind != "warn":
-            return print_of(args, **kwargs) if kind == "print" else log_of(*args)
-        said = None if kwargs["more"] else warn_of(*args, outermost=run_function.__code__)
-        if said is not None:
-            self.reads.ask(said[1], f"what is done with the warning {said[1][0]!r}", would_raise)
-            if would_raise(said[1]):
-                return None
-        return said
 
 
 @runs_user_code

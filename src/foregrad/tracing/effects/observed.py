@@ -43,6 +43,7 @@ from ...house import is_house_code
 from ...interrupts import runs_user_code
 from ..heap.recording import Host
 from ..tape.collection import Newborns
+from .output import ProgramOutput
 
 _CACHED_PROPERTY = cached_property.__get__.__code__
 _SETS_WHAT_IT_IS_TOLD = {
@@ -315,7 +316,11 @@ def _warned(message: Any, category: Any = None, stacklevel: int = 1, source: Any
         return NotImplemented
     is_more = source is not None or bool(others)
     verb, said = f"warns at {_line(frame)}", (message, category, stacklevel, frame)
-    return None if observed.host.say(verb, "warn", said, {"more": is_more}) else NotImplemented
+    return (
+        None
+        if observed.host.aspects.by_class[ProgramOutput].say(verb, "warn", said, {"more": is_more})
+        else NotImplemented
+    )
 
 
 def _collect(generation: int = 2) -> int:

@@ -15,7 +15,6 @@ from ...frontend import holders as kinds
 from ...frontend.call import FlatCall
 from ...frontend.expected import ABSENT
 from ...frontend.holders import Holder, kind_of, left_in_cache
-from ...frontend.libraries import is_class_outside, loggers_of
 from ...frontend.lifted import StatePlace, lifted_places, stand_in_at, times_lifted
 from ...frontend.objects import table_of
 from ...frontend.opaque import is_array, is_generator_of_numpy, overlaps, results_of
@@ -23,7 +22,7 @@ from ...frontend.program_state import ProgramState
 from ...frontend.reads import Reads
 from ...frontend.tree import LEAF, Tree, Unwrap, is_as_opened, open_container
 from ...graph.eager_regions import open_journal
-from ...graph.python_effects import CONSOLE, OfArgument, PythonWrite, SetAttribute
+from ...graph.python_effects import OfArgument, PythonWrite, SetAttribute
 from ...identity import ById, IdSet
 from ..tape.collection import Newborns
 from ..tape.tape import Learned
@@ -338,14 +337,6 @@ class PythonState:
             self.journals.play()
         for holder in self.own.changed():
             (self.own.leave if is_interrupted else self.own.undo)(holder)
-
-
-def is_read_by_handlers(state: PythonState, logger: Any) -> bool:
-    """The function logs. Whether a handler of the program's own may look at what the run has changed by then."""
-    handlers = (handler for above in loggers_of(logger) for handler in above.handlers)
-    if all(is_class_outside(type(handler)) for handler in handlers):
-        return False
-    return bool(state.before.changed()) or any(target is not CONSOLE for target, *_ in state.journals.calls())
 
 
 def _check_caches(name: str, before: ProgramState, call: FlatCall, *, has_changed: bool) -> None:

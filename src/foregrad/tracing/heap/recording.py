@@ -30,6 +30,7 @@ class Host(Hooks):
     """
 
     name: str
+    takes_output = False  # output is an effect, and not written now
     call: Any = None  # the `FlatCall` that is captured
     written: IdSet[torch.Tensor]
     learned: Learned | None = None
