@@ -28,7 +28,7 @@ from ..tracing.recorder.recorder import ArraysWritten
 from ..tracing.values.draws import DrawsDiffer, DrawsFound
 from .explain import Difference, Once, Recompile, Recompiles, is_float_text, reason_of, split_reason
 from .fallbacks import MOST_IN_A_ROW, Fallbacks, Refusals
-from .graphs import Graphs, Paths, Specialization, Specializer
+from .graphs import GIVEN_UP_AFTER, Graphs, Paths, Specialization, Specializer
 from .guard_list import MISS
 from .pipeline import Pipeline
 from .stateful import only_written_by, render_stateful, state_that_varies
@@ -257,7 +257,12 @@ class Dispatcher:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tried: tuple[Callable[..., Any], ...]
     ) -> Any:
         result = self._call_forms(args, kwargs)
-        return self._compile_and_call(args, kwargs, tried) if result is MISS else result
+        if result is not MISS:
+            return result
+        if eager := self.fallbacks.past.covers():
+            with give_up():
+                return eager.call(self.function, args, kwargs)
+        return self._compile_and_call(args, kwargs, tried)
 
     def _call_forms(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The result of a call from the first form of the function that takes it; `MISS` if none does."""
@@ -372,12 +377,14 @@ class Dispatcher:
         reasons = self._why(args, kwargs)
         self.graphs.drop_dead()
         if self._paths.at_limit(self.specializations):
-            if self._paths.past_limit(self.specializations):
+            self._paths.past_limit(self.specializations)
+            eager = self.refusals.count_only(_PAST_THE_PATHS)
+            self.fallbacks.past.reached(eager)
+            if eager.count >= GIVEN_UP_AFTER:
                 self.graphs.try_undecided()
-            self.refusals.count_only(_PAST_THE_PATHS)
             return None
         if self.fallbacks.fills_too_often:
-            self.refusals.count_only(_PAST_THE_FILLS)
+            self.fallbacks.past.reached(self.refusals.count_only(_PAST_THE_FILLS))
             return None
         if len(self.specializations) >= self.config.recompile_limit:
             self.fallbacks.past_the_limit(args, kwargs)

@@ -152,6 +152,7 @@ class Fallbacks:
         self, function: Callable[..., Any], name: str, config: Config, refusals: Refusals, graphs: Graphs
     ) -> None:
         self.function, self.name, self.config, self.refusals, self.graphs = function, name, config, refusals, graphs
+        self.past = PastLimit()
         self._fills_in_a_row = 0
         self._fills = 0  # calls that filled a cache, or changed a state
 
@@ -229,7 +230,7 @@ class Fallbacks:
     def past_the_limit(self, args: Any, kwargs: Any) -> None:
         """Note a call that fits none of the graphs when their number is at the limit. Raises if `config` says so."""
         if self.refusals.once.has_warned and not self.config.error_on_recompile_limit:
-            self.refusals.count_only(_PAST_THE_LIMIT)
+            self.past.reached(self.refusals.count_only(_PAST_THE_LIMIT))
             return
         message = (
             f"`{self.name}` was compiled {len(self.graphs.specializations)} times, which is the limit; this call fits "
@@ -240,7 +241,7 @@ class Fallbacks:
         message += "Raise foregrad.config.recompile_limit, or pass what changes from call to call as a tensor."
         if self.config.error_on_recompile_limit:
             raise UnsupportedError(message)
-        self.refusals.count_only(_PAST_THE_LIMIT)
+        self.past.reached(self.refusals.count_only(_PAST_THE_LIMIT))
         self.refusals.once.warn(message + " It runs eagerly from now on.")
 
     def never_again(self, difference: Difference) -> UnsupportedError:
@@ -266,6 +267,31 @@ class Fallbacks:
             raise error
         return error
 
+
+class PastLimit:
+    """Calls past a limit on graphs: they run eagerly without a look at the graphs, but for one call now and then."""
+
+    def __init__(self) -> None:
+        self.calls: EagerCalls | None = None
+        self._pause, self._left = _FIRST_PAUSE, 0
+
+    def reached(self, calls: EagerCalls) -> None:
+        """A call was found to be past a limit. The pause until the next look doubles each time."""
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE) if calls is self.calls else _FIRST_PAUSE
+        self.calls, self._left = calls, self._pause
+
+    def covers(self) -> EagerCalls | None:
+        """The count of such calls, with a call added that fits no graph; None if that call is to be looked at."""
+        if not self._left:
+            return None
+        self._left -= 1
+        calls = self.calls
+        if calls is not None:
+            calls.count += 1
+        return calls
+
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 32, 1024  # calls
 
 MOST_IN_A_ROW = 8  # captures for a value that differs in each call
 _MOST_FILLS = 2  # calls in a row that fill a cache; a later change is one of state

@@ -146,7 +146,7 @@ class Graphs:
             self.calls = tuple(s.call for s in self.specializations if not s.decides)
 
 
-_GIVEN_UP_AFTER = 8
+GIVEN_UP_AFTER = 8  # calls that no graph was right for
 
 
 class Paths:
@@ -155,24 +155,21 @@ class Paths:
     def __init__(self, name: str, config: Config, once: Once) -> None:
         self.name, self.once = name, once
         self.config = config
-        self.lost = 0  # calls past the limit that no graph was right for
         self.diverged = 0  # fresh graphs whose decisions differed from their capture
 
     def at_limit(self, specializations: Sequence[Specialization]) -> bool:
         """Whether no graph is to be made for a further path."""
-        if self.diverged >= _GIVEN_UP_AFTER:
+        if self.diverged >= GIVEN_UP_AFTER:
             return True
         return _says_values(specializations) or len(_ways(specializations)) >= self.config.path_limit
 
-    def past_limit(self, specializations: Sequence[Specialization]) -> bool:
-        """Warn, or raise if the settings say so; True if the graphs are to be given up."""
+    def past_limit(self, specializations: Sequence[Specialization]) -> None:
+        """Warn, or raise if the settings say so."""
         if self.config.error_on_recompile_limit or not self.once.has_warned:
             message = self._message(specializations)
             if self.config.error_on_recompile_limit:
                 raise UnsupportedDataDependentError(message)
             self.once.warn(message + " Such calls run eagerly from now on.")
-        self.lost += 1
-        return self.lost >= _GIVEN_UP_AFTER
 
     def _message(self, specializations: Sequence[Specialization]) -> str:
         values: dict[str, set[str]] = {}

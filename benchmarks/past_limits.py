@@ -1,0 +1,107 @@
+"""What a call costs that has no graph because the function is past a limit, beside eager's.
+
+    python benchmarks/past_limits.py
+
+Five functions with more paths or sizes than graphs are allowed for: a batch norm that averages all batches, crops by
+drawn boxes, a mixture of experts, non-maximum suppression, batches cut anywhere. Each is called 120 times; then 200
+calls are timed in turn with eager's (CPU time, the best of three rounds). "beyond": microseconds beyond 1.3 times
+eager's, which are to be at most 20 for a call that has no graph.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import foregrad
+
+CALLS = 200
+
+
+def crops(x: torch.Tensor, boxes: torch.Tensor) -> Any:
+    return sum(x[:, first:last].sum() for first, last in boxes.tolist())
+
+
+def mixture_of_experts(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    chosen = (x @ w).argmax(-1)
+    out = torch.zeros_like(x)
+    for expert in range(w.shape[1]):
+        rows = chosen == expert
+        if rows.any():
+            out[rows] = x[rows] * (expert + 1)
+    return out
+
+
+def suppression(scores: torch.Tensor) -> torch.Tensor:
+    kept = []
+    while scores.shape[0] > 0:
+        kept.append(scores[0])
+        rest = scores[1:]
+        scores = rest[(rest - kept[-1]).abs() > 0.3]
+    return torch.stack(kept).sum()
+
+
+def cut_anywhere(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a * 2).sum() + b.sum()
+
+
+def boxes() -> tuple[torch.Tensor, torch.Tensor]:
+    first = torch.randint(0, 20, (3, 1))
+    return torch.randn(4, 32), torch.cat([first, first + torch.randint(1, 10, (3, 1))], 1)
+
+
+def parts(whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    at = random.randint(2, 60)
+    return whole[:at], whole[at:]
+
+
+def rows() -> list[tuple[str, Callable[..., Any], Callable[[], tuple[Any, ...]]]]:
+    norm, batch, weights, whole = (
+        torch.nn.BatchNorm1d(8, momentum=None),
+        torch.randn(16, 8),
+        torch.randn(8, 4),
+        torch.randn(64, 8),
+    )
+    return [
+        ("batch norm, average of all", norm, lambda: (batch,)),
+        ("batches cut anywhere", cut_anywhere, lambda: parts(whole)),
+        ("mixture of experts", mixture_of_experts, lambda: (torch.randn(6, 8), weights)),
+        ("crops by drawn boxes", crops, boxes),
+        ("non-maximum suppression", suppression, lambda: (torch.rand(12),)),
+    ]
+
+
+def seconds(function: Callable[..., Any], arguments: list[tuple[Any, ...]]) -> float:
+    begin = time.process_time()
+    for args in arguments:
+        function(*args)
+    return (time.process_time() - begin) / len(arguments)
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    random.seed(0)
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    print(
+        f"{'microseconds a call':30}{'eager':>9}{'foregrad':>10}{'ratio':>8}{'beyond':>9}{'graphs':>8}{'eager calls':>13}"
+    )
+    for name, function, make in rows():
+        compiled = foregrad.compile(function, backend="eager")
+        for _ in range(120):
+            compiled(*make())
+        arguments = [make() for _ in range(CALLS)]
+        times = [(seconds(function, arguments), seconds(compiled, arguments)) for _ in range(3)]
+        eager, ours = (1e6 * min(column) for column in zip(*times, strict=True))
+        graphs = len(list(compiled.foregrad.all_specializations()))
+        count = sum(entry.count for entry in compiled.foregrad.recompiles().eager)
+        print(f"{name:30}{eager:9.1f}{ours:10.1f}{ours / eager:8.2f}{ours - 1.3 * eager:9.1f}{graphs:8}{count:13}")
+
+
+if __name__ == "__main__":
+    main()
