@@ -14,8 +14,10 @@ from __future__ import annotations
 import gc
 import locale
 import logging
+import random
 import sys
 import types
+import uuid
 import warnings
 from typing import Any, Final
 
@@ -162,6 +164,8 @@ _REFUSED_FUNCTIONS: Final = (
     *(logging.Logger.setLevel, logging.Logger.addHandler, logging.Logger.removeHandler, logging.Handler.setLevel),
     *(logging.Handler.setFormatter, logging.Filterer.addFilter, logging.Filterer.removeFilter),
     *(logging.basicConfig, logging.disable, locale.setlocale, torch.utils.data.DataLoader.__iter__),
+    *(random.SystemRandom.random, random.SystemRandom.getrandbits, random.SystemRandom.randbytes),
+    *(getattr(uuid, name) for name in ("uuid1", "uuid4", "uuid6", "uuid7", "uuid8") if hasattr(uuid, name)),
 )
 REFUSED_CODE: Final = frozenset(function.__code__ for function in _REFUSED_FUNCTIONS)
 """Python of modules that are not looked at which writes to what nobody tracks, or reads anew in each call."""
