@@ -69,6 +69,16 @@ def _(wrap):
     return wrap(lambda x, a: x * torch.from_numpy((a - 1.0) / 2.0))(ONES(3), array)
 
 
+@eager("it leaves a setting changed", errors.UnsupportedSideEffectError)
+def _(wrap):
+    def function(x):
+        torch.autograd.set_multithreading_enabled(False)
+        return x * 2
+
+    with torch.autograd.set_multithreading_enabled(True):
+        wrap(function)(ONES(3))
+
+
 @eager("it asks another clock than", errors.UnsupportedSideEffectError)
 def _(wrap):
     wrap(lambda x: x + time.monotonic())(ONES(3))
