@@ -79,6 +79,14 @@ def _(wrap):
         wrap(function)(ONES(3))
 
 
+@eager("it calls a module of TorchScript's", errors.UnsupportedOpError)
+def _(wrap):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = torch.jit.script(nn.Linear(3, 3))
+    wrap(lambda x: scripted(x))(ONES(3))
+
+
 @eager("it asks another clock than", errors.UnsupportedSideEffectError)
 def _(wrap):
     wrap(lambda x: x + time.monotonic())(ONES(3))

@@ -33,9 +33,7 @@ from ..errors import UnsupportedSideEffectError
 from ..house import is_house_file, is_program_module
 from ..interrupts import deliver, held, runs_user_code
 from ..locks import Bind, InPlace, Replacements, bound
-from . import (
-    dynamo_off,
-)
+from . import dynamo_off, torchscript
 from .function_classes import FunctionClasses, is_function_class
 from .native import make_attribute_reader
 from .stand_ins import is_stand_in
@@ -119,9 +117,6 @@ class Hooks:
 
     def missing(self, tensor: torch.Tensor, name: str) -> None:
         """Called when an attribute is read that a tensor does not have."""
-
-    def read_scripted(self, state: Any, name: str) -> None:
-        """Called when compiled code of TorchScript reads an attribute."""
 
     def say(self, verb: str, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Called before a print or what logs: whether that is not to be."""
@@ -379,12 +374,6 @@ def _swap(hooks: Hooks, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
         return hooks.swap(args, kwargs)
 
 
-def swap_of_capture() -> Any:
-    """Two functions of this thread's capture: one gives arguments with stand-ins, one notes a read of TorchScript's."""
-    hooks: Hooks | None = getattr(_active, "hooks", None)
-    return None if hooks is None else (functools.partial(_swap, hooks), hooks.read_scripted)
-
-
 def swapped(value: torch.Tensor) -> torch.Tensor:
     """The stand-in for a tensor in this thread's capture; the tensor itself where there is none."""
     hooks: Hooks | None = getattr(_active, "hooks", None)
@@ -480,6 +469,7 @@ def _bind_all() -> None:
         _restoring.append(install(bind, functools.partial(_subject, kind)))
     _install_output(bind)
     dynamo_off.install(bind, is_capturing, region_runner)
+    torchscript.install(bind, is_capturing)
 
 
 def _remove() -> None:
