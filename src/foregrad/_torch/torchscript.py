@@ -66,11 +66,8 @@ def _as_python(original: Any, is_capturing: Callable[[], bool]) -> Any:
         is_traced = scripted is None or scripted.qualified_name != self.qualified_name
         if is_traced or "is_scripting" in function.__code__.co_names:
             raise refusal(f"`{self.name}`")
-        arguments = _arguments(self, args, kwargs)
-        if arguments is None:
-            return original(self, *args, **kwargs)  # which raises
         try:
-            return function(**arguments)
+            return function(**_arguments(self.schema.arguments, args, kwargs))
         except Exception as error:
             if is_house_module(type(error).__module__):
                 raise
@@ -86,14 +83,17 @@ def refusal(what: str) -> UnsupportedOpError:
     )
 
 
-def _arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """All arguments by name, as TorchScript has them: floats, copies of containers; None: they do not fit."""
-    parameters = function.schema.arguments
-    given = {argument.name: value for argument, value in zip(parameters, args, strict=False)}
-    found = {a.name: a.default_value for a in parameters if a.has_default_value()} | given | kwargs
-    if len(args) > len(parameters) or given.keys() & kwargs.keys() or found.keys() != {a.name for a in parameters}:
-        return None
-    for argument in parameters:
-        if str(argument.type) == "float":
-            found[argument.name] = torch.sym_float(found[argument.name])
+_PLAIN = {int: "int", float: "float", bool: "bool", str: "str"}
+
+
+def _arguments(parameters: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """All arguments by name, as TorchScript has them: floats, copies of containers. Raises where they do not fit."""
+    given = {parameter.name: value for parameter, value in zip(parameters, args, strict=False)}
+    found = {p.name: p.default_value for p in parameters if p.has_default_value()} | given | kwargs
+    fit = len(args) <= len(parameters) and given.keys().isdisjoint(kwargs) and len(found) == len(parameters)
+    for name, kind in ((p.name, str(p.type)) for p in parameters):
+        value = found[name] = torch.sym_float(found[name]) if kind == "float" else found[name]
+        fit = fit and (kind not in ("Tensor", *_PLAIN.values()) or _PLAIN.get(type(value), kind) == kind)
+    if not fit:
+        raise TypeError
     return tree_map(lambda leaf: leaf, found)  # type: ignore[no-any-return]
