@@ -33,7 +33,9 @@ from ..errors import UnsupportedSideEffectError
 from ..house import is_house_file, is_program_module
 from ..interrupts import deliver, held, runs_user_code
 from ..locks import Bind, InPlace, Replacements, bound
-from . import dynamo_off, torchscript
+from . import (
+    dynamo_off,
+)
 from .function_classes import FunctionClasses, is_function_class
 from .native import make_attribute_reader
 from .stand_ins import is_stand_in
@@ -469,7 +471,6 @@ def _bind_all() -> None:
         _restoring.append(install(bind, functools.partial(_subject, kind)))
     _install_output(bind)
     dynamo_off.install(bind, is_capturing, region_runner)
-    torchscript.install(bind, is_capturing)
 
 
 def _remove() -> None:

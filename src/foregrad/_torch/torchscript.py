@@ -65,21 +65,21 @@ def _as_python(original: Any, is_capturing: Callable[[], bool]) -> Any:
         scripted = None if function is None else torch.jit._state._try_get_jit_cached_function(function)
         is_traced = scripted is None or scripted.qualified_name != self.qualified_name
         if is_traced or "is_scripting" in function.__code__.co_names:
-            raise refusal(f"`{self.name}`")
+            raise _refusal(self.name)
         try:
             return function(**_arguments(self.schema.arguments, args, kwargs))
         except Exception as error:
             if is_house_module(type(error).__module__):
                 raise
-            raise refusal(f"`{self.name}`") from error  # TorchScript raises an error of its own
+            raise _refusal(self.name) from error  # TorchScript raises an error of its own
 
     return call
 
 
-def refusal(what: str) -> UnsupportedOpError:
+def _refusal(name: str) -> UnsupportedOpError:
     return UnsupportedOpError(
-        f"the function uses {what} of TorchScript's, which no capture looks into. Use the Python that it was made of, "
-        "or call it in a function that `foregrad.eager_region` marks."
+        f"the function calls `{name}` of TorchScript's, which no capture looks into. Use the Python that it was made "
+        "of, or call it in a function that `foregrad.eager_region` marks."
     )
 
 

@@ -22,7 +22,7 @@ import torch
 
 from .._torch.recurrent import follows_from_parameters
 from .._torch.stand_ins import is_stand_in
-from .._torch.torchscript import refusal
+from ..errors import UnsupportedOpError
 from ..graph.slots import Slot
 from ..graph.source import attribute, item, key_text
 from ..subclasses.spec import WrapperSpec
@@ -285,7 +285,10 @@ class Reads:
             return  # for hooks see Watch: all hooks of all modules
         if issubclass(type(module), torch.jit.ScriptModule):
             if name != "__class__":
-                raise refusal("a module")
+                raise UnsupportedOpError(
+                    "the function uses a module of TorchScript's, which no capture looks into. Use the Python that it "
+                    "was made of, or call it in a function that `foregrad.eager_region` marks."
+                )
             return
         own = object.__getattribute__(module, "__dict__")
         if name == "call_super_init" or "_modules" not in own:  # the first thing that a module's constructor reads

@@ -17,14 +17,26 @@ from torch.nn import functional
 
 from ..._torch.engine import current_dispatch_mode, plain_execution
 from ..._torch.ops import PACK_PADDED, PAD_PACKED
-from ..._torch.patches import numbers_in
+from ..._torch.patches import is_capturing, numbers_in
 from ..._torch.stand_ins import is_stand_in
+from ..._torch.torchscript import install
 from ...errors import TensorTextError, UnsupportedAliasError
 from ...graph.meta import TensorSpec
 from ...house import is_program_module
+from ...locks import Bind
+from ..aspect import Aspect, aspect
 from ..heap.recording import Recording
 from ..values.draws import DrawnArray
 from ..values.numbers import TRACED
+
+
+@aspect
+class ScriptedFunctions(Aspect):
+    """Functions of TorchScript, which run as Python."""
+
+    @staticmethod
+    def install(bind: Bind, current: Callable[[], Any]) -> None:
+        install(bind, is_capturing)
 
 
 def _tensor_split(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
