@@ -151,7 +151,9 @@ def closed_world_page() -> str:
 
     packages, classes = listed(calls.KNOWN_PACKAGES), listed(calls.PURE_CLASSES)
     trusted, opaque = listed(calls.TRUSTED_MODULES), listed(calls.OPAQUE_MODULES)
-    refused = listed(f"{function.__module__}.{function.__qualname__}" for function in calls._REFUSED_FUNCTIONS)
+    named = [f"{package}.{name}" for package, names in calls.REFUSED_NAMES.items() for name in names.split()]
+    named += [f"{function.__module__}.{function.__qualname__}" for function in calls._REFUSED_FUNCTIONS]
+    refused = listed(named)
 
     return f"""# The closed world
 

@@ -12,6 +12,7 @@ import re
 import sys
 import tempfile
 import threading
+import time
 import warnings
 
 import numpy as np
@@ -66,6 +67,29 @@ def writing(write):
 def _(wrap):
     array = np.arange(1.0, 4.0)
     return wrap(lambda x, a: x * torch.from_numpy((a - 1.0) / 2.0))(ONES(3), array)
+
+
+@eager("it leaves a setting changed", errors.UnsupportedSideEffectError)
+def _(wrap):
+    def function(x):
+        torch.autograd.set_multithreading_enabled(False)
+        return x * 2
+
+    with torch.autograd.set_multithreading_enabled(True):
+        wrap(function)(ONES(3))
+
+
+@eager("it calls a module of TorchScript's", errors.UnsupportedOpError)
+def _(wrap):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = torch.jit.script(nn.Linear(3, 3))
+    wrap(lambda x: scripted(x))(ONES(3))
+
+
+@eager("it asks another clock than", errors.UnsupportedSideEffectError)
+def _(wrap):
+    wrap(lambda x: x + time.monotonic())(ONES(3))
 
 
 @eager("a backward (of a custom Function, a hook", errors.UnsupportedMutationError)

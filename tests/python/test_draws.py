@@ -2,7 +2,12 @@
 
 # ruff: noqa: NPY002 - programs of users draw from the module itself
 
+import datetime as dt
+import functools
+import os
 import random
+import re
+import secrets
 import time
 import uuid
 import warnings
@@ -14,7 +19,7 @@ from torch import nn
 
 import foregrad
 
-# What is drawn, and whether calls may run eagerly.
+# What is drawn, and whether calls run eagerly.
 PROGRAMS = {
     "random": ("return x * random.random()", False),
     "two": ("a = random.random()\nreturn x * a + random.random()", False),
@@ -39,7 +44,11 @@ PROGRAMS = {
     "permutation": ("return x[:, np.random.permutation(3)]", False),
     "permutation as a tensor": ("return x[:, torch.from_numpy(np.random.permutation(3))]", False),
     "choice of several": ("return x[:, np.random.choice(3, size=2, replace=False)]", False),
-    "compared": ("keep = ~(np.random.rand(2, 3) > 0.3)\nreturn x * torch.from_numpy(keep.astype('f4')) / 0.7", False),
+    "compared in PyTorch": ("keep = torch.from_numpy(np.random.rand(2, 3)) > 0.3\nreturn x * keep / 0.7", False),
+    "compared in NumPy": ("keep = np.random.rand(2, 3) > 0.3\nreturn x * torch.from_numpy(keep) / 0.7", True),
+    "turned round in NumPy": ("keep = np.random.randint(0, 2, 3)\nreturn x * torch.from_numpy(~keep)", True),
+    "a part": ("return x * torch.from_numpy(np.random.permutation(5)[1:4])", False),
+    "seeded by a draw": ("return x * default_rng(random.randint(0, 2)).random()", False),
     "arithmetic": ("keep = np.random.rand(2, 3) > 0.3\nreturn x * torch.from_numpy(keep.astype('f4') / 0.7)", True),
     "one array, two tensors": ("a = numbers.normal(size=3)\nreturn x * torch.tensor(a) + torch.as_tensor(a)", False),
     "a tensor over an array": (
@@ -181,14 +190,49 @@ def test_a_generator_that_is_given_no_seed_gives_other_numbers_in_each_call(made
     drawn = "rand" if "State" in made else "random"
     function = program(f"return x * {made}.{drawn}()")
     compiled = foregrad.compile(function, backend="eager", on_unsupported="eager")
-    with pytest.warns(foregrad.errors.ForegradWarning, match="seeds it with no fixed number"):
+    named = (
+        "seeds it with no fixed number"
+        if made == "random.Random()"
+        else r"calls `random.getrandbits` at <string>:2 in f"
+    )
+    with pytest.warns(foregrad.errors.ForegradWarning, match=named):
         assert len({compiled(torch.ones(1)).item() for _ in range(3)}) == 3
 
 
-def test_what_is_no_number_is_drawn_by_eager_calls():
-    compiled = foregrad.compile(lambda x: (x + 1, str(uuid.uuid4())), backend="eager", on_unsupported="eager")
-    with pytest.warns(foregrad.errors.ForegradWarning, match=r"uuid\.uuid4"):
-        assert len({compiled(torch.ones(2))[1] for _ in range(3)}) == 3
+ASKED_OUTSIDE = {  # other clocks, unique names and what the system draws: each with the name that the warning has
+    **{f"time.{name}()": f"time.{name}" for name in ("monotonic", "process_time", "time_ns", "perf_counter_ns")},
+    "ticks()": "monotonic",
+    "functools.partial(time.monotonic)()": "time.monotonic",
+    "next(map(os.urandom, [8]))": "os.urandom",
+    "datetime.now()": "datetime.now",
+    "uuid.uuid4()": "uuid.uuid4",
+    "functools.partial(uuid.uuid1)()": "uuid.uuid1",
+    "secrets.token_hex(8)": "random.randbytes",
+    "token(8)": "random.randbytes",
+    "secrets.randbelow(1 << 40)": "random.getrandbits",
+    "secrets.randbits(40)": "random.getrandbits",
+    "secrets.choice(range(1 << 40))": "random.getrandbits",
+    "random.SystemRandom().random()": "random.random",
+    "random.Random(2).random() + random.SystemRandom().random()": "random.random",
+}
+
+
+@pytest.mark.parametrize("asked", ASKED_OUTSIDE)
+def test_other_clocks_and_what_the_system_draws_are_refused_by_name(asked):
+    world = {"functools": functools, "time": time, "uuid": uuid, "os": os, "secrets": secrets}
+    world |= {"datetime": dt.datetime, "ticks": time.monotonic, "token": secrets.token_hex}
+    function = program(f"return x + 1, {asked}", **world)
+    with pytest.raises(foregrad.errors.UnsupportedSideEffectError, match=re.escape(f"calls `{ASKED_OUTSIDE[asked]}`")):
+        foregrad.capture(function, torch.ones(2))
+    compiled = foregrad.compile(function, backend="eager", on_unsupported="eager")
+    with pytest.warns(foregrad.errors.ForegradWarning, match="<string>:2 in f") as caught:
+        results = []
+        for _ in range(3):
+            results.append(compiled(torch.ones(2)))
+            time.sleep(0.001)
+    assert len([w for w in caught if w.category is foregrad.errors.ForegradWarning]) == 1
+    assert len({result[1] for result in results}) == 3
+    assert foregrad.explain_recompiles(compiled).eager_calls == 3
 
 
 def test_nothing_is_left_in_place_of_the_functions():

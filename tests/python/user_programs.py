@@ -61,6 +61,8 @@ EAGER = {  # those that may run eagerly
     "read by a partial function",
     "read by a made-up name",
     "gumbel with numpy",
+    "masked by an array",
+    "masked by chance, in numbers",
     "legacy state",
     "gradients appended by a backward hook",
 }

@@ -189,11 +189,11 @@ def replays_views(x):
     return x + 1
 
 
-def replays_views_for_a_while(x):
-    before = torch._C._is_view_replay_enabled()
-    with torch.autograd.grad_mode._force_original_view_tracking(True):
-        y, inside = x[1:], torch._C._is_view_replay_enabled()
-    return x + 1, y, before, inside, torch._C._is_view_replay_enabled()
+def replays_no_views_for_a_while(x):
+    with torch.autograd.grad_mode._force_original_view_tracking(False):
+        y = x * 2
+        y[1:].mul_(3)
+    return y
 
 
 @pytest.fixture
@@ -204,15 +204,21 @@ def views_are_not_replayed():
     torch._C._set_view_replay_enabled(before)
 
 
-@pytest.mark.filterwarnings("ignore:.*and does not put it back")
+@pytest.mark.parametrize("function", [replays_views, replays_no_views_for_a_while])
 @pytest.mark.usefixtures("views_are_not_replayed")
-def test_the_replay_of_views_is_the_calls_and_outlasts_it():
-    g = foregrad.compile(replays_views, backend="eager", on_unsupported="eager")
-    for _ in range(3):
-        assert called(g, torch.ones(3))[1] == called(replays_views, torch.ones(3))[1] == {"view_replay_enabled": True}
-    h = foregrad.compile(replays_views_for_a_while, backend="eager")
-    for _ in range(2):
-        assert h(torch.ones(3))[2:] == (False, True, False)
+def test_the_replay_of_views_is_eagers_by_name(function):
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(UnsupportedSideEffectError, match=r"_set_view_replay_enabled|grad_mode.__init__"):
+        foregrad.capture(function, x)
+    compiled = foregrad.compile(function, backend="eager", on_unsupported="eager")
+    with pytest.warns(foregrad.errors.ForegradWarning, match="test_settings_inside.py"):
+        assert torch.equal(compiled(x), function(x))
+    assert torch._C._is_view_replay_enabled() is (function is replays_views)
+
+
+@pytest.mark.usefixtures("views_are_not_replayed")
+def test_the_replay_of_views_is_put_back():
+    foregrad.compile(lambda x: x[1:] * 2, backend="eager")(torch.ones(3, requires_grad=True))
     assert not torch._C._is_view_replay_enabled()
 
 

@@ -51,11 +51,6 @@ def dtype_of_autocast(x):
     return (x * 2,)
 
 
-def cache_of_autocast(x):
-    torch.set_autocast_cache_enabled(False)
-    return (x * 2,)
-
-
 def threads(x):
     torch.set_num_threads(torch.get_num_threads() + 1)
     return (x * 2,)
@@ -78,7 +73,7 @@ def memory(x):
 
 EVERYWHERE = [grad_mode, grad_mode_in_a_helper, there_and_back, deterministic, precision]
 ALL = [
-    *EVERYWHERE, a_context_not_left, autocast, dtype_of_autocast, cache_of_autocast, threads, device, memory,
+    *EVERYWHERE, a_context_not_left, autocast, dtype_of_autocast, threads, device, memory,
 ]  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """A setting that a function leaves changed is changed by each call: compiled where it changes numbers, else eagerly."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -35,15 +37,27 @@ CHANGES = {
     "order of einsum": lambda: setattr(b.opt_einsum, "enabled", not b.opt_einsum.enabled),
     "conversions": lambda: torch.__future__.set_overwrite_module_params_on_conversion(True),
     "swaps": lambda: torch.__future__.set_swap_module_params_on_conversion(True),
-    "checks of distributions": lambda: torch.distributions.Distribution.set_default_validate_args(False),
+    "the autocast cache": lambda: torch.set_autocast_cache_enabled(False),
     "checks of sparse tensors": lambda: torch.sparse.check_sparse_tensor_invariants.enable(),
     "forward gradients": lambda: torch.autograd.forward_ad._set_fwd_grad_enabled(False),
-    "how processes share tensors": lambda: torch.multiprocessing.set_sharing_strategy("file_system"),
-    "NumPy's errors": lambda: np.seterr(divide="ignore"),
 }
 AVAILABLE = {name for name in CHANGES if name != "order of einsum" or b.opt_einsum.is_available()}
 # What Dynamo itself loses, or fails at, with every backend of torch.compile.
-NOT_UNDER_DYNAMO = {"float16 sums", "bfloat16 sums", "forward gradients", "NumPy's errors"}
+NOT_UNDER_DYNAMO = {"float16 sums", "bfloat16 sums", "forward gradients"}
+# Settings of no table: how to set one, and to read it.
+REFUSED = {
+    "checks of distributions": (
+        lambda: torch.distributions.Distribution.set_default_validate_args(False),
+        lambda: torch.distributions.Distribution._validate_args,
+    ),
+    "how processes share tensors": (
+        lambda: torch.multiprocessing.set_sharing_strategy("file_system"),
+        torch.multiprocessing.get_sharing_strategy,
+    ),
+    "NumPy's errors": (lambda: np.seterr(divide="ignore"), lambda: np.geterr()["divide"]),
+    "NumPy's text": (lambda: np.set_printoptions(precision=3), lambda: np.get_printoptions()["precision"]),
+    "recursion limit": (lambda: sys.setrecursionlimit(2345), sys.getrecursionlimit),
+}
 
 
 def after(function):
@@ -106,6 +120,38 @@ def test_a_setting_outlasts_each_call_under_torch_compile(name):
     compiled = torch.compile(function, backend="foregrad", options=options)
     for _ in range(2):
         assert after(compiled)[1] == after(function)[1]
+
+
+@pytest.fixture
+def kept():
+    """PyTorch's strategy, NumPy's errors and text, and Python's limit, as they are after the test."""
+    strategy, errors, text, limit = (
+        torch.multiprocessing.get_sharing_strategy(), np.geterr(), np.get_printoptions(), sys.getrecursionlimit(),
+    )  # fmt: skip
+    yield
+    torch.multiprocessing.set_sharing_strategy(strategy)
+    np.seterr(**errors)
+    np.set_printoptions(**text)
+    sys.setrecursionlimit(limit)
+
+
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_function_that_sets_what_changes_no_result_runs_eagerly_by_name(name):
+    change, read = REFUSED[name]
+
+    def function(x):
+        change()
+        return x * 2
+
+    before = read()
+    with pytest.raises(UnsupportedSideEffectError, match=r"calls `.*set.* at .*test_settings_table.py"):
+        foregrad.capture(function, torch.ones(2))
+    assert read() == before
+    compiled = foregrad.compile(function, backend="eager", on_unsupported="eager")
+    with pytest.warns(foregrad.errors.ForegradWarning, match=r"calls `.*set.* at .*test_settings_table.py"):
+        assert compiled(torch.ones(2)).tolist() == [2, 2]
+    assert read() != before
 
 
 @pytest.mark.parametrize("backend", ["cuda", "mkldnn"])

@@ -1,8 +1,10 @@
-"""Scripted and traced functions in a compiled one, before and after they have a plan of their own.
+"""Scripted functions in a compiled one run as Python, before and after they have a plan of their own.
 
 A plan differentiates by formulas of TorchScript's: gradients of some functions then differ from eager PyTorch's, in the
 last bit, and compiled gradients are eager's. Functions with such formulas are compared without TorchScript.
 """
+
+import warnings
 
 import pytest
 import torch
@@ -87,12 +89,84 @@ def test_a_scripted_function(function, has_plan):
     assert_same(foregrad.compile(lambda x, y: scripted(x, y=y) * 2, backend="eager"), lambda x, y: function(x, y) * 2)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated")
-def test_a_traced_function_with_a_plan():
-    traced = torch.jit.trace(simple, (torch.randn(2, 3), torch.randn(2, 3)))
-    for seed in range(4):
-        results(traced, seed)
-    assert_same(foregrad.compile(lambda x, y: traced(x, y), backend="eager"), simple)
+@torch.jit.script
+def of_floats(x, k: float = 2):
+    return x * k
+
+
+@torch.jit.script
+def of_integers(x, n: int):
+    return x * n
+
+
+@torch.jit.script
+def of_lists(x, held: list[torch.Tensor]):
+    held.append(x)
+    return held[0] * len(held)
+
+
+@torch.jit.script
+def fails(x):
+    if x.size(0) == 3:
+        raise ValueError("three")
+    return x * 2
+
+
+@torch.jit.script
+def asks(x):
+    if torch.jit.is_scripting():
+        return x * 2
+    return x * 3
+
+
+@torch.jit.script
+def calls(x):
+    return of_floats(x, 3.0) + of_floats(x)
+
+
+WHOLE, HELD = torch.tensor([1, 2, 3]), [torch.ones(3)]
+COMPILED = {
+    "floats of integers": lambda x: of_floats(WHOLE, 3) * x,
+    "a default": lambda x: of_floats(WHOLE) * x,
+    "copies of lists": lambda x: of_lists(x, HELD) * len(HELD),
+    "another scripted function": lambda x: calls(x),
+    "a tensor of a list": (lambda scripted: lambda x: x * scripted(x, 2))(torch.jit.script(of_a_list)),
+}
+BY_NAME = {
+    "an error": lambda x: fails(x),
+    "too few arguments": lambda x: of_lists(x),
+    "an argument twice": lambda x: of_floats(x, 2.0, k=3.0),
+    "a number for a tensor": lambda x: of_floats(2.0) + x,
+    "a number of another kind": lambda x: of_integers(x, 2.5),
+    "what runs asks whether it is scripted": lambda x: asks(x),
+    "traced": lambda x: TRACED(x),
+}
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    TRACED = torch.jit.trace(lambda x: x * x.shape[0], (torch.ones(2),))
+
+
+def outcome(function):
+    try:
+        return function(torch.ones(3)).tolist()
+    except (RuntimeError, torch.jit.Error) as error:
+        return type(error).__name__
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_scripted_function_does_with_its_arguments_what_torchscript_does(name):
+    compiled = foregrad.compile(COMPILED[name], backend="eager", on_unsupported="raise")
+    assert outcome(compiled) == outcome(compiled) == outcome(COMPILED[name])
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_what_its_python_would_do_otherwise_runs_eagerly_by_name(name):
+    function = BY_NAME[name]
+    compiled = foregrad.compile(function, backend="eager", on_unsupported="eager")
+    with pytest.raises(UnsupportedOpError, match="TorchScript's, which no capture looks into"):
+        foregrad.capture(function, torch.ones(3))
+    with pytest.warns(foregrad.errors.ForegradWarning, match=r"(?s)looks into.*test_torchscript_inside.py"):
+        assert outcome(compiled) == outcome(function)
 
 
 def test_closed_over_tensors_get_their_gradients():
@@ -106,16 +180,3 @@ def test_closed_over_tensors_get_their_gradients():
         for function in (lambda x: simple(x, weight), foregrad.compile(lambda x: scripted(x, weight), backend="eager"))
     ]
     assert torch.equal(*found)
-
-
-def test_a_tensor_of_a_list_is_refused_where_that_is_no_constant():
-    """TorchScript writes its numbers to memory that a fake does not have: the process ended."""
-    with pytest.raises(UnsupportedOpError, match="a list that is no constant"):
-        foregrad.compile(torch.jit.script(of_a_list), backend="eager")(torch.ones(3), 2)
-
-
-def test_wrong_arguments_are_refused_as_in_eager():
-    scripted = torch.jit.script(simple)
-    for arguments in ((), (torch.ones(3),)):
-        with pytest.raises(RuntimeError, match="missing value for argument"):
-            foregrad.compile(lambda *args: scripted(*args), backend="eager")(*arguments)

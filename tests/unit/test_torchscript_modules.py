@@ -1,17 +1,17 @@
-"""Scripted and traced modules in a compiled function: trained for some steps, with eager PyTorch as the oracle.
+"""Scripted and traced modules in a compiled function run eagerly by name, or in an eager region of its graph.
 
-Their state and attributes are C++'s. A plan of TorchScript's differentiates by formulas of its own, whose last bits
-differ: bit for bit, compiled results are those of the module before it was scripted.
+They are trained for some steps, with eager PyTorch as the oracle.
 """
 
 import io
+import warnings
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import foregrad
-from foregrad.errors import UnsupportedOpError, UnsupportedSideEffectError
+from foregrad.errors import UnsupportedOpError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit"),
@@ -73,43 +73,8 @@ class Calls(nn.Module):
         return self.again(x).tanh()
 
 
-class Recurrent(nn.Module):
-    def __init__(self, cell):
-        super().__init__()
-        self.cell = cell(3, 3, 2, batch_first=True)
-
-    def forward(self, x: Tensor):
-        return self.cell(x.unsqueeze(0))[0].squeeze(0)
-
-
-class Attends(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.TransformerEncoderLayer(3, 1, 5, 0.1, batch_first=True)
-
-    def forward(self, x: Tensor):
-        return self.layer(x.unsqueeze(0)).squeeze(0)
-
-
-class Draws(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear, self.dropout = nn.Linear(3, 3), nn.Dropout(0.5)
-
-    def forward(self, x: Tensor):
-        return self.dropout(self.linear(x)) + torch.randn(3)
-
-
 MODELS = {
     "linear": lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)),
-    "normalized": lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.LayerNorm(4), nn.Linear(4, 3)),
-    "convolved": lambda: nn.Sequential(
-        nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 2, 3, padding=1), nn.Flatten(), nn.Linear(6, 3)
-    ),
-    "lstm": lambda: Recurrent(nn.LSTM),
-    "gru": lambda: Recurrent(nn.GRU),
-    "attends": Attends,
-    "draws": Draws,
     "reads": Reads,
     "writes": Writes,
     "calls": Calls,
@@ -146,26 +111,25 @@ class Holder(nn.Module):
         return self.inner(x * self.scale).cos()
 
 
-def trained(kind, model, use, door, has_plan):
-    """All that three steps of training, in training mode and out of it, leave."""
+def trained(kind, model, use, door):
+    """All that three steps of training, in training mode and out of it, leave; and what was called."""
     torch.manual_seed(0)
-    inner = MODELS[model]() if kind is None else KINDS[kind](MODELS[model]())
-    if has_plan:
-        state = {name: value.clone() for name, value in inner.state_dict().items()}
-        for _ in range(4):
-            inner(torch.randn(2, 3))
-        inner.load_state_dict(state)
+    inner = KINDS[kind](MODELS[model]())
     if use == "argument":
         whole, compiled = inner, door(lambda x, module: module(x) + x)
         run = lambda x: compiled(x, inner)
+    elif use == "region":
+        region = foregrad.eager_region(lambda x: inner(x))
+        whole = inner
+        run = compiled = door(lambda x: region(x * 2).cos())
     else:
         whole = Holder(inner) if use == "part" else inner
-        run = door((lambda x: inner(x) * 2) if use == "closure" else whole)
+        run = compiled = door((lambda x: inner(x) * 2) if use == "closure" else whole)
     torch.manual_seed(1)
     results = []
     parameters = [p for p in whole.parameters() if p.requires_grad]
     for step in range(4):
-        if kind is None or "frozen" not in kind:
+        if "frozen" not in kind:
             whole.train(step != 2)
         x = torch.randn(2, 3, requires_grad=True)
         y = run(x)
@@ -174,11 +138,11 @@ def trained(kind, model, use, door, has_plan):
         with torch.no_grad():
             for parameter, gradient in zip(parameters, gradients[1:], strict=True):
                 parameter.sub_(0.01 * gradient)
-    return [*results, *whole.state_dict().values(), torch.get_rng_state()]
+    return [*results, *whole.state_dict().values(), torch.get_rng_state()], compiled
 
 
 def directly(function):
-    return foregrad.compile(function, backend="eager")
+    return foregrad.compile(function, backend="eager", on_unsupported="eager")
 
 
 def through_dynamo(function):
@@ -186,112 +150,61 @@ def through_dynamo(function):
     return torch.compile(function, backend="foregrad", options={"backend": "eager"})
 
 
-FAILING_IN_EAGER = [("frozen", "attends"), ("frozen_trace", "writes")]
+USES = ["itself", "closure", "part", "argument"]
 
 
-USES = [("itself", False), ("closure", True), ("part", False), ("argument", True)]
-# Each kind of each model in one use, each scripted model in all of them.
-TRAINED = [
-    (kind, model, *use)
-    for number, kind in enumerate(KINDS)
-    for at, model in enumerate(MODELS, number)
-    for use in (USES if kind == "scripted" else [USES[at % len(USES)]])
-]
-
-
-@pytest.mark.parametrize(("kind", "model", "use", "has_plan"), TRAINED)
-def test_trained_as_in_eager(kind, model, use, has_plan):
-    if (kind, model) in FAILING_IN_EAGER:
-        pytest.skip("TorchScript fails on it")
-    with torch.jit.optimized_execution("frozen" in kind):  # a plan draws other numbers; frozen modules need one
-        eager = trained(kind, model, use, lambda f: f, has_plan)
-    torch.testing.assert_close(trained(kind, model, use, directly, has_plan), eager, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("has_plan", [False, True], ids=["fresh", "profiled"])
-@pytest.mark.parametrize("model", MODELS)
-def test_bit_for_bit_as_before_scripting(model, has_plan):
-    eager = trained(None, model, "closure", lambda f: f, False)
-    ours = trained("scripted", model, "closure", directly, has_plan)
-    torch.testing.assert_close(ours, eager, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("model", ["linear", "reads", "writes", "calls"])
-def test_trained_as_in_eager_under_torch_compile(model):
-    eager = trained("scripted", model, "closure", lambda f: f, False)
-    torch.testing.assert_close(trained("scripted", model, "closure", through_dynamo, False), eager)
-
-
-def test_attributes_that_change_are_noticed():
-    scripted = torch.jit.script(Reads())
-    compiled = foregrad.compile(lambda x: scripted(x) * scripted.k, backend="eager")
-    plain = foregrad.compile(lambda x: x * scripted.k + scripted.training, backend="eager")
-    x = torch.ones(2, 3)
-
-    def change(name, value):
-        setattr(scripted, name, value)
-
-    changes = [("k", 4.0), ("numbers", [2.0, 3.0]), ("named", {"a": 1.0}), ("perhaps", 2.0), ("pair", (1, 1.5))]
-    changes += [("held", torch.ones(3)), ("tensors", [torch.ones(3)]), ("training", False)]
-    for name, value in [("k", 2.5), *changes]:
-        change(name, value)
-        assert torch.equal(compiled(x), scripted(x) * scripted.k)
-        assert torch.equal(plain(x), x * scripted.k + scripted.training)
-
-
-@torch.jit.interface
-class Layer(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        pass
-
-
-class Doubles(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 2
-
-
-class HasInterface(nn.Module):
-    layer: Layer
-
-    def __init__(self):
-        super().__init__()
-        self.layer = Doubles()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer.forward(x)
-
-
-class Counts(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def forward(self, x: Tensor):
-        self.count += 1
-        return x * self.count
-
-
-class Grows(nn.Module):
-    numbers: list[float]
-
-    def __init__(self):
-        super().__init__()
-        self.numbers = [1.0]
-
-    def forward(self, x: Tensor):
-        self.numbers.append(2.0)
-        return x * len(self.numbers)
-
-
+@pytest.mark.parametrize("model", ["linear", "reads", "calls"])
 @pytest.mark.parametrize(
-    ("model", "error", "says"),
-    [
-        (HasInterface, UnsupportedOpError, "whose code is unknown"),
-        (Counts, UnsupportedSideEffectError, "sets its attribute `count`"),
-        (Grows, UnsupportedOpError, "reads its attribute `numbers`"),
-    ],
+    ("kind", "use"), [*((kind, "closure") for kind in KINDS), *(("scripted", use) for use in USES)]
 )
-def test_refused_by_name(model, error, says):
-    scripted = torch.jit.script(model())
-    with pytest.raises(error, match=says):
-        foregrad.capture(lambda x: scripted(x), torch.ones(3))
+def test_a_module_of_torchscript_is_trained_eagerly_by_name(kind, use, model):
+    expected, _ = trained(kind, model, use, lambda f: f)
+    named = (
+        r"(?s)TorchScript's, which no capture looks into.*test_torchscript_modules.py"
+        if use != "itself"
+        else "TorchScript's"
+    )
+    with pytest.warns(foregrad.errors.ForegradWarning, match=named):
+        found, call = trained(kind, model, use, directly)
+    torch.testing.assert_close(found, expected)
+    assert foregrad.explain_recompiles(call).eager_calls == 4
+
+
+@pytest.mark.parametrize("model", ["linear", "writes", "calls"])
+@pytest.mark.parametrize("kind", ["scripted", "traced", "loaded"])
+def test_an_eager_region_round_it_is_a_part_of_a_graph(kind, model):
+    expected, _ = trained(kind, model, "region", lambda f: f)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", foregrad.errors.ForegradWarning)
+        found, call = trained(kind, model, "region", directly)
+    torch.testing.assert_close(found, expected)
+    assert foregrad.explain_recompiles(call).eager_calls == 0
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_trained_as_in_eager_under_torch_compile(model):
+    expected, _ = trained("scripted", model, "closure", lambda f: f)
+    torch.testing.assert_close(trained("scripted", model, "closure", through_dynamo)[0], expected)
+
+
+SCRIPTED = torch.jit.script(Reads())
+USED = {
+    "called": lambda x: SCRIPTED(x),
+    "its method": lambda x: SCRIPTED.forward(x),
+    "an attribute": lambda x: x * SCRIPTED.k,
+    "a weight": lambda x: x * SCRIPTED.weight,
+    "all weights": lambda x: x * sum(p.sum() for p in SCRIPTED.parameters()),
+    "its mode": lambda x: x * SCRIPTED.training,
+}
+
+
+@pytest.mark.parametrize("use", USED)
+def test_what_a_function_uses_of_such_a_module_is_refused_by_name(use):
+    with pytest.raises(UnsupportedOpError, match="which no capture looks into"):
+        foregrad.capture(USED[use], torch.ones(2, 3))
+
+
+def test_that_a_module_is_of_torchscript_may_be_asked():
+    compiled = foregrad.compile(lambda x: x * (2 if isinstance(SCRIPTED, nn.Linear) else 3), backend="eager")
+    assert compiled(torch.ones(2)).tolist() == [3, 3]
+    assert foregrad.explain_recompiles(compiled).eager_calls == 0

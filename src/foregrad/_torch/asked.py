@@ -12,7 +12,6 @@ import builtins
 import contextlib
 import functools
 import sys
-import threading
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -53,42 +52,6 @@ def _any_overrides(values: Iterable[Any]) -> bool:
     """Whether a value overrides PyTorch's functions; the capture's own mode does not count."""
     plain = (torch.Tensor, torch.nn.Parameter)
     return any(type(value) not in plain and hasattr(type(value), "__torch_function__") for value in values)
-
-
-class ViewReplay:
-    """Context of a capture with a view-replay setting of its own, which the function sets and reads."""
-
-    def __init__(self) -> None:
-        with _C.DisableTorchFunction():
-            self.before = self.now = bool(_replays_views())
-
-    def __enter__(self) -> ViewReplay:
-        self._before, _thread.view_replay = getattr(_thread, "view_replay", None), self
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _thread.view_replay = self._before
-
-
-_thread = threading.local()
-_replays_views, _set_view_replay = _C._is_view_replay_enabled, _C._set_view_replay_enabled
-
-
-def _is_view_replay_enabled() -> bool:
-    asked: ViewReplay | None = getattr(_thread, "view_replay", None)
-    if asked is not None:
-        return asked.now
-    with _C.DisableTorchFunction():  # a mode would call this function again
-        return bool(_replays_views())
-
-
-def _set_view_replay_enabled(on: bool) -> None:
-    asked: ViewReplay | None = getattr(_thread, "view_replay", None)
-    if asked is not None:
-        asked.now = bool(on)
-        return
-    with _C.DisableTorchFunction():
-        _set_view_replay(on)
 
 
 _engine_runs = _C._will_engine_execute_node
@@ -140,8 +103,6 @@ _PLACES: list[_Place] = [
     (torch.overrides, "has_torch_function", _has_torch_function),
     (torch.overrides, "has_torch_function_unary", _has_torch_function_unary),
     (torch.overrides, "has_torch_function_variadic", _has_torch_function_variadic),
-    (_C, "_is_view_replay_enabled", _is_view_replay_enabled),
-    (_C, "_set_view_replay_enabled", _set_view_replay_enabled),
     (_C, "_will_engine_execute_node", _will_engine_execute_node),
     (_C, "DisableTorchFunction", _NoFunctions),
     (torch.SymInt, "__repr__", _text_of_number),

@@ -116,9 +116,6 @@ class Hooks:
     def missing(self, tensor: torch.Tensor, name: str) -> None:
         """Called when an attribute is read that a tensor does not have."""
 
-    def read_scripted(self, state: Any, name: str) -> None:
-        """Called when compiled code of TorchScript reads an attribute."""
-
     def node_hook(self, hook: Callable[[Any], Any], register: Callable[[Any], Any]) -> Any:
         """Register a hook of the program's on a node."""
         return register(hook)
@@ -369,12 +366,6 @@ def _swap(hooks: Hooks, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
         for swap in reversed(hooks.swaps):
             args, kwargs = swap(args), swap(kwargs)
         return hooks.swap(args, kwargs)
-
-
-def swap_of_capture() -> Any:
-    """Two functions of this thread's capture: one gives arguments with stand-ins, one notes a read of TorchScript's."""
-    hooks: Hooks | None = getattr(_active, "hooks", None)
-    return None if hooks is None else (functools.partial(_swap, hooks), hooks.read_scripted)
 
 
 def swapped(value: torch.Tensor) -> torch.Tensor:

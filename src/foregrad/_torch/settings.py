@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -73,16 +72,6 @@ def _set_cudnn_tf32(value: bool | None) -> None:
         _C._set_cudnn_allow_tf32(value)
 
 
-def _numpy_errors() -> dict[str, Any] | None:
-    numpy = sys.modules.get("numpy")
-    return None if numpy is None else numpy.geterr()
-
-
-def _set_numpy_errors(values: dict[str, Any] | None) -> None:
-    if values is not None:
-        sys.modules["numpy"].seterr(**values)
-
-
 _TINY, _ONE = [5e-324], [1.0]
 
 
@@ -106,8 +95,6 @@ _SETTINGS: dict[str, _Setting] = {
         guards.fills_uninitialized,
         lambda value: setattr(torch.utils.deterministic, "fill_uninitialized_memory", value),
     ),
-    "threads of the backward": (_C._is_multithreading_enabled, _C._set_multithreading_enabled),
-    "the autocast cache": (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
     "the number of threads": (torch.get_num_threads, torch.set_num_threads),
     "flushing of denormal numbers": (_flushes_denormals, torch.set_flush_denormal),
     "float32 matmul precision": (_matmul_precision, _set_matmul_precision),
@@ -123,9 +110,6 @@ for _device in torch._C._autocast_supported_devices():
         functools.partial(torch.get_autocast_dtype, _device),
         functools.partial(torch.set_autocast_dtype, _device),
     )
-# Settings that Dynamo and Inductor change for good at their first use, in a function or outside.
-_SETTINGS["recursion limit"] = sys.getrecursionlimit, sys.setrecursionlimit
-_SETTINGS["checks of distributions"] = _variable(torch.distributions.Distribution, "_validate_args")
 # PyTorch sets the order itself where it chooses a kernel for attention on a GPU.
 _SETTINGS["order of attention kernels"] = _C._get_sdp_priority_order, _C._set_sdp_priority_order
 REPLAYED = frozenset(_SETTINGS)
@@ -144,7 +128,6 @@ _PAIRS |= {f"{name}_sdp_enabled": (f"_get_{name}_sdp_enabled", f"_set_sdp_use_{n
 _PAIRS |= {
     "cudnn_benchmark_limit": ("_cuda_get_cudnn_benchmark_limit", "_cuda_set_cudnn_benchmark_limit"),
     "fwd_grad_enabled": ("_is_fwd_grad_enabled", "_set_fwd_grad_enabled"),
-    "view_replay_enabled": ("_is_view_replay_enabled", "_set_view_replay_enabled"),
     "check_sparse_tensor_invariants": ("_check_sparse_tensor_invariants", "_set_check_sparse_tensor_invariants"),
 }
 # ... or a variable of Python's.
@@ -181,9 +164,14 @@ _SETTINGS |= {
         lambda value: torch.set_anomaly_enabled(*value),
     ),
     "mha fastpath": (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
-    "sharing strategy": (torch.multiprocessing.get_sharing_strategy, torch.multiprocessing.set_sharing_strategy),
-    "numpy.seterr": (_numpy_errors, _set_numpy_errors),
+    "threads of the backward": (_C._is_multithreading_enabled, _C._set_multithreading_enabled),
+    "the autocast cache": (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
 }
+# Functions of Python that set what is in neither table: calls of them in a captured function are refused.
+SETTERS = (
+    *(torch.distributions.Distribution.set_default_validate_args, torch.multiprocessing.set_sharing_strategy),
+    torch.autograd.grad_mode._force_original_view_tracking.__init__,
+)
 
 
 # Settings that kernels depend on, read before each operator of a capture; cuDNN and cuBLAS only with a device.
@@ -255,7 +243,6 @@ _SETTERS: dict[str, tuple[str, ...]] = {
     "_set_cublas_allow_tf32": _MATMUL,
     "_set_cudnn_allow_tf32": ("TF32 in cuDNN", "float32 precisions"),
     "_set_fp32_precision_setter": ("float32 precisions",),
-    "set_default_validate_args": ("checks of distributions",),
     "set_autocast_enabled": tuple(name for name in _SETTINGS if name.startswith("autocast of")),
     "set_autocast_dtype": tuple(name for name in _SETTINGS if name.startswith("autocast's dtype")),
 }
@@ -263,7 +250,7 @@ _SETTERS: dict[str, tuple[str, ...]] = {
 _OTHERS = frozenset(
     "enable_flash_sdp enable_mem_efficient_sdp enable_math_sdp enable_cudnn_sdp allow_fp16_bf16_reduction_math_sdp "
     "preferred_linalg_library preferred_blas_library preferred_rocm_fa_library set_anomaly_enabled set_printoptions "
-    "set_overwrite_module_params_on_conversion set_swap_module_params_on_conversion".split()
+    "set_overwrite_module_params_on_conversion set_swap_module_params_on_conversion set_default_validate_args".split()
 ) | {write.__name__ for name, (_, write) in _SETTINGS.items() if name not in REPLAYED and hasattr(write, "__name__")}
 _OTHERS -= {"<lambda>", "write", "_set_fwd_grad_enabled"}
 for _name in ("", "<lambda>", "write"):

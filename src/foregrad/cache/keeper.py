@@ -221,7 +221,7 @@ def _about(joint: JointGraph, what: str, modules: Sequence[fx.GraphModule]) -> d
 # The environment that results depend on: versions, sources, the processor, the settings in force.
 
 
-_OF_NO_MATTER = ("PrinterOptions.", "warnAlways", "recursion limit", "numpy.seterr")
+_OF_NO_MATTER = ("PrinterOptions.", "warnAlways")
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 import locale
 import logging
+import random
 import sys
 import types
 import warnings
@@ -21,6 +22,7 @@ from typing import Any, Final
 
 import torch
 
+from .._torch.settings import SETTERS
 from .libraries import HASHES, is_standard
 
 PURE: Final = 0
@@ -162,9 +164,13 @@ _REFUSED_FUNCTIONS: Final = (
     *(logging.Logger.setLevel, logging.Logger.addHandler, logging.Logger.removeHandler, logging.Handler.setLevel),
     *(logging.Handler.setFormatter, logging.Filterer.addFilter, logging.Filterer.removeFilter),
     *(logging.basicConfig, logging.disable, locale.setlocale, torch.utils.data.DataLoader.__iter__),
+    *SETTERS,
+    *(random.SystemRandom.random, random.SystemRandom.getrandbits, random.SystemRandom.randbytes),
 )
 REFUSED_CODE: Final = frozenset(function.__code__ for function in _REFUSED_FUNCTIONS)
 """Python of modules that are not looked at which writes to what nobody tracks, or reads anew in each call."""
+REFUSED_NAMES: Final = {"numpy": "seterr set_printoptions", "uuid": "uuid1 uuid4 uuid6 uuid7 uuid8"}
+"""More of them, by package and name: the package may be imported later, or lack some in older versions."""
 
 DIVERTED: Final = (id, hash, warnings.warn, gc.collect, sys._getframe)
 """A capture is told of these with their arguments, by the C++ part; without it they are refused."""
@@ -178,7 +184,7 @@ KNOWN_PACKAGES: Final = tuple(
 NOT_OF_PACKAGES: Final[dict[str, str]] = {
     "torch._C": (
         "_set_worker_signal_handlers _set_worker_pids _error_if_any_worker_fails _log_api_usage_metadata_ "
-        "_initExtension _load_for_lite_interpreter _to_dlpack"
+        "_initExtension _load_for_lite_interpreter _to_dlpack _set_view_replay_enabled"
     ),
 }
 """Their functions that are no operators: they set something for the whole process, or hand memory on."""

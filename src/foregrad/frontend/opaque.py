@@ -15,11 +15,9 @@ import io
 import mmap
 import os
 import random
-import secrets
 import sys
 import time
 import types
-import uuid
 import weakref
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
@@ -213,7 +211,7 @@ def is_random_generator(value: Any) -> bool:
 
 
 # -------------------------------------------------------------------- what gives something else each time
-# Functions that give something else each time they are called, by name: random numbers, times, unique names.
+# Functions that give something else each time they are called, by name: random numbers and times.
 
 
 NAMES_OF: dict[Any, list[str]] = {
@@ -221,12 +219,12 @@ NAMES_OF: dict[Any, list[str]] = {
         "random uniform randint randrange getrandbits gauss normalvariate lognormvariate expovariate vonmisesvariate "
         "gammavariate betavariate paretovariate weibullvariate triangular _randbelow"
     ).split(),
-    time: "time time_ns perf_counter perf_counter_ns monotonic monotonic_ns process_time process_time_ns".split(),
-    uuid: "uuid1 uuid4".split(),
-    secrets: "token_bytes token_hex token_urlsafe randbelow randbits choice".split(),
+    time: "time perf_counter time_ns perf_counter_ns monotonic monotonic_ns process_time process_time_ns".split(),
     os: ["urandom"],
 }
-CLOCKS = {getattr(time, name) for name in NAMES_OF[time] if hasattr(time, name)}
+CLOCKS = {time.time, time.perf_counter}
+"""What they give is an argument of a graph; calls of `REFUSED_DRAWS` are refused."""
+REFUSED_DRAWS = {getattr(of, name) for of in (time, os) for name in NAMES_OF[of] if hasattr(of, name)} - CLOCKS
 
 DRAWN: dict[int, str] = {
     id(getattr(module, name)): f"{module.__name__}.{name}"

@@ -22,6 +22,7 @@ import torch
 
 from .._torch.recurrent import follows_from_parameters
 from .._torch.stand_ins import is_stand_in
+from ..errors import UnsupportedOpError
 from ..graph.slots import Slot
 from ..graph.source import attribute, item, key_text
 from ..subclasses.spec import WrapperSpec
@@ -283,11 +284,11 @@ class Reads:
         if name in HOOKS or (id(module), name) in self._noted or id(module) in self.made_here:
             return  # for hooks see Watch: all hooks of all modules
         if issubclass(type(module), torch.jit.ScriptModule):
-            scripted = scripted_place(module, name)
-            if scripted is not None and scripted[1] == "object":
-                self.note_scripted(scripted[0], name)
-            elif scripted is not None:
-                self.add(self.place(scripted[0], scripted[1], type(module).__name__, "attr"), name, scripted[2])
+            if name != "__class__":
+                raise UnsupportedOpError(
+                    "the function uses a module of TorchScript's, which no capture looks into. Use the Python that it "
+                    "was made of, or call it in a function that `foregrad.eager_region` marks."
+                )
             return
         own = object.__getattribute__(module, "__dict__")
         if name == "call_super_init" or "_modules" not in own:  # the first thing that a module's constructor reads
@@ -322,14 +323,6 @@ class Reads:
                 return
         self.class_attributes.setdefault((type(module), name), None)
         place.lacks((name,))
-
-    def note_scripted(self, state: Any, name: str) -> None:
-        """Note an attribute of `state` that compiled code of TorchScript reads, in C++."""
-        value = getattr(state, name)
-        if isinstance(value, (list, dict, tuple)):
-            self.ask(ScriptedAttribute(state, name), f"{name} of a scripted module", ScriptedAttribute.contents)
-        else:
-            self.add(self.place(state, "object", "a scripted module", "attr"), name, value)
 
     def _whole_table(self, module: torch.nn.Module, table: dict[str, Any]) -> None:
         place = self.place(table, "dict", type(module).__name__, "attr", id(module))
@@ -366,7 +359,7 @@ def _is_only_module(cls: type) -> bool:
 
 
 # -------------------------------------------------------------------- tables of modules
-# Where a module keeps its attributes: tables in its `__dict__`, or, of TorchScript's, an object in C++.
+# Where a module keeps its attributes.
 
 TABLES = ("_parameters", "_buffers", "_modules")
 HOOKS = frozenset(
@@ -385,39 +378,6 @@ def hooks_of(modules: Iterable[torch.nn.Module], *, in_backward: bool = False) -
         own = object.__getattribute__(module, "__dict__")
         for name in names:
             yield from own.get(name, {}).values()
-
-
-def scripted_place(module: torch.nn.Module, name: str) -> tuple[Any, str, Any] | None:
-    """(holder, kind of place, value) of an attribute of a scripted or traced module; None where it can't change."""
-    own = object.__getattribute__(module, "__dict__")
-    actual = own.get("_actual_script_module")  # what a traced module keeps its state in
-    if actual is not None:
-        return scripted_place(actual, name)
-    if name in own.get("_modules", ()):
-        return None
-    if name in own:
-        return own, "dict", own[name]
-    state = own.get("_c")
-    return (state, "object", getattr(state, name)) if state is not None and state.hasattr(name) else None
-
-
-class ScriptedAttribute:
-    """A container of a scripted module: each look at it gives a copy."""
-
-    def __init__(self, state: Any, name: str) -> None:
-        self.state = state
-        self.name = name
-
-    def contents(self) -> Any:
-        return _contents(getattr(self.state, self.name))
-
-
-def _contents(value: Any) -> Any:
-    if isinstance(value, dict):
-        return tuple((key, _contents(item)) for key, item in value.items())
-    if isinstance(value, (list, tuple)):
-        return (type(value).__name__, *map(_contents, value))
-    return id(value) if isinstance(value, torch.Tensor) else value
 
 
 # -------------------------------------------------------------------- sources

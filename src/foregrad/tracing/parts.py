@@ -157,9 +157,6 @@ class CaptureParts(Host):
     def read(self, module: torch.nn.Module, name: str) -> None:
         self._note_read(module, name)
 
-    def read_scripted(self, state: Any, name: str) -> None:
-        self.reads.note_scripted(state, name)
-
     def storage_as_tensor(self, *args: Any, **kwargs: Any) -> torch.Tensor | None:
         found: torch.Tensor | None = self.lifting.storages.as_tensor(*args, **kwargs)
         return found

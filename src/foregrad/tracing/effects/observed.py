@@ -33,6 +33,7 @@ from ...frontend.known_calls import (
     PURE,
     REFUSED,
     REFUSED_CODE,
+    REFUSED_NAMES,
     TRUSTED,
     WRITES,
     kind_of_call,
@@ -163,7 +164,8 @@ class Observed:
         if any(getattr(callback, "__code__", None) is code for callback in gc.callbacks):
             self._apart.add(code)
             return OPAQUE
-        if code in REFUSED_CODE and not _is_for_pytorch(frame.f_back):
+        is_refused = code in REFUSED_CODE or code.co_name in REFUSED_NAMES.get(_root(frame), "").split()
+        if is_refused and not _is_for_pytorch(frame.f_back):
             self._refuse(
                 f"`{self.name}` calls `{_name(frame)}` at {_line(frame.f_back)}, which a compiled call would not "
                 "repeat. Call it outside the compiled function."

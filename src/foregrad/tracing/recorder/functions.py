@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from ..._torch.engine import current_dispatch_mode, plain_execution
 from ..._torch.ops import PACK_PADDED, PAD_PACKED
-from ..._torch.patches import numbers_in, swap_of_capture
+from ..._torch.patches import is_capturing, numbers_in
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.torchscript import install
 from ...errors import TensorTextError, UnsupportedAliasError
@@ -32,11 +32,11 @@ from ..values.numbers import TRACED
 
 @aspect
 class ScriptedFunctions(Aspect):
-    """Functions of TorchScript, which run without a plan."""
+    """Functions of TorchScript, which run as Python."""
 
     @staticmethod
     def install(bind: Bind, current: Callable[[], Any]) -> None:
-        install(bind, swap_of_capture)
+        install(bind, is_capturing)
 
 
 def _tensor_split(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from ..._torch import asked, recurrent
-from ..._torch.asked import ViewReplay
 from ..._torch.settings import (
     ARITHMETIC,
     REPLAYED,
@@ -28,7 +27,7 @@ from ..._torch.settings import (
 from ...errors import ForegradError, UnsupportedSideEffectError
 from ...graph.call_effects import CallEffect, CallPlace, EffectWriter
 from ...locks import Bind
-from ..aspect import Aspect, Context, Settled, aspect
+from ..aspect import Aspect, Settled, aspect
 from ..heap.recording import Host, Recording
 from ..tape.tape import CaptureAgain, Entry
 
@@ -85,9 +84,6 @@ class ArithmeticSettings:
 # Settings of PyTorch that the function sets for what comes after it: noted, put back, and set by each call.
 
 
-_REPLAY = "view_replay_enabled"  # a setting of which a capture has its own
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunUnder(CallEffect):
     """The graph runs under settings which differ from those of its call: pairs of name and value."""
@@ -126,7 +122,6 @@ class Settings(Aspect):
     def __init__(self, host: Host, recorder: Recording) -> None:
         self.recorder = recorder
         self.arithmetic = ArithmeticSettings(lambda: recorder.host.where())
-        self.view_replay = ViewReplay()
         self.after: dict[str, Any] = {}
         self.inside: dict[str, Any] = {}
 
@@ -137,9 +132,6 @@ class Settings(Aspect):
 
     def resumed(self) -> Aspect:
         return self
-
-    def around_run(self) -> Context:
-        return self.view_replay
 
     @contextlib.contextmanager
     def around_function(self) -> Iterator[None]:
@@ -154,10 +146,10 @@ class Settings(Aspect):
             apply_settings(before)
             raise
         known = getattr(function, "settings", ())
-        now, before = settings() | {_REPLAY: self.view_replay.now}, before | {_REPLAY: self.view_replay.before}
+        now = settings()
         self.after = {name: value for name, value in now.items() if value != before[name] or name in known}
         self.inside = self.arithmetic.inside(before, known)
-        apply_settings({name: before[name] for name in self.after if name != _REPLAY})
+        apply_settings({name: before[name] for name in self.after})
         others = sorted({*self.after, *known} - REPLAYED)
         if others:
             raise UnsupportedSideEffectError(

@@ -65,9 +65,9 @@ def wrapper_of(original: Callable[..., Any], path: str) -> Callable[..., Any]:
     return draw
 
 
-def _method(name: str, kind: type = random.Random) -> Callable[..., Any]:
+def _method(name: str) -> Callable[..., Any]:
     """A method of `random.Random` that a capture sees."""
-    original = getattr(kind, name)
+    original = getattr(random.Random, name)
 
     @functools.wraps(original, assigned=("__doc__", "__name__"), updated=())
     def method(self: random.Random, *args: Any, **kwargs: Any) -> Any:
@@ -75,14 +75,12 @@ def _method(name: str, kind: type = random.Random) -> Callable[..., Any]:
         if draws is None or not _is_users() or self in draws.seeded:
             return original(self, *args, **kwargs)
         with not_drawing():
-            of = _SYSTEM if isinstance(self, random.SystemRandom) else self  # which are all alike
-            draw = original.__get__(of)
+            draw = original.__get__(self)
             return draws.draw(Draw(draw, args, tuple(kwargs.items()), f"random.{name}"), draw, args, kwargs)
 
     return method
 
 
-_SYSTEM = random.SystemRandom()
 _originals_of_seed = random.Random.seed
 
 
@@ -102,27 +100,6 @@ def _setstate(self: random.Random, state: Any) -> None:
     if draws is not None and _is_users():
         draws.seed(self, 0)
     _original_setstate(self, state)
-
-
-def _default_rng(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original, assigned=("__doc__", "__name__"), updated=())
-    def default_rng(seed: Any = None) -> Any:
-        draws = getattr(_active, "draws", None)
-        if draws is not None and _is_users():
-            draws.seed(None, seed)
-        return original(seed)
-
-    return default_rng
-
-
-def _randbits(original: Callable[..., Any]) -> Callable[..., Any]:
-    def randbits(k: int) -> Any:
-        draws = getattr(_active, "draws", None)
-        if draws is not None and _is_users():
-            draws.seed(None, None)
-        return original(k)
-
-    return randbits
 
 
 def stand_in_for(value: Any) -> Any:
@@ -166,22 +143,15 @@ def _install() -> None:
                 bind(module, name, wrapper_of(getattr(module, name), f"{module.__name__}.{name}"))
     for name in NAMES_OF[random]:
         bind(random.Random, name, _method(name))
-    for name in ("random", "getrandbits"):
-        bind(random.SystemRandom, name, _method(name, random.SystemRandom))
     of_module: Any = random._inst
     methods: dict[str, Callable[..., None]] = {"seed": _seed, "setstate": _setstate}
     for name, method in methods.items():
         bind(random.Random, name, method)
         bind(random, name, functools.partial(method, of_module))
     numpy = sys.modules.get("numpy.random")
-    entropy: Any = getattr(numpy, "bit_generator", None)
-    if hasattr(entropy, "randbits"):  # what a generator is seeded with that is given no seed
-        bind(entropy, "randbits", _randbits(entropy.randbits))
     for name in _OF_NUMPY if numpy is not None else ():
         bind(numpy, name, wrapper_of(getattr(numpy, name), f"numpy.random.{name}"))
     bind(torch, "from_numpy", from_numpy)
-    if numpy is not None:
-        bind(numpy, "default_rng", _default_rng(numpy.default_rng))
 
 
 _patches = InPlace(_install, _replaced.restore)

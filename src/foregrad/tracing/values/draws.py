@@ -20,7 +20,7 @@ from ...errors import UnsupportedSideEffectError
 from ...frontend.call import FlatCall
 from ...frontend.expected import is_plain
 from ...frontend.lifted import Draw, drawn_in
-from ...frontend.opaque import CLOCKS
+from ...frontend.opaque import CLOCKS, REFUSED_DRAWS
 from ...identity import ById, IdSet
 
 
@@ -56,6 +56,11 @@ class Draws:
         self.taken = 0
 
     def draw(self, draw: Draw, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if draw.function in REFUSED_DRAWS:
+            raise UnsupportedSideEffectError(
+                f"`{self.name}` calls `{draw.path}`, which gives something else in each call. Call it before, and pass "
+                "what it gives (of clocks, `time.time` and `time.perf_counter` can be asked inside)."
+            )
         planned = drawn_in(self.function)
         if self.taken < len(planned):
             expected, value = planned[self.taken]
@@ -116,13 +121,12 @@ class Draws:
                 f"`{self.name}` makes a random generator and seeds it with no fixed number: its numbers would be the "
                 "same in each compiled call. Make it before the call."
             )
-        if generator is not None and self.known(generator):
+        if self.known(generator):
             raise UnsupportedSideEffectError(
                 f"`{self.name}` seeds a random generator that was there before, or sets its state: a compiled call "
                 "draws before its graph. Seed before the call, or use a generator of the call's own."
             )
-        if generator is not None:
-            self.seeded.add(generator)
+        self.seeded.add(generator)
 
     def _refuse(self, draw: Draw) -> None:
         raise UnsupportedSideEffectError(self._said(draw))
@@ -136,8 +140,8 @@ class Draws:
 
 
 # -------------------------------------------------------------------- drawn arrays
-# What stands for an array: it becomes a tensor, and may be sliced, converted and compared with numbers before, as
-# tensors are. All other arithmetic of NumPy's is refused.
+# What stands for an array: it becomes a tensor, and may be sliced and converted before, as tensors are. Arithmetic of
+# NumPy's is refused.
 
 _SIZES: dict[str, Callable[[torch.Tensor], Any]] = {
     "shape": lambda tensor: tuple(tensor.shape),
@@ -146,11 +150,11 @@ _SIZES: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 _FACTS = {"ndim", "dtype", "itemsize"}
 _CONVERTED_ALIKE = {"bool", "int64", "float32", "float64"}  # to these PyTorch converts as NumPy does, bit for bit
-_COMPARISONS = "lt le eq ne gt ge".split()
 _REFUSED = (
-    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow and rand or ror xor rxor neg pos "
-    "abs matmul rmatmul bool int float complex index iter contains setitem delitem array_ufunc array_function "
-    "array str repr format reduce_ex copy deepcopy iadd isub imul itruediv ifloordiv imod ipow iand ior ixor imatmul"
+    "lt le eq ne gt ge invert add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow and "
+    "rand or ror xor rxor neg pos abs matmul rmatmul bool int float complex index iter contains setitem delitem "
+    "array_ufunc array_function array str repr format reduce_ex copy deepcopy iadd isub imul itruediv ifloordiv imod "
+    "ipow iand ior ixor imatmul"
 ).split()
 
 
@@ -184,9 +188,6 @@ class DrawnArray:
             return DrawnArray(part, self._refuse, self._refuse)
         return self._computed(part, self.tensor()[key])
 
-    def __invert__(self) -> DrawnArray:
-        return self._computed(~self._value, ~self.tensor())
-
     def __getattr__(self, name: str) -> Any:
         if name in _SIZES:
             return _SIZES[name](self.tensor())  # others in other calls
@@ -202,22 +203,10 @@ class DrawnArray:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _comparison(name: str) -> Callable[..., Any]:
-    def method(self: DrawnArray, other: Any) -> Any:
-        kind, of = self._value.dtype.name, type(other)
-        if not (of in (int, float) and kind.startswith("float")) and not (of is int and kind == "int64"):
-            self._refuse()
-        return self._computed(getattr(self._value, name)(other), getattr(self.tensor(), name)(other))
-
-    return method
-
-
 def _refused(self: DrawnArray, *_: Any, **__: Any) -> NoReturn:
     self._refuse()
 
 
-for _name in _COMPARISONS:
-    setattr(DrawnArray, f"__{_name}__", _comparison(f"__{_name}__"))
 for _name in _REFUSED:
     setattr(DrawnArray, f"__{_name}__", _refused)
 
