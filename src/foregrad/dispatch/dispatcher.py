@@ -345,7 +345,10 @@ class Dispatcher:
         inner = self._compiling(
             lifted,
             Outer(why, self._outer.only_written, varied, once=self._outer.once, turn=self._turn),
-            open_sizes={**self._sizes.open, **{place.path: frozenset[int]() for place in places}},
+            open_sizes={
+                **self._sizes.open,
+                **{place.path: getattr(place, "dims", frozenset[int]()) for place in places},
+            },
             dynamic=self._sizes.dynamic,
         )
         self._state.entries = {True: (inner, render_stateful(self.name, lifted, inner.entry))}

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
+import torch
+
 from ..frontend.lifted import Draw, Lifted, StatePlace, lifted_arrays, lifted_places, place_of
 from ..frontend.opaque import is_array as is_numpy_array
 from ..frontend.program_state import ProgramState
+from ..frontend.reads import Source
+from ..graph.meta import TensorSpec
 from ..graph.python_effects import CallMethod
 from ..graph.source import Names, attribute, compile_source, item, literal
 from ..runtime.lines import LineWriter
@@ -31,6 +35,7 @@ def state_that_varies(
             if place is not None:
                 places.setdefault(place.identity, place)
     set_outside = {place.identity: place for s in specializations for place in _values_that_differ(s)}
+    set_outside |= {place.identity: place for s in specializations for place in _tensors_of_other_sizes(s)}
     if set_outside:
         held = {id(holder.target) for holder in ProgramState([(function, name)]).holders}  # a capture restores these
         places = {key: place for key, place in set_outside.items() if id(place.target) in held} | places
@@ -45,6 +50,25 @@ def _values_that_differ(specialization: Specialization) -> Iterator[StatePlace]:
         varying = [(key, False) for key in site.other_numbers()] + [(key, True) for key in site.other_arrays(changed)]
         for key, is_array in varying:
             yield StatePlace.of_site(site, key, is_array=is_array)
+
+
+def _tensors_of_other_sizes(specialization: Specialization) -> Iterator[StatePlace]:
+    """The places of tensors that have grown since the capture: a cache of keys and values, a replay buffer."""
+    for info in specialization.signature.inputs:
+        source, spec = info.source, info.spec
+        if not isinstance(source, Source) or not source.steps or not isinstance(spec, TensorSpec):
+            continue
+        *way, (kind, key) = source.steps
+        holder = Source(source.slot, source.root, tuple(way)).now()
+        now = source.now()
+        if type(now) is not torch.Tensor or now.dtype is not spec.dtype or now.dim() != len(spec.shape):
+            continue
+        own = getattr(holder, "__dict__", None) if kind == "attr" and not isinstance(holder, type) else None
+        if own is not None and (table := next((t for t in (own, own.get("_buffers", {})) if key in t), None)):
+            kind, holder = "item", table
+        dims = frozenset(d for d, size in enumerate(now.shape) if size != spec.shape[d])
+        if dims and (kind == "attr" or type(holder) in (dict, list)):
+            yield StatePlace("attribute" if kind == "attr" else "item", holder, key, str(info.slot), dims=dims)
 
 
 def only_written_by(specialization: Specialization) -> set[tuple[int, Any]]:

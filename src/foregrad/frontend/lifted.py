@@ -28,7 +28,7 @@ _MOST_NESTED = 3
 @dataclasses.dataclass(frozen=True, slots=True)
 class StatePlace:
     """A place in the state. `kind` is "item" (of a dict, a list) or "attribute", a cell's contents too. `is_array`: of
-    NumPy.
+    NumPy. `dims`: the dimensions in which a tensor's size varies.
     """
 
     kind: str
@@ -36,6 +36,7 @@ class StatePlace:
     key: Any
     path: str
     is_array: bool = dataclasses.field(default=False, compare=False)
+    dims: frozenset[int] = dataclasses.field(default=frozenset(), compare=False)
 
     @classmethod
     def of_site(cls, site: Any, key: Any, *, is_array: bool) -> StatePlace:

@@ -419,6 +419,13 @@ class Source:
             value = getattr(value, key) if kind == "attr" else value[key]
         return value
 
+    def now(self) -> Any:
+        """The object now, or None where there is none."""
+        try:
+            return self.get()
+        except (AttributeError, LookupError, TypeError):
+            return None
+
     def expression(self, root: str, bind: Callable[[str, Any], str]) -> str:
         """Python source that reads it, given the name of a variable holding the root; `bind` gives globals names."""
         for kind, key in self.steps:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -342,19 +341,12 @@ def _reference(record: InputRecord) -> Callable[[], Any]:
     if record.argument is not None:
         return _nothing
     if isinstance(source, Source) and isinstance(source.root, torch.nn.Module):
-        return functools.partial(_now_at, source)
+        return source.now
     return weakref.ref(record.real)
 
 
 def _nothing() -> None:
     return None
-
-
-def _now_at(source: Source) -> Any:
-    try:
-        return source.get()
-    except (AttributeError, LookupError, TypeError):
-        return None
 
 
 def _input_info(
