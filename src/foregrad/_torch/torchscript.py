@@ -59,7 +59,7 @@ def install(bind: Bind, is_capturing: Callable[[], bool]) -> None:
 
 def _as_python(original: Any, is_capturing: Callable[[], bool]) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_capturing():
+        if not is_capturing() or _is_of_cpp(self):
             return original(self, *args, **kwargs)
         function: Any = getattr(self, "_torchdynamo_inline", None)  # what it was made of, by script or by trace
         scripted = None if function is None else torch.jit._state._try_get_jit_cached_function(function)
@@ -74,6 +74,14 @@ def _as_python(original: Any, is_capturing: Callable[[], bool]) -> Any:
             raise _refusal(self.name) from error  # TorchScript raises an error of its own
 
     return call
+
+
+def _is_of_cpp(function: Any) -> bool:
+    """Whether a method belongs to a class in C++, which has no graph."""
+    try:
+        return isinstance(function, torch._C.ScriptMethod) and function.graph is None
+    except RuntimeError:
+        return True
 
 
 def _refusal(name: str) -> UnsupportedOpError:
