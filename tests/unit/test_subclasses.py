@@ -134,7 +134,10 @@ def test_more_than_a_write_is_refused():
     def make():
         return two(3, 3)
 
-    with pytest.raises(UnsupportedError, match=r"a TwoTensor from outside is written to with gradients, or resized, at \S*test_subclasses.py:\d+"):
+    with pytest.raises(
+        UnsupportedError,
+        match=r"a TwoTensor from outside is written to with gradients, or resized, at \S*test_subclasses.py:\d+",
+    ):
         compiled(f)(make())
     found = []
     for call in (foregrad.compile(f, backend="eager", on_unsupported="eager"), f):

@@ -53,6 +53,7 @@ class LibraryState:
         self.gone_through: set[str] = set()  # tables of the process of which code asks more than single items
         self.own: dict[int, types.ModuleType] = {}  # modules of the program's that code names
         self._done: set[tuple[int, frozenset[str]]] = set()
+        self._abstract: dict[int, _Registered] = {}  # by the id of an abstract class
         self._named: dict[int, set[str]] = {}  # by the id of a module: names that were looked up in it
         self._objects: dict[int, tuple[Any, str, set[str]]] = {}  # objects, classes and modules; names that were asked
 
@@ -110,9 +111,10 @@ class LibraryState:
                 self.reads.add(place, name, module)
 
     def abstract(self, value: Any) -> None:
-        """A class that others may be registered with, of which `isinstance` may be asked. All registrations count."""
-        if isinstance(value, abc.ABCMeta):
-            self.reads.ask(_registrations, "classes registered with abstract classes", _registrations)
+        """A class that others may be registered with, of which `isinstance` may be asked."""
+        if isinstance(value, abc.ABCMeta) and value is not abc.ABC and id(value) not in self._abstract:
+            ask = self._abstract[id(value)] = _Registered(value)
+            self.reads.ask(ask, f"classes registered with {value.__name__}", ask)
 
     def object(self, value: Any, name: str) -> None:
         """A library's object, class or module, of which code may name attributes."""
@@ -191,8 +193,26 @@ def _attribute(get: Callable[[], Any], name: str, _: Any) -> Any:
     return getattr(get(), name, ABSENT)
 
 
-def _registrations(_: Any) -> Any:
-    return abc.get_cache_token()
+class _Registered:
+    """The classes registered with an abstract class or what is derived from it, looked at anew once there are others
+    anywhere: each import may register some.
+    """
+
+    def __init__(self, cls: type) -> None:
+        self._get, self._token, self._found = reference(cls), -1, 0
+
+    def __call__(self, _: Any) -> int:
+        if (token := abc.get_cache_token()) != self._token:
+            found: set[int] = set()
+            waiting, seen = [self._get()], set[int]()
+            for cls in waiting:
+                if cls is not None and id(cls) not in seen:
+                    seen.add(id(cls))
+                    own = [one() for one in abc._get_dump(cls)[0]] if isinstance(cls, abc.ABCMeta) else []  # type: ignore[attr-defined]
+                    found.update(map(id, own))
+                    waiting += [*type.__subclasses__(cls), *own]
+            self._found, self._token = hash(frozenset(found)), token  # in this order, for other threads
+        return self._found
 
 
 def _told(function: Any, _: Any) -> Any:
