@@ -33,6 +33,7 @@ from ..graph.source import in_order
 from ..locks import Replacements
 from .code import instructions_of
 from .expected import ABSENT, Expected, is_plain, reference
+from .holders import read_decimals
 from .libraries import FIXED, is_installed, is_outside, is_standard
 from .objects import attributes_of, dict_of_class, table_of
 from .opaque import asked_of
@@ -243,18 +244,12 @@ def _autocast(_: Any) -> Any:
     return tuple((torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)) for device in ("cpu", "cuda"))
 
 
-def _decimals(_: Any) -> Any:
-    context = decimal.getcontext()
-    limits = context.prec, context.rounding, context.Emin, context.Emax, context.capitals, context.clamp
-    return *limits, *context.traps.values()
-
-
 _OF_AUTOCAST = set("get_autocast_dtype get_autocast_cpu_dtype get_autocast_gpu_dtype is_autocast_enabled".split())
 # What no attribute is, and no function tells without arguments: names, what people call it, how to ask.
 _SWITCHES: dict[str, tuple[tuple[set[str], str, Callable[[Any], Any]], ...]] = {
     "torch": ((_OF_AUTOCAST, "the dtype of torch.autocast", _autocast),),
     "decimal": (
-        ({"Decimal", "getcontext"}, "decimal.getcontext()", _decimals),
+        ({"Decimal", "getcontext"}, "decimal.getcontext()", lambda _: read_decimals(decimal.getcontext())),
         ({"flags"}, "decimal.getcontext().flags", lambda _: tuple(decimal.getcontext().flags.values())),
     ),
 }
