@@ -250,11 +250,51 @@ def test_a_view_that_is_marked_is_refused():
         compiled(lambda w: (w.detach() * 2)[0].requires_grad_())(two(2, 2, grad=True) * 1)
 
 
-def test_a_hook_on_a_view_is_not_lost():
-    def f(w):
-        row = (w * 2)[0]
-        row.register_hook(lambda g: g * 2)
-        return row[1:]
+def hook_before_a_view(y):
+    y.register_hook(lambda g: g * 2)
+    return y[1:]
 
-    with pytest.raises(UnsupportedSideEffectError, match="hook on the view"):
-        compiled(f)(two(2, 3, grad=True))
+
+def hook_on_a_view(y):
+    row = y[0]
+    row.register_hook(lambda g: g * 2)
+    return row
+
+
+def hook_before_a_view_of_it(y):
+    row = y[0]
+    row.register_hook(lambda g: g * 2)
+    return row[1:]
+
+
+def hook_after_a_view(y):
+    row = y[0]
+    y.register_hook(lambda g: g * 2)
+    return row
+
+
+def hook_beside_a_view(y):
+    y[0].register_hook(lambda g: g * 2)
+    return y[1:]
+
+
+HOOKS = [hook_before_a_view, hook_on_a_view, hook_before_a_view_of_it, hook_after_a_view, hook_beside_a_view]
+
+
+@pytest.mark.parametrize("f", HOOKS)
+@pytest.mark.parametrize("make", [two, nested, unit])
+def test_a_hook_is_not_lost_where_a_view_is_returned(f, make):
+    def gradients(call):
+        seen = []
+        for seed in range(2):
+            torch.manual_seed(seed)
+            w = make(2, 3).requires_grad_()
+            result = call(w)
+            result.backward(torch.ones_like(result.detach()))
+            seen.append(described(w.grad))
+        return seen
+
+    def doubled(w):
+        return f(w * 2)
+
+    assert gradients(compiled(doubled)) == gradients(doubled)

@@ -14,7 +14,7 @@ import torch
 from ..._torch.engine import without_torch_functions
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import is_symbolic
-from ..._torch.tensors import base_of, history_of, is_view
+from ..._torch.tensors import history_of
 from ...errors import (
     UnsupportedError,
     UnsupportedMutationError,
@@ -31,7 +31,6 @@ from ...graph.eager_regions import differentiated_twice
 from ...graph.python_calls import GradientHook
 from ...graph.signature import Handle, OutputInfo
 from ...identity import ById, IdSet
-from ...subclasses.spec import is_wrapper
 from ..heap.records import InputRecord, is_moved
 from ..inputs.inputs import Inputs
 from ..inputs.wrappers import WrapperInput
@@ -418,10 +417,6 @@ class OwnHooks:
                 )
             self._on_inputs.append((record, left.hook))
             self._take_back(left)
-        hooked = IdSet(base_of(r.tensor) for r in self._registered if is_view(r.tensor) and _is_there(r))
-        for leaf in inputs.wrappers.leaves if hooked else ():
-            if is_wrapper(leaf) and is_view(leaf) and base_of(leaf) in hooked:  # each call takes it anew
-                raise _hook_on_view(name, f"of a {type(leaf).__qualname__}")
         positions = ById((t, at) for at, t in reversed(list(enumerate(results))) if is_stand_in(t))
         fakes = [fake for fake in analysis.fakes if fake is not None]
         passed, passed_aliases = passed_through(fakes, analysis.aliases)
