@@ -5,7 +5,7 @@ import torch
 
 import foregrad
 from foregrad.errors import ForegradWarning, UnsupportedError, UnsupportedSideEffectError
-from tests.unit.wrappers import Unit, described, nested, quantised, two
+from tests.unit.wrappers import TwoTensor, Unit, described, nested, quantised, two
 
 
 def unit(*size):
@@ -298,3 +298,17 @@ def test_a_hook_is_not_lost_where_a_view_is_returned(f, make):
         return f(w * 2)
 
     assert gradients(compiled(doubled)) == gradients(doubled)
+
+
+def test_a_hook_that_does_something_with_a_wrapper_is_eager_by_name():
+    def f(w, seen):
+        y = w * 2
+        y.register_hook(lambda g: seen.append(described(g)))
+        return y.sum()
+
+    said = r"the hook `.*` registered at \S*test_subclasses_attributes.py:\d+ .* with a TwoTensor. Put it on"
+    call = foregrad.compile(lambda w: f(w, seen), backend="eager", on_unsupported="eager")
+    seen = []
+    with pytest.warns(ForegradWarning, match=said):
+        call(two(2, 3, grad=True)).backward(TwoTensor(torch.ones(()), torch.ones(())))
+    assert len(seen) == 1

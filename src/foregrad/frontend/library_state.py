@@ -194,6 +194,9 @@ def _attribute(get: Callable[[], Any], name: str, _: Any) -> Any:
     return getattr(get(), name, ABSENT)
 
 
+_dump: Any = vars(abc)["_get_dump"]  # what is registered, and what `isinstance` has been told
+
+
 class _Registered:
     """The classes registered with an abstract class or what is derived from it, looked at anew once there are others
     anywhere: each import may register some.
@@ -209,7 +212,7 @@ class _Registered:
             for cls in waiting:
                 if cls is not None and id(cls) not in seen:
                     seen.add(id(cls))
-                    own = [one() for one in abc._get_dump(cls)[0]] if isinstance(cls, abc.ABCMeta) else []  # type: ignore[attr-defined]
+                    own = [one() for one in _dump(cls)[0]] if isinstance(cls, abc.ABCMeta) else []
                     found.update(map(id, own))
                     waiting += [*type.__subclasses__(cls), *own]
             self._found, self._token = hash(frozenset(found)), token  # in this order, for other threads

@@ -20,6 +20,7 @@ from ...errors import (
     UnsupportedMutationError,
     UnsupportedOpError,
     UnsupportedSideEffectError,
+    UnsupportedTensorError,
 )
 from ...frontend.code import names_of
 from ...frontend.libraries import is_of_library
@@ -31,6 +32,7 @@ from ...graph.eager_regions import differentiated_twice
 from ...graph.python_calls import GradientHook
 from ...graph.signature import Handle, OutputInfo
 from ...identity import ById, IdSet
+from ...subclasses.spec import is_wrapper
 from ..heap.records import InputRecord, is_moved
 from ..inputs.inputs import Inputs
 from ..inputs.wrappers import WrapperInput
@@ -252,6 +254,11 @@ class _Call:
     def result(self, gradient: torch.Tensor) -> torch.Tensor:
         """The stand-in of what the hook makes of a gradient."""
         recorder = self.recorder
+        if is_wrapper(gradient):
+            raise UnsupportedTensorError(
+                f"the hook `{self.called.name}` registered at {self.called.where} does what no graph holds, with a "
+                f"{type(gradient).__qualname__}. Put it on what the compiled function returns."
+            )
         if gradient.layout is not torch.strided:
             recorder.value_of(gradient)  # raises
         with without_torch_functions():
