@@ -203,7 +203,8 @@ class _Registered:
     """
 
     def __init__(self, cls: type) -> None:
-        self._get, self._token, self._found = reference(cls), -1, 0
+        self._get, self._found = reference(cls), 0
+        self._token: Any = None
 
     def __call__(self, _: Any) -> int:
         if (token := abc.get_cache_token()) != self._token:
