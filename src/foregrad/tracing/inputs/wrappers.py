@@ -50,6 +50,7 @@ from ...subclasses.spec import (
 )
 from ..heap.refusals import changed_wrapper, returned_wrapper
 from ..recorder.recorder import Recorder
+from ..tape.origin import user_line
 from ..values.sizes import with_sizes_of
 
 
@@ -282,7 +283,7 @@ class Wrappers:
         base: Any = base_of(result) if is_view(result) else None
         if base is not None and not is_wrapper(base):
             return self._of_plain(result, base)
-        _check_view(result)
+        _check_view(result, self._made_at)
         self._check_apart(result)
         return self._in_graph(result)
 
@@ -314,11 +315,18 @@ class Wrappers:
     def _check_apart(self, result: Any) -> None:
         """Raise for a wrapper that shares its memory with another that the caller sees: one may be written later."""
         kind = type(result).__qualname__
+        at = self._made_at(result)
         if any(share_counters(result, known.stand_in) for known in self.inputs):
-            raise returned_wrapper(f"a result is a view of a {kind} from outside, or detached from one")
+            raise returned_wrapper(f"a result is a view of a {kind} from outside, or detached from one{at}")
         if any(result is other or share_counters(result, other) for other in self.results):
-            raise returned_wrapper(f"two results are one {kind}, views of one, or detached from one")
+            raise returned_wrapper(f"two results are one {kind}, views of one, or detached from one{at}")
         self.results.append(result)
+
+    def _made_at(self, result: Any) -> str:
+        """The user's line that made a result."""
+        values = filter(None, map(self.recorder.values.get, parts_of(result) if is_wrapper(result) else [result]))
+        origins = [value.taken_at or (None if value.entry is None else value.entry.origin) for value in values]
+        return next((f" at {user_line(origin)}" for origin in origins if origin is not None), "")
 
     def returned(self, value: Any, adopt: Callable[[Any], Any]) -> int | None:
         """Which of the inputs a wrapper among the results is."""
@@ -326,7 +334,7 @@ class Wrappers:
             return None
         if is_wrapper(value):
             return self.inputs.index(self.by_stand_in[adopt(value)])
-        _check_view(value)
+        _check_view(value, self._made_at)
         return None
 
     # ---------------------------------------------------------------- afterwards
@@ -357,20 +365,20 @@ class Wrappers:
         return FoundWrappers(tuple(reached), of_leaves)
 
 
-def _check_view(result: torch.Tensor) -> None:
+def _check_view(result: torch.Tensor, made_at: Callable[[Any], str]) -> None:
     """Raise for a view of a wrapper that autograd treats otherwise than what is made of it anew."""
     base: Any = base_of(result) if is_view(result) else None
     if not is_wrapper(base):
         return
-    kind = type(base).__qualname__
+    kind, at = type(base).__qualname__, made_at(result)
     try:
         reaches = not (base.requires_grad and result.requires_grad) or leads_to_base(result)
     except RuntimeError as error:
-        raise returned_wrapper(f"a result is a view of a {kind} that eager refuses ({error})") from error
+        raise returned_wrapper(f"a result is a view of a {kind}{at} that eager refuses ({error})") from error
     if not reaches or (base.requires_grad and is_no_grad_view(result)):
-        raise returned_wrapper(f"a result is a view of a {kind} that requires grad taken under torch.no_grad()")
+        raise returned_wrapper(f"a result is a view of a {kind} that requires grad taken under torch.no_grad(){at}")
     if result.requires_grad and not allows_writes(result):
-        raise returned_wrapper(f"a result is one of several views of a {kind}")
+        raise returned_wrapper(f"a result is one of several views of a {kind}{at}")
 
 
 def _inner_slot(slot: Slot, path: str) -> Slot:
