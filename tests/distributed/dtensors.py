@@ -77,9 +77,6 @@ PROGRAMS = {
     ),
     "placements_returned": (lambda a: (a * 2, a.placements, a.placements[0]), x),
     "indexed": (lambda a: a[:, 2:4] * 2, x),
-    "chunks": (lambda a: (a * 2).chunk(2, -1), x),
-    "chunks_of_an_argument": (lambda a: a.split([2, 6], 1), x),
-    "columns": (lambda a: (a + 1).unbind(1), x),
     "joined": (lambda a: (torch.cat([a, a * 2], 1), torch.stack([a, a])), x),
     "einsum": (lambda a, b: torch.einsum("ij,jk->ik", a, b), lambda s: [of(4, 8, seed=s), of(8, 6, placed=WHOLE)]),
     "cross_entropy": (F.cross_entropy, lambda s: [of(4, 8, seed=s), distribute_tensor(torch.arange(4), mesh(), ROWS)]),
@@ -88,6 +85,14 @@ PROGRAMS = {
     "local_map": (_mapped, x),
     "checkpoint": (lambda a: checkpoint(lambda t: t.sin().exp(), a, use_reentrant=False), x),
     "sizes": (lambda a: a.sin(), lambda s: [of(4 + 2 * s, 8, seed=s)]),
+}
+EAGER = {
+    "chunks": (lambda a: (a * 2).chunk(2, -1), x),
+    "columns": (lambda a: (a + 1).unbind(1), x),
+    "chunks_of_an_argument": (lambda a: a.split([2, 6], 1), x),
+    "a_view_of_an_argument": (lambda a: a.view(-1), x),
+    "detached": (lambda a: (a.detach(), a * 2), x),
+    "marked_again": (lambda a: (a * 2, a.requires_grad_(False) * 2)[0], x),
 }
 BY_DYNAMO = ("summed", "whole", "made_of_numbers", "mesh", "placement_given", "placements_returned", "joined", "second")
 
@@ -127,6 +132,14 @@ def main(rank, size, store):
                     warnings.simplefilter("error", ForegradWarning)
                     if any(found(call, make, seed) != found(f, make, seed) for seed in range(3)):
                         wrong.append(name)
+        for name, (f, make) in EAGER.items():
+            call = foregrad.compile(f, backend="eager", on_unsupported="eager")
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always")
+                is_same = all(found(call, make, seed) == found(f, make, seed) for seed in range(3))
+            said = [str(w.message) for w in warned if w.category is ForegradWarning]
+            if not is_same or len(said) != 1 or "DTensor" not in said[0]:
+                wrong.append((name, said))
         assert not wrong, wrong
 
 

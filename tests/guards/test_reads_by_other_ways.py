@@ -359,3 +359,28 @@ def test_a_change_is_seen(name):
             ours, theirs = compiled(x), function(x)
             assert torch.equal(ours, theirs)
             assert torch.equal(*(torch.autograd.grad(y.sum(), x)[0] for y in (ours, theirs)))
+
+
+def test_a_class_that_is_registered_elsewhere_makes_no_graph_stale():
+    """Each import may register classes, with abstract classes that the program never asks about."""
+
+    class Abstract(abc.ABC):  # noqa: B024
+        pass
+
+    class Unasked(abc.ABC):  # noqa: B024
+        pass
+
+    values = [1.0, 2.0]
+
+    def function(x):
+        return x * sum(values) if isinstance(values, (collections.abc.Sequence, Abstract)) else x
+
+    call, x = foregrad.compile(function, backend="eager", on_unsupported="raise"), torch.ones(2)
+    for _ in range(3):
+        assert torch.equal(call(x), x * 3)
+        Unasked.register(type("Other", (), {}))
+        type("Derived", (Abstract,), {})
+    assert len(call.foregrad.specializations) == 1
+    Abstract.register(type("Other", (), {}))
+    assert torch.equal(call(x), x * 3)
+    assert len(call.foregrad.specializations) == 2

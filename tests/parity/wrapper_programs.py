@@ -81,9 +81,6 @@ WRITES = {
     "data": lambda a: a.data.mul_(2),
 }
 HISTORIES = {
-    "mark": lambda a: a.requires_grad_(),
-    "unmark": lambda a: a.requires_grad_(False),
-    "detach_": lambda a: a.detach_(),
     "hook": lambda a: a.register_hook(_doubled),
     "retain": lambda a: a.retain_grad(),
 }
@@ -108,7 +105,8 @@ class Step:
         operands = [pool[-1 - place % len(pool)] for place in self.operands]
         tables = (PURE, VIEWS, WRITES, BINARY, HISTORIES, ASKING)
         table = next(table for table in tables if self.name in table)
-        with torch.no_grad() if self.no_grad else contextlib.nullcontext():
+        no_grad = self.no_grad or self.name in WRITES or self.name == "copy_"  # with gradients they are refused
+        with torch.no_grad() if no_grad else contextlib.nullcontext():
             result = table[self.name](*operands)
         if isinstance(result, torch.Tensor) and table not in (WRITES, HISTORIES):
             pool.append(result)
@@ -116,8 +114,9 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """`arguments`: the class, size and history of each. `results`: places in the pool at the end.
-    `tangents`: of what kind that of each result is, in turn.
+    """`arguments`: the class, size and history of each. `results`: places in the pool at the end; a copy is returned of a
+    view of an argument, and of what shares its memory with another result, which are refused. `tangents`: of what kind
+    that of each result is, in turn.
     """
 
     arguments: tuple[tuple[str, tuple[int, ...], str], ...]
@@ -151,7 +150,24 @@ class Program:
         pool = list(args)
         for step in self.steps:
             step.run(pool)
-        return tuple(pool[-1 - place % len(pool)] for place in self.results)
+        given = [pool[-1 - place % len(pool)] for place in self.results]
+        return tuple(one.clone() if is_copied else one for one, is_copied in zip(given, self.copied(), strict=True))
+
+    def copied(self) -> list[bool]:
+        """Of each result, whether a copy is returned."""
+        count = len(self.arguments) * (2 if self.same else 1)
+        roots = [*range(count)]  # of each in the pool: the first that is in its memory
+        for step in self.steps:
+            if step.name in WRITES or step.name in HISTORIES:
+                continue
+            of = roots[-1 - step.operands[0] % len(roots)]
+            is_view = step.name in VIEWS or step.name in ("detach", "copy_")
+            roots.append(of if is_view else len(roots))
+        places = [len(roots) - 1 - place % len(roots) for place in self.results]
+        found = [roots[place] for place in places]
+        return [
+            root not in places[at : at + 1] if root < count else root in found[:at] for at, root in enumerate(found)
+        ]
 
     def make(self, seed: int) -> list[torch.Tensor]:
         torch.manual_seed(seed)

@@ -289,14 +289,6 @@ def test_parts_of_the_backward():
         first.backward(ones(first))
 
 
-def test_what_was_written_with_gradients():
-    same(
-        lambda call, w, x: (call(w, x), w.backward(ones(w)), [w, x.grad])[-1],
-        lambda w, x: w.mul_(x),
-        lambda: (two(3), torch.randn(3, requires_grad=True)),
-    )
-
-
 @pytest.mark.parametrize("tangent", [ones, pair])
 def test_derivatives_of_any_order(tangent):
     def scenario(call, w, x):
@@ -334,11 +326,6 @@ def test_without_what_it_takes_it_is_refused():
 # -------------------------------------------------------------------- of what a wrapper is made of
 
 
-def made_twice(a, b):
-    made = Unit(a * 2, 1)
-    return made, made, made * made
-
-
 LEAVES = {
     "history_inside": lambda a, b: (Unit(a * 2, 1), a * 3),
     "an_input_inside": lambda a, b: Unit(a, 1),
@@ -347,7 +334,6 @@ LEAVES = {
     "marked_without_history": lambda a, b: Unit(b * 2, 1).requires_grad_(),
     "quantised": lambda a, b: Quantised((b * 9).to(torch.int8), a.abs().amax(0, keepdim=True)),
     "nested": lambda a, b: TwoTensor(TwoTensor(a * 2, a), TwoTensor(a, a.exp())),
-    "twice": made_twice,
     "parameter": lambda a, b: torch.nn.Parameter(Unit(b * 2, 1)),
 }
 

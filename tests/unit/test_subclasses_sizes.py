@@ -14,10 +14,9 @@ PROGRAMS = {
     "matmul": (lambda a, b: (a @ b).relu(), lambda n: two(n, 3, grad=True), lambda n: torch.randn(3, 4)),
     "nested": (lambda a, b: (a @ b).relu(), lambda n: nested(n, 3, grad=True), lambda n: torch.randn(3, 4)),
     "flat": (lambda a: (a * a).view(-1), lambda n: two(n, 3, grad=True)),
-    "views": (lambda a: (a.t().sin(), a[1:], a.expand(2, *a.shape) * 2), lambda n: two(n, 3)),
-    "view_of_an_argument": (lambda a: a.view(-1), lambda n: two(n, 3, grad=True)),
+    "views": (lambda a: (a.t().sin(), (a * 2)[1:], a.expand(2, *a.shape) * 2), lambda n: two(n, 3)),
     "views_by_sizes": (
-        lambda a: (a.view(a.shape[0] * 3), a[: a.shape[0] - 1], a.narrow(0, 1, a.shape[0] - 2)),
+        lambda a: ((a * 2).view(a.shape[0] * 3), (a * 3)[: a.shape[0] - 1], (-a).narrow(0, 1, a.shape[0] - 2)),
         lambda n: two(n, 3, grad=True),
     ),
     "laid_out_otherwise": (lambda a: a * 2, lambda n: two(3, n).t()),

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from .symbols import is_symbolic
 from .tensors import history_of
 
 # Nodes of PyTorch's that, as custom Functions, give zeros where other nodes leave a gradient undefined. And nodes that
@@ -67,43 +66,6 @@ def nodes_behind(outputs: Iterable[torch.Tensor]) -> Iterator[Any]:
 def have_hooks(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether one of the tensors has a hook, which would see, and may change, its gradient."""
     return any(t._backward_hooks for t in tensors)
-
-
-def views_taken_at_once(view: torch.Tensor) -> tuple[Any, Callable[[torch.Tensor], Sequence[torch.Tensor]]] | None:
-    """For one of several views from a single operator: the autograd node of all, and a function that takes them again.
-
-    None for any other view. Views taken again one by one would have a node each, and the gradient of one would meet
-    zeros in place of the others', which PyTorch makes plain tensors.
-    """
-    node: Any = view.grad_fn
-    take = _AT_ONCE.get(type(node).__name__)
-    base = view._base
-    if take is None or base is None:
-        return None
-    behind: Any = node.next_functions[0][0]
-    if not (behind is base.grad_fn or getattr(behind, "variable", None) is base):
-        return None
-    taken = take(node)
-    return None if any(map(is_symbolic, _numbers(taken.keywords.values()))) else (node, taken)
-
-
-def _numbers(values: Iterable[Any]) -> Iterator[Any]:
-    for value in values:
-        yield from value if isinstance(value, (list, tuple)) else (value,)
-
-
-def _dim(node: Any) -> int:
-    dim = int(node._saved_dim)
-    return dim if dim < 1 << 63 else dim - (1 << 64)  # kept without its sign
-
-
-_AT_ONCE: dict[str, Callable[[Any], functools.partial[Any]]] = {
-    "SplitBackward0": lambda n: functools.partial(torch.split, split_size_or_sections=n._saved_split_size, dim=_dim(n)),
-    "SplitWithSizesBackward0": lambda n: functools.partial(
-        torch.split, split_size_or_sections=list(n._saved_split_sizes), dim=_dim(n)
-    ),
-    "UnbindBackward0": lambda n: functools.partial(torch.unbind, dim=_dim(n)),
-}
 
 
 @contextlib.contextmanager

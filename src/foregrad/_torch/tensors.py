@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -175,27 +174,10 @@ def exchange(a: torch.Tensor, b: torch.Tensor) -> None:
     b.__dict__.update(kept)
 
 
-def view_again(view: torch.Tensor, base: torch.Tensor, numbers: Sequence[int] | None = None) -> torch.Tensor:
-    """The view of `base` that corresponds to `view` of its own base, whatever the kinds of the two bases.
-
-    `numbers`: replacements for the numbers from `numbers_of_view`.
-    """
-    left = iter(numbers or ())
-    again: torch.Tensor = view._view_func_unsafe(base, None if numbers is None else lambda _: next(left))
+def view_again(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    """The view of `base` that corresponds to `view` of its own base, whatever the kinds of the two bases."""
+    again: torch.Tensor = view._view_func_unsafe(base)
     return again
-
-
-def numbers_of_view(view: torch.Tensor) -> list[Any]:
-    """The numbers among the arguments of a view's operator, plain or symbolic."""
-    numbers: list[Any] = []
-
-    def note(number: Any) -> Any:
-        numbers.append(number)
-        return number
-
-    base: Any = view._base
-    view._view_func_unsafe(base, note)
-    return numbers
 
 
 def is_inside_transform(tensor: torch.Tensor) -> bool:

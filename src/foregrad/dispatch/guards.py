@@ -372,8 +372,7 @@ class CallGuards(GuardMaker):
         written = {u.input for u in signature.updates} | signature.reshaped
         related = written or signature.structure.shared_memory
         sharing = sharing_of(signature, self.tensors) if related else None
-        detached = {index for index in signature.detached if index < len(inputs)}  # not of wrappers
-        self.history(sharing, [index for index in written | detached if not self._is_part(index)])
+        self.history(sharing, [index for index in written | signature.detached if not self._is_part(index)])
         if not written:
             return
         real = [

@@ -429,14 +429,14 @@ def _put_back_file(file: Any, before: Any, _: Any) -> None:
     file.seek(at)
 
 
-def _read_decimals(context: Any) -> Any:
-    exponents = context.Emin, context.Emax, context.capitals, context.clamp
-    return context.prec, context.rounding, *exponents, context.traps.copy()
+def read_decimals(context: Any) -> tuple[Any, ...]:
+    """What a context of `decimal` computes by; its flags, which computations set, apart."""
+    *limits, _, traps = context.__reduce__()[1]
+    return (*limits, tuple(traps))
 
 
 def _put_back_decimals(context: Any, before: Any, _: Any) -> None:
-    context.prec, context.rounding, context.Emin, context.Emax, context.capitals, context.clamp, traps = before
-    context.traps.update(traps)
+    context.__init__(*before[:-1], context.__reduce__()[1][-2], list(before[-1]))
 
 
 # -------------------------------------------------------------------- caches of functions
@@ -515,7 +515,7 @@ BUFFER = Kind(
 )
 NUMBERS = Kind(_read_numbers, _same_numbers, _put_back_numbers)
 FILE = Kind(lambda file: (None, 0) if file.closed else (file.getvalue(), file.tell()), _same_file, _put_back_file)
-DECIMALS = Kind(_read_decimals, lambda context, before: _read_decimals(context) == before, _put_back_decimals)
+DECIMALS = Kind(read_decimals, lambda context, before: read_decimals(context) == before, _put_back_decimals)
 RANDOM = Kind(random.Random.getstate, lambda r, before: r.getstate() == before, lambda r, before, _: r.setstate(before))
 NUMPY_RANDOM = Kind(_numpy_state, _same_numpy_state, _put_back_numpy_state)
 # One attribute of something that is a library's: (module, class or object, name); or a module: (sys.modules, name).

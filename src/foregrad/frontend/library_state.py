@@ -33,6 +33,7 @@ from ..graph.source import in_order
 from ..locks import Replacements
 from .code import instructions_of
 from .expected import ABSENT, Expected, is_plain, reference
+from .holders import read_decimals
 from .libraries import FIXED, is_installed, is_outside, is_standard
 from .objects import attributes_of, dict_of_class, table_of
 from .opaque import asked_of
@@ -53,6 +54,7 @@ class LibraryState:
         self.gone_through: set[str] = set()  # tables of the process of which code asks more than single items
         self.own: dict[int, types.ModuleType] = {}  # modules of the program's that code names
         self._done: set[tuple[int, frozenset[str]]] = set()
+        self._abstract: dict[int, _Registered] = {}  # by the id of an abstract class
         self._named: dict[int, set[str]] = {}  # by the id of a module: names that were looked up in it
         self._objects: dict[int, tuple[Any, str, set[str]]] = {}  # objects, classes and modules; names that were asked
 
@@ -110,9 +112,10 @@ class LibraryState:
                 self.reads.add(place, name, module)
 
     def abstract(self, value: Any) -> None:
-        """A class that others may be registered with, of which `isinstance` may be asked. All registrations count."""
-        if isinstance(value, abc.ABCMeta):
-            self.reads.ask(_registrations, "classes registered with abstract classes", _registrations)
+        """A class that others may be registered with, of which `isinstance` may be asked."""
+        if isinstance(value, abc.ABCMeta) and value is not abc.ABC and id(value) not in self._abstract:
+            ask = self._abstract[id(value)] = _Registered(value)
+            self.reads.ask(ask, f"classes registered with {value.__name__}", ask)
 
     def object(self, value: Any, name: str) -> None:
         """A library's object, class or module, of which code may name attributes."""
@@ -191,8 +194,30 @@ def _attribute(get: Callable[[], Any], name: str, _: Any) -> Any:
     return getattr(get(), name, ABSENT)
 
 
-def _registrations(_: Any) -> Any:
-    return abc.get_cache_token()
+_dump: Any = vars(abc)["_get_dump"]  # what is registered, and what `isinstance` has been told
+
+
+class _Registered:
+    """The classes registered with an abstract class or what is derived from it, looked at anew once there are others
+    anywhere: each import may register some.
+    """
+
+    def __init__(self, cls: type) -> None:
+        self._get, self._found = reference(cls), 0
+        self._token: Any = None
+
+    def __call__(self, _: Any) -> int:
+        if (token := abc.get_cache_token()) != self._token:
+            found: set[int] = set()
+            waiting, seen = [self._get()], set[int]()
+            for cls in waiting:
+                if cls is not None and id(cls) not in seen:
+                    seen.add(id(cls))
+                    own = [one() for one in _dump(cls)[0]] if isinstance(cls, abc.ABCMeta) else []
+                    found.update(map(id, own))
+                    waiting += [*type.__subclasses__(cls), *own]
+            self._found, self._token = hash(frozenset(found)), token  # in this order, for other threads
+        return self._found
 
 
 def _told(function: Any, _: Any) -> Any:
@@ -223,18 +248,12 @@ def _autocast(_: Any) -> Any:
     return tuple((torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)) for device in ("cpu", "cuda"))
 
 
-def _decimals(_: Any) -> Any:
-    context = decimal.getcontext()
-    limits = context.prec, context.rounding, context.Emin, context.Emax, context.capitals, context.clamp
-    return *limits, *context.traps.values()
-
-
 _OF_AUTOCAST = set("get_autocast_dtype get_autocast_cpu_dtype get_autocast_gpu_dtype is_autocast_enabled".split())
 # What no attribute is, and no function tells without arguments: names, what people call it, how to ask.
 _SWITCHES: dict[str, tuple[tuple[set[str], str, Callable[[Any], Any]], ...]] = {
     "torch": ((_OF_AUTOCAST, "the dtype of torch.autocast", _autocast),),
     "decimal": (
-        ({"Decimal", "getcontext"}, "decimal.getcontext()", _decimals),
+        ({"Decimal", "getcontext"}, "decimal.getcontext()", lambda _: read_decimals(decimal.getcontext())),
         ({"flags"}, "decimal.getcontext().flags", lambda _: tuple(decimal.getcontext().flags.values())),
     ),
 }

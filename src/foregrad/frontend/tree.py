@@ -8,7 +8,6 @@ Dataclasses need no registration; any type registered with PyTorch's pytree work
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import enum
 import functools
@@ -22,7 +21,6 @@ import torch
 from .._torch.distributed import GROUPS
 from .._torch.nested import registered_functions
 from .._torch.ops import is_opaque_value
-from .._torch.tensors import view_again
 from ..errors import UnknownLeafError
 from ..graph.source import key_text, key_texts
 from ..house import is_house_module
@@ -31,7 +29,7 @@ from ..subclasses.spec import WrapperSpec, is_wrapper
 from .objects import fill, is_plain_class, look_into, make_empty
 from .opaque import is_number_of_numpy
 
-Unwrap = Callable[[Any], "tuple[WrapperSpec, Sequence[torch.Tensor]] | SharedWrapper | None"]
+Unwrap = Callable[[Any], "tuple[WrapperSpec, Sequence[torch.Tensor]] | None"]
 Wrap = Callable[[Any, "list[torch.Tensor]"], Any]
 _SCALARS = (int, float, str, bool, complex, bytes, type(None))
 # They keep a state from call to call, and refer to one another: like modules, they are the same ones in each call.
@@ -60,39 +58,6 @@ _CONSTANTS = (
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class SharedWrapper:
-    """A wrapper in one of several places, or a view of one: the `view` of the wrapper that is made under `base`, itself
-    under `key` from then on. `unwrapped`: that wrapper, taken apart, in the first of the places. `grad_enabled`: when
-    the view is taken. `at_once`: see `views_taken_at_once`.
-    """
-
-    base: int
-    key: int
-    view: torch.Tensor | None
-    unwrapped: tuple[WrapperSpec, Sequence[torch.Tensor]] | None
-    grad_enabled: bool = True
-    at_once: tuple[Any, Callable[[Any], Sequence[torch.Tensor]]] | None = None
-
-    def made_in(self, made: dict[int, Any], items: list[Any]) -> Any:
-        """The tensor, one object for each key in `made`; `items` has the wrapper in the first of the places."""
-        if items:
-            made[self.base] = items[0]
-        if self.view is not None and self.key not in made:
-            with contextlib.nullcontext() if self.grad_enabled else torch.no_grad():
-                made[self.key] = self._view(made)
-        return made[self.key]
-
-    def _view(self, made: dict[int, Any]) -> Any:
-        assert self.view is not None
-        if self.at_once is None:
-            return view_again(self.view, made[self.base])
-        node, take = self.at_once
-        if id(node) not in made:
-            made[id(node)] = take(made[self.base])
-        return made[id(node)][self.view.output_nr]
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tree:
     """One container: its `kind`, its type, what else is needed to build it again (`context`), and its children.
@@ -100,7 +65,7 @@ class Tree:
     `number`: which of the containers it is whose identity is kept; a `ref` is the one with the number `context`.
     """
 
-    # leaf, tuple, list, dict, namedtuple, structseq, dataclass, registered, wrapper, shared; object, partial, weakref,
+    # leaf, tuple, list, dict, namedtuple, structseq, dataclass, registered, wrapper; object, partial, weakref,
     # method, function, cell, array, ref
     kind: str
     type: Any = None
@@ -131,8 +96,6 @@ class Tree:
         items = [child._build(leaves, wrap, made) for child in self.children]
         if self.kind == "wrapper":
             return wrap(self.context, items)
-        if self.kind == "shared":
-            return self.context.made_in(made, items)
         if self.kind == "array":
             made[self.number] = wrap(None, items)
             return made[self.number]
@@ -206,8 +169,6 @@ class Tree:
             return
         if self.kind == "wrapper":
             steps = self.context.paths()
-        elif self.kind == "shared":
-            steps = [""]
         elif self.kind == "object":
             steps = self.context.steps(self.type)
         elif self.kind in _STEPS:
@@ -313,13 +274,6 @@ def _leaf(value: Any, leaves: list[Any], unwrap: Unwrap) -> Tree:
     if unwrapped is None:
         leaves.append(value)
         return LEAF
-    if isinstance(unwrapped, SharedWrapper):
-        inside = () if unwrapped.unwrapped is None else (_wrapper(unwrapped.unwrapped, leaves),)
-        return Tree("shared", None, unwrapped, inside, sum(tree.size for tree in inside))
-    return _wrapper(unwrapped, leaves)
-
-
-def _wrapper(unwrapped: tuple[WrapperSpec, Sequence[torch.Tensor]], leaves: list[Any]) -> Tree:
     spec, parts = unwrapped
     leaves += parts
     return Tree("wrapper", spec.cls, spec, (LEAF,) * spec.count, spec.count)

@@ -97,14 +97,6 @@ class MarkRequiresGrad(Effect):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class MarkWrapper(MarkRequiresGrad):
-    """`requires_grad_()` on a wrapper subclass. `spec`: its layout by then; `gradient`: that of its gradient."""
-
-    spec: Any
-    gradient: Any
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Detach(Effect):
     """`detach_()`, or else `requires_grad_(False)`."""
 
@@ -134,16 +126,10 @@ class Write(Effect):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WriteWrapper(Effect):
-    """A wrapper subclass was written to: its version moves `times`. With `outputs` it takes over the history of these,
-    which have its elements by then; `spec` is what it is like afterwards: one output for each of `spec.carrying()`.
-    """
+    """A wrapper subclass was written to: its version moves `times`."""
 
     times: int
-    spec: Any = None
-    outputs: tuple[int, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.target} is written, a wrapper subclass{' with its history' if self.outputs else ''}"
+    words = "{0.target} is written, a wrapper subclass"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -71,8 +71,7 @@ class JointGraph:
     def _taken(self) -> list[int]:
         signature = self.signature
         inputs = enumerate(signature.inputs)
-        marked = signature.marked | signature.parts_marked
-        differentiable = [i for i, info in inputs if info.requires_grad or i in marked]
+        differentiable = [i for i, info in inputs if info.requires_grad or i in signature.marked]
         if self.backward_error is not None or self.failing:
             # The paths of the gradients are unknown, except for inputs that nothing leads to.
             reached = signature.gradients.reached_from

@@ -118,28 +118,19 @@ class ConstantOutput(OutputInfo):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WrapperOutput(OutputInfo):
-    """An output that is a wrapper subclass among the inputs, as an object; `wrapper` counts those.
-
-    `view`: it is the view of that input that this is of its stand-in, with these `numbers` where some are symbolic, and
-    with gradients on or off; or, where it `is_detached`, that input detached.
-    """
+    """An output that is a wrapper subclass among the inputs, as an object; `wrapper` counts those."""
 
     wrapper: int
-    view: Any = dataclasses.field(default=None, compare=False)
-    numbers: tuple[Any, ...] | None = dataclasses.field(default=None, compare=False)
-    grad_enabled: bool = True
-    is_detached: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WrapperPlace:
     """Where a tensor is found once a call's results are made: leaf `number` of the result, wrappers being leaves, or a
-    wrapper or plain tensor among the inputs. `of_base`: what that one is a view of is meant.
+    wrapper or plain tensor among the inputs.
     """
 
     kind: Literal["result", "wrapper", "input"]
     number: int
-    of_base: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -359,12 +350,6 @@ class Signature:
 
     def _inputs_of(self, kind: type[Effect]) -> frozenset[int]:
         return frozenset(effect.input for effect in self.effects.log if isinstance(effect, kind) and effect.is_whole)
-
-    @property
-    def parts_marked(self) -> frozenset[int]:
-        """Inputs that are parts of wrappers that `requires_grad_()` is called on."""
-        wrappers = [number - len(self.inputs) for number in self.marked if number >= len(self.inputs)]
-        return frozenset(part for wrapper in wrappers for part in self.structure.wrapper_parts[wrapper])
 
     @property
     def has_wrappers(self) -> bool:

@@ -41,8 +41,7 @@ def attempt_lines(
     bind = writer.bind
     save, undo = generator_lines(signature.stops.generators, bind)
     if not signature.is_inference:
-        own = len(signature.inputs)
-        marked = [i for i in sorted(signature.marked) if i >= own or not signature.inputs[i].requires_grad]
+        marked = [i for i in sorted(signature.marked) if not signature.inputs[i].requires_grad]
         undo += [f"{inputs[i]}.requires_grad_(False)" for i in marked]
     if signature.stops.eager_regions:
         bind("eager_regions", signature.stops.eager_regions)  # the graph holds only their keys

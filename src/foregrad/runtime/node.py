@@ -20,12 +20,14 @@ import torch
 from torch import fx
 
 from .._torch import engine
+from .._torch.graphs import ends_of
 from .._torch.hooks import defined_hooks_only, spare_leaves
 from .._torch.native import native
 from .._torch.symbols import is_symbolic
 from ..graph.meta import TensorSpec, as_captured, in_order, laid_out, memory_order, spec_of
 from ..graph.signature import Signature
 from ..graph.source import Names, compile_source, unpacked
+from ..passes.aliasing import memory_of
 from ..passes.keep import is_alias
 from ..passes.sparse import only_in_gradients
 from ..passes.zeros import backward_acts
@@ -54,7 +56,7 @@ class NodeSource:
     """An autograd node: the function that calls it, and its rendered text.
 
     `apply(others, *taken)` if the node is all rendered: see `call_lines`. `is_native`: `apply(*inputs)`, in C++.
-    `held_inputs`, `held_outputs`: the inputs and outputs that it saves, or views of these.
+    `held_inputs`, `held_outputs`: the inputs and outputs that share memory with what it saves.
     """
 
     apply: Callable[..., Any]
@@ -149,10 +151,12 @@ class _NodeRenderer:
         return NodeSource(apply, source, self.taken, self.is_native, **held)
 
     def _held(self) -> dict[str, frozenset[int]]:
-        """The inputs and outputs that are saved without a copy, or whose views are."""
+        """The inputs and outputs that are saved without a copy, or share memory with what is."""
         tensors = [node for node in self.partitioned.saved_nodes if self._how_kept(node) not in (_SIZE, _COPIED)]
         inputs = frozenset(number for number in map(_number_of_input, tensors) if number >= 0)
-        return {"held_inputs": inputs, "held_outputs": frozenset(output for _, output in self._outputs_saved())}
+        outputs, memory = [*ends_of(self.partitioned.forward)[1]], {*map(memory_of, tensors)}
+        held = {at for at in self.signature.gradients.differentiable if memory_of(outputs[at]) in memory}
+        return {"held_inputs": inputs, "held_outputs": frozenset(held)}
 
     def _in_python(self, backward: Any) -> Callable[..., Any]:
         """The backward of a node in Python, whose saved tensors autograd drops after any part has run."""

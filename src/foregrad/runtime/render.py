@@ -26,7 +26,6 @@ from ..graph.effect_log import (
     Handle,
     InplaceView,
     MarkRequiresGrad,
-    MarkWrapper,
     OutputInfo,
     QueryGradFn,
     RunGraph,
@@ -108,9 +107,7 @@ class RunLines(LineWriter):
         # backward raises anyway.
         counts_first = not signature.is_inference and not signature.may_stop
         leaves = {i for i, info in enumerate(signature.inputs) if info.requires_grad and info.is_leaf}
-        wrappers = range(len(signature.inputs), len(self.tensors))
-        early = taken if signature.is_inference else [*taken, *signature.marked.intersection(wrappers)]
-        log = with_graph(signature.effects.log, early, leaves, counts_first=counts_first)
+        log = with_graph(signature.effects.log, taken, leaves, counts_first=counts_first)
         last = max((at for at, effect in enumerate(log) if effect.is_whole or isinstance(effect, RunGraph)))
         for at, effect in enumerate(log):
             self.are_inputs_done = at > last
@@ -166,8 +163,6 @@ class RunLines(LineWriter):
             self._write(whole, effect)
         elif isinstance(effect, WriteWrapper):
             self.lines += [f"{self._increment_version()}({whole})"] * effect.times
-            if effect.outputs:
-                self.of_wrappers.give_history(whole, effect.spec, list(map(self._result, effect.outputs)))
         else:
             self._change(self.view(whole, effect.steps, ""), effect)
 
@@ -175,8 +170,6 @@ class RunLines(LineWriter):
         """The lines of an effect, other than a write, on the tensor called `name`."""
         if isinstance(effect, MarkRequiresGrad):
             self.lines.append(f"{name}.requires_grad_()")
-            if isinstance(effect, MarkWrapper):
-                self.of_wrappers.marked(effect, self.inputs)
         elif isinstance(effect, Detach):
             self.lines.append(f"{name}.{'detach_()' if effect.in_place else 'requires_grad_(False)'}")
         elif isinstance(effect, SetStorage):
@@ -408,7 +401,7 @@ class RunLines(LineWriter):
                 return self.containers[value.number]
             return self.bind("kept", value.value) if type(value) is Kept else self.literal(value)
         if isinstance(info, WrapperOutput):
-            return self.of_wrappers.output(info)
+            return self.of_wrappers.variables[info.wrapper]
         assert isinstance(info, Handle)
         return self._handle(info)
 
@@ -422,7 +415,7 @@ def has_objects(tree: Tree) -> bool:
     return any(node.kind in _MADE_FIRST for _, node in tree.walk(""))
 
 
-_MADE_FIRST = {"object", "ref", "weakref", "method", "partial", "function", "cell", "shared"}
+_MADE_FIRST = {"object", "ref", "weakref", "method", "partial", "function", "cell"}
 
 
 def build_expression(tree: Tree, values: list[str], made: str, bind: Callable[[str, Any], str]) -> str:

@@ -8,14 +8,9 @@ from typing import Any
 
 import torch
 
-from .._torch.histories import views_taken_at_once
-from .._torch.tensors import base_of, version_of, view_again
+from .._torch.tensors import version_of
 from ..frontend.tree import flatten
-from ..graph.effect_log import MarkWrapper
-from ..graph.signature import Signature, WrapperOutput, WrapperPlace
-from ..graph.source import unpacked
-from ..identity import ById
-from ..subclasses.conversion import giving_history, unwrapping
+from ..graph.signature import Signature, WrapperPlace
 from .lines import LineWriter
 from .node import NodeSource
 from .passed import join, marking
@@ -26,48 +21,6 @@ class WrapperLines:
 
     def __init__(self, writer: LineWriter, variables: Sequence[str], signature: Signature, name: str) -> None:
         self.writer, self.variables, self.signature, self.name = writer, variables, signature, name
-        self.views: ById[Any, str] = ById()  # by the stand-in of the view, or the node of several
-
-    def output(self, info: WrapperOutput) -> str:
-        """The variable of a wrapper among the inputs, or of a view of one, which is one object in all places."""
-        wrapper, writer = self.variables[info.wrapper], self.writer
-        if info.view is None:
-            return wrapper
-        name = self.views.get(info.view)
-        if name is None:
-            name = self.views[info.view] = writer.names.fresh("view")
-            at_once = views_taken_at_once(info.view) if info.grad_enabled else None
-            if at_once is not None:
-                writer.lines.append(f"{name} = {self._at_once(wrapper, *at_once)}[{info.view.output_nr}]")
-                return name
-            if info.is_detached:
-                writer.lines.append(f"{name} = {wrapper}.detach()")
-                return name
-            numbers = [] if info.numbers is None else [f"[{', '.join(map(str, map(writer.literal, info.numbers)))}]"]
-            arguments = ", ".join([writer.bind("view", info.view), wrapper, *numbers])
-            guards = [] if info.grad_enabled else [f"{writer.bind('no_grad', torch.no_grad)}()"]
-            writer.under(guards, [f"{name} = {writer.bind('view_again', view_again)}({arguments})"])
-        return name
-
-    def marked(self, effect: MarkWrapper, inputs: Sequence[str]) -> None:
-        """One requires grad now: so do the plain tensors that stand for it."""
-        wrapper = effect.input - len(inputs)
-        parts = [inputs[part] for part in self.signature.structure.wrapper_parts[wrapper]]
-        take = self.writer.bind("unwrap", unwrapping(effect.spec, effect.gradient))
-        self.writer.lines.append(f"{unpacked(parts)}{take}({self.variables[wrapper]})")
-
-    def _at_once(self, wrapper: str, node: Any, take: Callable[[torch.Tensor], Any]) -> str:
-        """The variable of the views that one operator gives together."""
-        name = self.views.get(node)
-        if name is None:
-            name = self.views[node] = self.writer.names.fresh("views")
-            self.writer.lines.append(f"{name} = {self.writer.bind('take', take)}({wrapper})")
-        return name
-
-    def give_history(self, wrapper: str, spec: Any, outputs: Sequence[str]) -> None:
-        """Lines that give the wrapper the history of these results of the node."""
-        give = self.writer.bind("give_history", giving_history(spec))
-        self.writer.lines.append(f"{give}({', '.join([wrapper, *outputs])})")
 
     def needs_node(self, node: NodeSource) -> bool:
         """Whether `linked` needs the autograd node."""
@@ -123,8 +76,7 @@ def linking(signature: Signature, name: str, saved: Sequence[WrapperPlace]) -> L
         tables: dict[str, Any] = {"result": leaves, "wrapper": wrappers, "input": inputs}
 
         def at(place: WrapperPlace) -> Any:
-            tensor = tables[place.kind][place.number]
-            return base_of(tensor) if place.of_base else tensor
+            return tables[place.kind][place.number]
 
         for place in order:
             join(at(place), *map(at, before[place]))

@@ -86,10 +86,6 @@ class WrapperSpec:
         """The number of inputs of a graph that stand for the wrapper."""
         return len(self.carries) + self.is_whole + len(self.carriers)
 
-    def carrying(self) -> list[int]:
-        """The positions of those inputs that have gradients."""
-        return [len(self.carries)] if self.is_whole else [i for i, carries in enumerate(self.carries) if carries]
-
     def paths(self) -> list[str]:
         """The path of each plain tensor from the wrapper: `.a`, or `.a.data`."""
         carriers = [f".grad{carrier.path}" for carrier in self.carriers]

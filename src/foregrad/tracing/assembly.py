@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,10 +9,10 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge
 
-from .._torch.tensors import base_of, history_of, is_view
+from .._torch.tensors import history_of
 from ..frontend.reads import Source
 from ..graph.call_effects import ChangeInference
-from ..graph.effect_log import Effect, MarkWrapper, Write, WriteWrapper
+from ..graph.effect_log import Write, WriteWrapper
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import (
@@ -195,7 +194,8 @@ class Assembly(CaptureParts):
             ),
             effects=EffectInfo(
                 (
-                    *self._with_wrappers(log_of(analysis, records[len(inputs.records) :]), analysis, number),
+                    *log_of(analysis, records[len(inputs.records) :]),
+                    *(WriteWrapper(number[known], times) for known, times in inputs.wrappers.writes()),
                     *log_of_results(analysis),
                 ),
                 (
@@ -247,25 +247,6 @@ class Assembly(CaptureParts):
         if self.backward.error is not None:
             return ()
         return saving_nodes(outputs, [r.leaf if takes_gradient(r) else None for r in records])
-
-    def _with_wrappers(
-        self, log: tuple[Effect, ...], analysis: Analysis, number: Mapping[Any, int]
-    ) -> tuple[Effect, ...]:
-        """The log, with wrappers that are marked before, and detached and written afterwards."""
-        inputs = list(dict.fromkeys(self.inputs.wrappers.inputs))
-        marks = [
-            MarkWrapper(number[known], dataclasses.replace(known.spec, requires_grad=True), known.gradient)
-            for known in inputs
-            if known.is_marked
-        ]
-        detached = [dataclasses.replace(k.detached, input=number[k]) for k in inputs if k.detached is not None]
-        all_of_them = self.inputs.wrappers.inputs
-        writes = {wrapper: WriteWrapper(wrapper, times) for wrapper, times in self.inputs.wrappers.writes()}
-        for history in analysis.wrapper_histories:
-            times = writes[history.input].times if history.input in writes else 0
-            writes[history.input] = dataclasses.replace(history, times=times)
-        written = [dataclasses.replace(w, input=number[all_of_them[w.input]]) for w in writes.values()]
-        return (*marks, *log, *detached, *written)
 
     def _live(self, records: list[InputRecord]) -> tuple[int, ...]:
         """The inputs that the backward writes to."""
@@ -323,7 +304,7 @@ class Assembly(CaptureParts):
     def _wrapper_edges(self, records: list[InputRecord], taken: set[int]) -> dict[tuple[int, ...], Any]:
         of_part = ById((record.stand_in, i) for i, record in enumerate(records))
         found = {tuple(of_part[p] for p in known.parts): known for known in self.inputs.wrappers.inputs}
-        edges = {places: known.edge for places, known in found.items() if not taken.isdisjoint(places)}
+        edges = {places: known.history[1] for places, known in found.items() if not taken.isdisjoint(places)}
         return {places: GradientEdge(node, 0) for places, node in edges.items() if node is not None}
 
     def _names_of_numbers(self) -> frozenset[str]:
@@ -411,13 +392,9 @@ def _targets(analysis: Analysis) -> Iterator[tuple[WrapperPlace | None, Any, fro
             seen.add(leaf)
             if leaf.requires_grad and history_of(leaf) is not None:
                 yield WrapperPlace("result", at), leaf, own.get(leaf, frozenset())
-    bases = IdSet(base_of(leaf) for leaf in wrappers.leaves if is_wrapper(leaf) and is_view(leaf))
     for made in wrappers.made:
-        if made not in seen and made not in bases and own[made]:
+        if made not in seen and own[made]:
             yield None, made, own[made]
-    for history in analysis.wrapper_histories:
-        stand_in = wrappers.inputs[history.input].stand_in
-        yield WrapperPlace("wrapper", history.input), stand_in, frozenset(history.outputs)
 
 
 def _wrapper_results(analysis: Analysis) -> tuple[tuple[WrapperPlace, frozenset[int]], ...]:
@@ -426,7 +403,7 @@ def _wrapper_results(analysis: Analysis) -> tuple[tuple[WrapperPlace, frozenset[
     found: dict[WrapperPlace, frozenset[int]] = {}
     for at, leaf in enumerate(analysis.inputs.wrappers.leaves):
         if is_wrapper(leaf):
-            outputs = own.get(base_of(leaf) if is_view(leaf) else leaf)
+            outputs = own.get(leaf)
             if outputs and outputs not in found.values():
                 found[WrapperPlace("result", at)] = outputs
     return tuple(found.items())
@@ -448,10 +425,7 @@ def _places(analysis: Analysis) -> dict[int, WrapperPlace]:
     for at, leaf in enumerate(analysis.inputs.wrappers.leaves):
         if not isinstance(leaf, torch.Tensor):
             continue
-        for tensor in (leaf, base_of(leaf)) if is_view(leaf) else (leaf,):
-            made_of = own.get(tensor, outputs.get(tensor))
-            for output in made_of if isinstance(made_of, frozenset) else () if made_of is None else (made_of,):
-                places.setdefault(output, WrapperPlace("result", at, tensor is not leaf))
-    for history in analysis.wrapper_histories:
-        places |= dict.fromkeys(history.outputs, WrapperPlace("wrapper", history.input))
+        made_of = own.get(leaf, outputs.get(leaf))
+        for output in made_of if isinstance(made_of, frozenset) else () if made_of is None else (made_of,):
+            places.setdefault(output, WrapperPlace("result", at))
     return places

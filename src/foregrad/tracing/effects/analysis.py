@@ -21,7 +21,6 @@ from ...graph.effect_log import (
     TakeView,
     ViewStep,
     Write,
-    WriteWrapper,
 )
 from ...graph.meta import TensorSpec
 from ...graph.signature import DecisionInfo, OutputInfo
@@ -93,7 +92,6 @@ class Analysis:
     of_results: list[Recorded] = dataclasses.field(default_factory=list)  # what happens to results, or to their views
     views: list[Recorded] = dataclasses.field(default_factory=list)  # when those that are returned were taken
     histories: list[Recorded] = dataclasses.field(default_factory=list)  # of views of inputs, which have their own
-    wrapper_histories: list[WriteWrapper] = dataclasses.field(default_factory=list)  # `input` counts the wrappers
     decisions: list[DecisionInfo] = dataclasses.field(default_factory=list)
     checks: list[CheckInfo] = dataclasses.field(default_factory=list)
     inference: dict[int, bool] = dataclasses.field(default_factory=dict)  # graph outputs: made in inference mode?

@@ -32,7 +32,6 @@ from ...graph.effect_log import (
     SetStorage,
     ViewStep,
     Write,
-    WriteWrapper,
 )
 from ...graph.meta import TensorSpec
 from ...graph.signature import ConstantOutput, OutputInfo, WrapperOutput
@@ -40,7 +39,7 @@ from ...graph.slots import Base, Output, Updated
 from ...identity import ById, IdSet
 from ..heap.alias import Storage, Value, chain_of, is_from_custom_function, memory_root
 from ..heap.metadata_changes import Event, keeps_history
-from ..heap.refusals import changed_wrapper, detached_and_written, of_exchanged_memory, written_by_lists
+from ..heap.refusals import detached_and_written, of_exchanged_memory, written_by_lists
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
 from ..tape.opinfo import CUTS, take_data
@@ -86,7 +85,6 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
             of_it = [view for view, _ in views if is_view(view) and base_of(view) is record.stand_in]
             add_updates(analysis, index, record, record in through_bases.values(), of_it)
     add_counted(analysis)
-    _add_wrapper_histories(analysis)
     for whole, _ in inputs.memory:
         if whole.initial.storage.is_written_outside:
             out = analysis.add(Updated(whole.slot), whole.initial.read(recorder.emit), whole.spec, None)
@@ -127,7 +125,7 @@ def _output(analysis: Analysis, leaf: Any, path: str) -> OutputInfo:
         return ConstantOutput(path, leaf)
     wrapper = inputs.wrappers.returned(leaf, inputs.adopt)
     if wrapper is not None:
-        return WrapperOutput(path, *wrapper)
+        return WrapperOutput(path, wrapper)
     record = inputs.by_stand_in.get(leaf) or inputs.by_real.get(leaf)
     if record is None and not is_stand_in(leaf):
         inputs.adopt(leaf)
@@ -551,42 +549,3 @@ def _after_resizing(value: Value) -> Value:
     while value.became is not None:
         value = value.became
     return value
-
-
-# -------------------------------------------------------------------- histories of wrappers
-
-
-def _add_wrapper_histories(analysis: Analysis) -> None:
-    """Graph outputs with the histories that wrappers among the inputs have by now. An output that a plain tensor is
-    written with anyhow serves for its part of a wrapper.
-    """
-    updates = {update.input: update.output for update in analysis.updates}
-    inputs = analysis.inputs
-    number = ById((record.stand_in, i) for i, record in enumerate(inputs.records))
-    for wrapper, known in inputs.wrappers.rewritten():
-        _check_alone(inputs, known)
-        spec, parts = inputs.wrappers.apart(known.stand_in)
-        outputs = []
-        for place in spec.carrying():
-            own = number[known.parts[min(place, len(known.parts) - 1)]]
-            output = updates.get(own) if place < len(spec.carries) else None
-            if output is None:
-                value = analysis.recorder.value_of(parts[place])
-                slot = Updated(inputs.records[own].slot)
-                output = analysis.add(slot, value.read(analysis.recorder.emit), value.spec, parts[place])
-            else:
-                analysis.fakes[output] = parts[place]
-            outputs.append(output)
-        analysis.wrapper_histories.append(WriteWrapper(wrapper, 0, spec, tuple(outputs)))
-
-
-def _check_alone(inputs: Inputs, known: Any) -> None:
-    """Raise where a wrapper that has another history now shares memory with another that gradients go through."""
-    storages = {inputs.by_stand_in[part].initial.storage for part in known.parts}
-    for other in inputs.wrappers.inputs:
-        if other is known or not other.spec.requires_grad:
-            continue
-        if any(inputs.by_stand_in[part].initial.storage in storages for part in other.parts):
-            raise changed_wrapper(
-                f"the function writes with gradients to a {known.spec.cls.__qualname__} that shares memory with another"
-            )

@@ -14,12 +14,13 @@ import torch
 from ..._torch.engine import without_torch_functions
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import is_symbolic
-from ..._torch.tensors import base_of, history_of, is_view
+from ..._torch.tensors import history_of
 from ...errors import (
     UnsupportedError,
     UnsupportedMutationError,
     UnsupportedOpError,
     UnsupportedSideEffectError,
+    UnsupportedTensorError,
 )
 from ...frontend.code import names_of
 from ...frontend.libraries import is_of_library
@@ -247,6 +248,11 @@ class _Call:
     def result(self, gradient: torch.Tensor) -> torch.Tensor:
         """The stand-in of what the hook makes of a gradient."""
         recorder = self.recorder
+        if is_wrapper(gradient):
+            raise UnsupportedTensorError(
+                f"the hook `{self.called.name}` registered at {self.called.where} does what no graph holds, with a "
+                f"{type(gradient).__qualname__}. Put it on what the compiled function returns."
+            )
         if gradient.layout is not torch.strided:
             recorder.value_of(gradient)  # raises
         with without_torch_functions():
@@ -412,10 +418,6 @@ class OwnHooks(Aspect):
                 )
             self._on_inputs.append((record, left.hook))
             self._take_back(left)
-        hooked = IdSet(base_of(r.tensor) for r in self._registered if is_view(r.tensor) and _is_there(r))
-        for leaf in inputs.wrappers.leaves if hooked else ():
-            if is_wrapper(leaf) and is_view(leaf) and base_of(leaf) in hooked:  # each call takes it anew
-                raise _hook_on_view(name, f"of a {type(leaf).__qualname__}")
         positions = ById((t, at) for at, t in reversed(list(enumerate(results))) if is_stand_in(t))
         fakes = [fake for fake in analysis.fakes if fake is not None]
         passed, passed_aliases = passed_through(fakes, analysis.aliases)

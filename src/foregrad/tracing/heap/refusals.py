@@ -89,14 +89,14 @@ def written_by_backward(what: str, where: str, why: str) -> UnsupportedMutationE
 def changed_wrapper(what: str) -> UnsupportedMutationError:
     """Of a wrapper subclass, plain tensors in it are written, and nothing else changes."""
     return UnsupportedMutationError(
-        f"{what}: its history, its sizes, its metadata or the tensors in it are others then. Use `copy_`, or do that "
-        "outside the compiled function."
+        f"{what}: its history, its sizes, its metadata or the tensors in it are others then. Write under "
+        "torch.no_grad(), or do that outside the compiled function."
     )
 
 
 def returned_wrapper(what: str) -> UnsupportedAliasError:
     """A wrapper subclass that is a result is put together anew, once."""
-    return UnsupportedAliasError(f"{what}: return copies, or detach it.")
+    return UnsupportedAliasError(f"{what}: return copies (`clone`).")
 
 
 def _at(where: str) -> str:

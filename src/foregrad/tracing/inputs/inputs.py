@@ -382,7 +382,9 @@ class HistoryChanges(Aspect):
     def on_mark(self, tensor: torch.Tensor, requires_grad: bool) -> bool:
         """`requires_grad_(requires_grad)` is about to be called; whether that is done with."""
         if is_wrapper(tensor):
-            return self.inputs.wrappers.requires_grad(tensor, requires_grad, user_line(self.recorder.origins.here()))
+            if tensor.requires_grad is not requires_grad:
+                self.inputs.wrappers.check_history(tensor, "requires_grad_()", user_line(self.recorder.origins.here()))
+            return tensor.requires_grad is requires_grad
         value = self.recorder.values.get(tensor)
         if value is not None:  # no transform's own
             effect = MarkRequiresGrad(-1) if requires_grad else Detach(-1, in_place=False)
@@ -393,7 +395,9 @@ class HistoryChanges(Aspect):
     def on_detach(self, tensor: torch.Tensor, run: Callable[[], Any]) -> None:
         """`detach_` is called, which `run` does."""
         if is_wrapper(tensor):
-            self.inputs.wrappers.detach(tensor, run)
+            if tensor.requires_grad:
+                self.inputs.wrappers.check_history(tensor, "detach_()", user_line(self.recorder.origins.here()))
+            run()
             return
         self._check_detach(tensor)
         self.recorder.detached.note(tensor)

@@ -33,6 +33,7 @@ from ..heap.alias import Value
 from ..heap.metadata_changes import Detached, MetadataChanges
 from ..heap.overlaps import check_view
 from ..heap.recording import Host, Watch
+from ..heap.refusals import changed_wrapper
 from ..heap.views import View
 from ..heap.writes import Writes
 from ..kernels.checks import Checks
@@ -75,7 +76,7 @@ class Recorder(Trace, ThreadDispatchMode):
         self.is_symbolic = fake_mode.shape_env is not None
         self.has_absent = False
         self.phases: dict[int, torch.Tensor] = {}  # see `_require` in plans.py, by autograd sequence number
-        self.wrapper_leaves: IdSet[Any] = IdSet()  # the stand-ins of wrappers that are leaves and require grad
+        self.wrapper_inputs: IdSet[Any] = IdSet()  # the stand-ins of wrappers
         self.reshaped: list[tuple[torch.Tensor, int, str]] = []  # see `check_reshaped`
         self.plans: dict[int, Plan] = {}
         self.fakes = FakeRuns(fake_mode, self.is_symbolic)
@@ -114,8 +115,8 @@ class Recorder(Trace, ThreadDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not _PLAIN.issuperset(types) and holds_tensors(types):
-            if self.wrapper_leaves and not self.in_backward:
-                check_wrapper_leaves(self.wrapper_leaves, func, args, kwargs or {})
+            if self.wrapper_inputs and not self.in_backward:
+                self._check_writes(func, args, kwargs or {})
             return NotImplemented  # operators on the tensors inside come here
         self.host.pause()  # below this no code is the program's
         try:
@@ -125,6 +126,23 @@ class Recorder(Trace, ThreadDispatchMode):
             return self._dispatch(func, args, kwargs or {})
         finally:
             self.host.go_on()
+
+    def _check_writes(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Raise where an operator writes to a wrapper among the inputs, or a view of one, with gradients, or changes
+        more than its elements.
+        """
+        if not (isinstance(func, OpOverload) and func._schema.is_mutable):
+            return
+        with_gradients = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in((args, kwargs)))
+        if not (with_gradients or torch.Tag.inplace_view in func.tags):
+            return
+        info = op_info(func)
+        for position in info.writes:
+            value = args[position] if position < len(args) else kwargs.get(info.argument_names[position])
+            for tensor in value if isinstance(value, (list, tuple)) else (value,):
+                if is_wrapper(tensor) and (base_of(tensor) if is_view(tensor) else tensor) in self.wrapper_inputs:
+                    kind, where = type(tensor).__qualname__, user_line(self.origins.here())
+                    raise changed_wrapper(f"a {kind} from outside is written to with gradients, or resized, at {where}")
 
     def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         plan = self.plans.get(id(func)) or self._plan(func)
@@ -325,31 +343,6 @@ class Unrecorded(ThreadDispatchMode):
         if any(map(is_stand_in, tensors_in(args))):
             return self.recorder.kernels(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
-
-
-# -------------------------------------------------------------------- leaves that are wrappers
-# Writes with gradients to wrapper subclasses that are leaves, which eager forbids.
-#
-# The stand-in of a wrapper is made of those of its plain tensors, and no leaf itself: autograd would let it pass.
-
-
-_SAID = "a{} leaf Variable that requires grad is being used in an in-place operation."
-
-
-def check_wrapper_leaves(leaves: IdSet[Any], func: Any, args: Any, kwargs: Any) -> None:
-    """Raise eager's error where an operator writes to one of the stand-ins `leaves`, or to a view of one."""
-    if not (isinstance(func, OpOverload) and func._schema.is_mutable and torch.is_grad_enabled()):
-        return
-    info = op_info(func)
-    for position in info.writes:
-        value = args[position] if position < len(args) else kwargs.get(info.argument_names[position])
-        for tensor in value if isinstance(value, (list, tuple)) else (value,):
-            if not (is_wrapper(tensor) and tensor.requires_grad):
-                continue
-            if tensor in leaves:
-                raise RuntimeError(_SAID.format(""))
-            if is_view(tensor) and base_of(tensor) in leaves:
-                raise RuntimeError(_SAID.format(" view of a"))
 
 
 # -------------------------------------------------------------------- operators that depend on values
