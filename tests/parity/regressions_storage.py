@@ -10,23 +10,6 @@ refusal = STORAGE.refusal
 
 
 regression(
-    "a view is squeezed whose base changed its sizes and was marked",
-    """
-def make_args():
-    a0 = torch.randn((2, 1, 2), dtype=torch.complex64)
-    return (a0, a0)
-
-
-def f(x0, x1):
-    v0 = x1.unsqueeze(3)
-    x0.resize_(3)
-    x1.requires_grad_()
-    v7 = v0.squeeze()
-    return ()
-""",
-)
-
-regression(
     "set_ of a view made without gradients to itself",
     """
 def make_args():
@@ -172,24 +155,6 @@ def f(x0, x1, x2, x3):
 )
 
 regression(
-    "windows that leave the view they are of, whose base is written later",
-    """
-def make_args():
-    a0 = (torch.randn((4,), dtype=torch.float32)).detach().requires_grad_() * 1
-    return (a0,)
-
-
-def f(x0):
-    v1 = x0.tensor_split(2, -1)
-    x0.detach().add_(0.5)
-    v6 = x0[None]
-    v9 = v1[1].as_strided((3, 3), (1, 0), 1)
-    v6.unfold(0, v6.shape[0], 1).mul_(0.5)
-    return v9
-""",
-)
-
-regression(
     "sizes changed in place of what has no part in the gradients",
     """
 def make_args():
@@ -222,21 +187,6 @@ def f(x0, x1, x2, x3):
     v0 = torch.where(x3 > 0, x3, x3)
     v0.scatter_(0, torch.full((1, 3), 0), v0)
     return ()
-""",
-)
-
-regression(
-    "an expanded leaf is given memory of its own, and a view of the old is returned",
-    """
-def make_args():
-    a0 = (torch.randn((1, 3), dtype=torch.complex64).expand((2, 3))).detach().requires_grad_()
-    return (a0, a0)
-
-
-def f(x0, x1):
-    v2 = x1.movedim(1, 0)
-    x1.data = x1.data.clone()
-    return v2
 """,
 )
 
@@ -294,8 +244,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
+refusal(
     "an argument with a history is transposed in place and nothing else",
+    "of a tensor that has views are changed in place",
     """
 def make_args():
     a0 = (torch.randn((1, 3), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -398,24 +349,6 @@ def f(x0, x1, x2, x3):
 """,
 )
 
-refusal(
-    "set_ gives an argument other sizes under a view of it",
-    "given other sizes, another dtype",
-    """
-def make_args():
-    a0 = (torch.randn((3, 2, 2), dtype=torch.complex64)).detach().requires_grad_()
-    return (a0,)
-
-
-def f(x0):
-    v0 = x0.unsqueeze(1)
-    v4 = v0.sum()
-    with torch.no_grad():
-        x0.set_(v4)
-    return v0
-""",
-)
-
 regression(
     "a tensor is resized, a view of it is taken, and it is made to require grad",
     """
@@ -430,60 +363,6 @@ def f(x0):
     v4 = v0.view(2)
     v0.requires_grad_()
     return v4.view_as(v4)
-""",
-)
-
-regression(
-    "a view of one of several views made at once, whose base is given other memory and written",
-    """
-def make_args():
-    a0 = (torch.randn((1, 1, 2), dtype=torch.float32).expand((2, 1, 2))).detach().requires_grad_()
-    a1 = a0.unbind(0)[0]
-    return (a0, a1)
-
-
-def f(x0, x1):
-    v0 = x1[..., 2:2]
-    x0.data = x0.data.clone()
-    x0.detach_()
-    x0.neg_()
-    return v0
-""",
-)
-
-regression(
-    "a view of a view of an argument that is detached in place and resized",
-    """
-def make_args():
-    a1 = (torch.randn((2, 2), dtype=torch.float32)).detach().requires_grad_()
-    a2 = a1[None]
-    return (a2, a1)
-
-
-def f(x0, x1):
-    x1.detach_()
-    v1 = x0.unflatten(0, (1, -1))
-    x1.resize_(3)
-    return v1
-""",
-)
-
-regression(
-    "a view made under no_grad, marked after what it is a view of was detached in place and resized",
-    """
-def make_args():
-    a1 = (torch.randn((2, 2), dtype=torch.float32)).detach().requires_grad_()
-    with torch.no_grad():
-        a2 = a1[None]
-    return (a2, a1)
-
-
-def f(x0, x1):
-    x1.detach_()
-    v1 = x0.unflatten(0, (1, -1))
-    x1.resize_(3)
-    x0.requires_grad_()
-    return v1
 """,
 )
 
@@ -504,61 +383,6 @@ def f(x0):
 """,
 )
 
-refusal(
-    "a view that `set_` gave other sizes is used and then written: the backward of some outputs raises",
-    "fails in the derivative",
-    """
-def make_args():
-    a0 = (torch.randn((6,), dtype=torch.float32)[1:-1]).detach().requires_grad_() * 1
-    a1 = a0[3]
-    return (a0, a1)
-
-
-def f(x0, x1):
-    v0 = x1[None]
-    with torch.no_grad():
-        v0.set_(x1)
-    v2 = torch.where(v0 > 0, v0, x1)
-    v0.add_(0)
-    return v2
-""",
-)
-
-regression(
-    "an argument is made to require grad after `set_` on a view of it, and a view that was taken in between is returned",
-    """
-def make_args():
-    a0 = torch.randn((4,), dtype=torch.float32)
-    a1 = a0[..., 0:3:2]
-    return (a0, a1)
-
-
-def f(x0, x1):
-    x1.set_(x0.unfold(-1, 2, 2))
-    v5 = x1.unflatten(0, (1, -1))
-    x0.requires_grad_()
-    return v5
-""",
-)
-
-regression(
-    "a view made under no_grad of a view of what was detached in place is resized",
-    """
-def make_args():
-    a0 = (torch.randn((), dtype=torch.float64)).detach().requires_grad_()
-    a2 = a0.squeeze()
-    return (a2, a0)
-
-
-def f(x1, x2):
-    x2.detach_()
-    with torch.no_grad():
-        v5 = x1.squeeze()
-    v5.resize_(0)
-    return ()
-""",
-)
-
 regression(
     "a view of an argument that was given other memory, given other memory itself",
     """
@@ -570,24 +394,6 @@ def f(x0):
     x0.data = x0.data.clone()
     v1 = x0.chunk(2, 0)[0]
     v1.data = v1.data.clone()
-    return v1
-""",
-)
-
-regression(
-    "a view made under no_grad of what is detached in place then is resized",
-    """
-def make_args():
-    a0 = (torch.randn((3, 2, 2), dtype=torch.float32)).detach().requires_grad_() * 1
-    a1 = a0.squeeze()
-    return (a0, a1)
-
-
-def f(x0, x1):
-    with torch.no_grad():
-        v1 = x1[...]
-    x0.detach_()
-    v1.resize_(11)
     return v1
 """,
 )
@@ -607,24 +413,6 @@ def f(x0, x1, x3):
     v5 = x0[[0, 0]]
     x1.detach_()
     return v5
-""",
-)
-
-regression(
-    "an argument is resized and made to require grad beside a window of another that is written",
-    """
-def make_args():
-    a0 = torch.randint(-3, 4, (1, 3), dtype=torch.int64).expand((2, 3))
-    a3 = torch.randn((2, 2), dtype=torch.float32)
-    return (a0, a3)
-
-
-def f(x0, x3):
-    v0 = x0.narrow(-2, 0, 1)
-    x3.resize_(3)
-    x3.requires_grad_()
-    torch.add(v0, v0, out=v0)
-    return v0
 """,
 )
 
@@ -832,37 +620,6 @@ def f(x):
 )
 
 regression(
-    "a view of an expanded argument is given other memory, and then its base's by set_",
-    """
-def make_args():
-    return (torch.randn(1, 3, requires_grad=True) * 1,)
-
-
-def f(x0):
-    v0 = x0.expand(2, 3)
-    v0.data = v0.data.clone()
-    with torch.no_grad():
-        v0.set_(x0)
-    return v0
-""",
-)
-
-regression(
-    "a view that was filled is squeezed in place, and both are returned",
-    """
-def make_args():
-    return (torch.randn(2, 3, requires_grad=True) * 1, torch.randn(2, requires_grad=True))
-
-
-def f(x0, x1):
-    v0 = x0[:1]
-    v0.fill_(x1.sum())
-    v0.squeeze_(0)
-    return v0, x0
-""",
-)
-
-regression(
     "a leaf takes over the memory of its gradient, beside a view of it",
     """
 def make_args():
@@ -875,39 +632,6 @@ def f(x0):
     with torch.no_grad():
         x0.set_(v0)
     return x0, v1
-""",
-)
-
-regression(
-    "a view is given other memory, then sizes of its base change, which is written before",
-    """
-def make_args():
-    x = torch.randn((6,)).requires_grad_() * 1
-    return (x, x.as_strided((2, 2), (2, 1), 0))
-
-
-def f(x, w):
-    with torch.no_grad():
-        x[[0]] = 0.5
-    w.data = w.data.clone()
-    x.unsqueeze_(1)
-    return x
-""",
-)
-
-regression(
-    "a view is given memory of another place, then what it is of is written",
-    """
-def make_args():
-    x = torch.randn((2, 2)).requires_grad_() * 1
-    return (x, x[:-1], x.detach().requires_grad_())
-
-
-def f(x, w, z):
-    with torch.no_grad():
-        w.set_(z)
-    x.masked_fill_(x > 0, 0.5)
-    return ()
 """,
 )
 
@@ -954,22 +678,6 @@ def f(x):
     with torch.no_grad():
         x.set_(x)
     return (x * 2, x[1])
-""",
-)
-
-refusal(
-    "a leaf is given the memory of a larger view of it, and a view is taken of it since",
-    "gradients flow to what it is and to what it was",
-    """
-def make_args():
-    return (torch.randn((2, 2)).requires_grad_(),)
-
-
-def f(x):
-    v = x.as_strided((3, 3), (1, 0), 1)
-    with torch.no_grad():
-        x.set_(v)
-    return (x[0:1], x)
 """,
 )
 
@@ -1020,21 +728,6 @@ def f(x, w):
 )
 
 regression(
-    "sizes of a view change in place after those of its base did",
-    """
-def make_args():
-    return (torch.randn((2, 2)).requires_grad_() * 1,)
-
-
-def f(x):
-    v = x.diagonal(0)
-    x.unsqueeze_(0)
-    v.unsqueeze_(1)
-    return (x, v)
-""",
-)
-
-regression(
     "sizes change and elements are written between two assignments of other memory",
     """
 def make_args():
@@ -1047,22 +740,5 @@ def f(x):
     x[0] = 2
     x.data = x.data.clone()
     return x * 2
-""",
-)
-
-refusal(
-    "an argument is resized and marked, and the backward of its sum raises",
-    "gradients flow to what it is and to what it was",
-    """
-def make_args():
-    return (torch.randn((2, 2)),)
-
-
-def f(x):
-    x.resize_(4)
-    x.requires_grad_()
-    v = x.sum()
-    v.mul_(v)
-    return v
 """,
 )

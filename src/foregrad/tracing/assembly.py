@@ -14,7 +14,7 @@ from torch.autograd.graph import GradientEdge
 from .._torch.tensors import base_of, history_of, is_view
 from ..frontend.reads import Source
 from ..graph.call_effects import CallEffect, ChangeInference
-from ..graph.effect_log import Effect, MarkWrapper, Write, WriteWrapper
+from ..graph.effect_log import Effect, MarkWrapper, WriteWrapper
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import (
@@ -150,9 +150,6 @@ class Assembly(CaptureParts):
         of_part = ById((r.stand_in, i) for i, r in enumerate(records))
         wrappers = len(records) + len(inputs.numbers)  # they come after the inputs
         number |= {known: wrappers + inputs.wrappers.inputs.index(known) for known in inputs.wrappers.inputs}
-        analysis.updates += [
-            Write(number[whole], out, differentiable=False, counted=False) for whole, out in analysis.whole_updates
-        ]
         shared_of = {whole: members[0] for whole, members in shared}
         passed = passed_through([analysis.fakes[i] for i in differentiable], analysis.aliases)  # type: ignore[misc]
         returned = outputs[len(analysis.entries) : len(outputs) - len(effects.entries)]
@@ -196,7 +193,7 @@ class Assembly(CaptureParts):
             ),
             effects=EffectInfo(
                 (
-                    *self._with_wrappers(log_of(analysis, records[len(inputs.records) :]), analysis, number),
+                    *self._with_wrappers(log_of(analysis), analysis, number),
                     *log_of_results(analysis),
                 ),
                 (

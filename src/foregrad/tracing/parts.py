@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import io
 import sys
 import warnings
@@ -45,10 +44,9 @@ from .heap.records import InputRecord
 from .inputs.inputs import HistoryChanges, Inputs
 from .inputs.lifting import Lifting
 from .inputs.seen_code import FirstImports, SeenCode
-from .inputs.views_by_place import OverlappingViews, reshape_view
 from .recorder.recorder import Recorder, Unrecorded
 from .tape.origin import Origins, user_line
-from .tape.tape import CaptureAgain, Learned
+from .tape.tape import Learned
 from .values.decisions import Decisions
 from .values.draws import Draws
 from .values.numbers import Numbers
@@ -105,12 +103,10 @@ class CaptureParts(Host):
         self.facts = Facts(inputs, self.where)
         apart = [*called_by_autograd(learned.regions), *learned.hooks.values()]
         self.code = SeenCode(call, self.name, self.reads, ReboundNames(), self.origins, apart)
-        self.overlapping = OverlappingViews(recorder, inputs.overlapping)
         self.imports = FirstImports(learned.imports)
         varies, begins = (lambda value: self.state.varies(value)), self.code.rebound.runs
         self.observed = Observed(self.name, lambda: self.state.before, varies, self.say, begins)
-        reshape = None if learned.replays_views else functools.partial(reshape_view, recorder, inputs.by_stand_in)
-        self.lifting = Lifting(self, recorder, reshape_view=reshape, overlapping=self.overlapping)
+        self.lifting = Lifting(self, recorder)
         self.classes = self.lifting.classes
         self.backward = Backward(recorder, self.lifting, inputs)
         self.regions = EagerRegions(self.name, recorder, self.lifting, lambda: self.state, inputs.records)
@@ -130,6 +126,9 @@ class CaptureParts(Host):
 
     def adopt(self, real: torch.Tensor) -> torch.Tensor:
         return self.inputs.adopt(real)
+
+    def is_input(self, tensor: torch.Tensor) -> bool:
+        return tensor in self.inputs.by_stand_in
 
     def past_the_edges(self, root: Value) -> None:
         self.inputs.whole_memory_needed(root)
@@ -215,12 +214,6 @@ class CaptureParts(Host):
 
     def node_hook(self, hook: Callable[[Any], Any], register: Callable[[Any], Any]) -> Any:
         return self.hooks.on_node(self.eager_hooks.traced(hook), register)
-
-    def on_resize(self) -> None:
-        """What a tensor is by then is no longer what its views were taken of."""
-        if self.learned.replays_views and self.recorder.changes.resized_with_gradients():
-            self.learned.replays_views = False
-            raise CaptureAgain
 
     def met(self, value: Any) -> bool:
         """Whether it was there before the run: an argument's object, too, which a caller may change."""

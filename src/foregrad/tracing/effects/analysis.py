@@ -77,8 +77,6 @@ class Analysis:
     specs: list[TensorSpec] = dataclasses.field(default_factory=list)
     fakes: list[torch.Tensor | None] = dataclasses.field(default_factory=list)
     updates: list[Write] = dataclasses.field(default_factory=list)
-    whole_updates: list[tuple[InputRecord, int]] = dataclasses.field(default_factory=list)  # of shared memories
-    first: set[int] = dataclasses.field(default_factory=set)  # inputs that are written before their sizes change
     detached: set[int] = dataclasses.field(default_factory=set)  # inputs that are written with a history before that
     early: list[Recorded] = dataclasses.field(default_factory=list)  # views of inputs that are taken, and marked
     replaced: list[int] = dataclasses.field(default_factory=list)  # inputs that are other tensors now
@@ -98,10 +96,6 @@ class Analysis:
     checks: list[CheckInfo] = dataclasses.field(default_factory=list)
     inference: dict[int, bool] = dataclasses.field(default_factory=dict)  # graph outputs: made in inference mode?
     by_fake: ById[torch.Tensor, int] = dataclasses.field(default_factory=ById)  # graph output
-
-    def written_dtypes(self) -> set[torch.dtype]:
-        """The dtypes of what is written with a history."""
-        return {self.specs[update.output].dtype for update in self.updates if update.differentiable}
 
     def carrying_gradients(self) -> list[int]:
         """The graph outputs that autograd has a history of."""

@@ -87,10 +87,6 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
             add_updates(analysis, index, record, record in through_bases.values(), of_it)
     add_counted(analysis)
     _add_wrapper_histories(analysis)
-    for whole, _ in inputs.memory:
-        if whole.initial.storage.is_written_outside:
-            out = analysis.add(Updated(whole.slot), whole.initial.read(recorder.emit), whole.spec, None)
-            analysis.whole_updates.append((whole, out))
     swaps = observed_swaps(analysis, leaves)
     tensors = tensor_outputs(recorder, inputs, leaves, paths, swaps)
     analysis.bases = bases = bases_of(analysis, tensors)

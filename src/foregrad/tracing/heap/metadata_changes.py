@@ -20,7 +20,7 @@ from ..tape.origin import Origin, user_line
 from .alias import Change, Storage, Value, now
 from .recording import Recording
 from .records import InputRecord
-from .refusals import detached_and_written, set_with_gradients
+from .refusals import detached_and_written, resized_with_gradients, set_with_gradients
 from .views import View
 
 aten = torch.ops.aten
@@ -35,7 +35,7 @@ class MetadataChanges:
         self.replaced: ById[torch.Tensor, tuple[Value, bool]] = ById()  # what a tensor was; whether `set_` replaced it
         self.changed_at: ById[torch.Tensor, Origin] = ById()  # where sizes, memory or history last changed in place
         self.set_to_itself: IdSet[torch.Tensor] = IdSet()
-        self.resized: list[Storage] = []  # where tensors are whose sizes changed in place
+        self._unclear: list[tuple[Storage, Exception]] = []  # see `differs_by_place`
 
     def run(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
         """t_, squeeze_, as_strided_, resize_, set_: the tensor becomes another view, or another tensor."""
@@ -48,8 +48,7 @@ class MetadataChanges:
             return self._set(info, tensor, rest, kwargs)
         if name in ("aten::resize_", "aten::resize_as_"):
             return self._resize(info, tensor, args, kwargs)
-        if not (func is aten.as_strided_.default and self._is_alone(old) and tuple(rest[0]) == tuple(old.spec.shape)):
-            self.resizes(old)
+        self.resizes(tensor, old)
         out = rec.run_fake(func, args, kwargs)
         assert info.functional is not None
         view = View(info.functional, rest, kwargs, None, object(), torch.is_grad_enabled())
@@ -61,23 +60,27 @@ class MetadataChanges:
         effect = InplaceView(-1, op, args, tuple(kwargs.items()), torch.is_grad_enabled())
         old.storage.changes.append(Change(self.log.note(effect, tensor, old, op), tensor))
 
-    def _is_alone(self, value: Value) -> bool:
-        """Whether nothing else is in its memory, which the function made."""
-        others = (other for other in self.recorder.values.values() if other is not value)
-        return not value.storage.is_input and not any(other._storage is value.storage for other in others)
+    def resizes(self, tensor: torch.Tensor, value: Value, *, is_swap: bool = False) -> None:
+        """The sizes or the memory of a tensor, which has this value, are about to change in place.
 
-    def resizes(self, value: Value) -> None:
-        """The sizes or the memory of the tensor that has this value are about to change in place."""
-        self.resized.append(value.storage)
-        self.recorder.host.on_resize()
+        Autograd takes views again by their operators: of what is no more, where the tensor is a view or has some.
+        """
+        fakes = [v.fake for v in self.recorder.values.values() if v.fake is not None and v.fake is not tensor]
+        is_alone = not is_view(tensor) and not any(is_view(fake) and base_of(fake) is tensor for fake in fakes)
+        if not is_alone or (self.recorder.host.is_input(tensor) and not is_swap):
+            self.differs_by_place(value.storage, resized_with_gradients(user_line(self.recorder.origins.here())))
 
-    def resized_with_gradients(self) -> bool:
-        """Whether something requires grad that is in one memory with a tensor whose sizes changed in place."""
-        where = set(self.resized)
-        if not where:
-            return False
-        fakes = [v.fake for v in self.recorder.values.values() if v._storage is not None and v._storage in where]
-        return any(fake is not None and fake.requires_grad for fake in fakes)
+    def differs_by_place(self, storage: Storage, refused: Exception) -> None:
+        """In this memory a view has another place than its operators tell: `refused` is raised once gradients flow."""
+        self._unclear.append((storage, refused))
+        self.check_places()
+
+    def check_places(self) -> None:
+        """Raise where something requires grad in a memory in which a view has another place than operators tell."""
+        for storage, refused in self._unclear:
+            fakes = [value.fake for value in self.recorder.values.values() if value._storage is storage]
+            if any(fake is not None and fake.requires_grad for fake in fakes):
+                raise refused
 
     def where(self, tensor: torch.Tensor | None) -> str:
         """The user's line that last changed the sizes, the memory or the history of a tensor in place."""
@@ -117,7 +120,7 @@ class MetadataChanges:
         old, _ = self.replaced.get(tensor, (rec.value_of(tensor), False))
         was, given = rec.value_of(tensor), rec.value_of(source).spec
         if not given.same_layout(was.spec) or given.offset != was.spec.offset:
-            self.resizes(old)
+            self.resizes(tensor, old, is_swap=True)
         self.replaced[tensor] = old, is_set
         after = self.become_view(tensor, rec.value_of(source), view)
         effect = SetStorage(-1, SOMETHING) if is_set else SetData(-1, SOMETHING)
@@ -137,7 +140,7 @@ class MetadataChanges:
         spec = rec.spec_of(tensor)
         if spec.shape == old.spec.shape and spec.stride == old.spec.stride:
             return out
-        self.resizes(old)
+        self.resizes(tensor, old)
         if spec.nbytes + (spec.offset - had.offset) * spec.dtype.itemsize <= had.nbytes:
             where = (list(spec.shape), list(spec.stride), spec.offset)
             enabled = torch.is_grad_enabled() and (old.view is None or old.view.grad_enabled)
@@ -224,10 +227,6 @@ class EventLog:
 
     def of(self, tensor: torch.Tensor, *kinds: type[Effect]) -> list[Event]:
         return [event for event in self.events if event.tensor is tensor and isinstance(event.effect, kinds)]
-
-    def changes_of(self, tensor: torch.Tensor) -> list[Event]:
-        """When its sizes or its memory changed."""
-        return self.of(tensor, InplaceView, SetData)
 
     def detached(self, tensor: torch.Tensor) -> list[Event]:
         return [event for event in self.of(tensor, Detach) if event.is_detach]

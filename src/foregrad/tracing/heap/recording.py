@@ -70,8 +70,9 @@ class Host(Hooks):
     def past_the_edges(self, root: Value) -> None:
         """A write leaves the input that `root` is."""
 
-    def on_resize(self) -> None:
-        """Sizes or memory of a tensor are about to change in place."""
+    def is_input(self, tensor: torch.Tensor) -> bool:
+        """Whether it stands for an input."""
+        return False
 
     def on_missing(self, root: Value, where: str) -> None:
         """A backward writes to what it was not known to write."""
@@ -121,7 +122,6 @@ class Recording(Protocol):
     tape: Tape
     values: ById[torch.Tensor, Value]
     phases: dict[int, torch.Tensor]
-    reshaped: list[tuple[torch.Tensor, int, str]]
     in_backward: bool
     is_symbolic: bool
     has_absent: bool  # some tensor stands for a tangent that is not there

@@ -43,21 +43,21 @@ def changed_with_gradients(what: str, where: str) -> UnsupportedMutationError:
     )
 
 
-def resized_view(where: str) -> UnsupportedMutationError:
-    """PyTorch can't take a view again by its operator once its sizes, or those of its base, are others."""
+def resized_with_gradients(where: str) -> UnsupportedMutationError:
+    """Autograd takes a view again by its operators: not once its sizes, or those of its base, are others."""
     return UnsupportedMutationError(
-        f"sizes of a view, or of its base, are changed in place at {where}, with gradients, where the view is of "
-        "another dtype, conjugated, in memory that was exchanged, or written or used otherwise too: PyTorch can't take "
-        "its gradient then. Change sizes out of place, or take views after that."
+        f"sizes of an argument, of a view, or of a tensor that has views are changed in place (`squeeze_`, `t_`, "
+        f"`resize_`) at {where}, and gradients flow to what is in that memory. Change sizes out of place, as in "
+        "`x = x.squeeze()`, or under torch.no_grad() on a detached tensor."
     )
 
 
 def past_the_edges(where: str = "") -> UnsupportedAliasError:
-    """A view that eager takes by its place in memory, where its gradients end elsewhere than by its operator."""
+    """A view that eager takes by its place in memory, which is another than its operators tell autograd."""
     return UnsupportedAliasError(
-        f"a view{_at(where)} goes past the edges of what it is taken of (`as_strided`), where gradients end, or has "
-        "several elements in one place (`expand`), and sizes or elements of that memory are changed in place: take it "
-        "of what that is a view of, or of a copy."
+        f"a view{_at(where)} goes past the edges of what it is taken of (`as_strided`), or what it is taken of has "
+        "several elements in one place (`expand`), and gradients flow to that memory or it is written: take it of what "
+        "that is a view of, or of a copy."
     )
 
 

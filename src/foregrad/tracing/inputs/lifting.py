@@ -28,12 +28,10 @@ from ...errors import UnsupportedError, UnsupportedLayoutError, UnsupportedOpErr
 from ...interrupts import deliver, held
 from ...subclasses.spec import is_of_capture
 from ..heap.recording import Host
-from ..heap.refusals import past_the_edges
 from ..kernels.checks import VALUE_CHECKS
 from ..kernels.plans import DETERMINANTS, VALUES_ONLY, eigenvalues_only, watch_determinant
 from ..recorder.functions import OBJECTS, READERS, ValuesAsked
 from ..recorder.recorder import Recorder
-from .views_by_place import RESHAPERS, OverlappingViews, ViewTracking
 
 _TENSOR: Any = torch.Tensor
 _KEEP_REAL = {_TENSOR.__hash__}
@@ -41,27 +39,13 @@ _GRAD = _TENSOR.grad.__get__
 
 
 class Lifting(TorchFunctionMode):
-    """Swaps real tensors for stand-ins in the arguments of every torch function.
+    """Swaps real tensors for stand-ins in the arguments of every torch function."""
 
-    `reshape_view` changes sizes of views in place: where it is given, autograd is told no more of a view than where it
-    lies in memory.
-    """
-
-    def __init__(
-        self,
-        host: Host,
-        recorder: Recorder,
-        *,
-        reshape_view: Callable[[Any, Any, torch.Tensor, tuple[Any, ...], Any], Any] | None = None,
-        overlapping: OverlappingViews | None = None,
-    ) -> None:
+    def __init__(self, host: Host, recorder: Recorder) -> None:
         super().__init__()
         self.host, self.recorder = host, recorder
         self.rows = host.aspects.rows
         self.where = where = host.where
-        self.reshape_view = reshape_view
-        self.views = ViewTracking(where, overlapping)
-        self.overlapping = overlapping
         self.values_asked = ValuesAsked(where)
         self.classes = FunctionClasses(where)
         self.accumulated_at = ""  # where the last `backward()` is
@@ -84,8 +68,6 @@ class Lifting(TorchFunctionMode):
             return answer
         if func is _GRAD:
             return func(*args)
-        if self.overlapping is not None and self.overlapping.watched:
-            self.overlapping.look(func, args)
         args, kwargs = self.swap(args, kwargs or {})
         row = self.rows.get(func)
         if row is not None:
@@ -95,22 +77,7 @@ class Lifting(TorchFunctionMode):
             return special(self, func, args, kwargs)
         reader = READERS.get(func)
         if reader is not None:
-            result = reader(func, args, kwargs)
-            self.views.check_stale(result, args)
-            return self.views.by_strides(result, args) if self.reshape_view else result
-        if self.reshape_view is not None:
-            if func in RESHAPERS:
-                if self.overlapping is not None and self.overlapping.is_watched(args[0]):
-                    raise past_the_edges(self.where())
-                result = self.reshape_view(self.views.stale, func, args[0], args[1:], kwargs)
-                return func(*args, **kwargs) if result is NotImplemented else result
-            if func in _AS_STRIDED:
-                result = func(*args, **kwargs)
-                self.views.check_stale(result, args)
-                return self.views.as_strided(result, args)
-            result = func(*args, **kwargs)
-            self.views.check_stale(result, args)
-            return self.views.by_strides(result, args)
+            return reader(func, args, kwargs)
         return func(*args, **kwargs)
 
     def settle(self, *, has_hooks: bool) -> None:
@@ -235,8 +202,6 @@ class Lifting(TorchFunctionMode):
             has_history = data.requires_grad and (dtype.is_floating_point or dtype.is_complex)
             kwargs = {**kwargs, "requires_grad": has_history}
         made = func(*args, **kwargs)
-        self.views.check_stale(made, args)
-        made = self.views.by_strides(made, args) if self.reshape_view else made
         if requires_grad is None or made.requires_grad == requires_grad:
             return made
         with self:
@@ -274,8 +239,6 @@ class Lifting(TorchFunctionMode):
 def _below_transforms(value: Any) -> Any:
     return bottom_of(value) if isinstance(value, torch.Tensor) and is_inside_transform(value) else value
 
-
-_AS_STRIDED = {torch.as_strided, torch.Tensor.as_strided}
 
 _SPARSE = [torch.sparse_coo_tensor, torch.sparse_csr_tensor, torch.sparse_csc_tensor, torch.sparse_bsr_tensor]
 _SPARSE += [torch.sparse_bsc_tensor, torch.sparse_compressed_tensor]
