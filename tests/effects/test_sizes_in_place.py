@@ -1,4 +1,4 @@
-"""Sizes that change in place, and views past edges: what is compiled, and what runs eagerly by name."""
+"""Sizes and memory that change in place, and views past edges: what is compiled, and what runs eagerly by name."""
 
 from __future__ import annotations
 
@@ -78,6 +78,46 @@ def part_of_an_expanded_tensor(x):
     return x[:2] * y
 
 
+def rounded_through_data(x):
+    y = x * 2
+    y.data = y.data.round()
+    return y * x
+
+
+def exchanged_and_put_back(x):
+    held = x.data
+    x.data = held * 2
+    y = torch.nn.functional.linear(x, x)
+    x.data = held
+    return y + x.detach()
+
+
+def data_of_a_view(x):
+    y = x * 2
+    v = y[0]
+    v.data = v.data.clone()
+    return v * 2
+
+
+def data_of_an_alias(x):
+    v = x.detach()
+    v.data = v.data.clone()
+    return x * v
+
+
+def view_of_what_was_there(x):
+    y = x * 2
+    v = y[0]
+    y.data = y.data.clone()
+    return y, v
+
+
+def memory_by_set(x):
+    y = torch.zeros(3)
+    y.set_(torch.ones(3))
+    return x * y
+
+
 def run(function, wrap):
     x = torch.arange(9.0).view(3, 3).requires_grad_()
     outputs = wrap(function)(x)
@@ -102,6 +142,8 @@ KEPT = [
     plain_mask,
     window_within_edges,
     read_past_the_edges_without_gradients,
+    rounded_through_data,
+    exchanged_and_put_back,
 ]
 REFUSED = {
     argument: "mutation",
@@ -110,10 +152,16 @@ REFUSED = {
     past_the_edges: "alias",
     written_past_the_edges: "alias",
     part_of_an_expanded_tensor: "alias",
+    data_of_a_view: "mutation",
+    data_of_an_alias: "mutation",
+    view_of_what_was_there: "alias",
+    memory_by_set: "mutation",
 }
 ERRORS = {"mutation": foregrad.errors.UnsupportedMutationError, "alias": foregrad.errors.UnsupportedAliasError}
 
 
+# Dynamo looks at `.grad` of tensors that are no leaves.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("wrap", [compiled, through_dynamo])
 @pytest.mark.parametrize("function", KEPT, ids=lambda f: f.__name__)
 def test_a_result_that_nothing_is_a_view_of_changes_its_sizes_as_in_eager(function, wrap):

@@ -419,7 +419,6 @@ RANDOM = [
 ]
 
 STORAGE = [
-    Op("set_", "storage", lambda n, t, p: f"{n}.set_({p.name(p.choose)})", gives=False),
     Op("resize_", "storage", lambda n, t, p: f"{n}.resize_({t.numel()})", _has_room, gives=False),
     Op("resize_ smaller", "storage", lambda n, t, p: f"{n}.resize_({t.numel() - 1})", _has_room, gives=False),
     Op("data", "storage", lambda n, t, p: f"{n}.data", _any),

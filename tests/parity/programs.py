@@ -215,6 +215,8 @@ class Growth:
                 options = [op for op in options if op.name != "requires_grad_" and op.kind != "in-place"]
             if not self.may_change_sizes(value):  # that is refused
                 options = [op for op in options if op.name not in RESHAPING]
+            if not self.may_be_given_memory(value):  # that is refused
+                options = [op for op in options if op.name != "data assigned"]
             if self.repeats_elements(value):  # writes to parts of that are refused
                 options = [op for op in options if op.kind != "in-place" or self.chooser.chance(2)]
         op = self.chooser.choice(options)
@@ -224,8 +226,6 @@ class Growth:
         if op.name in RESHAPING and value.requires_grad:
             # Eager itself leaves a history of the old shape behind, and fails in the backward.
             no_grad = False
-        if op.name == "set_" and any(tensor.requires_grad for tensor in self.pool.names.values()):
-            no_grad = True  # with gradients on it is refused
         return Step(op.name, op.write(source, value, self.pool), name if op.gives else "", no_grad)
 
     def beside(self, value: torch.Tensor) -> list[str]:
@@ -241,6 +241,13 @@ class Growth:
     def may_change_sizes(self, value: torch.Tensor) -> bool:
         """Whether no gradients flow to its memory, or it is alone there."""
         return self.is_own(value) or not any(self.pool[name].requires_grad for name in self.beside(value))
+
+    def may_be_given_memory(self, value: torch.Tensor) -> bool:
+        """Whether it is no view, nothing is a view of it, and it is an argument or made by the function."""
+        others = [self.pool[name] for name in self.beside(value) if self.pool[name] is not value]
+        is_base = any(other._base is value for other in others)
+        is_of_input = any(name.startswith("x") and self.pool[name] is not value for name in self.beside(value))
+        return not value._is_view() and not is_base and not is_of_input
 
     def repeats_elements(self, value: torch.Tensor) -> bool:
         """Whether a tensor in its memory has several elements in one place."""

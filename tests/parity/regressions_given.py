@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.parity.stored import SET_WITH_GRADIENTS, Stored
+from tests.parity.stored import SET_IN_PLACE, Stored
 
 GIVEN = Stored()
 regression = GIVEN.regression
@@ -45,63 +45,6 @@ def f(x0, x1):
 )
 
 refusal(
-    "an argument is given expanded memory and written",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((1, 1, 2), dtype=torch.float32).expand((2, 1, 2))).detach().requires_grad_()
-    a1 = a0.unbind(1)[0]
-    a2 = torch.randn((), dtype=torch.float32)
-    a3 = a1.expand((2, 2, 2))
-    return (a0, a2, a3)
-
-
-def f(x0, x1, x2):
-    x1.set_(x2)
-    x1.zero_()
-    return ()
-""",
-)
-
-refusal(
-    "a view made under no_grad, of an argument that set_ replaces, is returned",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = torch.randint(-3, 4, (), dtype=torch.int32)
-    a1 = (torch.randn((2, 1, 2), dtype=torch.float32)).detach().requires_grad_() * 1
-    return (a0, a1)
-
-
-def f(x0, x1):
-    v0 = x1.chunk(2, -2)
-    x1.set_(v0[0])
-    with torch.no_grad():
-        v5 = v0[0].reshape((1, 4, 1))
-    return v5
-""",
-)
-
-refusal(
-    "an argument is given memory, detached, viewed and resized",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_() * 1
-    return (a0, a0, a0, a0)
-
-
-def f(x0, x1, x2, x3):
-    x3.data = x3.data.clone()
-    x2.set_(x1)
-    x1.detach_()
-    v5 = x0.reshape((1, 1))
-    x3.resize_(1)
-    return v5
-""",
-)
-
-refusal(
     "an argument is resized and marked, and a view taken in between is written",
     "of a tensor that has views are changed in place",
     """
@@ -139,93 +82,6 @@ def f(x0, x1, x2):
 """,
 )
 
-refusal(
-    "memory is taken over from a view made under no_grad whose version moves with the taker's",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((4,), dtype=torch.float32)).detach().requires_grad_() * 1
-    with torch.no_grad():
-        a1 = a0.narrow(0, 2, 2)
-    a2 = a1.detach()
-    return (a1, a0, a2)
-
-
-def f(x0, x1, x2):
-    x2.set_(x0)
-    return ()
-""",
-)
-
-refusal(
-    "set_ is called twice, and the history of the first stays",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((1, 2, 2), dtype=torch.complex64).expand((3, 2, 2))).detach().requires_grad_()
-    a1 = torch.randn((6,), dtype=torch.complex64)
-    return (a0, a1)
-
-
-def f(x0, x1):
-    x1.set_(x0)
-    with torch.no_grad():
-        x1.set_(x0)
-    return ()
-""",
-)
-
-refusal(
-    "an argument takes itself over, and a view with repeated elements is returned",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((6,), dtype=torch.float64)).detach().requires_grad_() * 1
-    return (a0, a0)
-
-
-def f(x0, x1):
-    x0.set_(x0)
-    x1.add_(x1)
-    v2 = x1.as_strided((2, 2), (2, 0), 2)
-    x0.data = x0.data.clone()
-    return v2
-""",
-)
-
-regression(
-    "a view of an empty view that was given other memory is returned",
-    """
-def make_args():
-    a0 = torch.randint(-3, 4, (3, 2, 2), dtype=torch.int32)
-    a1 = a0.as_strided((2, 2), (2, 0), 7)
-    return (a1,)
-
-
-def f(x0):
-    v0 = x0[..., 2:2]
-    v0.data = v0.data.clone()
-    v3 = v0.reshape((0,))
-    return v3
-""",
-)
-
-regression(
-    "a view takes over its base, which was given other memory",
-    """
-def make_args():
-    a0 = torch.randint(-3, 4, (), dtype=torch.int64)
-    return (a0,)
-
-
-def f(x0):
-    v1 = x0[...]
-    x0.data = x0.data.clone()
-    v1.set_(x0)
-    return v1
-""",
-)
-
 regression(
     "bytes of a marked view are resized",
     """
@@ -245,45 +101,8 @@ def f(x0, x1):
 )
 
 refusal(
-    "an argument takes over two others in turn, and a view that repeats elements is written",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = torch.randn((), dtype=torch.float32)
-    a1 = a0.detach().requires_grad_()
-    return (a1, a0, a1, a0)
-
-
-def f(x0, x1, x2, x3):
-    x1.set_(x2)
-    v1 = x3.expand((2,))
-    x1.set_(x0)
-    v1[[0]] = 0.5
-    return v1
-""",
-)
-
-refusal(
-    "an argument takes over a view that repeats one element",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((2, 3), dtype=torch.complex64)).detach().requires_grad_() * 1
-    a1 = a0.as_strided((2, 2), (0, 0), 5)
-    a2 = a1.reshape((1, 1, 4))
-    return (a0, a2, a1)
-
-
-def f(x0, x1, x2):
-    x0.set_(x1)
-    x2[[0]] = 0.5
-    return ()
-""",
-)
-
-refusal(
     "an argument takes over an expanded leaf and is written",
-    SET_WITH_GRADIENTS,
+    SET_IN_PLACE,
     """
 def make_args():
     a0 = (torch.randn((1, 3), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -366,22 +185,6 @@ def f(x0, x1):
 )
 
 regression(
-    "a view takes over an argument that is resized later",
-    """
-def make_args():
-    a1 = torch.randint(-3, 4, (4,), dtype=torch.int32)
-    return (a1,)
-
-
-def f(x0):
-    v0 = x0[3:4:2]
-    v0.set_(x0)
-    x0.resize_(3)
-    return v0
-""",
-)
-
-regression(
     "parts of a view are returned, whose base is detached and written",
     """
 def make_args():
@@ -450,41 +253,6 @@ def f(x0, x1):
 """,
 )
 
-refusal(
-    "set_ is called on a view that is an argument, and views of what it was are returned",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((6,), dtype=torch.float32)).detach().requires_grad_() * 1
-    a1 = a0.expand((2, 6))
-    return (a1,)
-
-
-def f(x0):
-    v0 = x0[0]
-    x0.set_(x0)
-    v4 = v0.split(2, 0)
-    return v4
-""",
-)
-
-refusal(
-    "set_ is called on a view of an argument, which is reshaped",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a2 = (torch.randn((1, 3), dtype=torch.complex64)).detach().requires_grad_() * 1
-    return (a2,)
-
-
-def f(x0):
-    v1 = x0.unsqueeze(2)
-    v1.set_(v1)
-    x0.t_()
-    return ()
-""",
-)
-
 regression(
     "a view made under no_grad, of one that was, is taken after a write",
     """
@@ -501,25 +269,6 @@ def f(x0):
     with torch.no_grad():
         v2 = v0.unfold(0, 1, 2)
     return v2
-""",
-)
-
-refusal(
-    "a view of a marked argument, which takes itself over, is used",
-    "runs eagerly and can't be captured",
-    """
-def make_args():
-    a0 = torch.randn((3, 3), dtype=torch.float32)[1:-1]
-    return (a0, a0)
-
-
-def f(x0, x1):
-    x1.requires_grad_()
-    v2 = x1[...]
-    with torch.no_grad():
-        x0.set_(x1)
-    v5 = v2.sum()
-    return x0
 """,
 )
 
@@ -554,26 +303,6 @@ def f(x0, x1):
     v8 = torch.nn.functional.layer_norm(x1, x1.shape[-1:])
     v11 = v8.softmax(1)
     return v11
-""",
-)
-
-refusal(
-    "an argument that is marked takes over a view of itself, made under no_grad, and is written",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((6,), dtype=torch.float32)[1:-1]).detach().requires_grad_() * 1
-    with torch.no_grad():
-        a1 = a0.narrow(0, 1, 1)
-    a2 = a0.squeeze()
-    a3 = a2[0]
-    return (a1, a0, a2, a3)
-
-
-def f(x0, x1, x2, x3):
-    x1.set_(x0)
-    x1[..., 1:].add_(x1[..., :-1])
-    return x3
 """,
 )
 
@@ -649,23 +378,6 @@ def f(x0, x1, x2, x3):
 )
 
 refusal(
-    "parts of a window are returned, and set_ leaves its base without a derivative",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((1, 3), dtype=torch.float32)).detach().requires_grad_() * 1
-    return (a0,)
-
-
-def f(x0):
-    v0 = x0.as_strided((3, 3), (1, 0), 0)
-    x0.set_(x0)
-    v4 = v0.chunk(2, 0)
-    return v4
-""",
-)
-
-refusal(
     "an output whose gradient leads nowhere is changed in place",
     "makes the leaf",
     """
@@ -700,23 +412,6 @@ def f(x0, x1, x2):
     x2[..., 0] = torch.full((1,), 2, dtype=torch.float32)
     v4 = x1.sum(0)
     return v4
-""",
-)
-
-refusal(
-    "set_ gives an argument the memory of a view of it that was marked",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = torch.randn((4,), dtype=torch.float32)
-    return (a0,)
-
-
-def f(x0):
-    v0 = x0.view((-1, 1))
-    v0.requires_grad_()
-    x0.set_(v0)
-    return ()
 """,
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.parity.stored import SET_WITH_GRADIENTS, Stored
+from tests.parity.stored import Stored
 
 MEMORY = Stored()
 regression = MEMORY.regression
@@ -63,23 +63,6 @@ def f(x0, x1):
 )
 
 
-refusal(
-    "an intermediate is set to an argument that requires grad",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((6,), dtype=torch.float32)[1:-1]).detach().requires_grad_()
-    return (a0, a0)
-
-
-def f(x0, x1):
-    v0 = torch.arange(3.)
-    v0.set_(x1)
-    return v0
-""",
-)
-
-
 regression(
     "a view of a view made under no_grad is marked, then its base detached",
     """
@@ -117,26 +100,9 @@ def f(x0):
 )
 
 
-regression(
-    "an argument is set to another that is resized afterwards",
-    """
-def make_args():
-    a0 = (torch.randint(0, 2, (1, 3)) > 0)
-    a2 = (torch.randint(0, 2, (5, 2, 2)) > 0)[1:-1]
-    return (a0, a2)
-
-
-def f(x0, x1):
-    v0 = x0.to(torch.float64)
-    x1.set_(x0)
-    x0.resize_(2)
-    return v0
-""",
-)
-
-
-regression(
+refusal(
     "arguments are set to one another in turn",
+    "gives a tensor other memory",
     """
 def make_args():
     a0 = torch.empty_strided((2, 2), (1, 2), dtype=torch.int32).copy_(torch.randint(-3, 4, (2, 2), dtype=torch.int32))
@@ -169,25 +135,6 @@ def f(x0, x1, x2, x3):
     v2 = x3.data
     v2.relu_()
     return (v0, v1)
-""",
-)
-
-
-refusal(
-    "the data of an argument is set to another argument that requires grad",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((3, 3), dtype=torch.float32)[1:-1]).detach().requires_grad_()
-    a1 = a0[..., 3:3:2]
-    a3 = a0[...]
-    return (a1, a3)
-
-
-def f(x0, x1):
-    v2 = x0.data
-    v2.set_(x1)
-    return v2
 """,
 )
 
@@ -301,24 +248,6 @@ def f(x0):
     torch._foreach_add_([v1, v1], [x0, x0])
     v5 = v1.permute((1, 0))
     return v5
-""",
-)
-
-
-refusal(
-    "a view set to another",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((4,), dtype=torch.complex64)).detach().requires_grad_() * 1
-    a1 = a0.conj()
-    return (a0, a1, a1, a0)
-
-
-def f(x0, x1, x2, x3):
-    torch._foreach_mul_([x3[:1], x3], 2)
-    x2.set_(x1)
-    return ()
 """,
 )
 

@@ -2,45 +2,12 @@
 
 from __future__ import annotations
 
-from tests.parity.stored import SET_WITH_GRADIENTS, Stored
+from tests.parity.stored import Stored
 
 STORAGE = Stored()
 regression = STORAGE.regression
 refusal = STORAGE.refusal
 
-
-regression(
-    "set_ of a view made without gradients to itself",
-    """
-def make_args():
-    a0 = (torch.randn((3, 3), dtype=torch.float32)[1:-1]).detach().requires_grad_() * 1
-    with torch.no_grad():
-        a1 = a0[-1]
-    return (a0, a1, a1)
-
-
-def f(x0, x1, x2):
-    with torch.no_grad():
-        x2.set_(x1)
-    return ()
-""",
-)
-
-regression(
-    "a view of an argument with other memory is given other memory too",
-    """
-def make_args():
-    a0 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_()
-    return (a0,)
-
-
-def f(x0):
-    x0.data = x0.data.clone()
-    v2 = x0[...]
-    v2.data = v2.data.clone()
-    return (v2, x0)
-""",
-)
 
 regression(
     "a write through an alias that autograd does not know, beside a view",
@@ -79,23 +46,6 @@ def f(x0, x1, x2):
 """,
 )
 
-refusal(
-    "a leaf is detached in place, then takes over a tensor that requires grad",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((2, 1, 2), dtype=torch.float32)).detach().requires_grad_()
-    a1 = (torch.randn((4, 3), dtype=torch.float32)[1:-1]).detach().requires_grad_()
-    return (a0, a0, a1)
-
-
-def f(x0, x1, x2):
-    x2.detach_()
-    x2.set_(x0)
-    return x2
-""",
-)
-
 regression(
     "an argument is written that shares its version counter with a leaf saved for backward",
     """
@@ -109,27 +59,6 @@ def f(x0, x1):
     v1 = x1.data
     x1.mul_(x0)
     return v1
-""",
-)
-
-refusal(
-    "one of several views made at once, and its base, take over one another",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.empty_strided((2, 3), (1, 2), dtype=torch.float32).copy_(torch.randn((2, 3), dtype=torch.float32))).detach().requires_grad_() * 1
-    a1 = a0.unbind(0)[0]
-    a2 = a0[..., 1:2]
-    a3 = a0
-    return (a0, a3, a1, a2)
-
-
-def f(x0, x1, x2, x3):
-    x0.set_(x2)
-    with torch.no_grad():
-        x2.set_(x3)
-    x1.unsqueeze_(0)
-    return ()
 """,
 )
 
@@ -190,8 +119,9 @@ def f(x0, x1, x2, x3):
 """,
 )
 
-regression(
+refusal(
     "a tensor is given other memory, and a view of the old is returned beside it",
+    "was exchanged or resized in place",
     """
 def make_args():
     a0 = (torch.empty_strided((3, 2, 2), (1, 3, 6), dtype=torch.float32).copy_(torch.randn((3, 2, 2), dtype=torch.float32))).detach().requires_grad_() * 1
@@ -204,25 +134,6 @@ def f(x0):
     v4 = v2.tensor_split(2, 2)
     v2.data = v2.data.clone()
     return [v2, v4[0]]
-""",
-)
-
-refusal(
-    "set_ gives a tensor without a history one that can't be differentiated",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = torch.randn((2, 3), dtype=torch.float32)
-    a1 = a0.view((1, 2, 3))
-    return (a0, a1, a1)
-
-
-def f(x0, x1, x2):
-    v0 = x2.abs()
-    x1.requires_grad_()
-    v3 = x1.flip(2)
-    v0.set_(v3)
-    return v0
 """,
 )
 
@@ -260,42 +171,6 @@ def f(x0):
 )
 
 refusal(
-    "set_ of an intermediate to itself",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((6,), dtype=torch.float32)[1:-1]).detach().requires_grad_() * 1
-    return (a0,)
-
-
-def f(x0):
-    v0 = x0 * x0
-    v0.set_(v0)
-    return v0
-""",
-)
-
-refusal(
-    "a view that was written is returned, and its base detached",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_() * 1
-    a1 = a0.flatten()
-    return (a1, a0, a0)
-
-
-def f(x0, x1, x2):
-    v0 = x2.contiguous()
-    v2 = x0.tensor_split(2, -1)
-    x1.set_(x0)
-    v2[0].cumsum_(0)
-    v0.detach_()
-    return v2
-""",
-)
-
-refusal(
     "a view is stacked whose base was written and detached",
     "runs eagerly and can't be captured",
     """
@@ -309,25 +184,6 @@ def f(x0, x1, x2, x3):
     x2.zero_()
     x3.detach_()
     v2 = torch.stack([x0, x3.expand_as(x0)])
-    return ()
-""",
-)
-
-refusal(
-    "set_ of a view that requires grad to itself",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.empty_strided((2, 1, 2), (1, 2, 2), dtype=torch.float32).copy_(torch.randn((2, 1, 2), dtype=torch.float32))).detach().requires_grad_() * 1
-    a1 = torch.randn((), dtype=torch.float32)
-    a2 = a0.mT
-    a3 = torch.randint(-3, 4, (1, 3), dtype=torch.int64)
-    return (a3, a1, a0, a2)
-
-
-def f(x0, x1, x2, x3):
-    v1 = x3.transpose(1, 1)
-    v1.set_(v1)
     return ()
 """,
 )
@@ -384,21 +240,6 @@ def f(x0):
 )
 
 regression(
-    "a view of an argument that was given other memory, given other memory itself",
-    """
-def make_args():
-    return (torch.randn(3, 2),)
-
-
-def f(x0):
-    x0.data = x0.data.clone()
-    v1 = x0.chunk(2, 0)[0]
-    v1.data = v1.data.clone()
-    return v1
-""",
-)
-
-regression(
     "gradients by a view of a leaf that is detached in place, and a view made under no_grad is another argument",
     """
 def make_args():
@@ -413,58 +254,6 @@ def f(x0, x1, x3):
     v5 = x0[[0, 0]]
     x1.detach_()
     return v5
-""",
-)
-
-refusal(
-    "several views made at once of what an argument that `set_` is called on was detached from",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_() * 1
-    a1 = a0.detach()
-    return (a1, a0)
-
-
-def f(x0, x1):
-    x0.set_(x1)
-    x1.unsqueeze_(0)
-    return x1.unbind(0)
-""",
-)
-
-refusal(
-    "`set_` gives an argument a view made under no_grad, which is marked then",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = torch.randn((1, 3), dtype=torch.float32).expand((2, 3))
-    a1 = (torch.randn((4,), dtype=torch.float32)).detach().requires_grad_()
-    with torch.no_grad():
-        a2 = a1.as_strided((2, 2), (2, 1), 0)
-    return (a0, a2)
-
-
-def f(x0, x2):
-    x0.set_(x2)
-    x2.requires_grad_()
-    return ()
-""",
-)
-
-regression(
-    "a view of what `set_` gave an argument, which is marked then",
-    """
-def make_args():
-    return (torch.randn((2, 3)),)
-
-
-def f(x0):
-    with torch.no_grad():
-        x0.set_(x0.detach().clone())
-    v0 = x0[0]
-    x0.requires_grad_()
-    return v0
 """,
 )
 
@@ -483,8 +272,9 @@ def f(x0):
 """,
 )
 
-regression(
+refusal(
     "a view of what an argument was, which is given other memory, written and detached",
+    "was exchanged or resized in place",
     """
 def make_args():
     return (torch.randn((2, 3), requires_grad=True) * 1,)
@@ -517,40 +307,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
-    "arguments are exchanged, and one takes over the other then",
-    """
-def make_args():
-    return (torch.nn.Parameter(torch.randn(2, 3)), torch.nn.Parameter(torch.randn(2, 3)))
-
-
-def f(x, y):
-    u = x.detach()
-    x.data, y.data = y.data, x.data
-    with torch.no_grad():
-        x.set_(y)
-    return u, x * 2
-""",
-)
-
-regression(
-    "a view of what `set_` gave a parameter, which is given other memory then",
-    """
-def make_args():
-    return (torch.nn.Parameter(torch.randn(2, 3)), torch.nn.Parameter(torch.randn(2, 3)))
-
-
-def f(x, y):
-    with torch.no_grad():
-        x.set_(y)
-    w = x.view(-1)
-    x.data = y.data
-    return w, x * 2, y
-""",
-)
-
-regression(
+refusal(
     "several views made at once between two swaps",
+    "was exchanged or resized in place",
     """
 def make_args():
     return (torch.randn(2, 3), torch.randn(2, 3))
@@ -591,21 +350,6 @@ def f(x):
 """,
 )
 
-refusal(
-    "`set_` on a view, to memory that begins elsewhere",
-    "given other sizes, another dtype",
-    """
-def make_args():
-    return ((torch.randn(3, 3, requires_grad=True) * 1)[1:], torch.randn(2, 3))
-
-
-def f(x, y):
-    with torch.no_grad():
-        x.set_(y.clone())
-    return x * 2
-""",
-)
-
 regression(
     "`t_` of three dimensions",
     """
@@ -619,56 +363,9 @@ def f(x):
 """,
 )
 
-regression(
-    "a leaf takes over the memory of its gradient, beside a view of it",
-    """
-def make_args():
-    return (torch.randn(2, 2, requires_grad=True),)
-
-
-def f(x0):
-    v0 = torch.autograd.grad((x0 * x0).sum(), x0)[0]
-    v1 = x0.view(-1)
-    with torch.no_grad():
-        x0.set_(v0)
-    return x0, v1
-""",
-)
-
 refusal(
-    "several views are taken at once between a write with gradients and an assignment of other memory",
-    "gradients flow to what it is and to what it was",
-    """
-def make_args():
-    return (torch.randn((3, 2)).requires_grad_() * 1,)
-
-
-def f(x):
-    x.mul_(2)
-    v = x.unbind(0)[0]
-    x.data = x.data.clone()
-    return v
-""",
-)
-
-refusal(
-    "set_ of a leaf to itself, after it was used",
-    "gradients flow to what it is and to what it was",
-    """
-def make_args():
-    return (torch.randn((2, 2)).requires_grad_(),)
-
-
-def f(x):
-    v = x * 2
-    with torch.no_grad():
-        x.set_(x)
-    return v
-""",
-)
-
-regression(
     "set_ of a leaf to itself, before it is used",
+    "gives a tensor other memory",
     """
 def make_args():
     return (torch.randn((2, 2)).requires_grad_(),)
@@ -708,22 +405,6 @@ def f(x):
     with torch.no_grad():
         v = x.unbind(0)[1]
     return (v, v.flatten())
-""",
-)
-
-regression(
-    "a view is taken of what a view made under no_grad was given, once its base is written",
-    """
-def make_args():
-    x = torch.randn((4,))
-    with torch.no_grad():
-        return (x, x[:-1])
-
-
-def f(x, w):
-    x.mul_(2)
-    w.data = w.data.clone()
-    return (w.unfold(0, 1, 1), w.data)
 """,
 )
 

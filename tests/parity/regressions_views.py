@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.parity.stored import SET_WITH_GRADIENTS, Stored
+from tests.parity.stored import Stored
 
 VIEWS = Stored()
 regression = VIEWS.regression
@@ -55,22 +55,6 @@ def f(x0, x1):
     v1 = x1.chunk(2, 0)
     with torch.no_grad():
         v1[1][1:].copy_(v1[1][:-1])
-    return v1
-""",
-)
-
-refusal(
-    "a flattened argument takes over its own transpose",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((2, 2), dtype=torch.float32)).detach().requires_grad_() * 1
-    return (a0.t(), a0)
-
-
-def f(x0, x1):
-    v1 = x1.flatten()
-    x1.set_(x0)
     return v1
 """,
 )
@@ -140,22 +124,6 @@ def f(x0):
     v1 = v0.sin()
     x0.add_(v1)
     return ()
-""",
-)
-
-regression(
-    "a view is given other memory and returned detached",
-    """
-def make_args():
-    a1 = (torch.randn((1, 3), dtype=torch.complex64)).detach().requires_grad_() * 1
-    return (a1,)
-
-
-def f(x0):
-    v0 = x0[0]
-    v0.data = v0.data.clone()
-    v3 = v0.detach()
-    return v3
 """,
 )
 
@@ -232,24 +200,6 @@ def f(x0):
 )
 
 refusal(
-    "an argument is detached in place and takes over a view that was taken of it before",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((3, 2, 2), dtype=torch.complex64)).detach().requires_grad_() * 1
-    a1 = a0.diagonal(0)
-    return (a1, a0)
-
-
-def f(x0, x1):
-    v1 = x1.permute((1, 2, 0))
-    x1.detach_()
-    x1.set_(v1)
-    return ()
-""",
-)
-
-refusal(
     "a leaf is detached in place, reshaped and made to require grad again",
     "of a tensor that has views are changed in place",
     """
@@ -263,94 +213,6 @@ def f(x0, x1):
     x1.transpose_(2, -2)
     x1.requires_grad_()
     return ()
-""",
-)
-
-refusal(
-    "a view takes over another one of the same tensor, of which several views are returned",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((3, 2, 2), dtype=torch.float32)).detach().requires_grad_() * 1
-    a1 = a0.permute((0, 2, 1))
-    a2 = a0.transpose(-1, 2)
-    return (a1, a0, a2)
-
-
-def f(x0, x1, x2):
-    x2.set_(x0)
-    v1 = x1.chunk(2, 1)
-    return v1
-""",
-)
-
-refusal(
-    "a tensor is given memory by set_ with gradients, and written",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((2, 2), dtype=torch.float32)).detach().requires_grad_() * 1
-    return (a0.t(),)
-
-
-def f(x0):
-    v1 = x0.unsqueeze(0)
-    v2 = v1.data
-    v2.set_(v1)
-    v2[v2 > 0] = 0
-    return v2
-""",
-)
-
-refusal(
-    "one operator on lists writes to a tensor twice, which other memory is given to",
-    "by a `_foreach_` operator",
-    """
-def make_args():
-    a0 = (torch.randn((2, 3), dtype=torch.float32)).detach().requires_grad_()
-    return (a0, a0)
-
-
-def f(x0, x1):
-    v1 = x0.sigmoid()
-    with torch.no_grad():
-        x0.set_(v1)
-    torch._foreach_add_([v1, v1], [x1, x1])
-    return v1
-""",
-)
-
-refusal(
-    "an argument takes over the memory of a view of it that is marked",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = torch.randn((1, 3), dtype=torch.float32)
-    return (a0.view(-1, 1), a0.unsqueeze(2), a0)
-
-
-def f(x0, x1, x2):
-    x0.requires_grad_()
-    x2.set_(x0)
-    return ()
-""",
-)
-
-refusal(
-    "a view takes itself over, with gradients, beside what was given the argument's memory",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((1, 3), dtype=torch.float32)).detach().requires_grad_() * 1
-    return (a0,)
-
-
-def f(x0):
-    v0 = x0.data
-    v0.set_(x0)
-    v3 = x0.squeeze(0)
-    v3.set_(v3)
-    return v0
 """,
 )
 
@@ -422,27 +284,6 @@ def f(x0):
 """,
 )
 
-refusal(
-    "a view of a marked view of an argument is written, and another view given its memory",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = torch.randn((), dtype=torch.float32)
-    a1 = a0.as_strided((1,), (1,), 0)
-    a2 = a1.reshape((1, 1, 1))
-    return (a0, a2, a1, a1)
-
-
-def f(x0, x1, x2, x3):
-    x2.requires_grad_()
-    v2 = x3.narrow(-1, 0, 1)
-    v3 = v2[..., 0:0]
-    x1.set_(v2)
-    v3.mul_(x1)
-    return ()
-""",
-)
-
 regression(
     "a view is taken between a write and a mark, and the argument used then",
     """
@@ -462,8 +303,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
+refusal(
     "a tensor takes over a part of itself, and is returned with the parts",
+    "gives a tensor other memory",
     """
 def make_args():
     return (torch.randn((3, 2, 2), dtype=torch.float64),)
@@ -509,41 +351,6 @@ def f(x0, x1):
     v0 = x1.sin()
     x0.requires_grad_()
     return v0
-""",
-)
-
-regression(
-    "an argument is given memory, and takes the elements of a part of what it was",
-    """
-def make_args():
-    a0 = torch.randn((4, 1, 2), dtype=torch.float32)[1:-1]
-    return (a0, a0)
-
-
-def f(x0, x1):
-    v1 = x1.split(2, 2)
-    x1.data = x1.data.clone()
-    x0.copy_(v1[0])
-    return ()
-""",
-)
-
-refusal(
-    "an argument is given the memory of a part of a view made under no_grad, and written",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((4, 1, 2), dtype=torch.float64)[1:-1]).detach().requires_grad_() * 1
-    with torch.no_grad():
-        a1 = a0.as_strided((3,), (1,), 1)
-    a2 = a1.narrow(0, 1, 2)
-    return (a0, a2)
-
-
-def f(x0, x1):
-    x0.set_(x1)
-    x0.index_fill_(0, torch.tensor([0]), 2)
-    return ()
 """,
 )
 
@@ -635,23 +442,6 @@ def f(x0):
     x0.detach_()
     x0.unfold(0, x0.shape[0], 1).mul_(-1)
     return v3
-""",
-)
-
-regression(
-    "several views of what an argument was, which was written before it was given memory",
-    """
-def make_args():
-    a0 = (torch.randn((2, 3), dtype=torch.float32)).detach().requires_grad_() * 1
-    return (a0,)
-
-
-def f(x0):
-    x0 += 2
-    v1 = x0.diagonal(-1)
-    x0.data = x0.data.clone()
-    v6 = v1.split(1, -1)
-    return v6
 """,
 )
 

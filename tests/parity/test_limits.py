@@ -29,9 +29,10 @@ PAIR = f"*(lambda a: (a, a[0]))({LEAF} * 1),"
 
 # The beginning of the row, the arguments, the body, and the line that the message is to show.
 PROGRAMS = [
-    ("`set_` with a storage", f"{LEAF},", ["y = x * 2", "y.set_(x.untyped_storage(), 0, (2,), (1,))"], 1),
+    ("`set_`", "torch.randn(6),", ["y = torch.zeros(6)", "y.set_(x.untyped_storage(), 0, (2,), (1,))"], 1),
+    ("`set_`", "torch.randn(6), torch.randn(6)", ["x.set_(v)"], 0),
     (
-        "an argument that gradients flow to is given",
+        "`.data = ...` on a view",
         PAIR,
         ["v.data = v.data.clone()", "v.sin_()"],
         0,
@@ -41,6 +42,18 @@ PROGRAMS = [
         f"{LEAF}, {LEAF}",
         ["y = v.sin()", "v.data = v.data[:1]", "x.data = x.data[:1]", "return y, x.sin()"],
         2,
+    ),
+    (
+        "an argument that gradients flow to is given",
+        f"{LEAF} * 1,",
+        ["x.data = x.data.clone()", "x.mul_(2)"],
+        0,
+    ),
+    (
+        "an argument that gradients flow to is given",
+        PAIR,
+        ["x.data = x.data.clone()", "return v * 2"],
+        0,
     ),
     (
         "an argument that gradients flow to is given",
@@ -92,37 +105,37 @@ PROGRAMS = [
         1,
     ),
     (
-        "a view is returned whose memory",
+        "a view is returned that was taken",
         f"{LEAF} * 1,",
         ["y = x * 2", "v = y.t()", "y.data = y.data.clone()", "y.detach_()", "return v"],
         3,
     ),
     (
-        "memory is detached",
+        "`.data = ...` on a view",
         f"{LEAF} * 1,",
         ["v = x.data", "v.lerp_(x, 0.5)", "v.data = v.data.clone()", "return v"],
         2,
     ),
     (
-        "an argument that gradients flow to is given",
+        "`.data = ...` on a view",
         f"*(lambda a: (a, a[1]))({LEAF} * 1),",
         ["torch.no_grad()(x.zero_)()", "v.data = v.data.clone()"],
         1,
     ),
     (
-        "an argument that gradients flow to is given",
+        "`set_`",
         f"({LEAF} * 1)[1:], torch.randn(1, 3)",
         ["torch.no_grad()(x.set_)(v)", "return x * 2"],
         0,
     ),
     (
-        "a view is returned whose memory",
+        "`.data = ...` on a view",
         f"{LEAF} * 1,",
         ["v = x[0]", "v.zero_()", "v.data = v.data.clone()", "return v"],
         2,
     ),
     (
-        "`set_` while gradients are on",
+        "`set_`",
         "torch.randn(4),",
         ["v = x.view(2, 2)", "v.requires_grad_()", "x.set_(v)"],
         2,
@@ -142,23 +155,11 @@ PROGRAMS = [
     (
         "an argument that gradients flow to is given",
         f"{LEAF},",
-        ["y = x * 2", "torch.no_grad()(x.set_)((x * 3).detach())", "return y"],
-        1,
-    ),
-    (
-        "an argument that gradients flow to is given",
-        f"{LEAF},",
         ["y = x.sin()", "x.data = x.data.double()", "return y.sum() + x"],
         1,
     ),
     (
-        "`set_` while gradients are on",
-        f"{LEAF}, torch.randn(6)",
-        ["y = x * 0", "y.set_(v)", "return y"],
-        1,
-    ),
-    (
-        "a view is returned whose memory",
+        "`.data = ...` on a view",
         f"{LEAF},",
         ["v = x[0]", "v.data = v.data.clone()", "return v[:1], x"],
         1,

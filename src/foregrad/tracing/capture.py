@@ -39,7 +39,7 @@ from .derivatives.derived_graph import check_outputs, written_by
 from .derivatives.resumable_trace import ResumableTrace, fresh_autocast_cache
 from .effects.analysis import Analysis
 from .effects.attribute_guards import Facts
-from .effects.input_effects import check_marked, check_sizes, views_of_written
+from .effects.input_effects import check_sizes, views_of_written
 from .effects.outputs import analyze
 from .effects.python_in_backwards import check_module_hooks
 from .effects.python_state import Given, PythonState, refuse_change
@@ -126,7 +126,6 @@ class CaptureRun(Assembly):
         with self.unrecorded:
             _check_gradients(self.name, self.inputs.records, self.lifting.accumulated_at)
             check_sizes(analysis, described.gradients)
-            check_marked(analysis)
             return self._captured(analysis, described, out_leaves, out_tree)
 
     def _called(self, given: Given) -> tuple[Any] | None:

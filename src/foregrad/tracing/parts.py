@@ -127,8 +127,8 @@ class CaptureParts(Host):
     def adopt(self, real: torch.Tensor) -> torch.Tensor:
         return self.inputs.adopt(real)
 
-    def is_input(self, tensor: torch.Tensor) -> bool:
-        return tensor in self.inputs.by_stand_in
+    def real_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        return self.inputs.real_of(tensor)
 
     def past_the_edges(self, root: Value) -> None:
         self.inputs.whole_memory_needed(root)
@@ -174,10 +174,6 @@ class CaptureParts(Host):
 
     def read_scripted(self, state: Any, name: str) -> None:
         self.reads.note_scripted(state, name)
-
-    def storage_as_tensor(self, *args: Any, **kwargs: Any) -> torch.Tensor | None:
-        found: torch.Tensor | None = self.lifting.storages.as_tensor(*args, **kwargs)
-        return found
 
     # ---------------------------------------------------------------- answered by several parts
 

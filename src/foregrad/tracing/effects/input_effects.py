@@ -21,7 +21,6 @@ from ...graph.effect_log import (
     QueryGradFn,
     Recorded,
     SetData,
-    SetStorage,
     TakeView,
     Write,
     ordered,
@@ -30,7 +29,7 @@ from ...graph.slots import Updated
 from ...identity import IdSet
 from ..heap.metadata_changes import is_alike, toggles, views_with_history
 from ..heap.records import InputRecord, is_moved, is_written_with_history
-from ..heap.refusals import changed_with_gradients, of_exchanged_memory, written_by_lists
+from ..heap.refusals import changed_with_gradients, written_by_lists
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
 from .analysis import Analysis
@@ -93,7 +92,6 @@ def add_counted(analysis: Analysis) -> None:
     written = {i for i in counted if records[i].spec.numel}
     reshaped = {i for i, record in enumerate(records) if _is_reshaped(recorder, record)}
     unwritten = (reshaped - {*analysis.replaced}) | (counted - written)
-    unwritten |= {i for i in analysis.replaced if is_set_again(recorder, records[i])}
     candidates = [i for i in analysis.counted if not _counted_with(written, records, i)]
     analysis.counted = []
     for index in candidates:
@@ -120,10 +118,6 @@ def add_updates(
     counted = is_moved(record) and (bool(_counted_writes(record)) or not _is_reshaped(recorder, record))
     differentiable = written and is_written_with_history(record)
     resized = bool(recorder.changes.log.of(stand_in, InplaceView, SetData))
-    if not (written or resized or is_view(stand_in)) and is_written_with_history(record):
-        fakes = [value.fake for value in recorder.values.values() if value.fake in recorder.changes.replaced]
-        view = next((fake for fake in fakes if fake is not None and base_of(fake) is stand_in), stand_in)
-        raise changed_with_gradients(str(record.slot), recorder.changes.where(view))  # it is written in other memory
     twin = recorder.detached.twin_of(stand_in)
     if twin is not None and not resized and _is_detached_last(recorder, record, twin) and views_with_history(views):
         out = analysis.add(Updated(record.slot), initial.read(recorder.emit), initial.spec, twin)
@@ -133,13 +127,10 @@ def add_updates(
     if is_replaced(recorder, record):
         analysis.replaced.append(index)
         differentiable = False  # what it was before has no history any more
-        counted = counted and not is_set_again(recorder, record)
     if not written or (counted and not differentiable and initial.storage.generation == 0):
         if counted and (index in analysis.replaced or not resized):
             analysis.counted.append(index)
         return
-    if differentiable:
-        check_resized(recorder, record)
     value = current if differentiable else initial
     out = analysis.add(
         Updated(record.slot), value.read(recorder.emit), value.spec, stand_in if differentiable else None
@@ -157,66 +148,19 @@ def _is_detached_last(recorder: Recorder, record: InputRecord, twin: torch.Tenso
     return is_last and history.next_functions[0][0]._sequence_nr() != record.start_sequence_nr
 
 
-def check_resized(recorder: Recorder, record: InputRecord) -> None:
-    """An input that is written with gradients keeps its number of elements."""
-    if recorder.values[record.stand_in].spec.numel != record.spec.numel:
-        raise changed_with_gradients(str(record.slot), recorder.changes.where(record.stand_in))
-
-
 # -------------------------------------------------------------------- other memory
 # Inputs that take another tensor's memory over: `set_`, and assignments to `.data`.
 
 
-def swapped(analysis: Analysis, index: int, at: int, memory: Handle) -> list[Recorded]:
-    """The entries for a swap of an input to `memory`, by its number, and for what is written to that with a history."""
+def swapped(analysis: Analysis, index: int, memory: Handle) -> Recorded:
+    """The entry for the last swap of an input, to `memory`."""
     recorder, records = analysis.recorder, analysis.inputs.records
     record = records[index]
-    stand_in = record.stand_in
-    events = recorder.changes.log.of(stand_in, SetData)
-    event, is_last = events[at], at + 1 == len(events)
-    is_set = isinstance(event.effect, SetStorage) and not is_marked(stand_in)
-    swap: SetData = SetStorage(index, memory) if is_set else SetData(index, memory)
-    entries = [Recorded(event.at, swap)]
-    if not is_last:
-        return entries
-    value = recorder.value_of(stand_in)
-    is_written = is_written_with_history(record)
-    if not is_set:
-        is_elsewhere = is_view(record.real) and stand_in.storage_offset() != record.spec.offset
-        has_views = any(base_of(r.real) is record.real and r.real.requires_grad for r in records)
-        is_view_written = is_view(record.real) and value.storage.written_at > event.at
-        is_told_otherwise = is_written and (is_view_written or has_views)
-        if is_told_otherwise or (is_elsewhere and record.real.requires_grad and is_moved(record)):
-            raise changed_with_gradients(str(record.slot), recorder.changes.where(stand_in))
-    if is_written:
-        output = analysis.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in)
-        changed_at = record.initial.storage.changed_at
-        if is_view(stand_in) and changed_at > event.at and not value.is_written_through:
-            return entries  # PyTorch takes the history of its base, by the place it has now
-        views = [e.effect for e in analysis.early if e.at < event.at and isinstance(e.effect, TakeView)]
-        if any(view.input == index and view.steps[-1].index is not None for view in views):
-            raise _refused(recorder, record)  # its version moves with the history, and bars these views
-        changes = [e.at for e in recorder.changes.log.of(stand_in, InplaceView) if e.at > event.at]
-        written_at = max(value.storage.written_at, changed_at, *changes, event.at)
-        entries.append(Recorded(written_at, Write(index, output, differentiable=True, swapped=True)))
-    return entries
-
-
-def check_marked(analysis: Analysis) -> None:
-    """Raise for views that were made under no_grad of a tensor written with a history and given other memory: PyTorch
-    regenerates their `grad_fn` from the new base.
-    """
-    recorder, records = analysis.recorder, analysis.inputs.records
-    for at, leaf in analysis.aliases if recorder.changes.replaced else ():
-        info = analysis.outputs[at]
-        if not isinstance(info, Handle) or info.input is None or not is_view(leaf) or analysis.is_of_swapped(info):
-            continue
-        record = records[info.input]
-        _, is_set = recorder.changes.replaced.get(record.stand_in, (None, True))
-        is_of_swapped = not is_set and is_written_with_history(record)
-        is_unasked = is_of_swapped and not all(step.grad_enabled for step in info.steps)
-        if is_unasked:
-            raise of_exchanged_memory(f"the output {info.path}", recorder.changes.where(record.stand_in))
+    real, base = record.real, base_of(record.real) if is_view(record.real) else None
+    has_views = base in analysis.inputs.by_real or any(base_of(r.real) is real for r in records)
+    if is_written_with_history(record) or has_views or (base is not None and real.requires_grad and is_moved(record)):
+        raise _refused(recorder, record)
+    return Recorded(recorder.changes.log.of(record.stand_in, SetData)[-1].at, SetData(index, memory))
 
 
 def views_of_written(memory: list[tuple[InputRecord, list[InputRecord]]], recorder: Recorder) -> IdSet[torch.Tensor]:
@@ -234,12 +178,6 @@ def views_of_written(memory: list[tuple[InputRecord, list[InputRecord]]], record
     return found
 
 
-def is_set_again(recorder: Recorder, record: InputRecord) -> bool:
-    """Whether `set_` replaced the input, and may do so again: an input that is a leaf by then loses its gradient."""
-    _, is_set = recorder.changes.replaced.get(record.stand_in, (None, False))
-    return is_set and not is_marked(record.stand_in)
-
-
 def _known_as_written(records: list[InputRecord]) -> list[InputRecord]:
     """Tensors whose version counter was moved, by a write to them or to another one that shares it."""
     moved = [record.real for record in records if is_moved(record)]
@@ -254,33 +192,18 @@ def _known_as_written(records: list[InputRecord]) -> list[InputRecord]:
 def check_sizes(analysis: Analysis, gradients: Sequence[Any]) -> None:
     """Raise for an input whose gradients have other sizes, another dtype or another accumulator than it came with."""
     recorder, records = analysis.recorder, analysis.inputs.records
-    log = recorder.changes.log
-    for event in log.events:
-        tensor, after = event.tensor, event.after
-        is_own = is_view(tensor) and tensor.requires_grad and tensor not in analysis.inputs.by_stand_in
-        if isinstance(event.effect, SetStorage) and is_own and after.spec.offset != event.value.spec.offset:  # type: ignore[union-attr]
-            raise changed_with_gradients("a view", recorder.changes.where(tensor))
     with_history = [fake for fake in analysis.fakes if fake is not None]
-    set_to_itself = {index for index, r in enumerate(records) if r.stand_in in recorder.changes.set_to_itself}
-    for index in {*analysis.replaced, *set_to_itself}:
+    for index in analysis.replaced:
         record, gradient = records[index], gradients[index]
         stand_in, spec, requires_grad = record.stand_in, record.spec, record.real.requires_grad
         if record.real.is_leaf and _is_parted(with_history, record.leaf):
             raise _refused(recorder, record)
         if gradient is not None and not is_alike(gradient.spec, spec):
             raise _refused(recorder, record)
-        _, is_set = recorder.changes.replaced.get(stand_in, (None, False))
-        if is_set and is_view(record.real) and stand_in.storage_offset() != spec.offset and gradient is not None:
-            raise _refused(recorder, record)
-        of_it = is_set and record.real.is_leaf and any(base_of(r.real) is record.real for r in records)
-        if of_it and requires_grad and (stand_in.shape, stand_in.stride()) != (spec.shape, spec.stride):
-            raise _refused(recorder, record)
         # A view that was taken of it before has its gradients flow there by itself.
         is_other = stand_in.shape != spec.shape or stand_in.dtype is not spec.dtype
         outputs = [o for o in analysis.outputs if isinstance(o, Handle) and o.input == index and o.steps]
         is_viewed = not all(map(analysis.is_of_swapped, outputs))
-        # Of one taken since, autograd may know the node of the leaf as it was.
-        is_viewed |= is_set and is_marked(stand_in) and any(map(analysis.is_of_swapped, outputs))
         if is_other and requires_grad and is_viewed:
             raise _refused(recorder, record)
 

@@ -12,15 +12,15 @@ import torch
 
 from ..._torch.tensors import base_of, history_of, is_usable, is_view
 from ...errors import UnsupportedAliasError, UnsupportedMutationError
-from ...graph.effect_log import Detach, Effect, Handle, InplaceView, MarkRequiresGrad, SetData, SetStorage
+from ...graph.effect_log import Detach, Effect, Handle, InplaceView, MarkRequiresGrad, SetData
 from ...graph.meta import TensorSpec
-from ...identity import ById, IdSet
-from ..tape.opinfo import IDENTITIES, OpInfo, take_data
+from ...identity import ById
+from ..tape.opinfo import IDENTITIES, OpInfo
 from ..tape.origin import Origin, user_line
 from .alias import Change, Storage, Value, now
 from .recording import Recording
 from .records import InputRecord
-from .refusals import detached_and_written, resized_with_gradients, set_with_gradients
+from .refusals import detached_and_written, given_to_a_view, resized_with_gradients, set_in_place
 from .views import View
 
 aten = torch.ops.aten
@@ -32,20 +32,19 @@ class MetadataChanges:
     def __init__(self, recorder: Recording) -> None:
         self.recorder = recorder
         self.log = EventLog()
-        self.replaced: ById[torch.Tensor, tuple[Value, bool]] = ById()  # what a tensor was; whether `set_` replaced it
+        self.replaced: ById[torch.Tensor, Value] = ById()  # what a tensor was before `.data = ...`
         self.changed_at: ById[torch.Tensor, Origin] = ById()  # where sizes, memory or history last changed in place
-        self.set_to_itself: IdSet[torch.Tensor] = IdSet()
         self._unclear: list[tuple[Storage, Exception]] = []  # see `differs_by_place`
 
     def run(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
-        """t_, squeeze_, as_strided_, resize_, set_: the tensor becomes another view, or another tensor."""
+        """t_, squeeze_, as_strided_, resize_: the tensor becomes another view, or another tensor."""
         rec, func = self.recorder, info.op
+        name = func._schema.name
+        if name == "aten::set_":
+            raise set_in_place(user_line(rec.origins.here()))
         tensor, rest = args[0], tuple(args[1:])
         old = rec.value_of(tensor)
         self.changed_at[tensor] = rec.origins.here()
-        name = func._schema.name
-        if name == "aten::set_":
-            return self._set(info, tensor, rest, kwargs)
         if name in ("aten::resize_", "aten::resize_as_"):
             return self._resize(info, tensor, args, kwargs)
         self.resizes(tensor, old)
@@ -67,7 +66,7 @@ class MetadataChanges:
         """
         fakes = [v.fake for v in self.recorder.values.values() if v.fake is not None and v.fake is not tensor]
         is_alone = not is_view(tensor) and not any(is_view(fake) and base_of(fake) is tensor for fake in fakes)
-        if not is_alone or (self.recorder.host.is_input(tensor) and not is_swap):
+        if not is_alone or (self.recorder.host.real_of(tensor) is not None and not is_swap):
             self.differs_by_place(value.storage, resized_with_gradients(user_line(self.recorder.origins.here())))
 
     def differs_by_place(self, storage: Storage, refused: Exception) -> None:
@@ -93,43 +92,28 @@ class MetadataChanges:
             source.fake, source.became = None, value  # its sizes are no longer those of `source`
         return value
 
-    def _set(self, info: OpInfo, tensor: torch.Tensor, rest: tuple[Any, ...], kwargs: Any) -> Any:
-        rec = self.recorder
-        is_tensor = len(rest) == 1 and isinstance(rest[0], torch.Tensor)
-        if not is_tensor or (tensor.is_conj(), tensor.is_neg()) != (rest[0].is_conj(), rest[0].is_neg()):
-            raise UnsupportedMutationError(
-                f"`set_` with a storage, or a lazy conjugate, at {user_line(rec.origins.here())} can't be captured. "
-                "Give `set_` a plain tensor, or do it outside the compiled function. (LSTM, GRU and RNN of cuDNN do it "
-                "with their weights.)"
-            )
-        if torch.is_grad_enabled() and (tensor.requires_grad or rest[0].requires_grad):
-            raise set_with_gradients(user_line(rec.origins.here()))
-        out = rec.run_fake(info.op, (tensor, *rest), kwargs)
-        if rest[0] is tensor:
-            rec.value_of(tensor).storage.note_write(tensor)  # its version changes, and a leaf's node for gradients
-            self.set_to_itself.add(tensor)
-            return out
-        self.replaced_by(tensor, rest[0], is_set=True)
-        return out
-
-    def replaced_by(self, tensor: torch.Tensor, source: torch.Tensor, *, is_set: bool = False) -> None:
-        """`tensor` took over the memory of `source`: after `set_` or an assignment to `.data`."""
-        rec = self.recorder
+    def replaced_by(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
+        """`tensor` took over the memory of `source`, after an assignment to `.data`."""
+        rec, real = self.recorder, self.recorder.host.real_of(tensor)
         self.changed_at[tensor] = rec.origins.here()
-        view = View(take_data if is_set else aten.alias.default, (), {}, None, object(), torch.is_grad_enabled())
-        old, _ = self.replaced.get(tensor, (rec.value_of(tensor), False))
+        if real is None:
+            is_shared = is_view(tensor) or rec.value_of(tensor).storage.is_input
+        else:
+            is_shared = is_view(real) and base_of(real).requires_grad  # type: ignore[union-attr]
+        if is_shared:
+            raise given_to_a_view(self.where(tensor))
+        view = View(aten.alias.default, (), {}, None, object(), torch.is_grad_enabled())
+        old = self.replaced.get(tensor, rec.value_of(tensor))
         was, given = rec.value_of(tensor), rec.value_of(source).spec
         if not given.same_layout(was.spec) or given.offset != was.spec.offset:
             self.resizes(tensor, old, is_swap=True)
-        self.replaced[tensor] = old, is_set
+        self.replaced[tensor] = old
         after = self.become_view(tensor, rec.value_of(source), view)
-        effect = SetStorage(-1, SOMETHING) if is_set else SetData(-1, SOMETHING)
-        at = self.log.note(effect, tensor, was, after=after)
-        old.storage.changes += [Change(at, tensor)] if is_set else []  # it counts as a write
+        self.log.note(SetData(-1, SOMETHING), tensor, was, after=after)
 
     def exchanged(self) -> set[Storage]:
-        """The memories that tensors were given by `set_` or `.data = ...`, and those that they had before."""
-        values = ((old, self.recorder.value_of(tensor)) for tensor, (old, _) in self.replaced.items())
+        """The memories that tensors were given by `.data = ...`, and those that they had before."""
+        values = ((old, self.recorder.value_of(tensor)) for tensor, old in self.replaced.items())
         return {value.storage for pair in values for value in pair}
 
     def _resize(self, info: OpInfo, tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:

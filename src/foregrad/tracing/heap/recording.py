@@ -70,9 +70,9 @@ class Host(Hooks):
     def past_the_edges(self, root: Value) -> None:
         """A write leaves the input that `root` is."""
 
-    def is_input(self, tensor: torch.Tensor) -> bool:
-        """Whether it stands for an input."""
-        return False
+    def real_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The input that it stands for; None where it stands for none."""
+        return None
 
     def on_missing(self, root: Value, where: str) -> None:
         """A backward writes to what it was not known to write."""

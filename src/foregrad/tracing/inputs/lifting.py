@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -50,7 +49,6 @@ class Lifting(TorchFunctionMode):
         self.classes = FunctionClasses(where)
         self.accumulated_at = ""  # where the last `backward()` is
         self.has_hooks = False  # the function has registered some on its own tensors
-        self.storages = Storages()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if held.pending:
@@ -155,11 +153,6 @@ class Lifting(TorchFunctionMode):
         self.has_hooks = True
         self.host.on_hook(args[0], hook, handle)
         return handle
-
-    def _storage(self, func: Any, args: Any, kwargs: Any) -> Any:
-        storage = func(*args, **kwargs)
-        self.storages.asked(storage, args[0])
-        return storage
 
     def _names(self, func: Any, args: Any, kwargs: Any) -> Any:
         return [name for name in func(*args, **kwargs) if name != "__getattr__"]  # see patches.py
@@ -271,7 +264,6 @@ _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     **dict.fromkeys(_NUMBERS, Lifting._number),
     **dict.fromkeys(_SIZES, Lifting._size),
     torch.Tensor.register_hook: Lifting._hook,
-    torch.Tensor.untyped_storage: Lifting._storage,
     torch.Tensor.__dir__: Lifting._names,
     torch.Tensor.detach_: Lifting._detach_in_place,
     torch.Tensor.requires_grad_: Lifting._mark,
@@ -279,38 +271,3 @@ _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     torch.Tensor.data.__get__: Lifting._take_data,  # type: ignore[attr-defined]
     torch.Tensor.data.__set__: Lifting._assign_data,  # type: ignore[attr-defined]
 }
-
-
-# -------------------------------------------------------------------- storages
-# Storages that a function takes from tensors and hands to `set_`: recorded as tensors over the storages.
-
-
-class Storages:
-    """`owners`: a tensor in each storage that was asked for, by its address."""
-
-    def __init__(self) -> None:
-        self.owners: dict[int, torch.Tensor] = {}
-
-    def asked(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> None:
-        self.owners.setdefault(storage._cdata, tensor)
-
-    def as_tensor(
-        self, target: torch.Tensor, source: Any = None, storage_offset: Any = 0, size: Any = (), stride: Any = ()
-    ) -> torch.Tensor | None:
-        """What `target.set_(...)` is given, as a tensor; None where that is one, or is not known as one."""
-        if target.requires_grad and torch.is_grad_enabled():
-            return None
-        if source is None:
-            return torch.empty(0, dtype=target.dtype, device=target.device)
-        storage = getattr(source, "_untyped_storage", source)
-        owner = self.owners.get(storage._cdata) if isinstance(storage, torch.UntypedStorage) else None
-        if owner is None or owner.dtype is not target.dtype or owner.device != target.device:
-            return None
-        if not size:
-            size = (storage.nbytes() // target.element_size(),)
-        with torch.no_grad():
-            return owner.detach().as_strided(size, stride or _contiguous(size), storage_offset)
-
-
-def _contiguous(size: Any) -> tuple[int, ...]:
-    return tuple(math.prod(size[dim + 1 :]) for dim in range(len(size)))
