@@ -481,7 +481,7 @@ def f(x0):
 
 refusal(
     "set_ to an argument whose data was replaced",
-    "gives other memory to a view",
+    SET_IN_PLACE,
     """
 def make_args():
     a0 = torch.randn((1, 3), dtype=torch.float32).expand((2, 3))

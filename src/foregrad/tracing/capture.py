@@ -109,7 +109,12 @@ class CaptureRun(Assembly):
             symbolic_composites(self.call.may_have_symbolic_sizes),
             self.code.rebound,
         ):
-            called = self._called(given)
+            try:
+                called = self._called(given)
+            except Exception as error:
+                if not is_interrupt(error):
+                    self._check_places()
+                raise
             if called is None:
                 return None
             with self.unrecorded:
@@ -148,8 +153,6 @@ class CaptureRun(Assembly):
                     result = run_function(self.observed.of(call.function), given.args, given.kwargs)
             except Exception as error:
                 note_escaping(error)
-                if not is_interrupt(error):
-                    self._check_places()
                 raise
             finally:
                 self.state.take_stand_ins()
