@@ -218,7 +218,7 @@ class Growth:
             if not self.may_be_given_memory(value):  # that is refused
                 options = [op for op in options if op.name != "data assigned"]
             if self.repeats_elements(value):  # writes to parts of that are refused
-                options = [op for op in options if op.kind != "in-place" or self.chooser.chance(2)]
+                options = [op for op in options if op.kind != "in-place" and op.name not in ("as_strided", "windows")]
         op = self.chooser.choice(options)
         no_grad = self.chooser.chance(self.profile.no_grad)
         if op.name in RESHAPING:
