@@ -9,13 +9,13 @@ import torch
 
 __all__ = ["EAGER", "MODULES", "PROGRAMS", "module_of", "source_of"]
 
-# They give a tensor other sizes or another dtype, and gradients flow to it: that runs eagerly.
+# They give a tensor other sizes or another dtype, and gradients flow to it, or call `set_`: that runs eagerly.
 EAGER = {
     "prune rows clone", "half then use", "double then use", "grow rows",
     "transpose data", "flat data", "free then use", "prune and return", "prune both", "prune one",
     "prune and put back", "prune twice", "prune both, one twice", "prune then decide", "prune beside writes",
-    "grow embedding", "product then use", "resize then requires", "freeze prune unfreeze", "set rows use",
-    "prune then inner grad",
+    "grow embedding", "product then use", "resize then requires", "freeze prune unfreeze", "nonleaf data then inplace",
+    "prune then inner grad", "set to tensor", "set plain", "set new storage",
 }  # fmt: skip
 
 P, X = "torch.nn.Parameter(torch.randn(2, 3))", "torch.randn(2, 3)"
@@ -107,23 +107,12 @@ PROGRAMS = {
         "w = p.data; p.data = (p.data * 8).round() / 8; out = (p * 3).sum(); p.data = w; return out",
     ),
     "set to tensor": ((P, X), "p, x", "with torch.no_grad():\n    p.set_(x)"),
-    "set to tensor use": ((P, X), "p, x", "with torch.no_grad():\n    p.set_(x)\nreturn p * 2"),
     "set plain": ((X, X), "x, y", "x.set_(y)"),
-    "set plain use": ((X, X), "x, y", "x.set_(y); return x * 2"),
-    "set storage": ((X, X), "x, y", "x.set_(y.untyped_storage()); return x * 2"),
-    "set storage sizes": ((X, X), "x, y", "x.set_(y.untyped_storage(), 0, (3,), (1,)); return x * 2"),
-    "set storage offset": ((X, X), "x, y", "x.set_(y.untyped_storage(), 3, (3,), (1,)); return x * 2"),
-    "set empty": ((X, X), "x, y", "x.set_(); return y * 2"),
     "set new storage": (
         (X, X),
         "x, y",
         "t = torch.empty(0); t.set_(x.untyped_storage(), 0, x.shape, x.stride()); t.add_(1); return t",
     ),
-    "tensor from storage": ((X, X), "x, y", "t = x.new().set_(x.untyped_storage(), 0, (2,), (1,)); return t * 2"),
-    "set swap": ((X, X), "x, y", "t = torch.empty(0).set_(x); x.set_(y); y.set_(t); return x - y"),
-    "set clone view": ((X, X), "x, y", "x.set_(y.clone()[0]); return x * 2"),
-    "set transposed": ((X, X), "x, y", "x.set_(y.t()); return x * 2"),
-    "set new empty": ((X, X), "x, y", "t = torch.empty(0); t.set_(x); t.add_(1); return t"),
     "detach data req": ((P,), "p", "p.data = p.data.detach().clone(); p.requires_grad_(False); return p * 2"),
     "freeze then data": ((P,), "p", "p.requires_grad_(False); p.data = p.data * 2; return p * 2"),
     "data then freeze unfreeze": (
@@ -203,7 +192,6 @@ PROGRAMS = {
         "p",
         "p.requires_grad_(False); p.data = p.data[:1]; p.requires_grad_(); return p * 2",
     ),
-    "set rows use": ((P, X), "p, x", "with torch.no_grad():\n    p.set_(x[:1].clone())\nreturn (p * p).sum()"),
     "prune then inner grad": (
         (P,),
         "p",
@@ -221,7 +209,6 @@ MODULES = {
     "swap": "self.weight.data, self.ema.data = (self.ema.data, self.weight.data); return x @ self.weight",
     "set from input": "self.weight.data = x.detach().t() @ x.detach(); return x @ self.weight",
     "buffer new": "self.n.data = self.n + 1; return x * self.n",
-    "buffer set": "self.ema.set_(self.weight.data.clone()); return x @ self.ema",
     "weight norm": "self.weight.data = self.weight.data / self.weight.data.norm(dim=1, keepdim=True); return torch.nn.functional.linear(x, self.weight, self.bias)",
     "spectral": "with torch.no_grad():\n    v = self.bias / self.bias.norm()\n    u = self.weight @ v\n    self.n.data = u.dot(u)\nreturn x @ (self.weight / self.n)",
     "clone backup": "b = {n: p.data.clone() for n, p in self.named_parameters()}\nfor p in self.parameters():\n    p.data.add_(0.1)\ny = x @ self.weight + self.bias\nfor n, p in self.named_parameters():\n    p.data.copy_(b[n])\nreturn y",

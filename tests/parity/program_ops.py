@@ -142,27 +142,41 @@ def _slice(name: str, t: torch.Tensor, pool: Pool, dim: int) -> str:
     return f"{start}:{stop}{step}"
 
 
+def _room(t: torch.Tensor) -> int:
+    """How many elements there are from its first to its last."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+
+
+def overlaps_itself(t: torch.Tensor) -> bool:
+    """Whether some of its elements are in one place."""
+    if t.numel() == 0:
+        return False
+    places = torch.arange(_room(t)).as_strided(t.shape, t.stride(), 0)
+    return places.unique().numel() < t.numel()
+
+
 def _as_strided(name: str, t: torch.Tensor, pool: Pool) -> str:
-    room = t.untyped_storage().nbytes() // t.itemsize
+    room = _room(t)
     size = pool.choose.integer(1, max(1, min(room, 4)))
     stride = pool.choose.integer(1, max(1, (room - 1) // size))
     offset = pool.choose.integer(0, max(0, room - 1 - (size - 1) * stride))
-    return f"{name}.as_strided(({size},), ({stride},), {offset})"
+    return f"{name}.as_strided(({size},), ({stride},), {t.storage_offset() + offset})"
 
 
 def _windows(name: str, t: torch.Tensor, pool: Pool) -> str:
     """Rows that have elements in common, some in one place or in an order of their own."""
-    room = t.untyped_storage().nbytes() // t.itemsize
+    room = _room(t)
     size = pool.choose.integer(2, min(room, 3))
     strides = (pool.choose.integer(0, 2), pool.choose.integer(0, 2))
     span = 1 + (size - 1) * sum(strides)
     if span > room:
         strides, span = (1, 0), size
-    return f"{name}.as_strided(({size}, {size}), {strides}, {pool.choose.integer(0, room - span)})"
+    offset = t.storage_offset() + pool.choose.integer(0, room - span)
+    return f"{name}.as_strided(({size}, {size}), {strides}, {offset})"
 
 
 def _has_memory(t: torch.Tensor) -> bool:
-    return t.untyped_storage().nbytes() // t.itemsize > 1
+    return t.numel() > 0 and _room(t) > 1
 
 
 def _on_storage(name: str, t: torch.Tensor, pool: Pool) -> str:
@@ -353,7 +367,7 @@ IN_PLACE += [
     Op("shifted columns", "in-place", _change("{x}[..., 1:].add_({x}[..., :-1])"), _dims(1), gives=False),
 ]
 
-RESHAPING = ("t_", "transpose_", "squeeze_", "unsqueeze_")
+RESHAPING = ("t_", "transpose_", "squeeze_", "unsqueeze_", "resize_", "resize_ smaller")
 
 
 # ----------------------------------------------------------------------------------------- pure and random
@@ -405,7 +419,6 @@ RANDOM = [
 ]
 
 STORAGE = [
-    Op("set_", "storage", lambda n, t, p: f"{n}.set_({p.name(p.choose)})", gives=False),
     Op("resize_", "storage", lambda n, t, p: f"{n}.resize_({t.numel()})", _has_room, gives=False),
     Op("resize_ smaller", "storage", lambda n, t, p: f"{n}.resize_({t.numel() - 1})", _has_room, gives=False),
     Op("data", "storage", lambda n, t, p: f"{n}.data", _any),

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from tests.parity.program_ops import ARGUMENTS, OPS, RESHAPING, Op, Pool
+from tests.parity.program_ops import ARGUMENTS, OPS, RESHAPING, Op, Pool, overlaps_itself
 
 T = TypeVar("T")
 
@@ -155,6 +155,7 @@ class Growth:
         self.profile = profile
         self.space: dict[str, Any] = {"torch": torch}
         self.pool = Pool(chooser)
+        self.resized: set[int] = set()
         self.by_kind = {kind: [op for op in OPS if op.kind == kind] for kind in {op.kind for op in OPS}}
         self.kinds = [kind for kind in sorted(self.by_kind) for _ in range(profile.weight(kind))]
 
@@ -208,14 +209,49 @@ class Growth:
         while not options:
             kind = self.chooser.choice(self.kinds)
             options = [op for op in self.by_kind[kind] if op.suits(value)]
+            if value.untyped_storage().data_ptr() in self.resized and not self.is_own(
+                value
+            ):  # gradients are not to flow there later
+                options = [op for op in options if op.name != "requires_grad_" and op.kind != "in-place"]
+            if not self.may_change_sizes(value):  # that is refused
+                options = [op for op in options if op.name not in RESHAPING]
+            if not self.may_be_given_memory(value):  # that is refused
+                options = [op for op in options if op.name != "data assigned"]
+            if self.repeats_elements(value):  # writes to parts of that are refused
+                options = [op for op in options if op.kind != "in-place" and op.name not in ("as_strided", "windows")]
         op = self.chooser.choice(options)
         no_grad = self.chooser.chance(self.profile.no_grad)
+        if op.name in RESHAPING:
+            self.resized.add(value.untyped_storage().data_ptr())
         if op.name in RESHAPING and value.requires_grad:
             # Eager itself leaves a history of the old shape behind, and fails in the backward.
             no_grad = False
-        if op.name == "set_" and any(tensor.requires_grad for tensor in self.pool.names.values()):
-            no_grad = True  # with gradients on it is refused
         return Step(op.name, op.write(source, value, self.pool), name if op.gives else "", no_grad)
+
+    def beside(self, value: torch.Tensor) -> list[str]:
+        """The names of the tensors in its memory."""
+        memory = value.untyped_storage().data_ptr()
+        return [name for name, other in self.pool.names.items() if other.untyped_storage().data_ptr() == memory]
+
+    def is_own(self, value: torch.Tensor) -> bool:
+        """Whether the function made it, and nothing else is in its memory."""
+        there = self.beside(value)
+        return len(there) == 1 and not there[0].startswith("x") and not value._is_view()
+
+    def may_change_sizes(self, value: torch.Tensor) -> bool:
+        """Whether no gradients flow to its memory, or it is alone there."""
+        return self.is_own(value) or not any(self.pool[name].requires_grad for name in self.beside(value))
+
+    def may_be_given_memory(self, value: torch.Tensor) -> bool:
+        """Whether it is no view, nothing is a view of it, and it is an argument or made by the function."""
+        others = [self.pool[name] for name in self.beside(value) if self.pool[name] is not value]
+        is_base = any(other._base is value for other in others)
+        is_of_input = any(name.startswith("x") and self.pool[name] is not value for name in self.beside(value))
+        return not value._is_view() and not is_base and not is_of_input
+
+    def repeats_elements(self, value: torch.Tensor) -> bool:
+        """Whether a tensor in its memory has several elements in one place."""
+        return any(overlaps_itself(self.pool[name]) for name in self.beside(value))
 
     def body(self) -> list[Step]:
         steps: list[Step] = []

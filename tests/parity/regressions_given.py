@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-from tests.parity.stored import SET_WITH_GRADIENTS, Stored
+from tests.parity.stored import SET_IN_PLACE, Stored
 
 GIVEN = Stored()
 regression = GIVEN.regression
 refusal = GIVEN.refusal
-
-regression(
-    "a view that repeats elements is used after its base was reshaped",
-    """
-def make_args():
-    a0 = (torch.randn((1, 2, 2), dtype=torch.float64).expand((3, 2, 2))).detach().requires_grad_() * 1
-    a1 = a0[-2]
-    return (a1, a0, a0)
-
-
-def f(x0, x1, x2):
-    v1 = x2.expand((2, 3, 2, 2))
-    x2.unsqueeze_(1)
-    v5 = v1.unbind(3)
-    return ()
-""",
-)
 
 regression(
     "a backward that only leads to a view made under no_grad raises, beside one that does not",
@@ -44,8 +27,9 @@ def f(x0, x1, x2):
 """,
 )
 
-regression(
+refusal(
     "an argument that is as_strided past the edges of a view is written",
+    "goes past the edges of what it is taken of",
     """
 def make_args():
     a0 = (torch.randn((1, 3), dtype=torch.float32).expand((1, 3))).detach().requires_grad_() * 1
@@ -60,122 +44,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
-    "an argument is reshaped whose complex view is written then",
-    """
-def make_args():
-    a0 = (torch.randn((2, 1, 2), dtype=torch.float32)).detach().requires_grad_() * 1
-    a1 = a0.unflatten(1, (1, -1))
-    return (a0, a0, a1)
-
-
-def f(x0, x1, x2):
-    v1 = torch.view_as_complex(x2)
-    x2.transpose_(0, 3)
-    v1.fill_(x0.sum())
-    return ()
-""",
-)
-
 refusal(
-    "an argument is given expanded memory and written",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((1, 1, 2), dtype=torch.float32).expand((2, 1, 2))).detach().requires_grad_()
-    a1 = a0.unbind(1)[0]
-    a2 = torch.randn((), dtype=torch.float32)
-    a3 = a1.expand((2, 2, 2))
-    return (a0, a2, a3)
-
-
-def f(x0, x1, x2):
-    x1.set_(x2)
-    x1.zero_()
-    return ()
-""",
-)
-
-refusal(
-    "a view is resized and its base is marked",
-    "was exchanged or resized in place",
-    """
-def make_args():
-    a0 = torch.randn((), dtype=torch.float32)
-    a1 = a0.squeeze()
-    a2 = (torch.randint(0, 2, (2, 2)) > 0)
-    a3 = torch.randint(-3, 4, (2, 2), dtype=torch.int64)
-    return (a1, a2, a3, a0)
-
-
-def f(x0, x1, x2, x3):
-    v0 = x3.view((-1, 1))
-    v0.resize_(0)
-    x3.requires_grad_()
-    return v0
-""",
-)
-
-refusal(
-    "a view made under no_grad, of an argument that set_ replaces, is returned",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = torch.randint(-3, 4, (), dtype=torch.int32)
-    a1 = (torch.randn((2, 1, 2), dtype=torch.float32)).detach().requires_grad_() * 1
-    return (a0, a1)
-
-
-def f(x0, x1):
-    v0 = x1.chunk(2, -2)
-    x1.set_(v0[0])
-    with torch.no_grad():
-        v5 = v0[0].reshape((1, 4, 1))
-    return v5
-""",
-)
-
-regression(
-    "a view of a view made under no_grad is returned, and the base written",
-    """
-def make_args():
-    a0 = (torch.randn((8,), dtype=torch.float32)[1:-1]).detach().requires_grad_() * 1
-    a1 = a0.unfold(0, 4, 2)
-    a2 = torch.empty(0, dtype=torch.float32).set_(a0.untyped_storage(), 3, (3,), (1,))
-    return (a0, a2, a1)
-
-
-def f(x0, x1, x2):
-    with torch.no_grad():
-        v1 = x0.squeeze(-1)
-    x1.clamp_(-1, 1)
-    v5 = v1[4]
-    x2.copy_(x2.flip(0))
-    return v5
-""",
-)
-
-refusal(
-    "an argument is given memory, detached, viewed and resized",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_() * 1
-    return (a0, a0, a0, a0)
-
-
-def f(x0, x1, x2, x3):
-    x3.data = x3.data.clone()
-    x2.set_(x1)
-    x1.detach_()
-    v5 = x0.reshape((1, 1))
-    x3.resize_(1)
-    return v5
-""",
-)
-
-regression(
     "an argument is resized and marked, and a view taken in between is written",
+    "of a tensor that has views are changed in place",
     """
 def make_args():
     a0 = torch.randn((4,), dtype=torch.float32)
@@ -188,24 +59,6 @@ def f(x0, x1):
     v2.cumsum_(0)
     x1.requires_grad_()
     return v2
-""",
-)
-
-refusal(
-    "a leaf is given memory of another size while its views are arguments",
-    "given other sizes, another dtype",
-    """
-def make_args():
-    a0 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_()
-    a1 = a0.flatten()
-    a2 = a1[None]
-    return (a1, a2, a0)
-
-
-def f(x0, x1, x2):
-    with torch.no_grad():
-        x2.set_(x1)
-    return ()
 """,
 )
 
@@ -229,129 +82,6 @@ def f(x0, x1, x2):
 """,
 )
 
-refusal(
-    "memory is taken over from a view made under no_grad whose version moves with the taker's",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((4,), dtype=torch.float32)).detach().requires_grad_() * 1
-    with torch.no_grad():
-        a1 = a0.narrow(0, 2, 2)
-    a2 = a1.detach()
-    return (a1, a0, a2)
-
-
-def f(x0, x1, x2):
-    x2.set_(x0)
-    return ()
-""",
-)
-
-refusal(
-    "a view of an argument is resized and written with gradients",
-    "given other sizes, another dtype",
-    """
-def make_args():
-    a2 = torch.randn((5, 2, 2), dtype=torch.float32)[1:-1]
-    a3 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_() * 1
-    return (a3, a2, a2, a2)
-
-
-def f(x0, x1, x2, x3):
-    x1.resize_(11)
-    x3.index_put_((torch.tensor([0, 9]),), x0, accumulate=True)
-    x1.requires_grad_()
-    return ()
-""",
-)
-
-refusal(
-    "set_ is called twice, and the history of the first stays",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((1, 2, 2), dtype=torch.complex64).expand((3, 2, 2))).detach().requires_grad_()
-    a1 = torch.randn((6,), dtype=torch.complex64)
-    return (a0, a1)
-
-
-def f(x0, x1):
-    x1.set_(x0)
-    with torch.no_grad():
-        x1.set_(x0)
-    return ()
-""",
-)
-
-refusal(
-    "an argument takes itself over, and a view with repeated elements is returned",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((6,), dtype=torch.float64)).detach().requires_grad_() * 1
-    return (a0, a0)
-
-
-def f(x0, x1):
-    x0.set_(x0)
-    x1.add_(x1)
-    v2 = x1.as_strided((2, 2), (2, 0), 2)
-    x0.data = x0.data.clone()
-    return v2
-""",
-)
-
-regression(
-    "a view that repeats elements is marked, and its base resized",
-    """
-def make_args():
-    a0 = torch.randn((1, 3), dtype=torch.float32)
-    a1 = a0.as_strided((3, 3), (0, 1), 0)
-    return (a0, a1, a0)
-
-
-def f(x0, x1, x2):
-    x0.index_fill_(0, torch.tensor([0]), 0.5)
-    x1.requires_grad_()
-    v2 = x1.tensor_split(2, 0)
-    x2.resize_(2)
-    return v2
-""",
-)
-
-regression(
-    "a view of an empty view that was given other memory is returned",
-    """
-def make_args():
-    a0 = torch.randint(-3, 4, (3, 2, 2), dtype=torch.int32)
-    a1 = a0.as_strided((2, 2), (2, 0), 7)
-    return (a1,)
-
-
-def f(x0):
-    v0 = x0[..., 2:2]
-    v0.data = v0.data.clone()
-    v3 = v0.reshape((0,))
-    return v3
-""",
-)
-
-regression(
-    "a view takes over its base, which was given other memory",
-    """
-def make_args():
-    a0 = torch.randint(-3, 4, (), dtype=torch.int64)
-    return (a0,)
-
-
-def f(x0):
-    v1 = x0[...]
-    x0.data = x0.data.clone()
-    v1.set_(x0)
-    return v1
-""",
-)
-
 regression(
     "bytes of a marked view are resized",
     """
@@ -371,45 +101,8 @@ def f(x0, x1):
 )
 
 refusal(
-    "an argument takes over two others in turn, and a view that repeats elements is written",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = torch.randn((), dtype=torch.float32)
-    a1 = a0.detach().requires_grad_()
-    return (a1, a0, a1, a0)
-
-
-def f(x0, x1, x2, x3):
-    x1.set_(x2)
-    v1 = x3.expand((2,))
-    x1.set_(x0)
-    v1[[0]] = 0.5
-    return v1
-""",
-)
-
-refusal(
-    "an argument takes over a view that repeats one element",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((2, 3), dtype=torch.complex64)).detach().requires_grad_() * 1
-    a1 = a0.as_strided((2, 2), (0, 0), 5)
-    a2 = a1.reshape((1, 1, 4))
-    return (a0, a2, a1)
-
-
-def f(x0, x1, x2):
-    x0.set_(x1)
-    x2[[0]] = 0.5
-    return ()
-""",
-)
-
-refusal(
     "an argument takes over an expanded leaf and is written",
-    SET_WITH_GRADIENTS,
+    SET_IN_PLACE,
     """
 def make_args():
     a0 = (torch.randn((1, 3), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -421,25 +114,6 @@ def f(x0, x1):
     x0.set_(x1)
     x0[[0]] = 0
     return ()
-""",
-)
-
-regression(
-    "a view made under no_grad is resized once its base is detached",
-    """
-def make_args():
-    a0 = (torch.randn((4, 3), dtype=torch.float32)[1:-1]).detach().requires_grad_()
-    a1 = a0.as_strided((1,), (9,), 3)
-    a2 = a1.unfold(0, 1, 2)
-    return (a0, a2)
-
-
-def f(x0, x1):
-    with torch.no_grad():
-        v1 = x1.as_strided((1,), (1,), 3)
-    x0.detach_()
-    v1.resize_(0)
-    return x1
 """,
 )
 
@@ -477,23 +151,6 @@ def f(x0):
 )
 
 regression(
-    "a number of double precision scales an argument of single precision",
-    """
-def make_args():
-    a0 = (torch.randn((), dtype=torch.float64)).detach().requires_grad_() * 1
-    a1 = torch.randn((4, 3), dtype=torch.float32)[1:-1]
-    a2 = torch.randn((4,), dtype=torch.float32)
-    return (a1, a2, a0)
-
-
-def f(x0, x1, x2):
-    x0.t_()
-    x0.mul_(x2)
-    return ()
-""",
-)
-
-regression(
     "what .data gives is written with gradients and returned",
     """
 def make_args():
@@ -506,39 +163,6 @@ def f(x0):
     v0 = x0.data
     v0.add_(x0)
     return v0
-""",
-)
-
-regression(
-    "as_strided of an imaginary part past its elements, and a view of the base reshaped",
-    """
-def make_args():
-    a0 = (torch.randn((2, 2), dtype=torch.complex64)).detach().requires_grad_() * 1
-    a2 = a0.imag
-    a3 = a0[:-1]
-    return (a2, a0, a3)
-
-
-def f(x0, x1, x2):
-    v0 = x0.as_strided((4,), (1,), 0)
-    x2.squeeze_()
-    return v0
-""",
-)
-
-regression(
-    "a complex view is taken, and the argument reshaped",
-    """
-def make_args():
-    a0 = (torch.randn((4, 1, 2), dtype=torch.float64)[1:-1]).detach().requires_grad_() * 1
-    return (a0, a0, a0)
-
-
-def f(x0, x1, x2):
-    v0 = torch.view_as_complex(x2)
-    v5 = torch.zeros_like(x1)
-    x0.unsqueeze_(3)
-    return (v0, v5)
 """,
 )
 
@@ -557,22 +181,6 @@ def f(x0, x1):
     v5 = v3.tensor_split(2, 0)
     v3.detach().add_(0.5)
     return v5
-""",
-)
-
-regression(
-    "a view takes over an argument that is resized later",
-    """
-def make_args():
-    a1 = torch.randint(-3, 4, (4,), dtype=torch.int32)
-    return (a1,)
-
-
-def f(x0):
-    v0 = x0[3:4:2]
-    v0.set_(x0)
-    x0.resize_(3)
-    return v0
 """,
 )
 
@@ -611,8 +219,9 @@ def f(x0):
 """,
 )
 
-regression(
+refusal(
     "an expanded leaf is written after a view of it was taken",
+    "goes past the edges of what it is taken of",
     """
 def make_args():
     a1 = (torch.randn((1, 2, 2), dtype=torch.float64).expand((3, 2, 2))).detach().requires_grad_()
@@ -644,41 +253,6 @@ def f(x0, x1):
 """,
 )
 
-refusal(
-    "set_ is called on a view that is an argument, and views of what it was are returned",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((6,), dtype=torch.float32)).detach().requires_grad_() * 1
-    a1 = a0.expand((2, 6))
-    return (a1,)
-
-
-def f(x0):
-    v0 = x0[0]
-    x0.set_(x0)
-    v4 = v0.split(2, 0)
-    return v4
-""",
-)
-
-refusal(
-    "set_ is called on a view of an argument, which is reshaped",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a2 = (torch.randn((1, 3), dtype=torch.complex64)).detach().requires_grad_() * 1
-    return (a2,)
-
-
-def f(x0):
-    v1 = x0.unsqueeze(2)
-    v1.set_(v1)
-    x0.t_()
-    return ()
-""",
-)
-
 regression(
     "a view made under no_grad, of one that was, is taken after a write",
     """
@@ -695,25 +269,6 @@ def f(x0):
     with torch.no_grad():
         v2 = v0.unfold(0, 1, 2)
     return v2
-""",
-)
-
-refusal(
-    "a view of a marked argument, which takes itself over, is used",
-    "runs eagerly and can't be captured",
-    """
-def make_args():
-    a0 = torch.randn((3, 3), dtype=torch.float32)[1:-1]
-    return (a0, a0)
-
-
-def f(x0, x1):
-    x1.requires_grad_()
-    v2 = x1[...]
-    with torch.no_grad():
-        x0.set_(x1)
-    v5 = v2.sum()
-    return x0
 """,
 )
 
@@ -748,26 +303,6 @@ def f(x0, x1):
     v8 = torch.nn.functional.layer_norm(x1, x1.shape[-1:])
     v11 = v8.softmax(1)
     return v11
-""",
-)
-
-refusal(
-    "an argument that is marked takes over a view of itself, made under no_grad, and is written",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((6,), dtype=torch.float32)[1:-1]).detach().requires_grad_() * 1
-    with torch.no_grad():
-        a1 = a0.narrow(0, 1, 1)
-    a2 = a0.squeeze()
-    a3 = a2[0]
-    return (a1, a0, a2, a3)
-
-
-def f(x0, x1, x2, x3):
-    x1.set_(x0)
-    x1[..., 1:].add_(x1[..., :-1])
-    return x3
 """,
 )
 
@@ -824,24 +359,6 @@ def f(x0, x1, x2):
 """,
 )
 
-refusal(
-    "a view of a leaf is given memory of another size, and indexed",
-    "fails in the derivative",
-    """
-def make_args():
-    a1 = (torch.empty_strided((1, 3), (1, 1), dtype=torch.float32).copy_(torch.randn((1, 3), dtype=torch.float32))).detach().requires_grad_()
-    a2 = a1.expand((2, 1, 3))
-    return (a2, a1)
-
-
-def f(x0, x1):
-    with torch.no_grad():
-        x0.set_(x1)
-    v1 = x0[[0, 0]]
-    return v1
-""",
-)
-
 regression(
     "an argument is filled with the sum of a view made under no_grad",
     """
@@ -857,45 +374,6 @@ def make_args():
 def f(x0, x1, x2, x3):
     x0.fill_(x3.sum())
     return x2
-""",
-)
-
-regression(
-    "integers in the memory of a view that ends with its storage are written",
-    """
-def make_args():
-    a0 = (torch.randn((4,), dtype=torch.float64)).detach().requires_grad_()
-    a1 = a0[1:]
-    return (a1, a1, a0, a1)
-
-
-def f(x0, x1, x2, x3):
-    v0 = x0[-1]
-    v1 = v0.as_strided((3,), (1,), 1)
-    with torch.no_grad():
-        v2 = v1.view(torch.int16)
-    v3 = v2.as_strided((2, 2), (1, 1), 0)
-    v4 = v2[...]
-    v4.index_add_(0, torch.tensor([7]), torch.ones((1,), dtype=torch.int16))
-    v7 = x3.clone()
-    return (v0, v0,)
-""",
-)
-
-refusal(
-    "parts of a window are returned, and set_ leaves its base without a derivative",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((1, 3), dtype=torch.float32)).detach().requires_grad_() * 1
-    return (a0,)
-
-
-def f(x0):
-    v0 = x0.as_strided((3, 3), (1, 0), 0)
-    x0.set_(x0)
-    v4 = v0.chunk(2, 0)
-    return v4
 """,
 )
 
@@ -934,23 +412,6 @@ def f(x0, x1, x2):
     x2[..., 0] = torch.full((1,), 2, dtype=torch.float32)
     v4 = x1.sum(0)
     return v4
-""",
-)
-
-refusal(
-    "set_ gives an argument the memory of a view of it that was marked",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = torch.randn((4,), dtype=torch.float32)
-    return (a0,)
-
-
-def f(x0):
-    v0 = x0.view((-1, 1))
-    v0.requires_grad_()
-    x0.set_(v0)
-    return ()
 """,
 )
 
@@ -1032,26 +493,12 @@ def f(x0):
 """,
 )
 
-regression(
+refusal(
     "a window past the elements of a conjugate is written",
+    "goes past the edges of what it is taken of",
     """
 def make_args():
     a0 = torch.randn((4,), dtype=torch.complex64)[::3].conj()
-    return (a0,)
-
-
-def f(x0):
-    v0 = x0.as_strided((2,), (1,), 0)
-    v0.mul_(1 + 2j)
-    return v0.sum()
-""",
-)
-
-regression(
-    "a window past the elements of a conjugate is written, expanded",
-    """
-def make_args():
-    a0 = torch.randn((1, 4), dtype=torch.complex64).expand((2, 4))[:, :1].conj()
     return (a0,)
 
 
@@ -1074,114 +521,6 @@ def f(x0):
     v0 = x0.as_strided((2,), (1,), 0)
     v0.mul_-2
     return v0.sum()
-""",
-)
-
-regression(
-    "an element of a window past those of a conjugate is written",
-    """
-def make_args():
-    a0 = torch.randn((4,), dtype=torch.complex64)[::3].conj()
-    return (a0,)
-
-
-def f(x0):
-    v0 = x0.as_strided((2,), (1,), 0)
-    v0[0] = 3j
-    return (x0 * 1, v0 * 1)
-""",
-)
-
-regression(
-    "an element of a window past those of a conjugate is written, expanded",
-    """
-def make_args():
-    a0 = torch.randn((1, 4), dtype=torch.complex64).expand((2, 4))[:, :1].conj()
-    return (a0,)
-
-
-def f(x0):
-    v0 = x0.as_strided((2,), (1,), 0)
-    v0[0] = 3j
-    return (x0 * 1, v0 * 1)
-""",
-)
-
-regression(
-    "an element of a window past those of a conjugate is written, negated",
-    """
-def make_args():
-    a0 = torch.randn((4,), dtype=torch.complex64).conj().imag[::2]
-    return (a0,)
-
-
-def f(x0):
-    v0 = x0.as_strided((2,), (1,), 0)
-    v0[0] = 3
-    return (x0 * 1, v0 * 1)
-""",
-)
-
-regression(
-    "a window past the elements of a conjugate is overwritten",
-    """
-def make_args():
-    a0 = torch.randn((4,), dtype=torch.complex64)[::3].conj()
-    return (a0,)
-
-
-def f(x0):
-    v0 = x0.as_strided((3,), (1,), 0)
-    v0.copy_(torch.arange(3) * (1 + 2j))
-    return x0 * 1
-""",
-)
-
-regression(
-    "a window past the elements of a conjugate is overwritten, expanded",
-    """
-def make_args():
-    a0 = torch.randn((1, 4), dtype=torch.complex64).expand((2, 4))[:, :1].conj()
-    return (a0,)
-
-
-def f(x0):
-    v0 = x0.as_strided((3,), (1,), 0)
-    v0.copy_(torch.arange(3) * (1 + 2j))
-    return x0 * 1
-""",
-)
-
-regression(
-    "a window past the elements of a conjugate is overwritten, negated",
-    """
-def make_args():
-    a0 = torch.randn((4,), dtype=torch.complex64).conj().imag[::2]
-    return (a0,)
-
-
-def f(x0):
-    v0 = x0.as_strided((3,), (1,), 0)
-    v0.copy_(torch.arange(3) * -2)
-    return x0 * 1
-""",
-)
-
-refusal(
-    "a leaf takes over its transpose, which is an argument, and that is used",
-    "given other sizes, another dtype",
-    """
-def make_args():
-    a0 = (torch.randn((3, 2, 2), dtype=torch.complex64)).detach().requires_grad_()
-    a1 = a0.mT
-    return (a0, a1)
-
-
-def f(x0, x1):
-    with torch.no_grad():
-        x0.set_(x1)
-    v5 = x1.real
-    return v5
 """,
 )
 
@@ -1250,24 +589,6 @@ def f(x0, x1):
     x1.detach_()
     x0.requires_grad_()
     return v0
-""",
-)
-
-regression(
-    "parts are taken under no_grad of what was detached and written with gradients",
-    """
-def make_args():
-    a0 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_() * 1
-    return (a0, a0)
-
-
-def f(x0, x1):
-    x1.unsqueeze_(0)
-    v2 = x1.detach()
-    v2.mul_(x0)
-    with torch.no_grad():
-        v10 = v2.chunk(2, 0)
-    return v10
 """,
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.parity.stored import SET_WITH_GRADIENTS, Stored
+from tests.parity.stored import SET_IN_PLACE, Stored
 
 HISTORIES = Stored()
 regression = HISTORIES.regression
@@ -22,23 +22,6 @@ def f(x0, x1, x2):
     x0.fill_(x1.sum())
     x2.detach_()
     return x1
-""",
-)
-
-regression(
-    "an overlapping view of an empty argument, past it, is written to in part",
-    """
-def make_args():
-    a0 = (torch.randint(0, 2, (5, 2, 2)) > 0)[1:-1]
-    a1 = a0[..., 2:2:2]
-    return (a1, a0)
-
-
-def f(x0, x1):
-    v0 = x0.as_strided((2, 2), (0, 0), 14)
-    v1 = v0.diagonal(-1)
-    v1.index_fill_(0, torch.tensor([0]), 0.5)
-    return ()
 """,
 )
 
@@ -141,8 +124,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
+refusal(
     "a part of a view of a leaf is transposed in place",
+    "of a tensor that has views are changed in place",
     """
 def make_args():
     a0 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_()
@@ -153,56 +137,6 @@ def make_args():
 def f(x0):
     v0 = x0.tensor_split(2, 0)
     v0[0].t_()
-    return ()
-""",
-)
-
-regression(
-    "gradients end at the edges of the view that a window is taken of",
-    """
-def make_args():
-    a0 = (torch.randn((6,), dtype=torch.float32)).detach().requires_grad_() * 1
-    a1 = a0[1:]
-    a2 = a1.narrow(-1, 1, 1)
-    return (a1, a2, a0)
-
-
-def f(x0, x1, x2):
-    v5 = x1.mul_(2)
-    x0.squeeze_()
-    return v5.as_strided((3, 3), (1, 0), 1)
-""",
-)
-
-regression(
-    "a window into an argument past an empty view is written with what it holds",
-    """
-def make_args():
-    a0 = (torch.randn((4,), dtype=torch.float32)).detach().requires_grad_() * 1
-    return (a0,)
-
-
-def f(x0):
-    v2 = x0[..., 4:4:2]
-    v4 = v2.as_strided((2, 2), (1, 2), 0)
-    v4.copy_(v4.flip(0))
-    return ()
-""",
-)
-
-refusal(
-    "a real view of a complex argument is unsqueezed, and then that argument written",
-    "sizes of a view, or of its base, are changed in place",
-    """
-def make_args():
-    a0 = (torch.randn((4,), dtype=torch.complex64)).detach().requires_grad_() * 1
-    a1 = torch.view_as_real(a0)
-    return (a1, a0)
-
-
-def f(x0, x1):
-    x0.unsqueeze_(2)
-    x1.fill_(x1.sum())
     return ()
 """,
 )
@@ -222,8 +156,9 @@ def f(x0):
 """,
 )
 
-regression(
+refusal(
     "a view of an argument as it was between two assignments",
+    "was exchanged or resized in place",
     """
 def make_args():
     a0 = (torch.randn((6,), dtype=torch.float32)).detach().requires_grad_()
@@ -256,42 +191,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
-    "a view of what an argument was given is returned, and the argument detached",
-    """
-def make_args():
-    a0 = (torch.randn((2, 2), dtype=torch.float32)).detach().requires_grad_()
-    return (a0, a0, a0)
-
-
-def f(x0, x1, x2):
-    v0 = x0.movedim(1, 1)
-    x1.data = x1.data.clone()
-    x2.detach_()
-    return v0
-""",
-)
-
-refusal(
-    "an argument is given the memory of another, which is detached later",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((6,), dtype=torch.float32)).detach().requires_grad_() * 1
-    a1 = a0.detach()
-    return (a0, a1)
-
-
-def f(x0, x1):
-    x1.set_(x0)
-    x0.detach_()
-    return ()
-""",
-)
-
 refusal(
     "an intermediate with a history is given an argument's memory",
-    SET_WITH_GRADIENTS,
+    SET_IN_PLACE,
     """
 def make_args():
     a0 = torch.randn((6,), dtype=torch.float32)
@@ -303,57 +205,6 @@ def f(x0, x1):
     v2 = x1 * 0
     v2.set_(x0)
     return v2
-""",
-)
-
-regression(
-    "a view of what an argument was given, whose sizes change later",
-    """
-def make_args():
-    a0 = (torch.randn((2, 2), dtype=torch.float32)).detach().requires_grad_() * 1
-    return (a0,)
-
-
-def f(x0):
-    x0.data = x0.data.clone()
-    v1 = x0.unfold(-1, 1, 2)
-    x0.transpose_(0, 0)
-    return v1
-""",
-)
-
-refusal(
-    "a view is given memory of its own and written, beside what it is a view of",
-    "given other sizes, another dtype",
-    """
-def make_args():
-    a0 = (torch.randn((2, 3), dtype=torch.float32)).detach().requires_grad_() * 1
-    a2 = a0.narrow(1, 1, 1)
-    return (a0, a2)
-
-
-def f(x0, x1):
-    x1.data = x1.data.clone()
-    x1.clamp_(-1, 1)
-    return x1
-""",
-)
-
-refusal(
-    "a leaf is given another tensor's memory after it was used",
-    "given other sizes, another dtype",
-    """
-def make_args():
-    a2 = (torch.randn((4,), dtype=torch.float32)).detach().requires_grad_()
-    return (a2,)
-
-
-def f(x0):
-    v0 = x0.to(torch.float64)
-    v1 = -x0
-    with torch.no_grad():
-        x0.set_(v1)
-    return (x0, v0)
 """,
 )
 
@@ -447,57 +298,6 @@ def f(x0):
 
 
 regression(
-    "a view of another dtype between a write and other sizes",
-    """
-def make_args():
-    return (torch.randn((2, 3), dtype=torch.complex64, requires_grad=True) * 1,)
-
-
-def f(x0):
-    x0.mul_(2)
-    v0 = torch.view_as_real(x0)
-    x0.t_()
-    return v0
-""",
-)
-
-
-regression(
-    "parts of a view that the function marks, made under no_grad",
-    """
-def make_args():
-    return (torch.randn((2, 3)),)
-
-
-def f(x0):
-    with torch.no_grad():
-        v0 = x0[:1]
-        x0.mul_(2)
-    x0.t_()
-    v0.requires_grad_()
-    return (v0, v0.unbind(0)[0])
-""",
-)
-
-regression(
-    "a view is taken between two changes of sizes, and what it is of is marked then, and written through `.data`",
-    """
-def make_args():
-    return (torch.randn(2, 3), torch.randn(2, 3, requires_grad=True))
-
-
-def f(x, w):
-    x.t_()
-    v = x[0]
-    x.t_()
-    x.requires_grad_()
-    y = (x * 2).sum()
-    x.data.mul_(2)
-    return v, y
-""",
-)
-
-regression(
     "a view is taken between a write and one through `.data`, and what it is of is marked then",
     """
 def make_args():
@@ -511,54 +311,6 @@ def f(x):
     y = (x * 2).sum()
     x.data.mul_(2)
     return v, y
-""",
-)
-
-regression(
-    "several views are taken at once between `set_` to itself and a write through `.data`",
-    """
-def make_args():
-    return (torch.randn((3, 2)).requires_grad_() * 1,)
-
-
-def f(x):
-    with torch.no_grad():
-        x.set_(x)
-    v = x.unbind(0)
-    x.data.mul_(2)
-    return v
-""",
-)
-
-regression(
-    "several views are taken at once of what is resized, marked, and written through `.data`",
-    """
-def make_args():
-    return (torch.randn(3, 2),)
-
-
-def f(x):
-    x.resize_(2, 2)
-    v = x.unbind(0)[0]
-    x.requires_grad_()
-    x.data.mul_(2)
-    return v
-""",
-)
-
-regression(
-    "several views are taken at once of what is detached then, whose version moved before",
-    """
-def make_args():
-    return (torch.randn((3, 2)).requires_grad_() * 1,)
-
-
-def f(x):
-    with torch.no_grad():
-        x.set_(x)
-    v = x.unbind(0)[0]
-    x.detach_()
-    return v
 """,
 )
 
@@ -580,23 +332,6 @@ def f(x):
 )
 
 regression(
-    "a view is taken of what was reshaped in place, is detached then, and written",
-    """
-def make_args():
-    return (torch.randn((3, 2)).requires_grad_() * 1,)
-
-
-def f(x):
-    x.unsqueeze_(0)
-    v = x[0][0:1]
-    y = (v * 2).sum()
-    x.detach_()
-    x.mul_(2)
-    return v, y
-""",
-)
-
-regression(
     "one of several views made at once is written under no_grad, and a view of it is taken",
     """
 def make_args():
@@ -607,37 +342,6 @@ def f(x):
     with torch.no_grad():
         x.add_(2)
     x[1:]
-    return ()
-""",
-)
-
-regression(
-    "a plain view is written with gradients, and its sizes change",
-    """
-def make_args():
-    x = torch.randn((6,))
-    return (x, x.as_strided((3, 3), (1, 1), 1), torch.randn((), requires_grad=True) * 1)
-
-
-def f(x, w, z):
-    w.copy_(z)
-    w.t_()
-    return -x
-""",
-)
-
-refusal(
-    "a view of an argument is given other memory, and written there with gradients",
-    "gradients flow to what it is and to what it was",
-    """
-def make_args():
-    return (torch.randn((3, 2)).requires_grad_() * 1,)
-
-
-def f(x):
-    v = x[None]
-    v.data = v.data.clone()
-    v.mul_(2)
     return ()
 """,
 )
@@ -656,23 +360,6 @@ def f(x):
     w = v * 2
     x.detach_()
     return v, w
-""",
-)
-
-regression(
-    "several views are taken at once of what was transposed, and are written through `.data`",
-    """
-def make_args():
-    return (torch.randn((3, 2)).requires_grad_() * 1,)
-
-
-def f(x):
-    x.t_()
-    x.t_()
-    v = x.unbind(0)[0]
-    v.data.mul_(3)
-    v.requires_grad_()
-    return v
 """,
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.parity.stored import SET_WITH_GRADIENTS, Stored
+from tests.parity.stored import Stored
 
 VIEWS = Stored()
 regression = VIEWS.regression
@@ -39,24 +39,6 @@ def f(x0, x1, x2):
 """,
 )
 
-refusal(
-    "sizes of a conjugate view are changed in place, and it is used then",
-    "sizes of a view, or of its base, are changed in place",
-    """
-def make_args():
-    a0 = (torch.randn((3, 2, 2), dtype=torch.complex64)).detach().requires_grad_() * 1
-    a2 = a0.conj()
-    return (a0, a2)
-
-
-def f(x0, x1):
-    x1.unsqueeze_(0)
-    v1 = x1.squeeze(3)
-    v1.index_copy_(0, torch.tensor([0]), v1[:1])
-    return ()
-""",
-)
-
 regression(
     "a view made under no_grad is written by itself, and through memory that autograd knows nothing of",
     """
@@ -73,22 +55,6 @@ def f(x0, x1):
     v1 = x1.chunk(2, 0)
     with torch.no_grad():
         v1[1][1:].copy_(v1[1][:-1])
-    return v1
-""",
-)
-
-refusal(
-    "a flattened argument takes over its own transpose",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((2, 2), dtype=torch.float32)).detach().requires_grad_() * 1
-    return (a0.t(), a0)
-
-
-def f(x0, x1):
-    v1 = x1.flatten()
-    x1.set_(x0)
     return v1
 """,
 )
@@ -158,22 +124,6 @@ def f(x0):
     v1 = v0.sin()
     x0.add_(v1)
     return ()
-""",
-)
-
-regression(
-    "a view is given other memory and returned detached",
-    """
-def make_args():
-    a1 = (torch.randn((1, 3), dtype=torch.complex64)).detach().requires_grad_() * 1
-    return (a1,)
-
-
-def f(x0):
-    v0 = x0[0]
-    v0.data = v0.data.clone()
-    v3 = v0.detach()
-    return v3
 """,
 )
 
@@ -250,42 +200,8 @@ def f(x0):
 )
 
 refusal(
-    "an argument is detached in place and takes over a view that was taken of it before",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((3, 2, 2), dtype=torch.complex64)).detach().requires_grad_() * 1
-    a1 = a0.diagonal(0)
-    return (a1, a0)
-
-
-def f(x0, x1):
-    v1 = x1.permute((1, 2, 0))
-    x1.detach_()
-    x1.set_(v1)
-    return ()
-""",
-)
-
-regression(
-    "a window of a real part is written and reshaped",
-    """
-def make_args():
-    a0 = (torch.randn((4,), dtype=torch.complex64)).detach().requires_grad_() * 1
-    a1 = a0.real
-    a2 = a1.as_strided((2, 2), (2, 1), 1)
-    return (a1, a2)
-
-
-def f(x0, x1):
-    x1[..., 1:].add_(x1[..., :-1])
-    x1.unsqueeze_(0)
-    return ()
-""",
-)
-
-regression(
     "a leaf is detached in place, reshaped and made to require grad again",
+    "of a tensor that has views are changed in place",
     """
 def make_args():
     a1 = (torch.randn((3, 2, 2), dtype=torch.float32)).detach().requires_grad_()
@@ -297,167 +213,6 @@ def f(x0, x1):
     x1.transpose_(2, -2)
     x1.requires_grad_()
     return ()
-""",
-)
-
-regression(
-    "a view of a view made under no_grad is multiplied, and a detached one beside it reshaped",
-    """
-def make_args():
-    a0 = (torch.randn((2, 2), dtype=torch.float32)).detach().requires_grad_() * 1
-    with torch.no_grad():
-        a1 = a0.as_strided((3, 3), (1, 0), 0)
-    a2 = a1.unflatten(0, (1, -1))
-    a3 = a2.detach()
-    return (a1, a2, a3, a3)
-
-
-def f(x0, x1, x2, x3):
-    v0 = x3.chunk(2, -2)
-    v3 = x1 * v0[1]
-    x2.unsqueeze_(1)
-    return v3
-""",
-)
-
-refusal(
-    "one of several views made at once is given other memory",
-    "was exchanged or resized in place",
-    """
-def make_args():
-    a0 = (torch.randn((6,), dtype=torch.complex64)[1:-1]).detach().requires_grad_() * 1
-    return (a0,)
-
-
-def f(x0):
-    v1 = x0 * 0.5
-    v3 = v1.unbind(0)
-    v3[2].data = v3[2].data.clone()
-    return (v3[2],)
-""",
-)
-
-refusal(
-    "a view is written and given other memory, and returned",
-    "was exchanged or resized in place",
-    """
-def make_args():
-    a3 = (torch.empty_strided((2, 3), (1, 2), dtype=torch.complex64).copy_(torch.randn((2, 3), dtype=torch.complex64))).detach().requires_grad_() * 1
-    return (a3,)
-
-
-def f(x2):
-    v0 = x2.tensor_split(2, -1)
-    v1 = v0[1].contiguous()
-    v1.zero_()
-    v0[1].data = v0[1].data.clone()
-    return v0
-""",
-)
-
-refusal(
-    "a view takes over another one of the same tensor, of which several views are returned",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((3, 2, 2), dtype=torch.float32)).detach().requires_grad_() * 1
-    a1 = a0.permute((0, 2, 1))
-    a2 = a0.transpose(-1, 2)
-    return (a1, a0, a2)
-
-
-def f(x0, x1, x2):
-    x2.set_(x0)
-    v1 = x1.chunk(2, 1)
-    return v1
-""",
-)
-
-regression(
-    "a view is given other memory, and then what it was a view of is reshaped",
-    """
-def make_args():
-    a0 = torch.randn((), dtype=torch.float32).requires_grad_() * 1
-    a1 = (torch.randn((5, 2, 2), dtype=torch.float32)[1:-1]).detach().requires_grad_() * 1
-    return (a1, a0)
-
-
-def f(x0, x1):
-    v1 = x1.expand((2,))
-    v1.data = x0.data
-    x1.squeeze_()
-    v4 = v1.reshape((12,))
-    return v4.detach().clone()
-""",
-)
-
-refusal(
-    "a tensor is given memory by set_ with gradients, and written",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((2, 2), dtype=torch.float32)).detach().requires_grad_() * 1
-    return (a0.t(),)
-
-
-def f(x0):
-    v1 = x0.unsqueeze(0)
-    v2 = v1.data
-    v2.set_(v1)
-    v2[v2 > 0] = 0
-    return v2
-""",
-)
-
-refusal(
-    "one operator on lists writes to a tensor twice, which other memory is given to",
-    "by a `_foreach_` operator",
-    """
-def make_args():
-    a0 = (torch.randn((2, 3), dtype=torch.float32)).detach().requires_grad_()
-    return (a0, a0)
-
-
-def f(x0, x1):
-    v1 = x0.sigmoid()
-    with torch.no_grad():
-        x0.set_(v1)
-    torch._foreach_add_([v1, v1], [x1, x1])
-    return v1
-""",
-)
-
-refusal(
-    "an argument takes over the memory of a view of it that is marked",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = torch.randn((1, 3), dtype=torch.float32)
-    return (a0.view(-1, 1), a0.unsqueeze(2), a0)
-
-
-def f(x0, x1, x2):
-    x0.requires_grad_()
-    x2.set_(x0)
-    return ()
-""",
-)
-
-refusal(
-    "a view takes itself over, with gradients, beside what was given the argument's memory",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((1, 3), dtype=torch.float32)).detach().requires_grad_() * 1
-    return (a0,)
-
-
-def f(x0):
-    v0 = x0.data
-    v0.set_(x0)
-    v3 = x0.squeeze(0)
-    v3.set_(v3)
-    return v0
 """,
 )
 
@@ -529,27 +284,6 @@ def f(x0):
 """,
 )
 
-refusal(
-    "a view of a marked view of an argument is written, and another view given its memory",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = torch.randn((), dtype=torch.float32)
-    a1 = a0.as_strided((1,), (1,), 0)
-    a2 = a1.reshape((1, 1, 1))
-    return (a0, a2, a1, a1)
-
-
-def f(x0, x1, x2, x3):
-    x2.requires_grad_()
-    v2 = x3.narrow(-1, 0, 1)
-    v3 = v2[..., 0:0]
-    x1.set_(v2)
-    v3.mul_(x1)
-    return ()
-""",
-)
-
 regression(
     "a view is taken between a write and a mark, and the argument used then",
     """
@@ -569,24 +303,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
-    "a view of a complex tensor as a real one is taken, and that transposed in place",
-    """
-def make_args():
-    a0 = (torch.randn((2, 2), dtype=torch.complex64)).detach().requires_grad_() * 1
-    return (a0, a0)
-
-
-def f(x0, x1):
-    v3 = torch.view_as_real(x0)
-    v4 = x0.imag
-    x1.t_()
-    return v3, v4
-""",
-)
-
-regression(
+refusal(
     "a tensor takes over a part of itself, and is returned with the parts",
+    "gives a tensor other memory",
     """
 def make_args():
     return (torch.randn((3, 2, 2), dtype=torch.float64),)
@@ -636,58 +355,6 @@ def f(x0, x1):
 )
 
 regression(
-    "an argument is given memory, and takes the elements of a part of what it was",
-    """
-def make_args():
-    a0 = torch.randn((4, 1, 2), dtype=torch.float32)[1:-1]
-    return (a0, a0)
-
-
-def f(x0, x1):
-    v1 = x1.split(2, 2)
-    x1.data = x1.data.clone()
-    x0.copy_(v1[0])
-    return ()
-""",
-)
-
-refusal(
-    "an argument is given the memory of a part of a view made under no_grad, and written",
-    SET_WITH_GRADIENTS,
-    """
-def make_args():
-    a0 = (torch.randn((4, 1, 2), dtype=torch.float64)[1:-1]).detach().requires_grad_() * 1
-    with torch.no_grad():
-        a1 = a0.as_strided((3,), (1,), 1)
-    a2 = a1.narrow(0, 1, 2)
-    return (a0, a2)
-
-
-def f(x0, x1):
-    x0.set_(x1)
-    x0.index_fill_(0, torch.tensor([0]), 2)
-    return ()
-""",
-)
-
-regression(
-    "a view is given its argument's memory and then another",
-    """
-def make_args():
-    a0 = (torch.randn((8,), dtype=torch.float32)[1:-1]).detach().requires_grad_()
-    return (a0,)
-
-
-def f(x0):
-    v1 = x0.squeeze(0)
-    with torch.no_grad():
-        v1.set_(x0)
-    v1.data = v1.data.clone()
-    return v1
-""",
-)
-
-regression(
     "a view of a marked view is written under no_grad",
     """
 def make_args():
@@ -719,57 +386,6 @@ def f(x0):
     v1 = v0.relu()
     v1.copy_(x0)
     return v1
-""",
-)
-
-refusal(
-    "a view of a view that was given other memory, and what that was of is written",
-    "was exchanged or resized in place",
-    """
-def make_args():
-    a1 = torch.randn((), dtype=torch.float32)
-    a2 = (torch.randn((1, 3), dtype=torch.float32).expand((1, 3))).detach().requires_grad_()
-    return (a1, a2 * 1)
-
-
-def f(x1, x2):
-    v0 = x2.expand((2, 2, 3))
-    v0.data = v0.data.clone()
-    v4 = v0.flatten()
-    x2.unfold(0, x2.shape[0], 1).mul_(2)
-    return v4
-""",
-)
-
-regression(
-    "an argument is reshaped, marked, and the data of a view of it written",
-    """
-def make_args():
-    return (torch.randn((5, 2, 2), dtype=torch.complex64)[1:-1],)
-
-
-def f(x0):
-    x0.unsqueeze_(1)
-    x0.requires_grad_()
-    v5 = x0.conj()
-    v6 = v5.data
-    v6.sin_()
-    return v6
-""",
-)
-
-regression(
-    "an expanded argument is written through a part of a view of another dtype",
-    """
-def make_args():
-    a0 = torch.randn((1, 2), dtype=torch.float32).expand((2, 2))
-    return (a0,)
-
-
-def f(x0):
-    v2 = torch.view_as_complex(x0)
-    v2[..., 1:].add_(v2[..., :-1])
-    return ()
 """,
 )
 
@@ -830,41 +446,6 @@ def f(x0):
 )
 
 regression(
-    "several views of what an argument was, which was written before it was given memory",
-    """
-def make_args():
-    a0 = (torch.randn((2, 3), dtype=torch.float32)).detach().requires_grad_() * 1
-    return (a0,)
-
-
-def f(x0):
-    x0 += 2
-    v1 = x0.diagonal(-1)
-    x0.data = x0.data.clone()
-    v6 = v1.split(1, -1)
-    return v6
-""",
-)
-
-refusal(
-    "a view is given memory of another place, and what it was a view of written",
-    "given other sizes, another dtype",
-    """
-def make_args():
-    a0 = (torch.randn((6,), dtype=torch.float32)).detach().requires_grad_() * 1
-    return (a0, a0[1:])
-
-
-def f(x0, x1):
-    with torch.no_grad():
-        x0[x0 > 0] = 0
-    v1 = x1.narrow(-1, 4, 1)
-    x1.data = x1.data.clone()
-    return ()
-""",
-)
-
-regression(
     "a write of no elements to an argument that begins late in its memory, then one through a window",
     """
 def make_args():
@@ -876,71 +457,6 @@ def f(x0):
     x0[6:6] = torch.full((0,), 2, dtype=torch.float64)
     x0.unfold(0, x0.shape[0], 1).mul_(0.5)
     return ()
-""",
-)
-
-regression(
-    "a complex view as an argument is written, and changes its sizes then",
-    """
-def make_args():
-    a0 = (torch.randn((1, 1, 2), dtype=torch.float32).expand((2, 1, 2))).detach().requires_grad_() * 1
-    a1 = torch.view_as_complex(a0)
-    return (a1,)
-
-
-def f(x0):
-    x0[[0]] = 2
-    x0.t_()
-    return x0.sin()
-""",
-)
-
-regression(
-    "a conjugate view as an argument is written, and changes its sizes twice",
-    """
-def make_args():
-    a0 = torch.randn((2, 3), dtype=torch.complex64).requires_grad_() * 1
-    return (a0.conj(),)
-
-
-def f(x0):
-    x0[[0]] = 2
-    x0.t_()
-    x0.unsqueeze_(1)
-    return x0 * 2
-""",
-)
-
-regression(
-    "an imaginary part as an argument gets a history, and changes its sizes then",
-    """
-def make_args():
-    a0 = torch.randn((3,), dtype=torch.float32).requires_grad_() * 1
-    a1 = torch.randn((4, 2, 3), dtype=torch.complex64)
-    return (a1.imag, a0)
-
-
-def f(x0, x1):
-    x0.mul_(x1.sum())
-    x0.transpose_(0, 1)
-    return x0 * 2
-""",
-)
-
-refusal(
-    "a conjugate view without a history changes its sizes, and is written then",
-    "sizes of a view, or of its base, are changed in place",
-    """
-def make_args():
-    a0 = torch.randn((3,), dtype=torch.float32).requires_grad_() * 1
-    a1 = torch.randn((4, 3), dtype=torch.complex64).conj()
-    return (a1, a0)
-
-
-def f(x0, x1):
-    x0.t_()
-    x0.mul_(x1.sum())
-    return x0 * 2
 """,
 )
 
@@ -958,41 +474,6 @@ def f(x0, x1, x2):
     x2.copy_(x1)
     x0.detach_()
     return ()
-""",
-)
-
-refusal(
-    "a view of a view of another dtype, taken once the sizes of its base were changed in place",
-    "PyTorch can't take its gradient then",
-    """
-def make_args():
-    a1 = torch.randn((2, 2), dtype=torch.complex64).requires_grad_() * 1
-    return (a1,)
-
-
-def f(x1):
-    v0 = torch.view_as_real(x1)
-    x1.unsqueeze_(2)
-    v8 = v0.expand((2, 2, 2, 2))
-    x1.add_(1)
-    return v8 * 2
-""",
-)
-
-refusal(
-    "a view of a window of an argument that is a real part, whose base changes its sizes",
-    "goes past the edges",
-    """
-def make_args():
-    a2 = (torch.randn((4, 3), dtype=torch.complex64)[1:-1]).detach().requires_grad_() * 1
-    a3 = a2.real
-    return (a2, a3)
-
-
-def f(x0, x1):
-    x0.unsqueeze_(2)
-    v5 = x1.as_strided((3,), (3,), 2)
-    return v5.view((1, 3))
 """,
 )
 
@@ -1028,23 +509,6 @@ def f(x0, x1, x2):
     v5 = x2.softmax(0)
     v5.fill_(0.5)
     return v5
-""",
-)
-
-regression(
-    "the gradient by a view without elements alone, taken by strides",
-    """
-def make_args():
-    a0 = (torch.randn((2, 3), dtype=torch.float32)).detach().requires_grad_()
-    return (a0, a0)
-
-
-def f(x0, x2):
-    v0 = x2 + x0
-    v3 = v0[..., 1:1]
-    v0.squeeze_()
-    v9 = v3.relu()
-    return (v0, v9)
 """,
 )
 
@@ -1089,89 +553,6 @@ def f(x0):
 )
 
 regression(
-    "views of an expanded leaf, by strides and not, are used after bytes of it are written",
-    """
-def make_args():
-    a0 = (torch.randn((1, 2, 2), dtype=torch.float32).expand((3, 2, 2))).detach().requires_grad_()
-    a1 = a0.squeeze()
-    a2 = a0.as_strided((4,), (1,), 0)
-    return (a0, a1, a2)
-
-
-def f(x0, x1, x2):
-    v1 = x0.view(torch.int16)
-    v2 = v1.diagonal(-1)
-    v3 = v1.mT
-    v4 = -x0
-    v2.index_copy_(0, torch.tensor([3]), v2[:1])
-    v6 = v4 * x1
-    return (v3, v2, v6,)
-""",
-)
-
-regression(
-    "views of a view by strides of a leaf, which is written under no_grad",
-    """
-def make_args():
-    a0 = (torch.randn((1, 3), dtype=torch.complex64)).detach().requires_grad_()
-    a1 = a0.as_strided((2, 2), (1, 0), 0)
-    a2 = a1.detach().requires_grad_()
-    a3 = a2.diagonal(0)
-    return (a0, a1, a2, a3)
-
-
-def f(x0, x1, x2, x3):
-    v0 = x2 * x2
-    v1 = x2.expand((2, 2, 2))
-    with torch.no_grad():
-        x0.mul_(x0)
-    v3 = x1.diagonal(0)
-    v4 = v1.tensor_split(2, 1)
-    return [x0, x0, v4[0], v1]
-""",
-)
-
-regression(
-    "a view by strides of an expanded leaf, once bytes of it changed their sizes",
-    """
-def make_args():
-    a0 = (torch.randn((1, 3), dtype=torch.float32).expand((2, 3))).detach().requires_grad_()
-    a1 = a0.unfold(0, 2, 2)
-    a2 = a0.view(torch.int32)
-    a3 = (torch.empty_strided((2, 3), (1, 2), dtype=torch.float64).copy_(torch.randn((2, 3), dtype=torch.float64))).detach().requires_grad_() * 1
-    return (a1, a0, a2, a2)
-
-
-def f(x0, x1, x2, x3):
-    v0 = x3.movedim(-2, 0)
-    x2.unsqueeze_(0)
-    v5 = x1.as_strided((2, 2), (1, 0), 1)
-    v6 = x3 + v0
-    return (x3, v5, x3,)
-""",
-)
-
-regression(
-    "a list has an argument and a view of it, then another view of it is written",
-    """
-def make_args():
-    a0 = (torch.empty_strided((1, 3), (1, 1), dtype=torch.complex64).copy_(torch.randn((1, 3), dtype=torch.complex64))).detach().requires_grad_() * 1
-    a1 = a0.unsqueeze(1)
-    return (a1, a0, a0, a1)
-
-
-def f(x0, x1, x2, x3):
-    v0 = x1 + x1
-    v1 = x2.view(torch.int16)
-    x2.t_()
-    torch._foreach_mul_([x0[:1], x0], 2)
-    x1.sin_()
-    v6 = x0.unsqueeze(0)
-    return x2
-""",
-)
-
-regression(
     "a list has the real part of an argument and a view of that",
     """
 def make_args():
@@ -1197,28 +578,6 @@ def f(x0, x1, x2, x3):
 )
 
 regression(
-    "a hook is put on a view by autograd, as it runs: its history is not asked for",
-    """
-def make_args():
-    a0 = torch.randn((4,), dtype=torch.float32).requires_grad_() * 1
-    return (a0,)
-
-
-def f(x0):
-    x0.zero_()
-    v1 = x0.as_strided((1,), (2,), 1)
-    v1.addcmul_(v1, v1)
-    v1.masked_fill_(v1 > 0, -1)
-    x0.sin_()
-    v6 = x0.as_strided((3, 3), (1, 0), 0)
-    v7 = v1.as_strided((3, 3), (1, 0), 0)
-    v6[..., 2:3:2].lerp_(torch.full((3, 1), 2, dtype=torch.float32), 0.5)
-    return ()
-""",
-)
-
-
-regression(
     "an index of numbers is a constant that the forward gives, and nothing else",
     """
 def make_args():
@@ -1229,20 +588,5 @@ def make_args():
 def f(x0):
     v1 = x0[[0, 0]]
     return ()
-""",
-)
-
-regression(
-    "a view by strides of overlapping ones, whose sizes change, is written after the call",
-    """
-def make_args():
-    return (torch.randn((3, 2, 2)).requires_grad_() * 1,)
-
-
-def f(x):
-    v = x.unfold(0, 2, 1)
-    w = v.as_strided((4,), (2,), 2)
-    v.transpose_(-3, -4)
-    return v, w
 """,
 )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["SET_WITH_GRADIENTS", "Stored"]
+__all__ = ["SET_IN_PLACE", "Stored"]
 
-SET_WITH_GRADIENTS = "a tensor that requires grad while gradients are on"
+SET_IN_PLACE = "`set_` at .* gives a tensor other memory"
 
 
 class Stored:

@@ -274,18 +274,6 @@ def outcome_of(function):
         return type(error)
 
 
-@silent("sizes of a view of another dtype")
-def _(wrap):
-    def function(x):
-        view = (x * 1).imag
-        view.unsqueeze_(0)
-        return view
-
-    view = wrap(function)(torch.ones(2, dtype=torch.complex64, requires_grad=True))
-    view.mul_(2)
-    return torch.autograd.grad(view.sum(), view)[0].shape
-
-
 @silent("a part of a backward ran without")
 def _(wrap):
     x = ONES(2)

@@ -120,14 +120,9 @@ class Hooks:
         """Register a hook of the program's on a node."""
         return register(hook)
 
-    def storage_as_tensor(self, *args: Any, **kwargs: Any) -> torch.Tensor | None:
-        """The tensor over the storage that is `set_`'s argument; None if the argument is a tensor."""
-        return None
-
 
 _active = threading.local()
 _original_call = torch.nn.Module.__call__
-_original_set = torch._C.TensorBase.set_
 _original_tolist: Any = torch._C.TensorBase.tolist
 _original_reduce: Any = torch.Tensor._reduce_ex_internal
 _original_use_count: Any = torch.Tensor._use_count  # type: ignore[attr-defined]
@@ -190,16 +185,6 @@ def call_marked(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
         return function(*args, **kwargs)
     finally:
         hooks.leave_region()
-
-
-def _set(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """`Tensor.set_`, which calls no torch-function mode, and would leave them on while it runs."""
-    hooks: Hooks | None = getattr(_active, "hooks", None)
-    if hooks is None:
-        return _original_set(self, *args, **kwargs)
-    with torch._C.DisableTorchFunction():
-        source: Any = hooks.storage_as_tensor(self, *args, **kwargs)
-        return _original_set(self, *args, **kwargs) if source is None else _original_set(self, source)
 
 
 def _tolist(self: torch.Tensor) -> Any:
@@ -444,7 +429,6 @@ def _bind_all() -> None:
     bind(torch.nn.Module, "__getattribute__", _attribute_reader())
     bind(torch.nn.Module, "__setattr__", _setattr)
     bind(torch.nn.Module, "_apply", _moved)
-    bind(torch.Tensor, "set_", _set)
     bind(torch.Tensor, "tolist", _tolist)
     bind(torch.Tensor, "_reduce_ex_internal", _reduce)
     bind(torch.Tensor, "_use_count", _use_count)

@@ -166,14 +166,6 @@ def copy_creation_meta(view: torch.Tensor, source: torch.Tensor) -> None:
     torch._C._autograd._set_creation_meta(view, torch._C._autograd._get_creation_meta(source))
 
 
-def exchange(a: torch.Tensor, b: torch.Tensor) -> None:
-    """Exchange the tensors behind two objects. Raises RuntimeError if another object refers to either."""
-    torch._C._swap_tensor_impl(a, b)
-    kept, other = dict(a.__dict__), dict(b.__dict__)
-    a.__dict__.update(other)
-    b.__dict__.update(kept)
-
-
 def view_again(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
     """The view of `base` that corresponds to `view` of its own base, whatever the kinds of the two bases."""
     again: torch.Tensor = view._view_func_unsafe(base)

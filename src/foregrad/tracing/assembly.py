@@ -12,7 +12,7 @@ from torch.autograd.graph import GradientEdge
 from .._torch.tensors import history_of
 from ..frontend.reads import Source
 from ..graph.call_effects import ChangeInference
-from ..graph.effect_log import Write, WriteWrapper
+from ..graph.effect_log import WriteWrapper
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import (
@@ -148,9 +148,6 @@ class Assembly(CaptureParts):
         of_part = ById((r.stand_in, i) for i, r in enumerate(records))
         wrappers = len(records) + len(inputs.numbers)  # they come after the inputs
         number |= {known: wrappers + inputs.wrappers.inputs.index(known) for known in inputs.wrappers.inputs}
-        analysis.updates += [
-            Write(number[whole], out, differentiable=False, counted=False) for whole, out in analysis.whole_updates
-        ]
         shared_of = {whole: members[0] for whole, members in shared}
         passed = passed_through([analysis.fakes[i] for i in differentiable], analysis.aliases)  # type: ignore[misc]
         returned = outputs[len(analysis.entries) : len(outputs) - len(effects.entries)]
@@ -194,7 +191,7 @@ class Assembly(CaptureParts):
             ),
             effects=EffectInfo(
                 (
-                    *log_of(analysis, records[len(inputs.records) :]),
+                    *log_of(analysis),
                     *(WriteWrapper(number[known], times) for known, times in inputs.wrappers.writes()),
                     *log_of_results(analysis),
                 ),

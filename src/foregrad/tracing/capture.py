@@ -39,13 +39,12 @@ from .derivatives.derived_graph import check_outputs, written_by
 from .derivatives.resumable_trace import ResumableTrace, fresh_autocast_cache
 from .effects.analysis import Analysis
 from .effects.attribute_guards import Facts
-from .effects.input_effects import check_marked, check_sizes, views_of_written
+from .effects.input_effects import check_sizes, views_of_written
 from .effects.outputs import analyze
 from .effects.python_in_backwards import check_module_hooks
 from .effects.python_state import Given, PythonState, refuse_change
 from .effects.python_writes import attribute_set_error
 from .heap.records import InputRecord
-from .inputs.views_by_place import check_reshaped
 from .kernels.checks import dead_checks
 from .parts import Options, run_function
 from .tape.collection import paused_collection
@@ -104,13 +103,18 @@ class CaptureRun(Assembly):
         with (
             patched(self),
             self.aspects.around(lambda one: one.around_run()),
-            force_view_tracking(self.learned.replays_views),
+            force_view_tracking(),
             no_saved_tensors_hooks(),  # those around the call are for what the compiled function saves
             fresh_autocast_cache(),
             symbolic_composites(self.call.may_have_symbolic_sizes),
             self.code.rebound,
         ):
-            called = self._called(given)
+            try:
+                called = self._called(given)
+            except Exception as error:
+                if not is_interrupt(error):
+                    self._check_places()
+                raise
             if called is None:
                 return None
             with self.unrecorded:
@@ -126,8 +130,7 @@ class CaptureRun(Assembly):
         self.functions.check_absent(self.name, len(described.tangents))
         with self.unrecorded:
             _check_gradients(self.name, self.inputs.records, self.lifting.accumulated_at)
-            check_sizes(analysis, described.gradients, raises=self.backward.error is not None)
-            check_marked(analysis)
+            check_sizes(analysis, described.gradients)
             return self._captured(analysis, described, out_leaves, out_tree)
 
     def _called(self, given: Given) -> tuple[Any] | None:
@@ -149,9 +152,6 @@ class CaptureRun(Assembly):
                     result = run_function(self.observed.of(call.function), given.args, given.kwargs)
             except Exception as error:
                 note_escaping(error)
-                if self.learned.replays_views and recorder.changes.resized and not is_interrupt(error):
-                    self.learned.replays_views = False
-                    return None
                 raise
             finally:
                 self.state.take_stand_ins()
@@ -170,6 +170,7 @@ class CaptureRun(Assembly):
             for one in self.aspects:
                 one.ran()
         self.draws.check()
+        self._check_places()
         inputs.check_reached(compares_identity=False)
         _check_run(self.name, call, (given.args, given.kwargs), given.leaves, inputs.wrappers.unwrap)
         self.observed.check(self.state.made.newborns)
@@ -177,12 +178,13 @@ class CaptureRun(Assembly):
         if not needed <= inputs.shared_bases:
             inputs.shared_bases.update(needed)
             return None
-        changed = recorder.writes.follows_strides() or recorder.changes.resized_with_gradients()
-        if self.learned.replays_views and changed and any(r.stand_in.requires_grad for r in inputs.records):
-            self.learned.replays_views = False
-            return None
         gradients = self.facts.gradients.finish()
         return self.state.outputs(result, inputs.wrappers.of_results(result, inputs.adopt), gradients)
+
+    def _check_places(self) -> None:
+        """Raise where views are to autograd other views than their places in memory are."""
+        self.inputs.check_overlapping()
+        self.recorder.changes.check_places()
 
     def _analyzed(self, out_leaves: list[Any], paths: list[str]) -> Analysis:
         """How each written input and each output is given back."""
@@ -192,7 +194,6 @@ class CaptureRun(Assembly):
         _check_results(self.name, out_leaves, paths, inputs.by_stand_in, self.lifting.classes)
         for one in self.aspects:
             one.returned(out_leaves, paths)
-        check_reshaped(recorder)
         analysis = analyze(recorder, inputs, out_leaves, paths)
         self.hooks.settle(self.name, self.call.function, out_leaves, analysis, inputs, live=self.options.live_hooks)
         self.lifting.settle(has_hooks=bool(self.hooks))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -31,10 +30,9 @@ from .heap.records import InputRecord
 from .inputs.inputs import HistoryChanges, Inputs
 from .inputs.lifting import Lifting
 from .inputs.seen_code import SeenCode
-from .inputs.views_by_place import OverlappingViews, reshape_view
 from .recorder.recorder import Recorder, Unrecorded
 from .tape.origin import Origins, user_line
-from .tape.tape import CaptureAgain, Learned
+from .tape.tape import Learned
 from .values.decisions import Decisions
 from .values.draws import Draws
 from .values.numbers import Numbers
@@ -90,10 +88,8 @@ class CaptureParts(Host):
         self.facts = Facts(inputs, self.where)
         apart = [*called_by_autograd(learned.regions), *learned.hooks.values()]
         self.code = SeenCode(call, self.name, self.reads, ReboundNames(), self.origins, apart)
-        self.overlapping = OverlappingViews(recorder, inputs.overlapping)
         self.observed = Observed(self, self.code.rebound.runs)
-        reshape = None if learned.replays_views else functools.partial(reshape_view, recorder, inputs.by_stand_in)
-        self.lifting = Lifting(self, recorder, reshape_view=reshape, overlapping=self.overlapping)
+        self.lifting = Lifting(self, recorder)
         self.classes = self.lifting.classes
         self.backward = Backward(recorder, self.lifting, inputs)
         self.regions = EagerRegions(self, recorder, inputs.records)
@@ -101,7 +97,7 @@ class CaptureParts(Host):
         self.eager_hooks = EagerHooks(self, recorder, learned.hooks, self.regions.made, may_run=may_run)
         inputs.unobserved = self.observed.unobserved(inputs.adopt_plain)
         self._note_read = self.observed.unobserved(self.reads.note)
-        parts = self.overlapping, self.regions, self.functions, self.eager_hooks, self.inner, self.hooks
+        parts = self.regions, self.functions, self.eager_hooks, self.inner, self.hooks
         self.aspects.join((*parts, self.facts.gradients, self.history_changes))
 
     # ---------------------------------------------------------------- asked of the capture, answered by one part
@@ -114,6 +110,9 @@ class CaptureParts(Host):
 
     def adopt(self, real: torch.Tensor) -> torch.Tensor:
         return self.inputs.adopt(real)
+
+    def real_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        return self.inputs.real_of(tensor)
 
     def past_the_edges(self, root: Value) -> None:
         self.inputs.whole_memory_needed(root)
@@ -157,10 +156,6 @@ class CaptureParts(Host):
     def read(self, module: torch.nn.Module, name: str) -> None:
         self._note_read(module, name)
 
-    def storage_as_tensor(self, *args: Any, **kwargs: Any) -> torch.Tensor | None:
-        found: torch.Tensor | None = self.lifting.storages.as_tensor(*args, **kwargs)
-        return found
-
     # ---------------------------------------------------------------- answered by several parts
 
     def changed_since(self) -> Callable[[], str | None]:
@@ -201,12 +196,6 @@ class CaptureParts(Host):
 
     def node_hook(self, hook: Callable[[Any], Any], register: Callable[[Any], Any]) -> Any:
         return self.hooks.on_node(self.eager_hooks.traced(hook), register)
-
-    def on_resize(self) -> None:
-        """What a tensor is by then is no longer what its views were taken of."""
-        if self.learned.replays_views and self.recorder.changes.resized_with_gradients():
-            self.learned.replays_views = False
-            raise CaptureAgain
 
     def met(self, value: Any) -> bool:
         return self.state.before.knows(value)

@@ -36,9 +36,14 @@ def a_copy_squeezed_and_written(a):
     return a + b
 
 
+@program(lambda: (plain(4, 1), interior(4)))
+def an_argument_squeezed_in_place(a, b):
+    return a.squeeze_(-1) * b
+
+
 @program(lambda: (interior(4, 1),))
-def an_argument_squeezed_in_place(a):
-    return a.squeeze_(-1) * 2
+def a_result_squeezed_in_place(a):
+    return (a * 2).squeeze_(-1) + 1
 
 
 @program(lambda: (torch.randn(3, 3, dtype=torch.complex64, requires_grad=True),))
@@ -94,9 +99,11 @@ def an_argument_transposed_in_place(a, b):
 
 
 @program(lambda: (interior(3, 3), plain(3, 3)))
-def an_argument_with_gradients_transposed_in_place(a, b):
-    a.transpose_(1, 0)
-    return a + b
+def a_result_with_gradients_transposed_in_place(a, b):
+    c = a * 2
+    c.transpose_(1, 0)
+    c[0].mul_(2)
+    return c + b
 
 
 @program(lambda: (plain(2, 4),))
@@ -134,8 +141,7 @@ def alias_pair():
 @program(alias_pair)
 def aliases_written_and_unsqueezed(a, b):
     a.mul_(2)
-    b.unsqueeze_(0)
-    return a * b
+    return a * b.unsqueeze(0)
 
 
 @program(lambda: (interior(2, 2),))
@@ -281,11 +287,11 @@ def a_written_argument_viewed(a):
     return a.view(-1)
 
 
-@program(lambda: (interior(2, 2), interior(2, 2), interior(2, 2)))
+@program(lambda: (interior(2, 2), plain(2, 2), interior(2, 2)))
 def arguments_transposed_written_and_viewed(a, b, c):
     b.transpose_(1, 0)
     c.add_(1)
-    return (b + 1, c.view(-1), a)
+    return (b + a, c.view(-1), a)
 
 
 @program(lambda: (interior(3),))
@@ -320,9 +326,8 @@ def same_five():
 
 @program(same_five)
 def two_tensors_five_times(a, b, c, d, e):
-    a.t_() if False else a.mul_(2)
-    d.unsqueeze_(0)
-    return (c + e, b)
+    a.mul_(2)
+    return (c + e, b, d.unsqueeze(0))
 
 
 @program(lambda: (interior(3),))

@@ -260,12 +260,14 @@ def parts_of_a_complex_tensor(a):
     return (z.real, z.imag, torch.view_as_real(z))
 
 
-@program(lambda: (interior(2, 2),))
-def axes_swapped_in_place(a):
+@program(lambda: (plain(2, 2), interior(2, 2)))
+def axes_swapped_in_place(a, b):
     a.swapaxes_(0, 1)
     a.unsqueeze_(0)
     a.squeeze_(0)
-    return a + 1
+    c = b * 2
+    c.swapaxes_(0, 1)
+    return a + 1, c.unsqueeze_(0).squeeze_(0)
 
 
 @program(lambda: (leaf(3),))

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import allows_writes, history_of, is_view
 from ...graph.effect_log import (
     CheckInfo,
@@ -40,7 +39,9 @@ from ..values.decisions import Decided
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Start:
-    """A tensor that was an input's, or still is: since which swap of its memory, until when (0: it still is)."""
+    """A tensor that was an input's, or still is: before its memory was first swapped (epoch 0), until when, or after
+    the last swap (1), or without any.
+    """
 
     input: int
     is_current: bool
@@ -76,8 +77,6 @@ class Analysis:
     specs: list[TensorSpec] = dataclasses.field(default_factory=list)
     fakes: list[torch.Tensor | None] = dataclasses.field(default_factory=list)
     updates: list[Write] = dataclasses.field(default_factory=list)
-    whole_updates: list[tuple[InputRecord, int]] = dataclasses.field(default_factory=list)  # of shared memories
-    first: set[int] = dataclasses.field(default_factory=set)  # inputs that are written before their sizes change
     detached: set[int] = dataclasses.field(default_factory=set)  # inputs that are written with a history before that
     early: list[Recorded] = dataclasses.field(default_factory=list)  # views of inputs that are taken, and marked
     replaced: list[int] = dataclasses.field(default_factory=list)  # inputs that are other tensors now
@@ -96,10 +95,6 @@ class Analysis:
     checks: list[CheckInfo] = dataclasses.field(default_factory=list)
     inference: dict[int, bool] = dataclasses.field(default_factory=dict)  # graph outputs: made in inference mode?
     by_fake: ById[torch.Tensor, int] = dataclasses.field(default_factory=ById)  # graph output
-
-    def written_dtypes(self) -> set[torch.dtype]:
-        """The dtypes of what is written with a history."""
-        return {self.specs[update.output].dtype for update in self.updates if update.differentiable}
 
     def carrying_gradients(self) -> list[int]:
         """The graph outputs that autograd has a history of."""
@@ -158,27 +153,11 @@ def _carries_gradients(fake: torch.Tensor) -> bool:
 aten = torch.ops.aten
 
 
-def observed_swaps(analysis: Analysis, leaves: list[object]) -> list[tuple[int, int]]:
-    """(input, number of a swap) of those that somebody sees: the last of each input, and those that outputs, or the
-    memory that comes by another one, are views since.
-    """
-    recorder, records = analysis.recorder, analysis.inputs.records
-    log = recorder.changes.log
-    swaps = {index: log.of(records[index].stand_in, SetData) for index in analysis.replaced}
-    number = {event.after: (index, at) for index, events in swaps.items() for at, event in enumerate(events)}
-    fakes = [leaf for leaf in leaves if is_stand_in(leaf) and leaf in recorder.values]
-    waiting = [recorder.value_of(fake) for fake in fakes]
-    waiting += [old for old, _ in recorder.changes.replaced.values()]
-    found = {(index, len(events) - 1) for index, events in swaps.items()}
-    waiting += [event.after for events in swaps.values() for event in events[-1:]]  # type: ignore[misc]
-    seen: set[Value] = set()
-    while waiting:
-        for value in chain_of(waiting.pop()):
-            if value not in seen:
-                seen.add(value)
-                if value in number:
-                    found.add(number[value])
-    return sorted(found)
+def last_swap(recorder: Recorder, record: InputRecord) -> Value:
+    """What an input is since it was last given other memory."""
+    after = recorder.changes.log.of(record.stand_in, SetData)[-1].after
+    assert after is not None
+    return after
 
 
 def _start_of(analysis: Analysis, value: Value) -> tuple[Value, Start] | None:
@@ -198,8 +177,8 @@ def _starts(recorder: Recorder, records: list[InputRecord]) -> dict[Value, Start
         current = recorder.values[record.stand_in]
         swaps = recorder.changes.log.of(record.stand_in, SetData)
         begins = {event.after for event in swaps}
-        for epoch, first in enumerate([record.initial, *(event.after for event in swaps)]):
-            until = swaps[epoch].at if epoch < len(swaps) else 0
+        for epoch, first in enumerate([record.initial, *(event.after for event in swaps[-1:])]):
+            until = swaps[0].at if swaps and not epoch else 0
             was: Value | None = first
             while was is not None and (was is first or was not in begins) and was.storage is first.storage:  # type: ignore[union-attr]
                 starts.setdefault(was, Start(index, was is current, epoch, until))

@@ -21,7 +21,6 @@ from ...graph.effect_log import (
     QueryGradFn,
     Recorded,
     SetData,
-    SetStorage,
     TakeView,
     Write,
     ordered,
@@ -29,14 +28,13 @@ from ...graph.effect_log import (
 from ...graph.slots import Updated
 from ...identity import IdSet
 from ..heap.metadata_changes import is_alike, toggles, views_with_history
-from ..heap.records import InputRecord, is_moved, is_of_another_kind, is_written_with_history
-from ..heap.refusals import changed_with_gradients, of_exchanged_memory, written_by_lists
+from ..heap.records import InputRecord, is_moved, is_written_with_history
+from ..heap.refusals import changed_with_gradients, written_by_lists
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
 from .analysis import Analysis
 
 aten = torch.ops.aten
-RESIZES = {aten.resize_.default, aten.resize_as_.default}
 
 # -------------------------------------------------------------------- writes
 # Inputs that the function wrote to: what the graph gives them, which sizes they take on, whose versions move.
@@ -69,8 +67,7 @@ def check_histories(recorder: Recorder, inputs: Inputs) -> None:
 
 def _is_written(record: InputRecord) -> bool:
     initial, storage = record.initial, record.initial.storage
-    in_group = initial.parent is not None
-    return (initial.is_written_through or storage.is_written_anywhere) if in_group else storage.is_written
+    return initial.is_written_through if initial.parent is not None else storage.is_written
 
 
 def is_replaced(recorder: Recorder, record: InputRecord) -> bool:
@@ -95,7 +92,6 @@ def add_counted(analysis: Analysis) -> None:
     written = {i for i in counted if records[i].spec.numel}
     reshaped = {i for i, record in enumerate(records) if _is_reshaped(recorder, record)}
     unwritten = (reshaped - {*analysis.replaced}) | (counted - written)
-    unwritten |= {i for i in analysis.replaced if is_set_again(recorder, records[i])}
     candidates = [i for i in analysis.counted if not _counted_with(written, records, i)]
     analysis.counted = []
     for index in candidates:
@@ -121,11 +117,7 @@ def add_updates(
     # Sizes that change in place count by themselves, where no write does.
     counted = is_moved(record) and (bool(_counted_writes(record)) or not _is_reshaped(recorder, record))
     differentiable = written and is_written_with_history(record)
-    resized = bool(recorder.changes.log.changes_of(stand_in))
-    if not (written or resized or is_view(stand_in)) and is_written_with_history(record):
-        fakes = [value.fake for value in recorder.values.values() if value.fake in recorder.changes.replaced]
-        view = next((fake for fake in fakes if fake is not None and base_of(fake) is stand_in), stand_in)
-        raise changed_with_gradients(str(record.slot), recorder.changes.where(view))  # it is written in other memory
+    resized = bool(recorder.changes.log.of(stand_in, InplaceView, SetData))
     twin = recorder.detached.twin_of(stand_in)
     if twin is not None and not resized and _is_detached_last(recorder, record, twin) and views_with_history(views):
         out = analysis.add(Updated(record.slot), initial.read(recorder.emit), initial.spec, twin)
@@ -135,25 +127,16 @@ def add_updates(
     if is_replaced(recorder, record):
         analysis.replaced.append(index)
         differentiable = False  # what it was before has no history any more
-        counted = counted and not is_set_again(recorder, record)
     if not written or (counted and not differentiable and initial.storage.generation == 0):
         if counted and (index in analysis.replaced or not resized):
             analysis.counted.append(index)
         return
-    if differentiable:
-        check_resized(recorder, record)
-    first = differentiable and resized and is_of_another_kind(record)
-    if first:
-        with recorder, torch.enable_grad():
-            stand_in = stand_in.as_strided(record.spec.shape, record.spec.stride, record.spec.offset)
-        current = recorder.value_of(stand_in)
     value = current if differentiable else initial
     out = analysis.add(
         Updated(record.slot), value.read(recorder.emit), value.spec, stand_in if differentiable else None
     )
     counted = counted or stand_in.is_inference()
     analysis.updates.append(Write(index, out, differentiable, counted))
-    analysis.first |= {index} if first else set()
 
 
 def _is_detached_last(recorder: Recorder, record: InputRecord, twin: torch.Tensor) -> bool:
@@ -165,69 +148,19 @@ def _is_detached_last(recorder: Recorder, record: InputRecord, twin: torch.Tenso
     return is_last and history.next_functions[0][0]._sequence_nr() != record.start_sequence_nr
 
 
-def check_resized(recorder: Recorder, record: InputRecord) -> None:
-    """An input that is written with gradients keeps its number of elements."""
-    if recorder.values[record.stand_in].spec.numel != record.spec.numel:
-        raise changed_with_gradients(str(record.slot), recorder.changes.where(record.stand_in))
-
-
 # -------------------------------------------------------------------- other memory
 # Inputs that take another tensor's memory over: `set_`, and assignments to `.data`.
 
 
-def swapped(analysis: Analysis, index: int, at: int, memory: Handle) -> list[Recorded]:
-    """The entries for a swap of an input to `memory`, by its number, and for what is written to that with a history."""
+def swapped(analysis: Analysis, index: int, memory: Handle) -> Recorded:
+    """The entry for the last swap of an input, to `memory`."""
     recorder, records = analysis.recorder, analysis.inputs.records
     record = records[index]
-    stand_in = record.stand_in
-    events = recorder.changes.log.of(stand_in, SetData)
-    event, is_last = events[at], at + 1 == len(events)
-    is_set = isinstance(event.effect, SetStorage) and not is_marked(stand_in)
-    swap: SetData = SetStorage(index, memory) if is_set else SetData(index, memory)
-    entries = [Recorded(event.at, swap)]
-    if not is_last:
-        return entries
-    value = recorder.value_of(stand_in)
-    is_written = is_written_with_history(record)
-    if not is_set:
-        is_elsewhere = is_view(record.real) and stand_in.storage_offset() != record.spec.offset
-        has_views = any(base_of(r.real) is record.real and r.real.requires_grad for r in records)
-        is_view_written = is_view(record.real) and value.storage.written_at > event.at
-        is_told_otherwise = is_written and (is_view_written or has_views)
-        if is_told_otherwise or (is_elsewhere and record.real.requires_grad and is_moved(record)):
-            raise changed_with_gradients(str(record.slot), recorder.changes.where(stand_in))
-    if is_written:
-        output = analysis.add(Updated(record.slot), value.read(recorder.emit), value.spec, stand_in)
-        changed_at = record.initial.storage.changed_at
-        if is_view(stand_in) and changed_at > event.at and not value.is_written_through:
-            return entries  # PyTorch takes the history of its base, by the place it has now
-        views = [e.effect for e in analysis.early if e.at < event.at and isinstance(e.effect, TakeView)]
-        if any(view.input == index and view.steps[-1].index is not None for view in views):
-            raise _refused(recorder, record)  # its version moves with the history, and bars these views
-        changes = [e.at for e in recorder.changes.log.of(stand_in, InplaceView) if e.at > event.at]
-        written_at = max(value.storage.written_at, changed_at, *changes, event.at)
-        entries.append(Recorded(written_at, Write(index, output, differentiable=True, swapped=True)))
-    return entries
-
-
-def check_marked(analysis: Analysis) -> None:
-    """Raise for resized views whose base was made to require grad; and for views that were made under no_grad of a
-    tensor written with a history and given other memory: PyTorch regenerates their `grad_fn` from the new base.
-    """
-    recorder, records = analysis.recorder, analysis.inputs.records
-    resized = IdSet(event.tensor for event in recorder.changes.log.events if event.op in RESIZES)
-    for at, leaf in analysis.aliases if resized or recorder.changes.replaced else ():
-        info = analysis.outputs[at]
-        if not isinstance(info, Handle) or info.input is None or not is_view(leaf) or analysis.is_of_swapped(info):
-            continue
-        record = records[info.input]
-        is_of_marked = record.stand_in.requires_grad and not record.real.requires_grad
-        _, is_set = recorder.changes.replaced.get(record.stand_in, (None, True))
-        is_of_swapped = not is_set and is_written_with_history(record)
-        is_unasked = is_of_swapped and not all(step.grad_enabled for step in info.steps)
-        if (is_of_marked and leaf in resized) or is_unasked:
-            concerned = leaf if is_of_marked else record.stand_in
-            raise of_exchanged_memory(f"the output {info.path}", recorder.changes.where(concerned))
+    real, base = record.real, base_of(record.real) if is_view(record.real) else None
+    has_views = base in analysis.inputs.by_real or any(base_of(r.real) is real for r in records)
+    if is_written_with_history(record) or has_views or (base is not None and real.requires_grad and is_moved(record)):
+        raise _refused(recorder, record)
+    return Recorded(recorder.changes.log.of(record.stand_in, SetData)[-1].at, SetData(index, memory))
 
 
 def views_of_written(memory: list[tuple[InputRecord, list[InputRecord]]], recorder: Recorder) -> IdSet[torch.Tensor]:
@@ -245,12 +178,6 @@ def views_of_written(memory: list[tuple[InputRecord, list[InputRecord]]], record
     return found
 
 
-def is_set_again(recorder: Recorder, record: InputRecord) -> bool:
-    """Whether `set_` replaced the input, and may do so again: an input that is a leaf by then loses its gradient."""
-    _, is_set = recorder.changes.replaced.get(record.stand_in, (None, False))
-    return is_set and not is_marked(record.stand_in)
-
-
 def _known_as_written(records: list[InputRecord]) -> list[InputRecord]:
     """Tensors whose version counter was moved, by a write to them or to another one that shares it."""
     moved = [record.real for record in records if is_moved(record)]
@@ -262,47 +189,21 @@ def _known_as_written(records: list[InputRecord]) -> list[InputRecord]:
 # when the node is created, which is before all that the call does to it.
 
 
-def check_sizes(analysis: Analysis, gradients: Sequence[Any], *, raises: bool) -> None:
-    """Raise for an input whose gradients have other sizes, another dtype or another accumulator than it came with.
-
-    `raises`: the backward does, and gives no gradients.
-    """
+def check_sizes(analysis: Analysis, gradients: Sequence[Any]) -> None:
+    """Raise for an input whose gradients have other sizes, another dtype or another accumulator than it came with."""
     recorder, records = analysis.recorder, analysis.inputs.records
-    log = recorder.changes.log
-    reshaped = {index for index, r in enumerate(records) if log.of(r.stand_in, InplaceView)}
-    grown = [log.changes_of(r.stand_in) for r in records]
-    resized = {index for index, changes in enumerate(grown) if any(event.op in RESIZES for event in changes)}
-    marked = {index for index in reshaped | resized if not records[index].real.requires_grad}
-    for event in log.events:
-        tensor, after = event.tensor, event.after
-        is_own = is_view(tensor) and tensor.requires_grad and tensor not in analysis.inputs.by_stand_in
-        if isinstance(event.effect, SetStorage) and is_own and after.spec.offset != event.value.spec.offset:  # type: ignore[union-attr]
-            raise changed_with_gradients("a view", recorder.changes.where(tensor))
     with_history = [fake for fake in analysis.fakes if fake is not None]
-    set_to_itself = {index for index, r in enumerate(records) if r.stand_in in recorder.changes.set_to_itself}
-    for index in {*analysis.replaced, *resized, *marked, *set_to_itself}:
+    for index in analysis.replaced:
         record, gradient = records[index], gradients[index]
         stand_in, spec, requires_grad = record.stand_in, record.spec, record.real.requires_grad
         if record.real.is_leaf and _is_parted(with_history, record.leaf):
             raise _refused(recorder, record)
-        if index in resized and requires_grad and stand_in.requires_grad:
-            raise _refused(recorder, record)  # it was detached in between
-        if index in marked and stand_in.requires_grad and raises:
-            raise _refused(recorder, record)
-        if gradient is not None and (index in resized or not is_alike(gradient.spec, spec)):
-            raise _refused(recorder, record)
-        _, is_set = recorder.changes.replaced.get(stand_in, (None, False))
-        if is_set and is_view(record.real) and stand_in.storage_offset() != spec.offset and gradient is not None:
-            raise _refused(recorder, record)
-        of_it = is_set and record.real.is_leaf and any(base_of(r.real) is record.real for r in records)
-        if of_it and requires_grad and (stand_in.shape, stand_in.stride()) != (spec.shape, spec.stride):
+        if gradient is not None and not is_alike(gradient.spec, spec):
             raise _refused(recorder, record)
         # A view that was taken of it before has its gradients flow there by itself.
         is_other = stand_in.shape != spec.shape or stand_in.dtype is not spec.dtype
         outputs = [o for o in analysis.outputs if isinstance(o, Handle) and o.input == index and o.steps]
-        is_viewed = index not in resized and not all(map(analysis.is_of_swapped, outputs))
-        # Of one taken since, autograd may know the node of the leaf as it was.
-        is_viewed |= is_set and is_marked(stand_in) and any(map(analysis.is_of_swapped, outputs))
+        is_viewed = not all(map(analysis.is_of_swapped, outputs))
         if is_other and requires_grad and is_viewed:
             raise _refused(recorder, record)
 
@@ -323,8 +224,8 @@ def _is_parted(outputs: Sequence[torch.Tensor], leaf: torch.Tensor | None) -> bo
 # The effect log of a call, from what happened while it was captured.
 
 
-def log_of(analysis: Analysis, whole: Sequence[InputRecord]) -> tuple[Effect, ...]:
-    """`whole`: what is behind the inputs, which is the memory that others share."""
+def log_of(analysis: Analysis) -> tuple[Effect, ...]:
+    """What happens to the inputs."""
     recorder, records = analysis.recorder, analysis.inputs.records
     views, histories = analysis.early, analysis.histories
     changes: list[Recorded] = []
@@ -340,11 +241,10 @@ def log_of(analysis: Analysis, whole: Sequence[InputRecord]) -> tuple[Effect, ..
         was_plain = lost and not (record.real.requires_grad or record.stand_in.requires_grad or leaf.is_leaf)
         if was_plain or info.input in analysis.detached:
             queries.append(Recorded(lost[-1].at, QueryGradFn(info.input, steps=info.steps)))
-    everything = *records, *whole
     before: list[Recorded] = []
     after: list[Recorded] = []
     for write in analysis.updates:
-        at, is_after = _written_at(analysis, write, everything[write.input])
+        at, is_after = _written_at(analysis, write, records[write.input])
         (after if is_after else before).append(Recorded(at, write))
     counted = []
     detachments = {event.at for event in recorder.changes.log.events if event.is_detach}
@@ -389,7 +289,6 @@ def _changes(analysis: Analysis, index: int, record: InputRecord) -> list[Record
     recorded = [Recorded(event.at, dataclasses.replace(event.effect, input=index)) for event in toggled]
     # A leaf that requires grad did not do so then, in eager.
     is_leaf = record.real.is_leaf if record.real.requires_grad else is_marked(stand_in)
-    written = set() if analysis.swaps else analysis.written_dtypes()
     swaps = log.of(stand_in, SetData)
     kept = {entry.at for entry in analysis.swaps}
     for event in log.of(stand_in, InplaceView):
@@ -399,20 +298,12 @@ def _changes(analysis: Analysis, index: int, record: InputRecord) -> list[Record
         assert isinstance(event.effect, InplaceView)
         grad_enabled = event.effect.grad_enabled and not is_leaf
         change = dataclasses.replace(event.effect, input=index, grad_enabled=grad_enabled)
-        is_plain = is_view(record.real) and not record.real.requires_grad and event.required_grad
-        if written and (record.spec.dtype not in written or is_plain):
-            # A view of another dtype takes up the history of its base, when asked, as it was taken. One that did not
-            # require grad has none before it is asked, and would pass for a leaf.
-            recorded.append(Recorded(event.at, QueryGradFn(index)))
         recorded.append(Recorded(event.at, change))
     return recorded
 
 
 def _written_at(analysis: Analysis, write: Write, record: InputRecord) -> tuple[int, bool]:
-    """When the last write is made, and whether after what else happens then.
-
-    It is of elements before the sizes change, of a history after that.
-    """
+    """When the last write is made, and whether after what else happens then. It is before the sizes change."""
     # Nobody can tell when elements are written that no version counts.
     counted = _counted_writes(record)
     at = max(counted, default=record.initial.storage.written_at)
@@ -421,9 +312,7 @@ def _written_at(analysis: Analysis, write: Write, record: InputRecord) -> tuple[
     swaps = log.of(record.stand_in, SetData)
     if swaps:  # what was its memory is written through it, as long as it has that
         return min(at, swaps[0].at, *changes[:1]), False
-    if changes and write.differentiable and write.input not in analysis.first:
-        return max([*counted, changes[-1]]), True
-    return min([at, *changes[:1]]), write.differentiable and not changes
+    return min([at, *changes[:1]]), write.differentiable
 
 
 def _counted_writes(record: InputRecord) -> list[int]:

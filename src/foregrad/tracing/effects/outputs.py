@@ -10,10 +10,8 @@ import torch
 
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import (
-    allows_writes,
     base_of,
     is_marked,
-    is_no_grad_view,
     is_usable,
     is_view,
     leads_to,
@@ -29,16 +27,15 @@ from ...graph.effect_log import (
     MarkRequiresGrad,
     Recorded,
     SetData,
-    SetStorage,
     ViewStep,
     Write,
 )
 from ...graph.meta import TensorSpec
 from ...graph.signature import ConstantOutput, OutputInfo, WrapperOutput
-from ...graph.slots import Base, Output, Updated
+from ...graph.slots import Base, Output
 from ...identity import ById, IdSet
 from ..heap.alias import Storage, Value, chain_of, is_from_custom_function, memory_root
-from ..heap.metadata_changes import Event, keeps_history
+from ..heap.metadata_changes import keeps_history
 from ..heap.refusals import detached_and_written, of_exchanged_memory, written_by_lists
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
@@ -50,9 +47,9 @@ from .analysis import (
     BaseOutput,
     alias_of_input,
     as_it_was,
+    last_swap,
     marked_at,
     memory_of,
-    observed_swaps,
     place_of,
     steps_between,
     taken,
@@ -61,8 +58,6 @@ from .input_effects import (
     add_counted,
     add_updates,
     check_histories,
-    check_resized,
-    is_replaced,
     swapped,
     written_through_bases,
 )
@@ -78,33 +73,25 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
     recorder.detached.check_stale(views, inputs.by_stand_in)
     through_bases = written_through_bases(inputs)
     for index, record in enumerate(inputs.records):
-        if record in through_bases:
-            check_resized(recorder, record)
-            analysis.replaced += [index] if is_replaced(recorder, record) else []
-        else:
+        if record not in through_bases:
             of_it = [view for view, _ in views if is_view(view) and base_of(view) is record.stand_in]
             add_updates(analysis, index, record, record in through_bases.values(), of_it)
     add_counted(analysis)
-    for whole, _ in inputs.memory:
-        if whole.initial.storage.is_written_outside:
-            out = analysis.add(Updated(whole.slot), whole.initial.read(recorder.emit), whole.spec, None)
-            analysis.whole_updates.append((whole, out))
-    swaps = observed_swaps(analysis, leaves)
-    tensors = tensor_outputs(recorder, inputs, leaves, paths, swaps)
+    tensors = tensor_outputs(analysis, leaves, paths)
     analysis.bases = bases = bases_of(analysis, tensors)
     for key, group in tensors.items():
         first = group[0].tensor
         analysis.inference[bases[key].output if key in bases else analysis.by_fake[first]] = first.is_inference()
     for leaf, path in zip(leaves, paths, strict=True):
-        analysis.outputs.append(_counted(analysis, _output(analysis, leaf, path), leaf))
+        analysis.outputs.append(_output(analysis, leaf, path))
+        if recorder.changes.replaced and is_stand_in(leaf):
+            _check_exchanged(analysis, analysis.outputs[-1], leaf)
         if getattr(analysis.outputs[-1], "steps", ()):
             analysis.aliases.append((len(analysis.outputs) - 1, leaf))
-    for index, at in swaps:
+    for index in analysis.replaced:
         record = inputs.records[index]
-        after = recorder.changes.log.of(record.stand_in, SetData)[at].after
-        assert after is not None
-        source = memory_of(analysis, after, str(record.slot))
-        analysis.swaps += swapped(analysis, index, at, source)
+        source = memory_of(analysis, last_swap(recorder, record), str(record.slot))
+        analysis.swaps.append(swapped(analysis, index, source))
     check_histories(recorder, inputs)
     known = [record for i, record in enumerate(inputs.records) if i not in analysis.detached]
     recorder.detached.check(known, [*views, *((r.stand_in, str(r.slot)) for r in inputs.records)])
@@ -132,92 +119,12 @@ def _output(analysis: Analysis, leaf: Any, path: str) -> OutputInfo:
         record = inputs.by_real[leaf]
     if record is not None:
         return Handle(path, inputs.records.index(record))
-    return _tensor_output(analysis, leaf, path)
-
-
-def _counted(analysis: Analysis, info: OutputInfo, leaf: Any) -> OutputInfo:
-    """The output; where it counts its writes with an input whose memory it does not share, taken of a view of that."""
-    recorder, inputs = analysis.recorder, analysis.inputs
-    if not (recorder.changes.replaced and is_stand_in(leaf) and _counts_with_input(recorder, inputs, info, leaf)):
-        return info
-    value = recorder.value_of(leaf)
-    chain = set(chain_of(value))
-    swaps = [e for e in recorder.changes.log.events if e.after in chain and e.tensor not in inputs.by_stand_in]
-    event = swaps[-1] if swaps else None
-    view = None if event is None else alias_of_input(analysis, event.value, info.path)
-    if event is None or event.after is None or view is None or leaf.requires_grad:
-        where = recorder.changes.changed_at.get(next(reversed(recorder.changes.replaced)))
-        raise of_exchanged_memory(f"the output {info.path}", user_line(where))
-    assert isinstance(info, Handle)
-    if info.steps:
-        after = steps_between(value, event.after)
-        source = memory_of(analysis, event.after, info.path)
-    else:
-        op = aten.alias.default if is_view(leaf) else aten.detach.default
-        after = (ViewStep(op, (), (), None, id(value), True),) * (value is not event.after)
-        source = info
-    analysis.views += taken(view, event.value)
-    _take_over(analysis, event, view, source, event.after)
-    handle = dataclasses.replace(view, steps=(*view.steps, *after))
-    analysis.views += taken(handle, value)
-    return handle
-
-
-def _take_over(analysis: Analysis, event: Event, view: Handle, source: Handle, value: Value) -> None:
-    """A result that is `view` takes over the memory of `source`, which `value` is."""
-    analysis.views += taken(source, value)
-    assert isinstance(event.effect, SetData)
-    analysis.happens(event.at, dataclasses.replace(event.effect, source=source, **place_of(view)))
+    return _memory(analysis, leaf, path)
 
 
 def _marked(analysis: Analysis, leaf: torch.Tensor, value: Value, handle: Handle) -> None:
     """A result is a leaf that requires grad."""
     analysis.happens(marked_at(analysis.recorder, leaf, value), MarkRequiresGrad(**place_of(handle)))
-
-
-def _tensor_output(analysis: Analysis, leaf: torch.Tensor, path: str) -> OutputInfo:
-    recorder, inputs = analysis.recorder, analysis.inputs
-    old, _ = recorder.changes.replaced.get(leaf, (None, False))
-    if old is None and recorder.changes.replaced and is_view(leaf) and leaf.requires_grad:
-        _check_memory(recorder, inputs, leaf, path)
-    if old is not None and leaf not in inputs.by_stand_in and has_been_another(leaf, old):
-        set_at = {event.at for event in recorder.changes.log.of(leaf, SetStorage)}
-        is_stale = any(old.born < change.at for change in old.storage.changes_of(leaf) if change.at not in set_at)
-        is_stale |= not (allows_writes(leaf) or is_no_grad_view(leaf))
-        if is_view(leaf) and leaf.requires_grad and is_stale:
-            raise of_exchanged_memory(f"the output {path}", recorder.changes.where(leaf))
-        alias = _what_it_was(analysis, old, path)
-        if alias is None:
-            return _memory(analysis, leaf, path)
-        is_cut = any(step.op in CUTS for step in alias.steps) and not is_marked(leaf)
-        if leaf.requires_grad and is_cut:
-            raise detached_and_written(f"the output {path}", recorder.changes.where(leaf))
-        analysis.views += taken(alias, old)
-        if is_marked(leaf):
-            _marked(analysis, leaf, old, alias)
-        event = recorder.changes.log.of(leaf, SetData)[-1]
-        _take_over(analysis, event, alias, _memory_given(analysis, leaf, path), recorder.value_of(leaf))
-        return alias
-    return _memory(analysis, leaf, path)
-
-
-def _what_it_was(analysis: Analysis, old: Value, path: str) -> Handle | None:
-    """A tensor as it was before it took another one's memory over; None where it shared memory with nobody's."""
-    alias = alias_of_input(analysis, old, path)
-    if alias is not None or old.storage.is_input:
-        return alias or _refuse_former(path)
-    base = analysis.bases.get(old.storage)
-    if base is None:
-        return None
-    return Handle(path, None, base.output, (*base.back, *steps_between(old, base.value)))
-
-
-def _memory_given(analysis: Analysis, leaf: torch.Tensor, path: str) -> Handle:
-    """The memory that an output took over."""
-    value, existing = analysis.recorder.value_of(leaf), analysis.by_fake.get(leaf)
-    if existing is not None and value.storage not in analysis.bases:
-        return Handle(path, None, existing)
-    return memory_of(analysis, value, path)
 
 
 def _memory(analysis: Analysis, leaf: torch.Tensor, path: str) -> OutputInfo:
@@ -324,25 +231,19 @@ def _check_copy(
         raise detached_and_written(f"the output {path}", recorder.changes.where(leaf))
 
 
-def _check_memory(recorder: Recorder, inputs: Inputs, leaf: torch.Tensor, path: str) -> None:
-    """Autograd takes a view of a tensor that was given other memory for one of what this was, once it is detached."""
-    base = base_of(leaf)
-    is_detached = base in recorder.changes.replaced and base in recorder.detached.twins
-    if is_detached and base not in inputs.by_stand_in:
-        raise of_exchanged_memory(f"the output {path}", recorder.changes.where(base))
-
-
-def _counts_with_input(recorder: Recorder, inputs: Inputs, info: OutputInfo, leaf: torch.Tensor) -> bool:
-    """Whether an output shares the version counter, but not the memory, of an input: it was taken of a view of that,
-    which `.data = ...` gave other memory.
+def _check_exchanged(analysis: Analysis, info: OutputInfo, leaf: torch.Tensor) -> None:
+    """What was taken of a tensor before it was given other memory shares with it what a call can't put together: it is
+    a view of it, or counts its writes with it.
     """
-    is_of_input = isinstance(info, Handle) and info.input is not None
-    is_known = leaf in recorder.changes.replaced and isinstance(info, Handle) and info.steps
-    if is_of_input or is_known:
-        return False
-    storage = recorder.value_of(leaf).storage
-    others = [r.stand_in for r in inputs.records if recorder.value_of(r.stand_in).storage is not storage]
-    return any(share_counters(leaf, other) for other in others)
+    recorder, value = analysis.recorder, analysis.recorder.value_of(leaf)
+    of = info.input if isinstance(info, Handle) else None
+    for tensor in recorder.changes.replaced:
+        was_taken = value.born < recorder.changes.log.of(tensor, SetData)[-1].at
+        is_apart = of is None or analysis.inputs.records[of].stand_in is not tensor
+        if (is_view(leaf) and base_of(leaf) is tensor and was_taken) or (
+            leaf is not tensor and is_apart and share_counters(leaf, tensor)
+        ):
+            raise of_exchanged_memory(f"the output {info.path}", recorder.changes.where(tensor))
 
 
 def _check_view(recorder: Recorder, leaf: torch.Tensor, path: str) -> None:
@@ -393,24 +294,21 @@ def _made(results: Sequence[Any], known: Container[Any]) -> list[tuple[int, torc
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Member:
-    """An output, or what it was: one that has another tensor's memory by now stays to autograd what it was."""
+    """An output."""
 
     tensor: torch.Tensor
     path: str
     value: Value
-    was: bool = False
 
 
-def tensor_outputs(
-    recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[str], swaps: list[tuple[int, int]]
-) -> dict[Storage, list[_Member]]:
+def tensor_outputs(analysis: Analysis, leaves: list[Any], paths: list[str]) -> dict[Storage, list[_Member]]:
     """Outputs in memory that is no input's, by their storage; each tensor once."""
+    recorder, inputs = analysis.recorder, analysis.inputs
     by_storage: dict[Storage, list[_Member]] = {}
     seen: IdSet[torch.Tensor] = IdSet()
-    for index, at in swaps:
-        record = inputs.records[index]
-        value = recorder.changes.log.of(record.stand_in, SetData)[at].after
-        if value is not None and not value.storage.is_input:
+    for record in map(inputs.records.__getitem__, analysis.replaced):
+        value = last_swap(recorder, record)
+        if not value.storage.is_input:
             member = _Member(record.stand_in, str(record.slot), value)
             by_storage.setdefault(value.storage, []).append(member)
     for leaf, path in zip(leaves, paths, strict=True):
@@ -420,15 +318,7 @@ def tensor_outputs(
         value = recorder.value_of(leaf)
         if not value.storage.is_input:
             by_storage.setdefault(value.storage, []).append(_Member(leaf, path, value))
-        old, _ = recorder.changes.replaced.get(leaf, (None, False))
-        if old is not None and has_been_another(leaf, old) and not old.storage.is_input:
-            by_storage.setdefault(old.storage, []).append(_Member(leaf, path, old, was=True))
-    return {key: group for key, group in by_storage.items() if len(group) > 1 or not group[0].was}
-
-
-def has_been_another(tensor: torch.Tensor, old: Value) -> bool:
-    """Whether a tensor that has another memory than `old` may still be to autograd what that was."""
-    return old.storage.is_input or tensor.requires_grad
+    return by_storage
 
 
 def bases_of(analysis: Analysis, by_storage: dict[Storage, list[_Member]]) -> dict[Storage, BaseOutput]:
@@ -445,8 +335,7 @@ def bases_of(analysis: Analysis, by_storage: dict[Storage, list[_Member]]) -> di
             bases[key] = BaseOutput(root, output, ())
             continue
         is_plain = not (is_view(first) and first.requires_grad and base_of(first) is not None)
-        has_own = first in recorder.changes.replaced or is_from_custom_function(value, first)
-        if len(group) == 1 and (is_plain or has_own):
+        if len(group) == 1 and (is_plain or is_from_custom_function(value, first)):
             entry = value.read(recorder.emit)
             is_view_here = value.parent is not None and isinstance(entry.spec, TensorSpec)
             if is_view_here and (entry.spec.offset != value.spec.offset or not value.spec.is_dense):  # type: ignore[union-attr]

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import operator
 from typing import Any, NamedTuple
 
 import torch
@@ -22,10 +21,10 @@ import torch
 from ..._torch.tensors import history_of, share_counters
 from ...graph.meta import TensorSpec
 from ..tape.opinfo import op_info
-from ..tape.origin import Origin
+from ..tape.origin import Origin, user_line
 from ..tape.tape import Entry
 from .refusals import past_the_edges
-from .views import Emit, View, is_bijection, moved, replayed, with_bits, without_bits, write_back, write_memory
+from .views import Emit, View, is_bijection, moved, replayed, with_bits, without_bits, write_back
 
 aten = torch.ops.aten
 
@@ -56,8 +55,6 @@ class Storage:
     changes: list[Change] = dataclasses.field(default_factory=list)
     is_input: bool = False
     is_touched: bool = False  # written through a tensor that has no elements: only autograd noticed
-    is_written_anywhere: bool = False  # some write may have gone past the edges of the tensor it went through
-    is_written_outside: bool = False  # the same of the inputs in a memory that inputs share
     last_scatter: tuple[Entry, Value, Any, Entry] | None = None
 
     @property
@@ -153,6 +150,11 @@ class Value:
         """Whether this is a view by strides, which may go past the edges of what it was taken of."""
         return self.view is not None and self.view.op is aten.as_strided.default and not self.view.is_member
 
+    @property
+    def is_past_the_edges(self) -> bool:
+        """Whether this is a view by strides of elements that what it is taken of does not have."""
+        return self.is_by_layout and not self.parent.spec.holds(self.spec)  # type: ignore[union-attr]
+
     def read(self, emit: Emit) -> Entry:
         """The entry that holds the current value, replaying views where the memory was written to since."""
         storage = self._storage
@@ -223,36 +225,19 @@ class Value:
             self.entry = new
             self.generation = storage.generation
 
-    def _went_anywhere(self, at: Value) -> None:
-        """Note a write through `at`, which is a view by strides."""
-        storage = self.storage
-        storage.is_written_anywhere = True
-        source: Value | None = at
-        while source is not None and not (source.view is not None and source.view.is_member):
-            source = source.parent
-        if source is None or not source.spec.holds(at.spec):
-            storage.is_written_outside = True
-
     def mark_written(self) -> None:
         """Note a write to this value that is not written back view by view."""
         at: Value | None = self
         while at is not None:
             at.is_written_through = True
-            if at.is_by_layout and self.spec.numel:
-                self._went_anywhere(at)
             at = at.parent
 
     def _write_parent(self, emit: Emit, new: Entry) -> None:
         parent, view, storage = self.parent, self.view, self.storage
         assert parent is not None
         assert view is not None
-        if self.is_by_layout:
-            self._went_anywhere(self)
-        if (self.is_by_layout and not parent.spec.holds(self.spec)) or (
-            parent.spec.overlaps_itself and not is_bijection(view.op)
-        ):
-            self._write_past(emit, parent, new)
-            return
+        if self.is_past_the_edges or (parent.spec.overlaps_itself and not is_bijection(view.op)):
+            raise past_the_edges(user_line(self.taken_at))
         base = parent.read(emit)
         last = storage.last_scatter
         if last is not None and last[0] is base and last[1] is parent and view.is_same(last[2]):
@@ -261,42 +246,6 @@ class Value:
         parent.write(emit, scattered)
         if parent.entry is scattered and scattered.args and scattered.args[0] is base:
             storage.last_scatter = (scattered, parent, view, base)
-
-    def _write_past(self, emit: Emit, parent: Value, new: Entry) -> None:
-        """Write to the nearest tensor up the chain that holds these elements, each in a place of its own."""
-        parent.is_written_through = True
-        if parent.is_by_layout:
-            parent._went_anywhere(parent)
-        above = parent.parent
-        if above is not None:
-            parent.generation = -1
-        if above is None or above.spec.dtype is not self.spec.dtype:
-            self.mark_written()
-            self._write_in_memory(emit, new)
-            return
-        if not above.spec.holds(self.spec):
-            self._write_past(emit, above, new)
-            return
-        new = with_bits(emit, new, self.spec, above.spec)
-        above.write(emit, write_memory(emit, above.read(emit), above.spec, self.spec, new))
-
-    def _write_in_memory(self, emit: Emit, new: Entry) -> None:
-        place = extent_of(self, 0)
-        if place is None:
-            raise past_the_edges()
-        root, spec = self.root, self.spec
-        if 0 in spec.stride:  # all of these are in one place, and alike
-            once = tuple(1 if step == 0 else size for size, step in zip(spec.shape, spec.stride, strict=True))
-            row = TensorSpec(once, spec.stride, spec.dtype, spec.device, 0, spec.conj, spec.neg)
-            place = StorageExtent(0, row, place.start)
-            for dim in range(len(once)):
-                new = emit(aten.slice.Tensor, new, dim, 0, once[dim])
-        after = TensorSpec(
-            root.spec.shape, root.spec.stride, root.spec.dtype, root.spec.device, 0, root.spec.conj, root.spec.neg
-        )
-        call = RunOnStorageCopies(aten.copy_.default, (root.spec,), {(0, None): place})
-        done = emit(call, root.read(emit), None, new, spec=(after,))  # type: ignore[arg-type]
-        root.write(emit, emit(operator.getitem, done, 0, spec=after))
 
     def _laid_out(self, emit: Emit, new: Entry) -> Entry:
         spec = new.spec

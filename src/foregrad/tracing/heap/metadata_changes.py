@@ -12,15 +12,15 @@ import torch
 
 from ..._torch.tensors import base_of, history_of, is_usable, is_view
 from ...errors import UnsupportedAliasError, UnsupportedMutationError
-from ...graph.effect_log import Detach, Effect, Handle, InplaceView, MarkRequiresGrad, SetData, SetStorage
+from ...graph.effect_log import Detach, Effect, Handle, InplaceView, MarkRequiresGrad, SetData
 from ...graph.meta import TensorSpec
-from ...identity import ById, IdSet
-from ..tape.opinfo import IDENTITIES, OpInfo, take_data
+from ...identity import ById
+from ..tape.opinfo import IDENTITIES, OpInfo
 from ..tape.origin import Origin, user_line
 from .alias import Change, Storage, Value, now
 from .recording import Recording
 from .records import InputRecord
-from .refusals import detached_and_written, set_with_gradients
+from .refusals import detached_and_written, given_to_a_view, resized_with_gradients, set_in_place
 from .views import View
 
 aten = torch.ops.aten
@@ -32,24 +32,22 @@ class MetadataChanges:
     def __init__(self, recorder: Recording) -> None:
         self.recorder = recorder
         self.log = EventLog()
-        self.replaced: ById[torch.Tensor, tuple[Value, bool]] = ById()  # what a tensor was; whether `set_` replaced it
+        self.replaced: ById[torch.Tensor, Value] = ById()  # what a tensor was before `.data = ...`
         self.changed_at: ById[torch.Tensor, Origin] = ById()  # where sizes, memory or history last changed in place
-        self.set_to_itself: IdSet[torch.Tensor] = IdSet()
-        self.resized: list[Storage] = []  # where tensors are whose sizes changed in place
+        self._unclear: list[tuple[Storage, Exception]] = []  # see `differs_by_place`
 
     def run(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
-        """t_, squeeze_, as_strided_, resize_, set_: the tensor becomes another view, or another tensor."""
+        """t_, squeeze_, as_strided_, resize_: the tensor becomes another view, or another tensor."""
         rec, func = self.recorder, info.op
+        name = func._schema.name
+        if name == "aten::set_":
+            raise set_in_place(user_line(rec.origins.here()))
         tensor, rest = args[0], tuple(args[1:])
         old = rec.value_of(tensor)
         self.changed_at[tensor] = rec.origins.here()
-        name = func._schema.name
-        if name == "aten::set_":
-            return self._set(info, tensor, rest, kwargs)
         if name in ("aten::resize_", "aten::resize_as_"):
             return self._resize(info, tensor, args, kwargs)
-        if not (func is aten.as_strided_.default and self._is_alone(old) and tuple(rest[0]) == tuple(old.spec.shape)):
-            self.resizes(old)
+        self.resizes(tensor, old)
         out = rec.run_fake(func, args, kwargs)
         assert info.functional is not None
         view = View(info.functional, rest, kwargs, None, object(), torch.is_grad_enabled())
@@ -61,23 +59,27 @@ class MetadataChanges:
         effect = InplaceView(-1, op, args, tuple(kwargs.items()), torch.is_grad_enabled())
         old.storage.changes.append(Change(self.log.note(effect, tensor, old, op), tensor))
 
-    def _is_alone(self, value: Value) -> bool:
-        """Whether nothing else is in its memory, which the function made."""
-        others = (other for other in self.recorder.values.values() if other is not value)
-        return not value.storage.is_input and not any(other._storage is value.storage for other in others)
+    def resizes(self, tensor: torch.Tensor, value: Value, *, is_swap: bool = False) -> None:
+        """The sizes or the memory of a tensor, which has this value, are about to change in place.
 
-    def resizes(self, value: Value) -> None:
-        """The sizes or the memory of the tensor that has this value are about to change in place."""
-        self.resized.append(value.storage)
-        self.recorder.host.on_resize()
+        Autograd takes views again by their operators: of what is no more, where the tensor is a view or has some.
+        """
+        fakes = [v.fake for v in self.recorder.values.values() if v.fake is not None and v.fake is not tensor]
+        is_alone = not is_view(tensor) and not any(is_view(fake) and base_of(fake) is tensor for fake in fakes)
+        if not is_alone or (self.recorder.host.real_of(tensor) is not None and not is_swap):
+            self.differs_by_place(value.storage, resized_with_gradients(user_line(self.recorder.origins.here())))
 
-    def resized_with_gradients(self) -> bool:
-        """Whether something requires grad that is in one memory with a tensor whose sizes changed in place."""
-        where = set(self.resized)
-        if not where:
-            return False
-        fakes = [v.fake for v in self.recorder.values.values() if v._storage is not None and v._storage in where]
-        return any(fake is not None and fake.requires_grad for fake in fakes)
+    def differs_by_place(self, storage: Storage, refused: Exception) -> None:
+        """In this memory a view has another place than its operators tell: `refused` is raised once gradients flow."""
+        self._unclear.append((storage, refused))
+        self.check_places()
+
+    def check_places(self) -> None:
+        """Raise where something requires grad in a memory in which a view has another place than operators tell."""
+        for storage, refused in self._unclear:
+            fakes = [value.fake for value in self.recorder.values.values() if value._storage is storage]
+            if any(fake is not None and fake.requires_grad for fake in fakes):
+                raise refused
 
     def where(self, tensor: torch.Tensor | None) -> str:
         """The user's line that last changed the sizes, the memory or the history of a tensor in place."""
@@ -90,43 +92,28 @@ class MetadataChanges:
             source.fake, source.became = None, value  # its sizes are no longer those of `source`
         return value
 
-    def _set(self, info: OpInfo, tensor: torch.Tensor, rest: tuple[Any, ...], kwargs: Any) -> Any:
-        rec = self.recorder
-        is_tensor = len(rest) == 1 and isinstance(rest[0], torch.Tensor)
-        if not is_tensor or (tensor.is_conj(), tensor.is_neg()) != (rest[0].is_conj(), rest[0].is_neg()):
-            raise UnsupportedMutationError(
-                f"`set_` with a storage, or a lazy conjugate, at {user_line(rec.origins.here())} can't be captured. "
-                "Give `set_` a plain tensor, or do it outside the compiled function. (LSTM, GRU and RNN of cuDNN do it "
-                "with their weights.)"
-            )
-        if torch.is_grad_enabled() and (tensor.requires_grad or rest[0].requires_grad):
-            raise set_with_gradients(user_line(rec.origins.here()))
-        out = rec.run_fake(info.op, (tensor, *rest), kwargs)
-        if rest[0] is tensor:
-            rec.value_of(tensor).storage.note_write(tensor)  # its version changes, and a leaf's node for gradients
-            self.set_to_itself.add(tensor)
-            return out
-        self.replaced_by(tensor, rest[0], is_set=True)
-        return out
-
-    def replaced_by(self, tensor: torch.Tensor, source: torch.Tensor, *, is_set: bool = False) -> None:
-        """`tensor` took over the memory of `source`: after `set_` or an assignment to `.data`."""
-        rec = self.recorder
+    def replaced_by(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
+        """`tensor` took over the memory of `source`, after an assignment to `.data`."""
+        rec, real = self.recorder, self.recorder.host.real_of(tensor)
         self.changed_at[tensor] = rec.origins.here()
-        view = View(take_data if is_set else aten.alias.default, (), {}, None, object(), torch.is_grad_enabled())
-        old, _ = self.replaced.get(tensor, (rec.value_of(tensor), False))
+        if real is None:
+            is_shared = is_view(tensor) or rec.value_of(tensor).storage.is_input
+        else:
+            is_shared = is_view(real) and base_of(real).requires_grad  # type: ignore[union-attr]
+        if is_shared:
+            raise given_to_a_view(self.where(tensor))
+        view = View(aten.alias.default, (), {}, None, object(), torch.is_grad_enabled())
+        old = self.replaced.get(tensor, rec.value_of(tensor))
         was, given = rec.value_of(tensor), rec.value_of(source).spec
         if not given.same_layout(was.spec) or given.offset != was.spec.offset:
-            self.resizes(old)
-        self.replaced[tensor] = old, is_set
+            self.resizes(tensor, old, is_swap=True)
+        self.replaced[tensor] = old
         after = self.become_view(tensor, rec.value_of(source), view)
-        effect = SetStorage(-1, SOMETHING) if is_set else SetData(-1, SOMETHING)
-        at = self.log.note(effect, tensor, was, after=after)
-        old.storage.changes += [Change(at, tensor)] if is_set else []  # it counts as a write
+        self.log.note(SetData(-1, SOMETHING), tensor, was, after=after)
 
     def exchanged(self) -> set[Storage]:
-        """The memories that tensors were given by `set_` or `.data = ...`, and those that they had before."""
-        values = ((old, self.recorder.value_of(tensor)) for tensor, (old, _) in self.replaced.items())
+        """The memories that tensors were given by `.data = ...`, and those that they had before."""
+        values = ((old, self.recorder.value_of(tensor)) for tensor, old in self.replaced.items())
         return {value.storage for pair in values for value in pair}
 
     def _resize(self, info: OpInfo, tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
@@ -137,7 +124,7 @@ class MetadataChanges:
         spec = rec.spec_of(tensor)
         if spec.shape == old.spec.shape and spec.stride == old.spec.stride:
             return out
-        self.resizes(old)
+        self.resizes(tensor, old)
         if spec.nbytes + (spec.offset - had.offset) * spec.dtype.itemsize <= had.nbytes:
             where = (list(spec.shape), list(spec.stride), spec.offset)
             enabled = torch.is_grad_enabled() and (old.view is None or old.view.grad_enabled)
@@ -224,10 +211,6 @@ class EventLog:
 
     def of(self, tensor: torch.Tensor, *kinds: type[Effect]) -> list[Event]:
         return [event for event in self.events if event.tensor is tensor and isinstance(event.effect, kinds)]
-
-    def changes_of(self, tensor: torch.Tensor) -> list[Event]:
-        """When its sizes or its memory changed."""
-        return self.of(tensor, InplaceView, SetData)
 
     def detached(self, tensor: torch.Tensor) -> list[Event]:
         return [event for event in self.of(tensor, Detach) if event.is_detach]

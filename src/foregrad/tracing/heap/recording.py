@@ -88,8 +88,9 @@ class Host(Hooks):
     def past_the_edges(self, root: Value) -> None:
         """A write leaves the input that `root` is."""
 
-    def on_resize(self) -> None:
-        """Sizes or memory of a tensor are about to change in place."""
+    def real_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The input that it stands for; None where it stands for none."""
+        return None
 
     def on_missing(self, root: Value, where: str) -> None:
         """A backward writes to what it was not known to write."""
@@ -139,7 +140,6 @@ class Recording(Protocol):
     tape: Tape
     values: ById[torch.Tensor, Value]
     phases: dict[int, torch.Tensor]
-    reshaped: list[tuple[torch.Tensor, int, str]]
     in_backward: bool
     is_symbolic: bool
     has_absent: bool  # some tensor stands for a tangent that is not there

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..._torch.tensors import allows_writes, base_of, is_marked, is_view, kind_of, version_of
+from ..._torch.tensors import allows_writes, base_of, is_marked, is_view, version_of
 from ...graph.meta import TensorSpec
 from ...graph.slots import SharedMemory, Slot
 from ..tape.tape import Entry
@@ -83,12 +83,6 @@ def is_no_grad_view(record: InputRecord) -> bool:
     """Whether it is a view made under no_grad, marked through its base: PyTorch sends no gradients there."""
     base = base_of(record.real)
     return base is not None and base.requires_grad and is_marked(record.real)
-
-
-def is_of_another_kind(record: InputRecord) -> bool:
-    """Whether it is a view that autograd takes again by its operators alone: of another dtype, conjugated, negated."""
-    base = base_of(record.real)
-    return base is not None and kind_of(record.real) != kind_of(base)
 
 
 def is_written_with_history(record: InputRecord) -> bool:

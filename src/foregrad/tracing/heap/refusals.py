@@ -12,8 +12,7 @@ def of_exchanged_memory(what: str, where: str = "") -> UnsupportedAliasError:
     """A result that PyTorch takes for a view of what its memory, or that of its base, was before."""
     return UnsupportedAliasError(
         f"{what} is, or shares memory with, a view whose memory or that of its base was exchanged or resized in place "
-        f"(`.data = ...`, `set_`, `resize_`){_at(where)}: PyTorch takes it for a view of what was there before. Return "
-        "a copy."
+        f"(`.data = ...`, `resize_`){_at(where)}: PyTorch takes it for a view of what was there before. Return a copy."
     )
 
 
@@ -26,38 +25,46 @@ def detached_and_written(what: str, where: str = "") -> UnsupportedAliasError:
     )
 
 
-def set_with_gradients(where: str) -> UnsupportedMutationError:
-    """`set_` where gradients are on: nothing can be differentiated through it, in eager either."""
+def set_in_place(where: str) -> UnsupportedMutationError:
+    """`set_` gives a tensor other memory, which counts as a write of it and has no derivative."""
     return UnsupportedMutationError(
-        f"`set_` at {where} is called on, or given, a tensor that requires grad while gradients are on: PyTorch leaves "
-        "it without a derivative. Use torch.no_grad(), or detach the tensor before."
+        f"`set_` at {where} gives a tensor other memory. Assign to `.data`, copy the elements (`copy_`), or do it "
+        "outside the compiled function. (LSTM, GRU and RNN of cuDNN do it with their weights.)"
+    )
+
+
+def given_to_a_view(where: str) -> UnsupportedMutationError:
+    """What a view is of stays to autograd what it was, whatever memory the view is given."""
+    return UnsupportedMutationError(
+        f"`.data = ...` at {where} gives other memory to a view, or to a tensor that shares the memory of an argument. "
+        "Copy the elements (`copy_`), or assign to what it is a view of."
     )
 
 
 def changed_with_gradients(what: str, where: str) -> UnsupportedMutationError:
     """PyTorch takes the gradients of a tensor by what it is when it asks, which is one thing at one time."""
     return UnsupportedMutationError(
-        f"{what} is given other sizes, another dtype or history, or memory at another place, in place (`resize_`, "
-        f"`squeeze_`, `set_`, `.data = ...`, `detach_`) at {where}, and gradients flow to what it is and to what it "
-        "was, or is a view of. Compute with a tensor of its own instead."
+        f"{what} is given other sizes, another dtype or history, or other memory, in place (`.data = ...`, "
+        f"`detach_`) at {where}, and gradients flow to what it is and to what it was, or views of it are. Compute with "
+        "a tensor of its own instead."
     )
 
 
-def resized_view(where: str) -> UnsupportedMutationError:
-    """PyTorch can't take a view again by its operator once its sizes, or those of its base, are others."""
+def resized_with_gradients(where: str) -> UnsupportedMutationError:
+    """Autograd takes a view again by its operators: not once its sizes, or those of its base, are others."""
     return UnsupportedMutationError(
-        f"sizes of a view, or of its base, are changed in place at {where}, with gradients, where the view is of "
-        "another dtype, conjugated, in memory that was exchanged, or written or used otherwise too: PyTorch can't take "
-        "its gradient then. Change sizes out of place, or take views after that."
+        f"sizes of an argument, of a view, or of a tensor that has views are changed in place (`squeeze_`, `t_`, "
+        f"`resize_`) at {where}, and gradients flow to what is in that memory. Change sizes out of place, as in "
+        "`x = x.squeeze()`, or under torch.no_grad() on a detached tensor."
     )
 
 
 def past_the_edges(where: str = "") -> UnsupportedAliasError:
-    """A view that eager takes by its place in memory, where its gradients end elsewhere than by its operator."""
+    """A view that eager takes by its place in memory, which is another than its operators tell autograd."""
     return UnsupportedAliasError(
-        f"a view{_at(where)} goes past the edges of what it is taken of (`as_strided`), where gradients end, or has "
-        "several elements in one place (`expand`), and sizes or elements of that memory are changed in place: take it "
-        "of what that is a view of, or of a copy."
+        f"a view{_at(where)} goes past the edges of what it is taken of (`as_strided`), or what it is taken of has "
+        "several elements in one place (`expand`), and gradients flow to that memory or it is written: take it of what "
+        "that is a view of, or of a copy."
     )
 
 

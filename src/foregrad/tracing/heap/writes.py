@@ -20,7 +20,7 @@ from ...identity import ById, IdSet
 from ..tape.opinfo import CallOnCopies, OpInfo
 from ..tape.origin import user_line
 from ..tape.tape import Entry
-from .alias import At, RunOnStorageCopies, Storage, StorageExtent, Value, extent_of
+from .alias import At, RunOnStorageCopies, Storage, StorageExtent, Value, chain_of, extent_of
 from .metadata_changes import MetadataChanges
 from .overlaps import check_cast, check_lists, check_write
 from .recording import Recording
@@ -36,7 +36,6 @@ class Writes:
     def __init__(self, recorder: Recording, changes: MetadataChanges) -> None:
         self.recorder = recorder
         self.changes = changes
-        self.outside: list[Value] = []  # views by strides that leave the view they were taken of
         self.copied: dict[Value, list[Entry]] = {}  # by root: values that `copy_` gave it as they are
         self.listed: IdSet[torch.Tensor] = IdSet()  # tensors that some `_foreach_` operator got and that overlap
 
@@ -147,7 +146,9 @@ class Writes:
         for tensor in targets:
             value = rec.value_of(tensor)
             root, spec = value.root, value.root.spec
-            if value.storage.is_input and (_leaves_its_root(value) or spec.overlaps_itself or spec.conj or spec.neg):
+            if any(link.is_past_the_edges for link in chain_of(value)):
+                raise past_the_edges(user_line(rec.origins.here()))
+            if value.storage.is_input and (spec.overlaps_itself or spec.conj or spec.neg):
                 self.recorder.host.past_the_edges(root)
             roots[root] = None
         number = {key: i for i, key in enumerate(roots)}
@@ -202,7 +203,7 @@ class Writes:
         value = rec.value_of(tensor)
         spec = new.spec
         assert isinstance(spec, TensorSpec)
-        if value.storage.is_input and (_leaves_its_root(value) or value.storage.root.spec.overlaps_itself):
+        if value.storage.is_input and value.storage.root.spec.overlaps_itself:
             self.recorder.host.past_the_edges(value.storage.root)
         if spec.dtype is not value.spec.dtype:
             if checked:
@@ -216,17 +217,11 @@ class Writes:
         value.storage.note_write(tensor)
 
     def check_edges(self, view: Value) -> None:
-        """A view by strides may see more of the memory than the input it is taken of."""
-        if view.storage.is_input and _leaves_its_root(view):
-            self.recorder.host.past_the_edges(view.storage.root)
-        source = view.parent
-        is_view_of_view = view.of_differentiable and source is not None and source.parent is not None
-        if is_view_of_view and not source.spec.holds(view.spec):  # type: ignore[union-attr]
-            self.outside.append(view)
-
-    def follows_strides(self) -> bool:
-        """Whether an `as_strided` view past the extent of its base was written: autograd regenerates it by strides."""
-        return any(view.born < view.storage.changed_at for view in self.outside)
+        """A view by strides may see more of the memory than what it is taken of."""
+        if view.is_past_the_edges:
+            self.changes.differs_by_place(view.storage, past_the_edges(user_line(self.recorder.origins.here())))
+            if view.storage.is_input and not view.root.spec.holds(view.spec):
+                self.recorder.host.past_the_edges(view.root)
 
     def where_lists(self) -> str:
         """The line of the last operator on lists that got tensors which overlap."""
@@ -239,7 +234,7 @@ class Writes:
         for tensor in targets:
             value = rec.value_of(tensor)
             if tuple(tensor.shape) != value.spec.shape:
-                self.changes.resizes(value)
+                self.changes.resizes(tensor, value)
                 self.changes.require_unshared(value, "resized by out=")
                 spec = rec.spec_of(tensor)
                 entry = rec.emit(
@@ -279,16 +274,6 @@ class Writes:
 
 
 _FILLS: dict[Any, Any] = {aten.zero_.default: 0, aten.fill_.Scalar: None}
-
-
-def _leaves_its_root(value: Value) -> bool:
-    """Whether a view by strides goes past the memory of the input it is taken of."""
-    root = value.storage.root
-    while value.parent is not None:
-        if value.view is not None and value.view.op is aten.as_strided.default and not value.view.is_member:
-            return not root.spec.holds(value.spec)
-        value = value.parent
-    return False
 
 
 def _at_start(spec: Any) -> Any:

@@ -47,7 +47,6 @@ from ..tape.origin import Origin, user_line
 from ..tape.tape import CaptureAgain, Entry, Learned, SharedClosureFound
 from ..values.sizes import SizeSymbols
 from .stand_ins import MemoryGroup, StandIns
-from .views_by_place import Watched
 from .wrappers import Wrappers
 
 aten = torch.ops.aten
@@ -78,7 +77,7 @@ class Inputs:
         self.recorder: Recorder
         self.stand_ins: StandIns
         self.wrappers: Wrappers
-        self.overlapping: list[Watched] = []
+        self.overlapping: list[tuple[InputRecord, InputRecord]] = []  # each with what it is a view of, or itself
         self._samples = learned.samples
         self.reached: ById[torch.Tensor, Source] = ById()  # arguments that the function also reached by itself
         self.marked: ById[torch.Tensor, Origin | None] = ById()  # others that `requires_grad_` was called on: where
@@ -118,7 +117,7 @@ class Inputs:
             shared.place_bases(self._add, self._register)
             for record in group:
                 shared.place(record)
-            self.overlapping += shared.watched()
+            self.overlapping += shared.overlapping
         for record in new:
             self._register(record)
         # An argument that the function also reaches by itself is the real tensor, so that both ways give one object.
@@ -281,6 +280,14 @@ class Inputs:
             raise past_the_edges()
         self.whole.add(record.real)
         raise again_with(record)
+
+    def check_overlapping(self) -> None:
+        """Raise where a view whose gradients go to other elements by its operators than by its place was changed."""
+        fakes = [value.fake for value in self.recorder.values.values()] if self.overlapping else []
+        for record, base in self.overlapping:
+            views = [fake for fake in fakes if fake is not None and is_view(fake) and base_of(fake) is record.stand_in]
+            if (is_moved(base) or is_moved(record)) and (views or record is not base):
+                raise past_the_edges(user_line(record.initial.root.read(self.recorder.emit).origin))
 
     def note_marked(self, tensor: torch.Tensor) -> None:
         """`requires_grad_` is called on a tensor that stands for no input."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -28,12 +27,10 @@ from ...errors import UnsupportedError, UnsupportedLayoutError, UnsupportedOpErr
 from ...interrupts import deliver, held
 from ...subclasses.spec import is_of_capture
 from ..heap.recording import Host
-from ..heap.refusals import past_the_edges
 from ..kernels.checks import VALUE_CHECKS
 from ..kernels.plans import DETERMINANTS, VALUES_ONLY, eigenvalues_only, watch_determinant
 from ..recorder.functions import OBJECTS, READERS, ValuesAsked
 from ..recorder.recorder import Recorder
-from .views_by_place import RESHAPERS, OverlappingViews, ViewTracking
 
 _TENSOR: Any = torch.Tensor
 _KEEP_REAL = {_TENSOR.__hash__}
@@ -41,32 +38,17 @@ _GRAD = _TENSOR.grad.__get__
 
 
 class Lifting(TorchFunctionMode):
-    """Swaps real tensors for stand-ins in the arguments of every torch function.
+    """Swaps real tensors for stand-ins in the arguments of every torch function."""
 
-    `reshape_view` changes sizes of views in place: where it is given, autograd is told no more of a view than where it
-    lies in memory.
-    """
-
-    def __init__(
-        self,
-        host: Host,
-        recorder: Recorder,
-        *,
-        reshape_view: Callable[[Any, Any, torch.Tensor, tuple[Any, ...], Any], Any] | None = None,
-        overlapping: OverlappingViews | None = None,
-    ) -> None:
+    def __init__(self, host: Host, recorder: Recorder) -> None:
         super().__init__()
         self.host, self.recorder = host, recorder
         self.rows = host.aspects.rows
         self.where = where = host.where
-        self.reshape_view = reshape_view
-        self.views = ViewTracking(where, overlapping)
-        self.overlapping = overlapping
         self.values_asked = ValuesAsked(where)
         self.classes = FunctionClasses(where)
         self.accumulated_at = ""  # where the last `backward()` is
         self.has_hooks = False  # the function has registered some on its own tensors
-        self.storages = Storages()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if held.pending:
@@ -84,8 +66,6 @@ class Lifting(TorchFunctionMode):
             return answer
         if func is _GRAD:
             return func(*args)
-        if self.overlapping is not None and self.overlapping.watched:
-            self.overlapping.look(func, args)
         args, kwargs = self.swap(args, kwargs or {})
         row = self.rows.get(func)
         if row is not None:
@@ -95,22 +75,7 @@ class Lifting(TorchFunctionMode):
             return special(self, func, args, kwargs)
         reader = READERS.get(func)
         if reader is not None:
-            result = reader(func, args, kwargs)
-            self.views.check_stale(result, args)
-            return self.views.by_strides(result, args) if self.reshape_view else result
-        if self.reshape_view is not None:
-            if func in RESHAPERS:
-                if self.overlapping is not None and self.overlapping.is_watched(args[0]):
-                    raise past_the_edges(self.where())
-                result = self.reshape_view(self.views.stale, func, args[0], args[1:], kwargs)
-                return func(*args, **kwargs) if result is NotImplemented else result
-            if func in _AS_STRIDED:
-                result = func(*args, **kwargs)
-                self.views.check_stale(result, args)
-                return self.views.as_strided(result, args)
-            result = func(*args, **kwargs)
-            self.views.check_stale(result, args)
-            return self.views.by_strides(result, args)
+            return reader(func, args, kwargs)
         return func(*args, **kwargs)
 
     def settle(self, *, has_hooks: bool) -> None:
@@ -189,11 +154,6 @@ class Lifting(TorchFunctionMode):
         self.host.on_hook(args[0], hook, handle)
         return handle
 
-    def _storage(self, func: Any, args: Any, kwargs: Any) -> Any:
-        storage = func(*args, **kwargs)
-        self.storages.asked(storage, args[0])
-        return storage
-
     def _names(self, func: Any, args: Any, kwargs: Any) -> Any:
         return [name for name in func(*args, **kwargs) if name != "__getattr__"]  # see patches.py
 
@@ -235,8 +195,6 @@ class Lifting(TorchFunctionMode):
             has_history = data.requires_grad and (dtype.is_floating_point or dtype.is_complex)
             kwargs = {**kwargs, "requires_grad": has_history}
         made = func(*args, **kwargs)
-        self.views.check_stale(made, args)
-        made = self.views.by_strides(made, args) if self.reshape_view else made
         if requires_grad is None or made.requires_grad == requires_grad:
             return made
         with self:
@@ -275,8 +233,6 @@ def _below_transforms(value: Any) -> Any:
     return bottom_of(value) if isinstance(value, torch.Tensor) and is_inside_transform(value) else value
 
 
-_AS_STRIDED = {torch.as_strided, torch.Tensor.as_strided}
-
 _SPARSE = [torch.sparse_coo_tensor, torch.sparse_csr_tensor, torch.sparse_csc_tensor, torch.sparse_bsr_tensor]
 _SPARSE += [torch.sparse_bsc_tensor, torch.sparse_compressed_tensor]
 _QUANTIZED = [
@@ -308,7 +264,6 @@ _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     **dict.fromkeys(_NUMBERS, Lifting._number),
     **dict.fromkeys(_SIZES, Lifting._size),
     torch.Tensor.register_hook: Lifting._hook,
-    torch.Tensor.untyped_storage: Lifting._storage,
     torch.Tensor.__dir__: Lifting._names,
     torch.Tensor.detach_: Lifting._detach_in_place,
     torch.Tensor.requires_grad_: Lifting._mark,
@@ -316,38 +271,3 @@ _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     torch.Tensor.data.__get__: Lifting._take_data,  # type: ignore[attr-defined]
     torch.Tensor.data.__set__: Lifting._assign_data,  # type: ignore[attr-defined]
 }
-
-
-# -------------------------------------------------------------------- storages
-# Storages that a function takes from tensors and hands to `set_`: recorded as tensors over the storages.
-
-
-class Storages:
-    """`owners`: a tensor in each storage that was asked for, by its address."""
-
-    def __init__(self) -> None:
-        self.owners: dict[int, torch.Tensor] = {}
-
-    def asked(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> None:
-        self.owners.setdefault(storage._cdata, tensor)
-
-    def as_tensor(
-        self, target: torch.Tensor, source: Any = None, storage_offset: Any = 0, size: Any = (), stride: Any = ()
-    ) -> torch.Tensor | None:
-        """What `target.set_(...)` is given, as a tensor; None where that is one, or is not known as one."""
-        if target.requires_grad and torch.is_grad_enabled():
-            return None
-        if source is None:
-            return torch.empty(0, dtype=target.dtype, device=target.device)
-        storage = getattr(source, "_untyped_storage", source)
-        owner = self.owners.get(storage._cdata) if isinstance(storage, torch.UntypedStorage) else None
-        if owner is None or owner.dtype is not target.dtype or owner.device != target.device:
-            return None
-        if not size:
-            size = (storage.nbytes() // target.element_size(),)
-        with torch.no_grad():
-            return owner.detach().as_strided(size, stride or _contiguous(size), storage_offset)
-
-
-def _contiguous(size: Any) -> tuple[int, ...]:
-    return tuple(math.prod(size[dim + 1 :]) for dim in range(len(size)))

@@ -13,10 +13,12 @@ from ..._torch.tensors import (
     as_dtype,
     base_of,
     copy_creation_meta,
+    history_of,
     is_usable,
+    kind_of,
     leads_to_base,
     share_counters,
-    version_of,
+    view_again,
 )
 from ...graph.meta import TensorSpec
 from ...graph.slots import Closure
@@ -26,7 +28,6 @@ from ..heap.records import InputRecord
 from ..heap.views import View, without_bits
 from ..recorder.recorder import Recorder
 from ..tape.tape import Entry
-from .views_by_place import Watched, spreads_otherwise, view_like
 
 aten = torch.ops.aten
 
@@ -108,7 +109,7 @@ class MemoryGroup:
         whole = new_stand_in_over(self._memory, spec.shape, (1,), dtype, spec.device, 0)
         self.whole = InputRecord.of_memory(group, spec, whole)
         self.members: list[InputRecord] = []
-        self._overlapping: list[tuple[InputRecord, InputRecord]] = []  # each with what it is a view of
+        self.overlapping: list[tuple[InputRecord, InputRecord]] = []  # each with what it is a view of, or itself
         self._stand_ins, self._group, self._views = stand_ins, group, views
         self._bases: ById[torch.Tensor, InputRecord] = ById()  # by a tensor that members are differentiable views of
 
@@ -153,22 +154,17 @@ class MemoryGroup:
         elif not hasattr(record, "stand_in"):
             self._stand_for(record)
         if record.spec.overlaps_itself and record.real.requires_grad:
-            self._overlapping.append((record, record))
+            self.overlapping.append((record, record))
         self._enter(record)
 
-    def watched(self) -> list[Watched]:
-        """The members that `OverlappingViews` is for."""
-        pairs = [(record, record.stand_in, base.stand_in) for record, base in self._overlapping]
-        return [Watched(view, base, version_of(base), record) for record, view, base in pairs]
-
     def _is_told_otherwise(self, record: InputRecord, base: InputRecord) -> bool:
-        """Whether it is no view at first, see `OverlappingViews`."""
+        """Whether gradients of it go to other elements than by its place: it is no view then, and not to change."""
         real = record.real
         if not (base.real.requires_grad and real.requires_grad and is_usable(real) and allows_writes(real)):
             return False
         if not spreads_otherwise(real, base.real):
             return False
-        self._overlapping.append((record, base))
+        self.overlapping.append((record, base))
         return True
 
     def _stand_for(self, record: InputRecord) -> None:
@@ -222,3 +218,26 @@ def member_of(whole: Value, spec: TensorSpec, fake: torch.Tensor, entry: Entry) 
             )
             value = Value(fake, entry, so_far, value, View(op, (), {}, None, call, False))
     return value
+
+
+# -------------------------------------------------------------------- views among the inputs
+
+
+def view_like(real: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    """A view of `base` at the place that `real` has in its own base, as eager regenerates it."""
+    if kind_of(real) == kind_of(base):
+        return base.as_strided(real.shape, real.stride(), real.storage_offset())
+    return view_again(real, base)
+
+
+def spreads_otherwise(view: torch.Tensor, base: torch.Tensor) -> bool:
+    """Whether a gradient of the view may go to other elements of the base than by the strides of the two: the view was
+    taken by strides of another view, or in a base with several elements in one place.
+    """
+    steps: list[str] = []
+    node = history_of(view)
+    while node is not None and node is not history_of(base) and not hasattr(node, "variable"):
+        steps.append(node.name())
+        node = node.next_functions[0][0] if node.next_functions else None
+    by_strides = [step.startswith("AsStrided") for step in steps]
+    return any(by_strides[:-1]) or (TensorSpec.of(base).overlaps_itself and by_strides != [True])

@@ -77,7 +77,6 @@ class Recorder(Trace, ThreadDispatchMode):
         self.has_absent = False
         self.phases: dict[int, torch.Tensor] = {}  # see `_require` in plans.py, by autograd sequence number
         self.wrapper_inputs: IdSet[Any] = IdSet()  # the stand-ins of wrappers
-        self.reshaped: list[tuple[torch.Tensor, int, str]] = []  # see `check_reshaped`
         self.plans: dict[int, Plan] = {}
         self.fakes = FakeRuns(fake_mode, self.is_symbolic)
         self.metadata = Metadata(self.values.get, self.kernels)

@@ -159,8 +159,6 @@ class Learned:
 
     `shared_bases`, `whole`, `viewed` and `as_they_are`: see `Inputs`; `late`: see `BackwardWrites`. `containers`: the
     places of those that change how many items they have, and whether the function reads them, see `Journals`.
-    `replays_views`: autograd replays the operators that made views; it does not once the sizes of tensors with
-    gradients change in place.
     `regions`: custom Functions that use NumPy, which run as eager regions; `hooks`: see `EagerHooks`. `samples`: see
     `Wrappers`. `disturbed`: see `OwnWrites`. `facts`: by aspect.
     """
@@ -171,7 +169,6 @@ class Learned:
     as_they_are: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
     late: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
     containers: dict[tuple[int, Any], bool] = dataclasses.field(default_factory=dict)
-    replays_views: bool = True
     regions: set[Any] = dataclasses.field(default_factory=set)
     hooks: dict[Any, Any] = dataclasses.field(default_factory=dict)
     samples: Samples = dataclasses.field(default_factory=Samples)
