@@ -53,7 +53,7 @@ def _values_that_differ(specialization: Specialization) -> Iterator[StatePlace]:
 
 
 def _tensors_of_other_sizes(specialization: Specialization) -> Iterator[StatePlace]:
-    """The places of tensors that have grown since the capture: a cache of keys and values, a replay buffer."""
+    """The places of tensors that have grown since the capture: keys and values, a replay buffer."""
     for info in specialization.signature.inputs:
         source, spec = info.source, info.spec
         if not isinstance(source, Source) or not source.steps or not isinstance(spec, TensorSpec):

@@ -111,7 +111,7 @@ class Write(Effect):
     """The elements become those of graph output `output`.
 
     `differentiable`: it takes that one's history over, too. `counted`: the write moves the version counter (a write
-    through `.data` does not). `swapped`, of artifacts written before: they are those of memory that it was given.
+    through `.data` does not). `swapped`, of files written before: they are those of memory that it was given.
     """
 
     output: int
@@ -142,7 +142,7 @@ class SetData(Effect):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SetStorage(SetData):
-    """`set_`, which counts as a write: in artifacts written before, a capture refuses it."""
+    """`set_`, which counts as a write: in files written before, a capture refuses it."""
 
     words = "set_() on {0.target}, to {0.source}"
 
