@@ -179,3 +179,36 @@ def test_it_is_refused_with_the_line_and_runs_eagerly_with_one_warning(function)
     torch.testing.assert_close(found, run(function, lambda f: f), rtol=0, atol=0)
     with pytest.raises(foregrad.errors.UnsupportedError):
         foregrad.aot_function(function, fw_compiler=lambda gm, _: gm)(torch.ones(3, 3, requires_grad=True))
+
+
+def _updated_as_one_vector(module, x):
+    vector = torch.nn.utils.parameters_to_vector(module.parameters()).detach() * 0.5
+    torch.nn.utils.vector_to_parameters(vector, module.parameters())
+    return module(x)
+
+
+def _old_view_written(module, x):
+    view, vector = module.weight[1:], torch.ones(6)
+    module.weight.data = vector[2:].view(2, 2)
+    with torch.no_grad():
+        view.mul_(2)
+    return module(x).sum() + view.sum()
+
+
+@pytest.mark.parametrize(("program", "is_compiled"), [(_updated_as_one_vector, True), (_old_view_written, False)])
+def test_parameters_become_parts_of_one_memory(program, is_compiled):
+    ours, eager = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    eager.load_state_dict(ours.state_dict())
+    compiled = foregrad.compile(lambda x: program(ours, x), backend="eager", on_unsupported="eager")
+    for i in range(3):
+        x = torch.full((3, 2), float(i))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            got, expected = compiled(x), program(eager, x)
+        assert torch.equal(got, expected)
+        got.sum().backward()
+        expected.sum().backward()
+        for one, other in zip(ours.parameters(), eager.parameters(), strict=True):
+            assert torch.equal(one, other)
+            assert torch.equal(one.grad, other.grad)
+    assert (not compiled.foregrad.recompiles().eager) is is_compiled

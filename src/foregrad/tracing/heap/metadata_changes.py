@@ -34,7 +34,7 @@ class MetadataChanges:
         self.log = EventLog()
         self.replaced: ById[torch.Tensor, Value] = ById()  # what a tensor was before `.data = ...`
         self.changed_at: ById[torch.Tensor, Origin] = ById()  # where sizes, memory or history last changed in place
-        self._unclear: list[tuple[Storage, Exception]] = []  # see `differs_by_place`
+        self._unclear: list[tuple[Storage, Exception, int | None]] = []  # see `differs_by_place`
 
     def run(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
         """t_, squeeze_, as_strided_, resize_: the tensor becomes another view, or another tensor."""
@@ -59,24 +59,32 @@ class MetadataChanges:
         effect = InplaceView(-1, op, args, tuple(kwargs.items()), torch.is_grad_enabled())
         old.storage.changes.append(Change(self.log.note(effect, tensor, old, op), tensor))
 
-    def resizes(self, tensor: torch.Tensor, value: Value, *, is_swap: bool = False) -> None:
-        """The sizes or the memory of a tensor, which has this value, are about to change in place.
+    def resizes(
+        self, tensor: torch.Tensor, value: Value, *, is_swap: bool = False, until_written: bool = False
+    ) -> None:
+        """The sizes or the memory of a tensor, which has this value, are about to change in place. `until_written`:
+        views are what they were as long as their memory is not written to.
 
         Autograd takes views again by their operators: of what is no more, where the tensor is a view or has some.
         """
         fakes = [v.fake for v in self.recorder.values.values() if v.fake is not None and v.fake is not tensor]
         is_alone = not is_view(tensor) and not any(is_view(fake) and base_of(fake) is tensor for fake in fakes)
         if not is_alone or (self.recorder.host.real_of(tensor) is not None and not is_swap):
-            self.differs_by_place(value.storage, resized_with_gradients(user_line(self.recorder.origins.here())))
+            refused = resized_with_gradients(user_line(self.recorder.origins.here()))
+            self.differs_by_place(value.storage, refused, value.storage.generation if until_written else None)
 
-    def differs_by_place(self, storage: Storage, refused: Exception) -> None:
-        """In this memory a view has another place than its operators tell: `refused` is raised once gradients flow."""
-        self._unclear.append((storage, refused))
+    def differs_by_place(self, storage: Storage, refused: Exception, unwritten: int | None = None) -> None:
+        """In this memory a view has another place than its operators tell: `refused` is raised once gradients flow, and
+        once the memory is no more at the generation `unwritten`, if one is given.
+        """
+        self._unclear.append((storage, refused, unwritten))
         self.check_places()
 
     def check_places(self) -> None:
         """Raise where something requires grad in a memory in which a view has another place than operators tell."""
-        for storage, refused in self._unclear:
+        for storage, refused, unwritten in self._unclear:
+            if storage.generation == unwritten:
+                continue
             fakes = [value.fake for value in self.recorder.values.values() if value._storage is storage]
             if any(fake is not None and fake.requires_grad for fake in fakes):
                 raise refused
@@ -106,7 +114,7 @@ class MetadataChanges:
         old = self.replaced.get(tensor, rec.value_of(tensor))
         was, given = rec.value_of(tensor), rec.value_of(source).spec
         if not given.same_layout(was.spec) or given.offset != was.spec.offset:
-            self.resizes(tensor, old, is_swap=True)
+            self.resizes(tensor, old, is_swap=True, until_written=given.same_layout(was.spec))
         self.replaced[tensor] = old
         after = self.become_view(tensor, rec.value_of(source), view)
         self.log.note(SetData(-1, SOMETHING), tensor, was, after=after)
