@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -295,6 +295,12 @@ def default_generator(device: torch.device) -> torch.Generator:
     index: int | None = device.index
     generator: torch.Generator = module.default_generators[module.current_device() if index is None else index]
     return generator
+
+
+def default_generators(devices: Iterable[torch.device]) -> list[torch.Generator]:
+    """The generators of these devices, but for those that draw nothing: `meta`, and accelerators that are not there."""
+    there = [device for device in devices if device.type != "meta"]
+    return [default_generator(device) for device in there if torch.get_device_module(device).is_available()]
 
 
 def kernel_switches() -> tuple[Any, ...]:
