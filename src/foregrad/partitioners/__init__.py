@@ -12,10 +12,12 @@ from .costs import flops, is_counted
 from .default import default_partition, policy_partition
 from .index import JointIndex, value_bytes
 from .mincut import fused_partition, min_cut_rematerialization_partition
-from .report import Report, SavedValue, Table, amount, in_bytes, make_report
+from .report import Half, Halves, Report, SavedValue, Table, amount, halves_of, in_bytes, make_report
 from .split import Split, check_split, split
 
 __all__ = [
+    "Half",
+    "Halves",
     "JointIndex",
     "Kind",
     "Report",
@@ -28,6 +30,7 @@ __all__ = [
     "default_partition",
     "flops",
     "fused_partition",
+    "halves_of",
     "in_bytes",
     "is_counted",
     "kind_of",

@@ -1,0 +1,122 @@
+"""The choices beside one another: ways to split one graph, each with its memory, its work computed again and its time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .. import api
+from ..errors import BudgetError, PartitionError
+from ..graph.joint import JointGraph, Partitioned
+from ..graph.meta import TensorSpec, value_of
+from ..partitioners import JointIndex, Kind, kind_of, op_info, value_bytes
+from ..partitioners.budget import Budget
+from ..partitioners.policies import Policy, everything_saveable, nothing_saveable
+from .memory import Memory
+from .work import Layers, Operator
+
+_SMALL = 1 << 16  # bytes below which moving a value to the host is not worth a transfer
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Choice:
+    """One way to train. `again_flops`: operations computed twice, `again_s` their time; `away`: bytes in host memory.
+    `seconds`: of a whole step. `why_not`: where the choice does not exist, the reason; then `memory` is None.
+    """
+
+    name: str
+    memory: Memory | None
+    again_flops: int = 0
+    again_s: float = 0.0
+    away: int = 0
+    seconds: float = 0.0
+    why_not: str = ""
+
+    @property
+    def peak(self) -> int | None:
+        return None if self.memory is None else self.memory.peak
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asked:
+    """A choice to be made: how the graph is split. `split` may raise `PartitionError`."""
+
+    name: str
+    split: Callable[[JointGraph], Partitioned]
+
+
+def asked_of(joint: JointGraph, work: Mapping[str, Operator], layers: Layers, limit: int | None) -> list[Asked]:
+    """The choices for a graph. `limit`: bytes that a step may have alive beside what stands; None for no budget."""
+    found = [
+        Asked("save all", lambda joint: api.partition(joint, everything_saveable)),
+        Asked("min cut", lambda joint: api.partition(joint, "min_cut")),
+    ]
+    if limit is not None:
+        found.append(Asked("budget", lambda joint: _within(joint, limit)))
+    if layers.paths:
+        borders = _borders(joint, work, layers)
+        by_layer = Policy(lambda candidate: _of_layer(candidate, borders, work, layers))
+        found.append(Asked("checkpoint each layer", lambda joint: api.partition(joint, by_layer)))
+    found.append(Asked("full checkpointing", lambda joint: api.partition(joint, Policy(_nothing))))
+    found.append(Asked("offload", lambda joint: api.partition(joint, Policy(_to_host))))
+    return found
+
+
+def _within(joint: JointGraph, limit: int) -> Partitioned:
+    return api.partition(joint, memory_budget=Budget(max(0, limit)))
+
+
+def _nothing(candidate: Any) -> Any:
+    return None if op_info(candidate.op).is_random else nothing_saveable(candidate)
+
+
+def _to_host(candidate: Any) -> str | None:
+    return "offload" if candidate.nbytes >= _SMALL and isinstance(value_of(candidate.node), TensorSpec) else None
+
+
+def _borders(joint: JointGraph, work: Mapping[str, Operator], layers: Layers) -> frozenset[str]:
+    """The values that a layer makes and operators outside of it read in the forward; views stand for their memory."""
+    index = JointIndex(joint.module, joint.signature.num_forward_outputs)
+    layer = [layers.of(work[node.name].module) if node.name in work else "" for node in index.nodes]
+    found = set()
+    for i, reads in enumerate(index.operands):
+        if index.needs_tangent[i] or index.kinds[i] in (Kind.VIEW, Kind.ITEM):
+            continue
+        for operand in reads:
+            made = index.root[operand]
+            if layer[made] and layer[made] != layer[i]:
+                found.add(index.nodes[made].name)
+    return frozenset(found)
+
+
+def _of_layer(
+    candidate: Any, borders: frozenset[str], work: Mapping[str, Operator], layers: Layers
+) -> str | None:
+    operator = work.get(candidate.node.name)
+    if operator is None or not layers.of(operator.module) or op_info(candidate.op).is_random:
+        return None
+    return "save" if candidate.node.name in borders else "recompute"
+
+
+def again_in(parts: Partitioned, work: Mapping[str, Operator]) -> tuple[int, float]:
+    """Operations and seconds of what the backward computes again."""
+    forward = {node.name for node in parts.forward.graph.nodes if node.op == "call_function"}
+    twice = [work[node.name] for node in parts.backward.graph.nodes if node.op == "call_function" and node.name in forward]
+    return sum(one.flops for one in twice), sum(one.seconds for one in twice)
+
+
+def moved_by(parts: Partitioned) -> int:
+    """Bytes of saved values that wait in host memory."""
+    from .._torch.instead import OFFLOAD
+
+    nodes = [node for node in parts.forward.graph.nodes if node.target is OFFLOAD]
+    return sum(value_bytes(value_of(node)) for node in nodes)
+
+
+def refused(name: str, error: PartitionError) -> Choice:
+    """A choice that does not exist for this graph."""
+    why = str(error).partition(". ")[0]
+    return Choice(name, None, why_not=f"does not fit: {why}" if isinstance(error, BudgetError) else why)
+
+
