@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from .. import api
 from ..errors import BudgetError, PartitionError
 from ..graph.joint import JointGraph, Partitioned
 from ..graph.meta import TensorSpec, value_of
-from ..partitioners import JointIndex, Kind, kind_of, op_info, value_bytes
+from ..partitioners import JointIndex, Kind, kind_of, value_bytes
 from ..partitioners.budget import Budget
 from ..partitioners.policies import Policy, everything_saveable, nothing_saveable
 from .memory import Memory
@@ -55,7 +56,7 @@ def asked_of(joint: JointGraph, work: Mapping[str, Operator], layers: Layers, li
     if limit is not None:
         found.append(Asked("budget", lambda joint: _within(joint, limit)))
     if layers.paths:
-        borders = _borders(joint, work, layers)
+        borders = borders_of(joint, functools.partial(layer_of, work, layers))
         by_layer = Policy(lambda candidate: _of_layer(candidate, borders, work, layers))
         found.append(Asked("checkpoint each layer", lambda joint: api.partition(joint, by_layer)))
     found.append(Asked("full checkpointing", lambda joint: api.partition(joint, Policy(_nothing))))
@@ -68,17 +69,27 @@ def _within(joint: JointGraph, limit: int) -> Partitioned:
 
 
 def _nothing(candidate: Any) -> Any:
-    return None if op_info(candidate.op).is_random else nothing_saveable(candidate)
+    return None if _draws(candidate) else nothing_saveable(candidate)
+
+
+def _draws(candidate: Any) -> bool:
+    """Whether a value is drawn, so that it can't be computed again."""
+    node = candidate.node
+    while kind_of(node) is Kind.ITEM:
+        node = node.all_input_nodes[0]
+    return kind_of(node) in (Kind.RANDOM, Kind.EFFECT)
 
 
 def _to_host(candidate: Any) -> str | None:
     return "offload" if candidate.nbytes >= _SMALL and isinstance(value_of(candidate.node), TensorSpec) else None
 
 
-def _borders(joint: JointGraph, work: Mapping[str, Operator], layers: Layers) -> frozenset[str]:
-    """The values that a layer makes and operators outside of it read in the forward; views stand for their memory."""
+def borders_of(joint: JointGraph, layer_of: Callable[[str], str]) -> frozenset[str]:
+    """The values that a layer makes and operators outside of it read in the forward; views stand for their memory.
+    `layer_of`: the layer of an operator by its name, "" outside of layers.
+    """
     index = JointIndex(joint.module, joint.signature.num_forward_outputs)
-    layer = [layers.of(work[node.name].module) if node.name in work else "" for node in index.nodes]
+    layer = [layer_of(node.name) for node in index.nodes]
     found = set()
     for i, reads in enumerate(index.operands):
         if index.needs_tangent[i] or index.kinds[i] in (Kind.VIEW, Kind.ITEM):
@@ -90,19 +101,24 @@ def _borders(joint: JointGraph, work: Mapping[str, Operator], layers: Layers) ->
     return frozenset(found)
 
 
+def layer_of(work: Mapping[str, Operator], layers: Layers, name: str) -> str:
+    """The layer of an operator by its name; "" for what is outside of layers."""
+    operator = work.get(name)
+    return "" if operator is None else layers.of(operator.module)
+
+
 def _of_layer(
     candidate: Any, borders: frozenset[str], work: Mapping[str, Operator], layers: Layers
 ) -> str | None:
-    operator = work.get(candidate.node.name)
-    if operator is None or not layers.of(operator.module) or op_info(candidate.op).is_random:
+    if not layer_of(work, layers, candidate.node.name) or _draws(candidate):
         return None
     return "save" if candidate.node.name in borders else "recompute"
 
 
 def again_in(parts: Partitioned, work: Mapping[str, Operator]) -> tuple[int, float]:
     """Operations and seconds of what the backward computes again."""
-    forward = {node.name for node in parts.forward.graph.nodes if node.op == "call_function"}
-    twice = [work[node.name] for node in parts.backward.graph.nodes if node.op == "call_function" and node.name in forward]
+    forward = {node.name: node.target for node in parts.forward.graph.nodes if node.op == "call_function"}
+    twice = [work[node.name] for node in parts.backward.graph.nodes if forward.get(node.name) is node.target]
     return sum(one.flops for one in twice), sum(one.seconds for one in twice)
 
 

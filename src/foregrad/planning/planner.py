@@ -110,7 +110,7 @@ class _Planner:
         limit = None if budget is None else budget - self.standing.total
         asked = choices.asked_of(step.joint, self.work, self.layers, limit)
         asked += [Asked(name, _split_by(policy)) for name, policy in recipe.policies.items()]
-        found = tuple(self._choice(one) for one in asked)
+        found = tuple(self._choice(one) for one in asked if recipe.only in (None, one.name))
         operators = [self.work[n.name] for n in step.joint.module.graph.nodes if n.name in self.work]
         total = Tally(
             sum(one.flops for one in operators), sum(one.moved for one in operators), sum(one.seconds for one in operators)

@@ -19,7 +19,7 @@ from .ranks import Collective, Ranks
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recipe:
-    """What is planned, apart from the arguments of the call."""
+    """What is planned, apart from the arguments of the call. `only`: the one choice that is made; None for all."""
 
     function: Any
     optimizer: Any
@@ -27,6 +27,7 @@ class Recipe:
     budget: Any
     ranks: Ranks
     policies: dict[str, Any]
+    only: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
