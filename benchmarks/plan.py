@@ -37,7 +37,20 @@ from tests.models.zoo import ZOO
 from tests.parity.peak import peak_of
 
 GIB = 1 << 30
-ARCHITECTURES = ("gpt2", "bert", "roberta", "albert", "distilbert", "llama", "mistral", "qwen2", "opt", "t5", "vit", "convnext")
+ARCHITECTURES = (
+    "gpt2",
+    "bert",
+    "roberta",
+    "albert",
+    "distilbert",
+    "llama",
+    "mistral",
+    "qwen2",
+    "opt",
+    "t5",
+    "vit",
+    "convnext",
+)
 BUDGET = functools.partial(foregrad.budget_partition, memory_budget=0.2)
 PARTITIONS: dict[str, Any] = {"default": "default", "min_cut": "min_cut", "budget 0.2": BUDGET}
 OPTIMIZERS = ("SGD", "AdamW", "Adagrad")
@@ -222,7 +235,9 @@ def published() -> None:
         memory = found.choice("selective").memory
         assert memory is not None
         peak = memory.peak / GIB
-        print(f"{size:7}{batch:6}{ranks:7}{peak:10.1f}{eager:8.1f}{peak / eager - 1:8.1%}{compiled:10.1f}{peak / compiled - 1:8.1%}")
+        print(
+            f"{size:7}{batch:6}{ranks:7}{peak:10.1f}{eager:8.1f}{peak / eager - 1:8.1%}{compiled:10.1f}{peak / compiled - 1:8.1%}"
+        )
         print(f"    at {memory.peak_at}")
         for name, count in found.standing_rows():
             print(f"    {in_bytes(count):>10} {name}")
@@ -235,14 +250,20 @@ def published() -> None:
 
 def largest() -> None:
     """The largest batch by two captures, beside the largest by trying."""
-    for size, length, layers, under in (("8B", 2048, 4, "40 GiB"), ("8B", 4096, 2, "30 GiB"), ("70B", 1024, 2, "70 GiB")):
+    for size, length, layers, under in (
+        ("8B", 2048, 4, "40 GiB"),
+        ("8B", 4096, 2, "30 GiB"),
+        ("70B", 1024, 2, "70 GiB"),
+    ):
         model, inputs = absent(size, 2, length, layers)
         plan = foregrad.plan(model, *inputs, optimizer="SGD", device="h100")
         start = time.process_time()
         found = plan.largest(batch=(0, 1), under=under, choice="save all")
         took = time.process_time() - start
         tried = max(b for b in range(1, found.size + 3) if _peak(absent(size, b, length, layers)) <= found.under)
-        print(f"{size} of {layers} layers, {length} tokens, {under}: {found.size} in {took:.1f} CPU s, by trying {tried}")
+        print(
+            f"{size} of {layers} layers, {length} tokens, {under}: {found.size} in {took:.1f} CPU s, by trying {tried}"
+        )
 
 
 def _peak(built: tuple[nn.Module, tuple[torch.Tensor, ...]]) -> int:

@@ -112,7 +112,9 @@ class PartitionError(ForegradError, ValueError):
 
 
 class PlanError(ForegradError, ValueError):
-    """A training that can't be planned: an unknown device, a function without a loss, an optimizer that needs values."""
+    """A training that can't be planned: an unknown device, a function without a loss, an optimizer that needs
+    values.
+    """
 
 
 class BudgetError(PartitionError):

@@ -241,8 +241,20 @@ class Halves:
 
     def timelines(self, *, gradients: bool = True) -> tuple[Timeline, Timeline]:
         """The bytes alive in the forward and in the backward."""
-        second = self.backward.timeline(self.alive, self.staying(gradients=gradients), self.others)
+        second = self.backward.timeline(
+            self.alive, self.staying(gradients=gradients), self.others, skips=() if gradients else self._handed_on()
+        )
         return self.forward.timeline(set(), self.kept), second
+
+    def _handed_on(self) -> set[int]:
+        """Views that are gradients and nothing else: taken at the end, but of what can be handed on before."""
+        index = self.backward.index
+        ends: set[fx.Node] = {index.output}
+        for i in range(len(index) - 1, -1, -1):
+            node = index.nodes[i]
+            if index.kinds[i] in (Kind.VIEW, Kind.ITEM) and node.users.keys() <= ends:
+                ends.add(node)
+        return {index.number[node] for node in ends - {index.output}}
 
 
 def halves_of(parts: Partitioned) -> Halves:
@@ -296,8 +308,9 @@ class Half:
                 storages.add(i)
         return storages
 
-    def timeline(self, alive: set[int], kept: set[int], others: int = 0) -> Timeline:
-        order = [i for i, kind in enumerate(self.index.kinds) if kind not in (Kind.INPUT, Kind.CONSTANT)]
+    def timeline(self, alive: set[int], kept: set[int], others: int = 0, skips: Collection[int] = ()) -> Timeline:
+        kinds = self.index.kinds
+        order = [i for i, kind in enumerate(kinds) if kind not in (Kind.INPUT, Kind.CONSTANT) and i not in skips]
         return self.storages.timeline(order, alive, kept, others)
 
     def alive_at(self, at: int, timeline: Timeline, alive: Iterable[int], kept: Collection[int]) -> dict[int, int]:

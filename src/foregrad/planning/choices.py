@@ -1,4 +1,6 @@
-"""The choices beside one another: ways to split one graph, each with its memory, its work computed again and its time."""
+"""The choices beside one another: ways to split one graph, each with its memory, its work computed again and its
+time.
+"""
 
 from __future__ import annotations
 
@@ -107,9 +109,7 @@ def layer_of(work: Mapping[str, Operator], layers: Layers, name: str) -> str:
     return "" if operator is None else layers.of(operator.module)
 
 
-def _of_layer(
-    candidate: Any, borders: frozenset[str], work: Mapping[str, Operator], layers: Layers
-) -> str | None:
+def _of_layer(candidate: Any, borders: frozenset[str], work: Mapping[str, Operator], layers: Layers) -> str | None:
     if not layer_of(work, layers, candidate.node.name) or _draws(candidate):
         return None
     return "save" if candidate.node.name in borders else "recompute"
@@ -134,5 +134,3 @@ def refused(name: str, error: PartitionError) -> Choice:
     """A choice that does not exist for this graph."""
     why = str(error).partition(". ")[0]
     return Choice(name, None, why_not=f"does not fit: {why}" if isinstance(error, BudgetError) else why)
-
-

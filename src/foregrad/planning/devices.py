@@ -1,8 +1,8 @@
 """Devices to plan for: memory, bandwidth and operations a second, as their makers publish them.
 
-Operations are those of dense products. `memory` is what the driver reports as the device's total, which is a little less
-than the name says. Nobody reaches a published peak, so times are divided by `Shares`, which are assumptions: no number
-here is fitted to a measurement.
+Operations are those of dense products. `memory` is what the driver reports as the device's total, which is a little
+less than the name says. Nobody reaches a published peak, so times are divided by `Shares`, which are assumptions: no
+number here is fitted to a measurement.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..errors import PlanError
+from ..partitioners.budget import Budget, read_budget
 
 _GIB, _MIB = 1 << 30, 1 << 20
 
@@ -31,9 +32,9 @@ class Shares:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Device:
-    """A device. `memory` in bytes, `bandwidth` and links in bytes a second, `flops` in operations a second by the name of
-    a dtype. `link`: between devices of one host, in one direction; `network`: of one device to other hosts; `host`: to the
-    host's memory. `source`: where the figures are from.
+    """A device. `memory` in bytes, `bandwidth` and links in bytes a second, `flops` in operations a second by the
+    name of a dtype. `link`: between devices of one host, in one direction; `network`: of one device to other hosts;
+    `host`: to the host's memory. `source`: where the figures are from.
 
     Examples:
         >>> import foregrad.planning as planning
@@ -97,17 +98,31 @@ def device_of(asked: Any, shares: Mapping[str, float] | Shares | None = None) ->
             f"there is no device {asked!r} in the table: it has {', '.join(sorted(DEVICES))} and cpu. Describe another "
             'with device={"name": "mine", "memory": "48 GiB", "bandwidth": 0.9e12, "flops": {"bfloat16": 180e12}}'
         )
-    if shares is None:
-        return device
+    return device if shares is None else dataclasses.replace(device, shares=_shares_of(shares))
+
+
+def _shares_of(asked: Mapping[str, float] | Shares) -> Shares:
+    if isinstance(asked, Shares):
+        return asked
     try:
-        return dataclasses.replace(device, shares=shares if isinstance(shares, Shares) else Shares(**shares))
+        return Shares(**asked)
     except TypeError:
-        raise PlanError(f"shares are flops, bandwidth and link, not {', '.join(map(str, shares))}") from None
+        raise PlanError(f"shares are flops, bandwidth and link, not {', '.join(map(str, asked))}") from None
+
+
+def bytes_of(asked: Any, device: Device) -> int:
+    """A budget in bytes: an integer, text, or a share of a device's memory."""
+    limit = read_budget(asked)
+    if isinstance(limit, float) and not device.memory:
+        raise PlanError(
+            f"a budget of {limit} is a share of a device's memory, and that of `{device.name}` is not known"
+        )
+    if isinstance(limit, Budget):
+        raise PlanError("a budget of a plan is bytes, text or a share of the device's memory")
+    return int(limit * device.memory) if isinstance(limit, float) else limit
 
 
 def _of_fields(fields: dict[str, Any]) -> Device:
-    from ..partitioners.budget import read_budget
-
     base = fields.pop("like", None)
     known = {field.name for field in dataclasses.fields(Device)}
     if unknown := [name for name in fields if name not in known]:
@@ -115,7 +130,7 @@ def _of_fields(fields: dict[str, Any]) -> Device:
     if isinstance(fields.get("memory"), str):
         fields["memory"] = read_budget(fields["memory"])
     if isinstance(fields.get("shares"), Mapping):
-        fields["shares"] = Shares(**fields["shares"])
+        fields["shares"] = _shares_of(fields["shares"])
     if base is not None:
         return dataclasses.replace(device_of(base), **fields)
     needed = [name for name in ("memory", "bandwidth", "flops") if name not in fields]

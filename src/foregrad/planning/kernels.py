@@ -1,7 +1,7 @@
 """The operators of a GPU in a capture without one: attention as its fused kernel, dropout with a mask of booleans.
 
-On `meta`, and on a CPU, PyTorch composes both of smaller operators, which save other values. This mode is under the user's
-function while it is captured for an accelerator.
+On `meta`, and on a CPU, PyTorch composes both of smaller operators, which save other values. This mode is under the
+user's function while it is captured for an accelerator.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _attention(
     )[0]
 
 
-def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002 - PyTorch's
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     if inplace or not training or not 0 < p < 1:
         return functional.dropout(input, p, training, inplace)
     return aten.native_dropout(input, p, True)[0]

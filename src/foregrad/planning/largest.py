@@ -2,9 +2,9 @@
 
 The model is captured at other sizes, on twins of the arguments on `meta` or fakes of them. Between captures peaks are
 known, not guessed: the bytes at each operator are polynomials of the size, of degree one for a batch and two for a
-sequence, as long as the graph is the same one. So few captures give the polynomial of each operator, its largest value at
-a size is the peak there, and the size found is captured once more, with the one above it. Where that disagrees (a kernel
-or a branch that depends on the size), sizes are found by captures alone, in halves.
+sequence, as long as the graph is the same one. So few captures give the polynomial of each operator, its largest
+value at a size is the peak there, and the size found is captured once more, with the one above it. Where that
+disagrees (a kernel or a branch that depends on the size), sizes are found by captures alone, in halves.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .._torch.fakes import FakeTensor, without_fake_mode
-from .._torch.nested import mapped
+from .._torch.nested import leaves, mapped
 from ..errors import BudgetError, PlanError
 from ..partitioners import Table, in_bytes
-from ..partitioners.budget import read_budget
+from .devices import bytes_of
 
 if TYPE_CHECKING:
     from .choices import Choice
@@ -34,10 +34,10 @@ Sizes = tuple[int, ...]
 def largest_of(plan: Plan, *, batch: Any, under: int | str | None, choice: str | None) -> Largest:
     """The largest batch whose peak is at most `under`.
 
-    `batch`: the dimension of the arguments that is the batch: a number for all tensors among the arguments that are as long
-    there as the first one, or a tuple of that number and the positions or names of the arguments that have it. `under`:
-    bytes, text, a share of the device's memory; None for the plan's budget. `choice`: the name of a choice; None for
-    whichever needs least.
+    `batch`: the dimension of the arguments that is the batch: a number for all tensors among the arguments that are
+    as long there as the first one, or a tuple of that number and the positions or names of the arguments that have
+    it. `under`: bytes, text, a share of the device's memory; None for the plan's budget. `choice`: the name of a
+    choice; None for whichever needs least.
 
     Raises `PlanError` for a dimension that is not there, `BudgetError` where not even a batch of one fits.
     """
@@ -84,10 +84,7 @@ def _limit(plan: Plan, under: Any) -> int:
         if plan.budget is None:
             raise PlanError("say under which memory the largest is asked for: under='80 GiB'")
         return plan.budget
-    limit = read_budget(under)
-    if isinstance(limit, float):
-        return int(limit * plan.device.memory)
-    return int(limit)  # type: ignore[call-overload]
+    return bytes_of(under, plan.device)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,16 +108,16 @@ def _axis(plan: Plan, asked: Any, what: str) -> _Axis:
     if not chosen or any(not -t.dim() <= dimension < t.dim() for _, t in chosen):
         raise PlanError(f"no argument has the dimension {asked!r}, which is to be the {what}")
     if len({t.shape[dimension] for _, t in chosen}) > 1:
-        raise PlanError(f"the arguments {named} are not of one size in dimension {dimension}, which is to be the {what}")
+        raise PlanError(
+            f"the arguments {named} are not of one size in dimension {dimension}, which is to be the {what}"
+        )
     return _Axis(dimension, frozenset(at for at, _ in chosen), chosen[0][1].shape[dimension])
 
 
 def _tensors(args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[Any, torch.Tensor]]:
     """The tensors among the arguments, each with the position or name of its argument."""
-    found: list[tuple[Any, torch.Tensor]] = []
-    for name, value in [*enumerate(args), *kwargs.items()]:
-        mapped(value, torch.Tensor, lambda tensor, name=name: found.append((name, tensor)))
-    return found
+    named: list[tuple[Any, Any]] = [*enumerate(args), *kwargs.items()]
+    return [(name, leaf) for name, value in named for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 class _Peaks:
@@ -215,4 +212,3 @@ def _bisected(fits: Callable[[int], bool], guess: int) -> int:
         elif low >= _MOST:
             break
     return low
-

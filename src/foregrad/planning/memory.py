@@ -1,8 +1,8 @@
 """The memory of a whole step for one split of its graph: what is alive at each operator, and at the peak by module.
 
 The step is the forward, the backward, and the optimizer's step. What is there all the time (parameters or their shards,
-buffers, arguments, the optimizer's state) is under it; gradients are alive from where the backward makes them to the end of
-the optimizer's step. Where ranks share parameters, the gathered ones are added while they are alive.
+buffers, arguments, the optimizer's state) is under it; gradients are alive from where the backward makes them to the
+end of the optimizer's step. Where ranks share parameters, the gathered ones are added while they are alive.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def memory_of(
     if is_sharded:
         more = _Gathered(halves, work, layers, ranks, units)
         forward = [base + count + extra for count, extra in zip(first.bytes, more.forward(first.order), strict=True)]
-        backward = [base + count + extra for count, extra in zip(second.bytes, more.backward(second.order), strict=True)]
+        backward = [
+            base + count + extra for count, extra in zip(second.bytes, more.backward(second.order), strict=True)
+        ]
     else:
         buckets = gradients if ranks.dp > 1 else 0
         base += buckets
@@ -147,7 +149,9 @@ def _made_by(half: Half, root: int, work: Mapping[str, Operator]) -> Operator | 
 
 
 class _Gathered:
-    """Bytes beside a sharded step's own: gathered parameters, gradients until they are shards, buffers of collectives."""
+    """Bytes beside a sharded step's own: gathered parameters, gradients until they are shards, buffers of
+    collectives.
+    """
 
     def __init__(
         self, halves: Halves, work: Mapping[str, Operator], layers: Layers, ranks: Ranks, units: Sequence[Unit]

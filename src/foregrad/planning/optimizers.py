@@ -1,9 +1,9 @@
 """The memory and traffic of an optimizer, told from steps of its own on tensors without values.
 
-The optimizer is made over twins of the parameters on `meta`, with gradients, and steps twice: what its state holds after
-the first step is its state, and what is alive beyond that during the second is its workspace. So any optimizer is known,
-not a table of names. A number that it reads from a tensor is 1.0; one that branches on values, or that runs the model
-itself, can't be planned.
+The optimizer is made over twins of the parameters on `meta`, with gradients, and steps twice: what its state holds
+after the first step is its state, and what is alive beyond that during the second is its workspace. So any optimizer
+is known, not a table of names. A number that it reads from a tensor is 1.0; one that branches on values, or that runs
+the model itself, can't be planned.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Twin:
 def optimizer_of(asked: Any, twins: Sequence[Twin], *, is_accelerator: bool) -> Optimizer:
     """The costs of an optimizer over these parameters, those without gradients apart.
 
-    `asked`: a class, a name of one in `torch.optim`, a function of a list of parameters, or an optimizer; None for none.
+    `asked`: a class, a name of one in `torch.optim`, a function of a list of parameters, or an optimizer; None for
+    none.
     Raises `PlanError` for what is none, and for an optimizer that can't step on tensors without values.
     """
     if asked is None or not twins:

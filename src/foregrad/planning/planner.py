@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from .._torch.fakes import without_fake_mode
-from ..errors import BudgetError, PartitionError, PlanError
+from ..errors import BudgetError, PartitionError
 from ..partitioners import in_bytes
-from ..partitioners.budget import read_budget
 from . import choices
 from .choices import Asked, Choice
-from .devices import Device, Shares, device_of
-from .memory import Memory, Standing, memory_of
-from .optimizers import Optimizer, Twin, optimizer_of
+from .devices import Shares, bytes_of, device_of
+from .memory import Standing, memory_of
+from .optimizers import Twin, optimizer_of
 from .ranks import Ranks, Unit, collectives_of, ranks_of, seconds_of
 from .result import Plan, Recipe, Tally
 from .step import Held, Step, step_of
-from .work import Layers, Operator, by_module, layers_of, work_of
+from .work import Layers, by_module, layers_of, work_of
 
 
 def plan(
@@ -37,19 +35,19 @@ def plan(
 ) -> Plan:
     """Foresee the memory and the time of a training step: nothing runs, and nothing needs to be there.
 
-    The model and its arguments may be on `meta`, fakes, or real; they are captured as they are. With an accelerator as the
-    device, attention and dropout take its operators. The step is forward, backward and the optimizer's step; the loss is
-    the result, its `loss`, or the only number with a gradient in it.
+    The model and its arguments may be on `meta`, fakes, or real; they are captured as they are. With an accelerator
+    as the device, attention and dropout take its operators. The step is forward, backward and the optimizer's step;
+    the loss is the result, its `loss`, or the only number with a gradient in it.
 
     Args:
         fn_or_module: what is trained.
         *args: what it is called with.
         optimizer: a class (`torch.optim.AdamW`), its name, a function of a list of parameters, or an optimizer over the
             model's. Its state is told from its own first step. None: no optimizer.
-        device: a name in `foregrad.planning.DEVICES`, "cpu", a `Device`, or a dict of its fields. None: "cpu" where real
-            or fake tensors are on the CPU; "h100" where they are on `meta`.
-        budget: the bytes that a rank may have alive: an integer, text with a unit ("80 GiB"), or a share of the device's
-            memory from 0.0 to 1.0. None: the device's memory.
+        device: a name in `foregrad.planning.DEVICES`, "cpu", a `Device`, or a dict of its fields. None: "cpu" where
+            real or fake tensors are on the CPU; "h100" where they are on `meta`.
+        budget: the bytes that a rank may have alive: an integer, text with a unit ("80 GiB"), or a share of the
+            device's memory from 0.0 to 1.0. None: the device's memory.
         mesh: ranks that train together: `{"fsdp": 8}`, `{"dp": 4, "fsdp": 8}`, a `Ranks`, a number of FSDP ranks, or a
             `DeviceMesh`. Memory and time are those of one rank, and the arguments those of one rank.
         shares: of the published peaks that are assumed: `{"flops": 0.7, "bandwidth": 0.8, "link": 0.75}`.
@@ -57,9 +55,9 @@ def plan(
         **kwargs: what it is called with, but for the names above.
 
     Raises:
-        PlanError: an unknown device, a mesh that is not planned, a function without a loss, an optimizer that needs values.
-        BudgetError: no choice keeps to the budget that was asked for; the message has the least and what holds it.
-        UnsupportedDataDependentError: the model branches on values that are not there.
+        PlanError: an unknown device, a mesh that is not planned, a function without a loss, an optimizer that needs
+        values. BudgetError: no choice keeps to the budget that was asked for; the message has the least and what
+        holds it. UnsupportedDataDependentError: the model branches on values that are not there.
 
     Example:
         >>> import torch, foregrad
@@ -113,7 +111,9 @@ class _Planner:
         found = tuple(self._choice(one) for one in asked if recipe.only in (None, one.name))
         operators = [self.work[n.name] for n in step.joint.module.graph.nodes if n.name in self.work]
         total = Tally(
-            sum(one.flops for one in operators), sum(one.moved for one in operators), sum(one.seconds for one in operators)
+            sum(one.flops for one in operators),
+            sum(one.moved for one in operators),
+            sum(one.seconds for one in operators),
         )
         result = Plan(
             name=step.name,
@@ -136,14 +136,7 @@ class _Planner:
 
     def _budget(self) -> int | None:
         asked, memory = self.recipe.budget, self.recipe.device.memory
-        if asked is None:
-            return memory or None
-        limit = read_budget(asked)
-        if isinstance(limit, float):
-            if not memory:
-                raise PlanError(f"a budget of {limit} is a share of the device's memory, and that of a CPU is not known")
-            return int(limit * memory)
-        return int(limit)  # type: ignore[call-overload]
+        return memory or None if asked is None else bytes_of(asked, self.recipe.device)
 
     def _standing(self) -> Standing:
         ranks = self.ranks
@@ -185,10 +178,10 @@ class _Planner:
             *(f"{one.kind} of {one.module or 'the step'} {in_bytes(one.nbytes)}" for one in least.memory.at_peak[:3]),
         ]
         return BudgetError(
-            f"a budget of {in_bytes(result.budget or 0)} can't be met by `{self.step.name}` on {self.ranks}: the least is "
-            f"{in_bytes(least.memory.peak)} ({least.memory.peak} bytes), by {least.name!r}, at {least.memory.peak_at}. It "
-            f"holds: {', '.join(held)}. Raise the budget, take a smaller batch, another optimizer, or more ranks "
-            '(mesh={"fsdp": ...}).'
+            f"a budget of {in_bytes(result.budget or 0)} can't be met by `{self.step.name}` on {self.ranks}: the least "
+            f"is {in_bytes(least.memory.peak)} ({least.memory.peak} bytes), by {least.name!r}, at "
+            f"{least.memory.peak_at}. It holds: {', '.join(held)}. Raise the budget, take a smaller batch, another "
+            'optimizer, or more ranks (mesh={"fsdp": ...}).'
         )
 
 
@@ -220,5 +213,3 @@ def _units(parameters: list[Held], layers: Layers, ranks: Ranks) -> list[Unit]:
             entry[1] += count * dtype.itemsize
             entry[2] += count * ranks.reduced(dtype).itemsize
     return [Unit(path, *entry) for path, entry in sums.items()]
-
-

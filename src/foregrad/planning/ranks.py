@@ -3,13 +3,13 @@
 * `dp` ranks hold the whole model; gradients are averaged in buckets, which are a copy of them.
 * `fsdp` ranks hold a shard each of every parameter, gradient and state. A layer, and what is outside of layers, is
   gathered as a unit: before it runs, and in the backward again where it was let go (`reshard`).
-* Beside the unit that runs, `fully_shard` has the buffer of the next one's gather, and in the forward that of its own until
-  the next is copied out. A unit's gradients are whole until its backward ends; then they are copied into the buffer of a
-  reduction, in `reduce_dtype`, which is there until the next unit's.
+* Beside the unit that runs, `fully_shard` has the buffer of the next one's gather, and in the forward that of its own
+  until the next is copied out. A unit's gradients are whole until its backward ends; then they are copied into the
+  buffer of a reduction, in `reduce_dtype`, which is there until the next unit's.
 * What is outside of layers is gathered once, and stays until the end of the backward.
 
-A collective takes its bytes over the slowest link between the ranks, by the ring's `(n - 1) / n`; with `overlap` it takes
-only the time by which it is longer than the computation beside it, unit by unit.
+A collective takes its bytes over the slowest link between the ranks, by the ring's `(n - 1) / n`; with `overlap` it
+takes only the time by which it is longer than the computation beside it, unit by unit.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ranks:
     """A mesh of ranks. `dp`: copies of the model; `fsdp`: ranks that share one copy. `master_dtype`: of shards, their
-    gradients and the optimizer's state, where it is not the parameters' own; `reduce_dtype`: that gradients are summed in.
-    `host`: ranks that a host has.
+    gradients and the optimizer's state, where it is not the parameters' own; `reduce_dtype`: that gradients are
+    summed in. `host`: ranks that a host has.
 
     Examples:
         >>> from foregrad.planning import Ranks
@@ -101,9 +101,9 @@ def _of_fields(fields: dict[str, Any]) -> Ranks:
     known = {field.name for field in dataclasses.fields(Ranks)}
     if unknown := [name for name in fields if name not in known]:
         raise PlanError(
-            f"the dimension {unknown[0]!r} of a mesh is not planned: dp (copies of the model) and fsdp (shards of it) are. "
-            "Tensor, pipeline, context and expert parallelism change what a rank computes: plan the part of the model "
-            "that one rank has, as a module of its own."
+            f"the dimension {unknown[0]!r} of a mesh is not planned: dp (copies of the model) and fsdp (shards of it) "
+            "are. Tensor, pipeline, context and expert parallelism change what a rank computes: plan the part of the "
+            "model that one rank has, as a module of its own."
         )
     for name in ("master_dtype", "reduce_dtype"):
         if isinstance(fields.get(name), str):
@@ -162,7 +162,7 @@ def collectives_of(units: list[Unit], ranks: Ranks, device: Device) -> list[Coll
             found.append(Collective(name, count, nbytes * (ranks.fsdp - 1) // ranks.fsdp, seconds))
     if ranks.dp > 1:
         nbytes = sum(unit.reduced for unit in units) // ranks.fsdp
-        # A reduction for all is one into shards, and a gather of these. Copies are on other hosts where shards fill one.
-        seconds = 2 * seconds_of(nbytes, ranks.dp, device, max(1, ranks.host // ranks.fsdp))
+        # A reduction for all is one into shards, and a gather of these. Copies are on other hosts where shards fill
+        # one. seconds = 2 * seconds_of(nbytes, ranks.dp, device, max(1, ranks.host // ranks.fsdp))
         found.append(Collective("average gradients", len(units), 2 * nbytes * (ranks.dp - 1) // ranks.dp, seconds))
     return found

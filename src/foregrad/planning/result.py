@@ -1,4 +1,6 @@
-"""`Plan`: what `foregrad.plan` foresees, which prints, is saved as a page, and answers what the largest is that fits."""
+"""`Plan`: what `foregrad.plan` foresees, which prints, is saved as a page, and answers what the largest is that
+fits.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,8 @@ class Tally:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Largest:
-    """The largest sizes that fit. `size`: the batch; `choice`: the one that fits there; `peak`: its bytes; `sizes`: each
-    size that was tried, with the least peak and whether it fits.
+    """The largest sizes that fit. `size`: the batch; `choice`: the one that fits there; `peak`: its bytes; `sizes`:
+    each size that was tried, with the least peak and whether it fits.
     """
 
     size: int
@@ -59,9 +61,9 @@ class Largest:
 class Plan:
     """The memory and time of a training step of one rank, in bytes and seconds.
 
-    `standing`: what is there all the time. `choices`: ways to train beside one another. `modules`: work by module, numbers
-    in paths left out. `total`: the work of a step that computes nothing twice. `budget`: the bytes that a rank may have
-    alive; None where the device's memory is not known.
+    `standing`: what is there all the time. `choices`: ways to train beside one another. `modules`: work by module,
+    numbers in paths left out. `total`: the work of a step that computes nothing twice. `budget`: the bytes that a
+    rank may have alive; None where the device's memory is not known.
     """
 
     name: str
@@ -109,7 +111,9 @@ class Plan:
         return [(name, count) for name, count in rows if count]
 
     def largest(self, *, batch: Any = 0, under: int | str | None = None, choice: str | None = None) -> Largest:
-        """The largest batch that fits, found by captures of the model at other sizes; see `foregrad.planning.largest`."""
+        """The largest batch that fits, found by captures of the model at other sizes; see
+        `foregrad.planning.largest`.
+        """
         from .largest import largest_of
 
         return largest_of(self, batch=batch, under=under, choice=choice)

@@ -26,11 +26,14 @@ def heading(plan: Plan) -> list[str]:
     device, ranks = plan.device, plan.ranks
     has = f", {in_bytes(device.memory)}" if device.memory else ""
     shares = device.shares
+    assumed = (
+        f"assumed, of what the maker publishes: {shares.flops:.0%} of the operations, {shares.bandwidth:.0%} of the "
+        f"bandwidth, {shares.link:.0%} of the links; and each operator a kernel"
+    )
     lines = [
         f"{amount(plan.trained)}parameters trained by {plan.optimizer.name}, on {ranks} of {device.name}{has}",
         f"a step: {amount(plan.total.flops)}FLOP, {in_bytes(plan.total.moved)} moved, if nothing is computed twice",
-        f"assumed: {shares.flops:.0%} of the operations, {shares.bandwidth:.0%} of the bandwidth and {shares.link:.0%} of "
-        "the links that the maker publishes; each operator a kernel",
+        assumed,
     ]
     if plan.budget is not None and plan.budget != device.memory:
         lines.append(f"budget {in_bytes(plan.budget)}")
@@ -71,13 +74,17 @@ def tables(plan: Plan) -> list[Table]:
         [f"{amount(t.flops)}FLOP", in_bytes(t.moved), seconds(t.seconds), path or "outside of modules"]
         for path, t in plan.modules.items()
     ]
-    found.append(Table("work by module", ("operations", "moved", "time", "module"), work[:_MOST], len(work) - _MOST, right=3))
+    found.append(
+        Table("work by module", ("operations", "moved", "time", "module"), work[:_MOST], len(work) - _MOST, right=3)
+    )
     return found
 
 
 def text(plan: Plan) -> str:
     """Plain text."""
     best = plan.best
-    fits = "no choice fits" if best is None else f"the quickest that fits: {best.name!r}, {seconds(best.seconds)} a step"
+    fits = (
+        "no choice fits" if best is None else f"the quickest that fits: {best.name!r}, {seconds(best.seconds)} a step"
+    )
     title = f"plan of {plan.name}"
     return "\n".join([title, "=" * len(title), *heading(plan), fits, *map(str, tables(plan))])

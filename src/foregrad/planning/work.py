@@ -1,8 +1,8 @@
 """The work of each operator: where it is, the operations and bytes that it takes, and its time by a roofline.
 
 An operator takes as long as its products at the device's assumed operations a second, or as its operands and results at
-the assumed bandwidth, whichever is longer; each operator is a kernel of its own. Launches, and waits for the host, are not
-in it.
+the assumed bandwidth, whichever is longer; each operator is a kernel of its own. Launches, and waits for the host,
+are not in it.
 """
 
 from __future__ import annotations
