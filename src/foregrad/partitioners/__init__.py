@@ -6,16 +6,18 @@ The names here are for whoever writes a partition, or judges one.
 from __future__ import annotations
 
 from ..tracing.tape.opinfo import op_info
-from .budget import budget_partition
+from .budget import Budget, budget_partition, read_budget
 from .classify import Kind, kind_of
 from .costs import flops, is_counted
 from .default import default_partition, policy_partition
 from .index import JointIndex, value_bytes
+from .liveness import is_offloaded
 from .mincut import fused_partition, min_cut_rematerialization_partition
 from .report import Half, Halves, Report, SavedValue, Table, amount, halves_of, in_bytes, make_report
 from .split import Split, check_split, split
 
 __all__ = [
+    "Budget",
     "Half",
     "Halves",
     "JointIndex",
@@ -33,11 +35,13 @@ __all__ = [
     "halves_of",
     "in_bytes",
     "is_counted",
+    "is_offloaded",
     "kind_of",
     "make_report",
     "min_cut_rematerialization_partition",
     "op_info",
     "policy_partition",
+    "read_budget",
     "split",
     "value_bytes",
 ]

@@ -13,11 +13,10 @@ from .. import api
 from ..errors import BudgetError, PartitionError
 from ..graph.joint import JointGraph, Partitioned
 from ..graph.meta import TensorSpec, value_of
-from ..partitioners import JointIndex, Kind, kind_of, value_bytes
-from ..partitioners.budget import Budget
+from ..partitioners import Budget, JointIndex, Kind, is_offloaded, kind_of, value_bytes
 from ..partitioners.policies import Policy, everything_saveable, nothing_saveable
-from .memory import Memory
-from .work import Layers, Operator
+from .memory import StepMemory
+from .work import Layers, OperatorCost
 
 _SMALL = 1 << 16  # bytes below which moving a value to the host is not worth a transfer
 
@@ -29,7 +28,7 @@ class Choice:
     """
 
     name: str
-    memory: Memory | None
+    memory: StepMemory | None
     again_flops: int = 0
     again_s: float = 0.0
     away: int = 0
@@ -40,6 +39,10 @@ class Choice:
     def peak(self) -> int | None:
         return None if self.memory is None else self.memory.peak
 
+    def fits(self, budget: int | None) -> bool:
+        """Whether the choice exists and keeps to a budget in bytes; None is none."""
+        return self.memory is not None and (budget is None or self.memory.peak <= budget)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Asked:
@@ -49,7 +52,7 @@ class Asked:
     split: Callable[[JointGraph], Partitioned]
 
 
-def asked_of(joint: JointGraph, work: Mapping[str, Operator], layers: Layers, limit: int | None) -> list[Asked]:
+def asked_of(joint: JointGraph, work: Mapping[str, OperatorCost], layers: Layers, limit: int | None) -> list[Asked]:
     """The choices for a graph. `limit`: bytes that a step may have alive beside what stands; None for no budget."""
     found = [
         Asked("save all", lambda joint: api.partition(joint, everything_saveable)),
@@ -103,19 +106,19 @@ def borders_of(joint: JointGraph, layer_of: Callable[[str], str]) -> frozenset[s
     return frozenset(found)
 
 
-def layer_of(work: Mapping[str, Operator], layers: Layers, name: str) -> str:
+def layer_of(work: Mapping[str, OperatorCost], layers: Layers, name: str) -> str:
     """The layer of an operator by its name; "" for what is outside of layers."""
     operator = work.get(name)
     return "" if operator is None else layers.of(operator.module)
 
 
-def _of_layer(candidate: Any, borders: frozenset[str], work: Mapping[str, Operator], layers: Layers) -> str | None:
+def _of_layer(candidate: Any, borders: frozenset[str], work: Mapping[str, OperatorCost], layers: Layers) -> str | None:
     if not layer_of(work, layers, candidate.node.name) or _draws(candidate):
         return None
     return "save" if candidate.node.name in borders else "recompute"
 
 
-def again_in(parts: Partitioned, work: Mapping[str, Operator]) -> tuple[int, float]:
+def again_in(parts: Partitioned, work: Mapping[str, OperatorCost]) -> tuple[int, float]:
     """Operations and seconds of what the backward computes again."""
     forward = {node.name: node.target for node in parts.forward.graph.nodes if node.op == "call_function"}
     twice = [work[node.name] for node in parts.backward.graph.nodes if forward.get(node.name) is node.target]
@@ -124,10 +127,7 @@ def again_in(parts: Partitioned, work: Mapping[str, Operator]) -> tuple[int, flo
 
 def moved_by(parts: Partitioned) -> int:
     """Bytes of saved values that wait in host memory."""
-    from .._torch.instead import OFFLOAD
-
-    nodes = [node for node in parts.forward.graph.nodes if node.target is OFFLOAD]
-    return sum(value_bytes(value_of(node)) for node in nodes)
+    return sum(value_bytes(value_of(node)) for node in parts.forward.graph.nodes if is_offloaded(node))
 
 
 def refused(name: str, error: PartitionError) -> Choice:

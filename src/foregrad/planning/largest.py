@@ -1,17 +1,16 @@
 """The largest batch that fits, and peaks by batch and sequence.
 
-The model is captured at other sizes, on twins of the arguments on `meta` or fakes of them. Between captures peaks are
-known, not guessed: the bytes at each operator are polynomials of the size, of degree one for a batch and two for a
-sequence, as long as the graph is the same one. So few captures give the polynomial of each operator, its largest
-value at a size is the peak there, and the size found is captured once more, with the one above it. Where that
-disagrees (a kernel or a branch that depends on the size), sizes are found by captures alone, in halves.
+The model is captured at other sizes of its arguments, which are on `meta`, or fakes, or zeros, as the arguments are.
+The bytes at each operator are a line over the batch as long as the graph and its order are the same, so two captures
+say at which size an operator meets the limit; that size is captured too, and the next one above it. The answer is
+always a size that fits below a size that does not, both of them captured: where lines mislead (an order, or a kernel,
+that depends on the size), more captures are made, in the end by halves.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,8 +57,7 @@ def largest_of(plan: Plan, *, batch: Any, under: int | str | None, choice: str |
             f"not even a batch of one fits: {in_bytes(limit)} can't be met by `{plan.name}`, whose least is "
             f"{in_bytes(peak)} ({peak} bytes), by {name!r}. Raise it, or train on more ranks (mesh=)."
         )
-    size = _guessed(peaks, limit)
-    size = _bisected(fits, size) if size < _MOST else size
+    size = _found(peaks, limit, fits)
     name, peak = peaks.captured((size,))
     return Largest(size, name, peak, limit, tuple((s, *found) for s, found in sorted(tried.items())))
 
@@ -168,19 +166,34 @@ class _Peaks:
         return mapped(args, torch.Tensor, other), mapped(kwargs, torch.Tensor, other)
 
 
-def _guessed(peaks: _Peaks, limit: int) -> int:
-    """The size at which the lines through two captures meet the limit, which a capture is to confirm."""
+def _found(peaks: _Peaks, limit: int, fits: Callable[[int], bool]) -> int:
+    """The largest size that fits, where one does: a size that fits below a size that does not, both captured. The next
+    size to capture is where the lines of all operators through the last two say that it is.
+    """
     (axis,) = peaks.axes
-    low, high = (max(2, axis.size), max(2, axis.size) + 1)
-    found = []
+    low, high, size = 1, _MOST, max(2, axis.size)
+    while low + 1 < high:
+        size = min(max(size, low + 1), high - 1)
+        if not fits(size):
+            high = size
+        elif not fits(size + 1):
+            return size
+        else:
+            low = size + 1
+        guess = _guessed(peaks, size, limit)
+        size = guess if low <= guess < high else (low + min(high, 2 * low)) // 2
+    return low
+
+
+def _guessed(peaks: _Peaks, low: int, limit: int) -> int:
+    """The size at which the lines through the captures at `low` and the size above it meet the limit."""
+    found = [0]
+    above = {one.name: one.memory for one in peaks.choices_at((low + 1,))}
     for one in peaks.choices_at((low,)):
-        other = next((c for c in peaks.choices_at((high,)) if c.name == one.name), None)
-        if one.memory is None or other is None or other.memory is None:
-            continue
-        lines = zip(one.memory.alive, other.memory.alive, strict=False)
-        if len(one.memory.alive) == len(other.memory.alive):
-            found.append(_meets(lines, low, limit))
-    return max(1, min(_MOST, max(found, default=axis.size)))
+        other = above.get(one.name)
+        if one.memory is not None and other is not None and len(one.memory.alive) == len(other.alive):
+            found.append(_meets(zip(one.memory.alive, other.alive, strict=True), low, limit))
+    return min(_MOST, max(found))
 
 
 def _meets(lines: Iterable[tuple[int, int]], low: int, limit: int) -> int:
@@ -189,26 +202,7 @@ def _meets(lines: Iterable[tuple[int, int]], low: int, limit: int) -> int:
     for first, second in set(lines):
         slope = second - first
         if slope > 0:
-            size = min(size, low + int(Fraction(limit - first, slope) // 1))
+            size = min(size, low + (limit - first) // slope)
         elif first > limit:
             size = 0
     return size
-
-
-def _bisected(fits: Callable[[int], bool], guess: int) -> int:
-    """The largest size that fits, from a guess: one capture there and one above it, if the guess is right."""
-    low, high, step = 1, None, 1
-    size = guess
-    while high is None or low + 1 < high:
-        if size <= low:
-            size = low + 1
-        if fits(size):
-            low, size = size, size + step
-        else:
-            high, size = size, size - step
-        step *= 2
-        if high is not None:
-            size = size if low < size < high else (low + high) // 2
-        elif low >= _MOST:
-            break
-    return low

@@ -15,7 +15,7 @@ from ..graph.joint import Partitioned
 from ..partitioners import Half, Halves, halves_of
 from .optimizers import Optimizer
 from .ranks import Ranks, Unit
-from .work import Layers, Operator, pattern
+from .work import Layers, OperatorCost, pattern
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Alive:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Memory:
+class StepMemory:
     """The bytes of one rank over a step. `alive`: at each operator of the forward, of which there are `forward_steps`,
     of the backward, and last at the optimizer's step. `gradients` and `saved`: all gradients, and all that is saved for
     the backward. `at_peak`: what is alive there, the largest first.
@@ -62,13 +62,13 @@ class Memory:
 
 def memory_of(
     parts: Partitioned,
-    work: Mapping[str, Operator],
+    work: Mapping[str, OperatorCost],
     layers: Layers,
     standing: Standing,
     optimizer: Optimizer,
     ranks: Ranks,
     units: Sequence[Unit],
-) -> Memory:
+) -> StepMemory:
     """The memory of a step whose graph is split like this."""
     halves = halves_of(parts)
     is_sharded = ranks.fsdp > 1
@@ -105,7 +105,7 @@ def memory_of(
     place = at if at < len(forward) else at - len(forward)
     workspace = half.storages.workspace[line.order[place]] if at < len(alive) - 1 else optimizer.workspace
     ordered = tuple(sorted((one for one in found if one.nbytes), key=lambda one: -one.nbytes))
-    return Memory(peak, where, tuple(alive), len(forward), gradients, saved, workspace, ordered)
+    return StepMemory(peak, where, tuple(alive), len(forward), gradients, saved, workspace, ordered)
 
 
 def _gradients(halves: Halves, units: Sequence[Unit], ranks: Ranks) -> int:
@@ -117,7 +117,7 @@ def _gradients(halves: Halves, units: Sequence[Unit], ranks: Ranks) -> int:
 
 
 def _at_peak(
-    at: int, halves: Halves, work: Mapping[str, Operator], *, gradients: bool, sizes: tuple[int, int]
+    at: int, halves: Halves, work: Mapping[str, OperatorCost], *, gradients: bool, sizes: tuple[int, int]
 ) -> tuple[str, list[Alive]]:
     """The place of the peak, and what is alive there by kind and module."""
     first, second = halves.timelines(gradients=gradients)
@@ -144,7 +144,7 @@ def _at_peak(
     return f"{place_text}, in the {side}", [Alive(kind, module, *entry) for (kind, module), entry in sums.items()]
 
 
-def _made_by(half: Half, root: int, work: Mapping[str, Operator]) -> Operator | None:
+def _made_by(half: Half, root: int, work: Mapping[str, OperatorCost]) -> OperatorCost | None:
     return work.get(half.index.nodes[root].name)
 
 
@@ -154,7 +154,7 @@ class _Gathered:
     """
 
     def __init__(
-        self, halves: Halves, work: Mapping[str, Operator], layers: Layers, ranks: Ranks, units: Sequence[Unit]
+        self, halves: Halves, work: Mapping[str, OperatorCost], layers: Layers, ranks: Ranks, units: Sequence[Unit]
     ) -> None:
         self.halves, self.work, self.layers, self.ranks = halves, work, layers, ranks
         self.by_path = {unit.path: unit for unit in units}

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from .._torch.engine import TorchDispatchMode
 from .._torch.nested import leaves
 from ..errors import PlanError
 
@@ -74,7 +74,7 @@ def optimizer_of(asked: Any, twins: Sequence[Twin], *, is_accelerator: bool) -> 
         raise PlanError(f"{name} runs the model itself in its step, as often as values say: its step can't be planned")
     if is_accelerator:
         _take_lists(optimizer)
-    watch = _Watch()
+    watch = _Meter()
     try:
         with watch:
             optimizer.step()
@@ -135,7 +135,7 @@ def _bytes(state: Any) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors.values() if tensor.is_meta)
 
 
-class _Watch(TorchDispatchMode):
+class _Meter(TorchDispatchMode):
     """Counts the bytes that operators move, and those of the memories that they make and that are still alive."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from ..partitioners import Table, amount, in_bytes
-from .memory import Memory
+from .memory import StepMemory
 from .text import heading, seconds, tables
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _charts(plan: Plan) -> Iterator[str]:
         yield f'<div class="wide">{_chart(plan, one.memory, top)}</div>'
 
 
-def _chart(plan: Plan, memory: Memory, top: int) -> str:
+def _chart(plan: Plan, memory: StepMemory, top: int) -> str:
     """Bytes over the step: what stands below, what comes and goes above."""
     points, stand = _thinned(memory.alive), plan.standing.total
 

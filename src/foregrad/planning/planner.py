@@ -17,7 +17,7 @@ from .memory import Standing, memory_of
 from .optimizers import Twin, optimizer_of
 from .ranks import Ranks, Unit, collectives_of, ranks_of, seconds_of
 from .result import Plan, Recipe, Tally
-from .step import Held, Step, step_of
+from .step import Held, TrainingStep, step_of
 from .work import Layers, by_module, layers_of, work_of
 
 
@@ -91,7 +91,7 @@ def make_plan(recipe: Recipe, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
 class _Planner:
     """Foresees the choices of one step. Used once."""
 
-    def __init__(self, recipe: Recipe, step: Step) -> None:
+    def __init__(self, recipe: Recipe, step: TrainingStep) -> None:
         self.recipe, self.step, self.ranks = recipe, step, recipe.ranks
         self.work = work_of(step.joint, recipe.device)
         self.layers = layers_of(self.work.values())

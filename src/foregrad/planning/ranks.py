@@ -114,7 +114,7 @@ def _of_fields(fields: dict[str, Any]) -> Ranks:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Collective:
+class CollectiveCost:
     """Collectives of one kind in a step: what they gather or reduce, how many there are, bytes that a rank sends, and
     their seconds if nothing ran beside them.
     """
@@ -146,23 +146,22 @@ def seconds_of(nbytes: float, ranks: int, device: Device, host: int) -> float:
     return nbytes * (ranks - 1) / ranks / speed
 
 
-def collectives_of(units: list[Unit], ranks: Ranks, device: Device) -> list[Collective]:
+def collectives_of(units: list[Unit], ranks: Ranks, device: Device) -> list[CollectiveCost]:
     """What a step of these units communicates."""
-    found = []
-    layers = [unit for unit in units if unit.path]
+    found: list[CollectiveCost] = []
+
+    def add(name: str, count: int, nbytes: int, among: int, host: int, times: int = 1) -> None:
+        took = times * seconds_of(nbytes, among, device, host)
+        found.append(CollectiveCost(name, count, times * nbytes * (among - 1) // among, took))
+
+    again = [unit for unit in units if unit.path] if ranks.reshard else []
+    reduced = sum(unit.reduced for unit in units)
     if ranks.fsdp > 1:
-        again = layers if ranks.reshard else []
         gathered = sum(unit.whole for unit in [*units, *again])
-        reduced = sum(unit.reduced for unit in units)
-        for name, count, nbytes in (
-            ("gather parameters", len(units) + len(again), gathered),
-            ("reduce gradients into shards", len(units), reduced),
-        ):
-            seconds = seconds_of(nbytes, ranks.fsdp, device, ranks.host)
-            found.append(Collective(name, count, nbytes * (ranks.fsdp - 1) // ranks.fsdp, seconds))
+        add("gather parameters", len(units) + len(again), gathered, ranks.fsdp, ranks.host)
+        add("reduce gradients into shards", len(units), reduced, ranks.fsdp, ranks.host)
     if ranks.dp > 1:
-        nbytes = sum(unit.reduced for unit in units) // ranks.fsdp
         # A reduction for all is one into shards, and a gather of these. Copies are on other hosts where shards fill
-        # one. seconds = 2 * seconds_of(nbytes, ranks.dp, device, max(1, ranks.host // ranks.fsdp))
-        found.append(Collective("average gradients", len(units), 2 * nbytes * (ranks.dp - 1) // ranks.dp, seconds))
+        # one. host = max(1, ranks.host // ranks.fsdp)
+        add("average gradients", len(units), reduced // ranks.fsdp, ranks.dp, host, times=2)
     return found

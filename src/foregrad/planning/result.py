@@ -16,7 +16,7 @@ from .choices import Choice
 from .devices import Device
 from .memory import Standing
 from .optimizers import Optimizer
-from .ranks import Collective, Ranks
+from .ranks import CollectiveCost, Ranks
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Plan:
     optimizer: Optimizer
     choices: tuple[Choice, ...]
     modules: Mapping[str, Tally]
-    collectives: tuple[Collective, ...]
+    collectives: tuple[CollectiveCost, ...]
     total: Tally
     layers: int
     trained: int
@@ -83,8 +83,7 @@ class Plan:
     @property
     def fitting(self) -> tuple[Choice, ...]:
         """The choices that keep to the budget, the quickest first."""
-        peaks = [one for one in self.choices if one.memory is not None]
-        fits = [one for one in peaks if self.budget is None or one.memory.peak <= self.budget]  # type: ignore[union-attr]
+        fits = [one for one in self.choices if one.fits(self.budget)]
         return tuple(sorted(fits, key=lambda one: (one.seconds, one.peak)))
 
     @property
@@ -172,7 +171,7 @@ def _choice_data(one: Choice, budget: int | None) -> dict[str, Any]:
         data |= {
             "peak": memory.peak,
             "peak_at": memory.peak_at,
-            "fits": budget is None or memory.peak <= budget,
+            "fits": one.fits(budget),
             "saved": memory.saved,
             "gradients": memory.gradients,
             "away": one.away,

@@ -36,7 +36,7 @@ class Held:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Step:
+class TrainingStep:
     """A captured step. `held`: what is there before and after it; `places`: by the number of a gradient in the graph's
     signature, the tensor that it is of.
     """
@@ -50,7 +50,7 @@ class Step:
         return [one for one in self.held if one.kind == kind]
 
 
-def step_of(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_accelerator: bool) -> Step:
+def step_of(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_accelerator: bool) -> TrainingStep:
     """Capture a function or module for a training step. Raises `PlanError` where it has no loss."""
     compiled = as_compiled(fn)
     plain = fn if compiled is None else module_behind(fn) or compiled.function
@@ -68,7 +68,7 @@ def step_of(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_acc
                 f"`{name}` has no backward, so there is no training to plan: none of its parameters requires gradients"
             )
         held, places = _held_by(plain, joint, args, kwargs)
-    return Step(name, joint, held, places)
+    return TrainingStep(name, joint, held, places)
 
 
 def loss_in(result: Any, name: str) -> torch.Tensor:

@@ -26,7 +26,7 @@ Stack = tuple[tuple[str, str], ...]  # of modules: path and class, the outermost
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Operator:
+class OperatorCost:
     """An operator: its line and modules, operations and bytes moved, and its seconds on the device."""
 
     name: str
@@ -43,7 +43,7 @@ class Operator:
         return self.stack[-1][0] if self.stack else ""
 
 
-def work_of(joint: JointGraph, device: Device) -> dict[str, Operator]:
+def work_of(joint: JointGraph, device: Device) -> dict[str, OperatorCost]:
     """Each operator of a graph by its name, which copies in the halves share."""
     counted: dict[Any, int] = {}
     found = {}
@@ -59,7 +59,7 @@ def work_of(joint: JointGraph, device: Device) -> dict[str, Operator]:
         bandwidth = device.bandwidth * device.shares.bandwidth
         seconds = max(operations / device.peak(_dtype(node)) if operations else 0.0, moved / bandwidth)
         line = user_line(node) or ""
-        found[node.name] = Operator(node.name, str(node.target), _stack(node), line, operations, moved, seconds)
+        found[node.name] = OperatorCost(node.name, str(node.target), _stack(node), line, operations, moved, seconds)
     return found
 
 
@@ -108,7 +108,7 @@ class Layers:
         return next((prefix for prefix in prefixes if prefix in known), "")
 
 
-def layers_of(work: Iterable[Operator]) -> Layers:
+def layers_of(work: Iterable[OperatorCost]) -> Layers:
     """The outermost repeated modules of a model."""
     classes: dict[str, str] = {}
     inner: set[str] = set()
@@ -132,7 +132,7 @@ def pattern(path: str) -> str:
     return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", path)
 
 
-def by_module(work: Iterable[Operator]) -> Mapping[str, tuple[int, int, float]]:
+def by_module(work: Iterable[OperatorCost]) -> Mapping[str, tuple[int, int, float]]:
     """Operations, bytes and seconds by module, numbers in paths left out, the dearest first."""
     sums: dict[str, list[float]] = {}
     for operator in work:
