@@ -310,9 +310,11 @@ class Storages:
         tangents = set(index.backward_inputs)
         held = sum(self.size[r] for r in kept)
         noted = sum(states.values())
-        returned = {root[i] for i in index.gradient_numbers}
+        returned = {root[i] for i in index.kept_gradients}
         returned |= self.held_tangents(tangents)
         order = backward_order(index, computed, used, away, excerpt)
+        if index.hands_on:
+            order = [i for i in order if i not in index.last_views]
         states = {i: -size for i, size in states.items()}
         backward = self.timeline(order, own | tangents, returned, held + noted, states)
         return Liveness(forward, backward, sum(self.size[r] for r in own) + noted)

@@ -242,19 +242,12 @@ class Halves:
     def timelines(self, *, gradients: bool = True) -> tuple[Timeline, Timeline]:
         """The bytes alive in the forward and in the backward."""
         second = self.backward.timeline(
-            self.alive, self.staying(gradients=gradients), self.others, skips=() if gradients else self._handed_on()
+            self.alive,
+            self.staying(gradients=gradients),
+            self.others,
+            skips=() if gradients else self.backward.index.last_views,
         )
         return self.forward.timeline(set(), self.kept), second
-
-    def _handed_on(self) -> set[int]:
-        """Views that are gradients and nothing else: taken at the end, but of what can be handed on before."""
-        index = self.backward.index
-        ends: set[fx.Node] = {index.output}
-        for i in range(len(index) - 1, -1, -1):
-            node = index.nodes[i]
-            if index.kinds[i] in (Kind.VIEW, Kind.ITEM) and node.users.keys() <= ends:
-                ends.add(node)
-        return {index.number[node] for node in ends - {index.output}}
 
 
 def halves_of(parts: Partitioned) -> Halves:

@@ -52,14 +52,18 @@ class Asked:
     split: Callable[[JointGraph], Partitioned]
 
 
-def asked_of(joint: JointGraph, work: Mapping[str, OperatorCost], layers: Layers, limit: int | None) -> list[Asked]:
-    """The choices for a graph. `limit`: bytes that a step may have alive beside what stands; None for no budget."""
+def asked_of(
+    joint: JointGraph, work: Mapping[str, OperatorCost], layers: Layers, limit: int | None, *, hands_on: bool
+) -> list[Asked]:
+    """The choices for a graph. `limit`: bytes that a step may have alive beside what stands; None for no budget.
+    `hands_on`: gradients leave as they are made.
+    """
     found = [
         Asked("save all", lambda joint: api.partition(joint, everything_saveable)),
         Asked("min cut", lambda joint: api.partition(joint, "min_cut")),
     ]
     if limit is not None:
-        found.append(Asked("budget", lambda joint: _within(joint, limit)))
+        found.append(within(limit, hands_on=hands_on))
     if layers.paths:
         borders = borders_of(joint, functools.partial(layer_of, work, layers))
         by_layer = Policy(lambda candidate: _of_layer(candidate, borders, work, layers))
@@ -69,8 +73,10 @@ def asked_of(joint: JointGraph, work: Mapping[str, OperatorCost], layers: Layers
     return found
 
 
-def _within(joint: JointGraph, limit: int) -> Partitioned:
-    return api.partition(joint, memory_budget=Budget(max(0, limit)))
+def within(limit: int, *, hands_on: bool) -> Asked:
+    """The choice that keeps to so many bytes."""
+    budget = Budget(max(0, limit), hands_on=hands_on)
+    return Asked("budget", lambda joint: api.partition(joint, memory_budget=budget))
 
 
 def _nothing(candidate: Any) -> Any:

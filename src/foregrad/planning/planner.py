@@ -105,10 +105,13 @@ class _Planner:
     def plan(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
         recipe, step, device = self.recipe, self.step, self.recipe.device
         budget = self._budget()
-        limit = None if budget is None else budget - self.standing.total
-        asked = choices.asked_of(step.joint, self.work, self.layers, limit)
+        limit = None if budget is None else budget - self.standing.total - self._beside()
+        is_sharded = self.ranks.fsdp > 1
+        asked = choices.asked_of(step.joint, self.work, self.layers, limit, hands_on=is_sharded)
         asked += [Asked(name, _split_by(policy)) for name, policy in recipe.policies.items()]
         found = tuple(self._choice(one) for one in asked if recipe.only in (None, one.name))
+        if limit is not None and budget is not None and is_sharded:
+            found = tuple(self._widened(one, limit, budget) if one.name == "budget" else one for one in found)
         operators = [self.work[n.name] for n in step.joint.module.graph.nodes if n.name in self.work]
         total = Tally(
             sum(one.flops for one in operators),
@@ -138,6 +141,15 @@ class _Planner:
         asked, memory = self.recipe.budget, self.recipe.device.memory
         return memory or None if asked is None else bytes_of(asked, self.recipe.device)
 
+    def _beside(self) -> int:
+        """The most bytes that sharding adds at once to a step that hands its gradients on."""
+        if self.ranks.fsdp == 1:
+            return sum(unit.gradients for unit in self.units) if self.ranks.dp > 1 else 0
+        root, *layers = self.units
+        largest = max((3 * unit.whole + unit.gradients + 2 * unit.reduced for unit in layers), default=0)
+        shards = sum(unit.reduced for unit in self.units) // self.ranks.fsdp
+        return root.whole + root.gradients + root.reduced + largest + shards
+
     def _standing(self) -> Standing:
         ranks = self.ranks
         parameters = sum(_shard_bytes(one.tensor, ranks) if ranks.size > 1 else one.nbytes for one in self.parameters)
@@ -155,6 +167,13 @@ class _Planner:
         again_flops, again_s = choices.again_in(parts, self.work)
         away = choices.moved_by(parts)
         return Choice(asked.name, memory, again_flops, again_s, away, self._seconds(again_s, away))
+
+    def _widened(self, choice: Choice, limit: int, budget: int) -> Choice:
+        """The budget's choice, with the bytes that were held back for sharding and are not needed where the peak is."""
+        if choice.peak is None or choice.peak >= budget:
+            return choice
+        other = self._choice(choices.within(limit + budget - choice.peak, hands_on=True))
+        return other if other.fits(budget) else choice
 
     def _seconds(self, again_s: float, away: int) -> float:
         """The time of a step: operators one after the other, then the optimizer's traffic. Transfers to the host and

@@ -162,6 +162,7 @@ def collectives_of(units: list[Unit], ranks: Ranks, device: Device) -> list[Coll
         add("reduce gradients into shards", len(units), reduced, ranks.fsdp, ranks.host)
     if ranks.dp > 1:
         # A reduction for all is one into shards, and a gather of these. Copies are on other hosts where shards fill
-        # one. host = max(1, ranks.host // ranks.fsdp)
+        # one.
+        host = max(1, ranks.host // ranks.fsdp)
         add("average gradients", len(units), reduced // ranks.fsdp, ranks.dp, host, times=2)
     return found
