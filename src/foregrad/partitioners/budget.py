@@ -54,8 +54,6 @@ class Budget:
     in host memory; a number is the cost of a byte moved there and back, in the cost model's operations. `cost_model`:
     the time of computing a node again. `replay`: whether random operators may run again from a saved state of their
     generator, with backends that keep a graph's order; a second derivative can't be taken through those that do.
-    `hands_on`: gradients leave as they are made, for a reduction into shards or an optimizer's step in the backward,
-    and count no longer.
 
     Examples:
         >>> import torch, foregrad
@@ -70,7 +68,6 @@ class Budget:
     offload: bool | float = False
     cost_model: CostModel = analytic_cost
     replay: bool = True
-    hands_on: bool = False
 
     @property
     def price(self) -> float:
@@ -155,7 +152,7 @@ def budget_partition(
     asked = memory_budget if isinstance(memory_budget, Budget) else Budget(memory_budget, cost_model=cost_model)
     limit: Any = read_budget(asked.limit)
     index = JointIndex(joint_module, num_fwd_outputs)
-    index.policy, index.hands_on = policy, asked.hands_on
+    index.policy = policy
     merge_equal(index)
     if replay and asked.replay:
         index.replays = can_replay(index)

@@ -9,11 +9,13 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import fx
+
 from .. import api
 from ..errors import BudgetError, PartitionError
 from ..graph.joint import JointGraph, Partitioned
 from ..graph.meta import TensorSpec, value_of
-from ..partitioners import Budget, JointIndex, Kind, is_offloaded, kind_of, value_bytes
+from ..partitioners import Frontier, JointIndex, Kind, is_offloaded, kind_of, merge_equal, split, value_bytes
 from ..partitioners.policies import Policy, everything_saveable, nothing_saveable
 from .memory import StepMemory
 from .work import Layers, OperatorCost
@@ -52,18 +54,12 @@ class Asked:
     split: Callable[[JointGraph], Partitioned]
 
 
-def asked_of(
-    joint: JointGraph, work: Mapping[str, OperatorCost], layers: Layers, limit: int | None, *, hands_on: bool
-) -> list[Asked]:
-    """The choices for a graph. `limit`: bytes that a step may have alive beside what stands; None for no budget.
-    `hands_on`: gradients leave as they are made.
-    """
+def asked_of(joint: JointGraph, work: Mapping[str, OperatorCost], layers: Layers) -> list[Asked]:
+    """The choices for a graph, but for a budget."""
     found = [
         Asked("save all", lambda joint: api.partition(joint, everything_saveable)),
         Asked("min cut", lambda joint: api.partition(joint, "min_cut")),
     ]
-    if limit is not None:
-        found.append(within(limit, hands_on=hands_on))
     if layers.paths:
         borders = borders_of(joint, functools.partial(layer_of, work, layers))
         by_layer = Policy(lambda candidate: _of_layer(candidate, borders, work, layers))
@@ -73,10 +69,31 @@ def asked_of(
     return found
 
 
-def within(limit: int, *, hands_on: bool) -> Asked:
-    """The choice that keeps to so many bytes."""
-    budget = Budget(max(0, limit), hands_on=hands_on)
-    return Asked("budget", lambda joint: api.partition(joint, memory_budget=budget))
+class Budgeted:
+    """The splits of a graph by budgets in bytes, of which the plans are made once. `hands_on`:
+    gradients leave as they are made, for a reduction into shards, and count no longer.
+    """
+
+    def __init__(self, joint: JointGraph, *, hands_on: bool) -> None:
+        self.joint, self.hands_on = joint, hands_on
+        self._plans: dict[fx.GraphModule, Frontier] = {}
+
+    def split(self, limit: int) -> Partitioned:
+        """The cheapest split that keeps to a limit. Raises `BudgetError` where none does."""
+        return api.partition(self.joint, functools.partial(self._cut, limit))
+
+    def _cut(
+        self, limit: int, module: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        if module not in self._plans:
+            index = JointIndex(module, num_fwd_outputs)
+            index.hands_on = self.hands_on
+            merge_equal(index)
+            self._plans[module] = Frontier(index)
+        plans = self._plans[module]
+        plan = plans.best(max(0, limit))
+        halves = split(plans.index, [plans.index.nodes[i] for i in plan.residuals], plan.away)
+        return halves.forward, halves.backward
 
 
 def _nothing(candidate: Any) -> Any:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._torch.engine import TorchDispatchMode
+from .._torch.engine import ThreadDispatchMode
 from .._torch.nested import leaves
 from ..errors import PlanError
 
@@ -135,7 +135,7 @@ def _bytes(state: Any) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors.values() if tensor.is_meta)
 
 
-class _Meter(TorchDispatchMode):
+class _Meter(ThreadDispatchMode):
     """Counts the bytes that operators move, and those of the memories that they make and that are still alive."""
 
     def __init__(self) -> None:

@@ -88,6 +88,9 @@ def make_plan(recipe: Recipe, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
         return _Planner(recipe, step).plan(args, kwargs)
 
 
+_HALVINGS = 4  # each is a split and its memory
+
+
 class _Planner:
     """Foresees the choices of one step. Used once."""
 
@@ -105,13 +108,11 @@ class _Planner:
     def plan(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
         recipe, step, device = self.recipe, self.step, self.recipe.device
         budget = self._budget()
-        limit = None if budget is None else budget - self.standing.total - self._beside()
-        is_sharded = self.ranks.fsdp > 1
-        asked = choices.asked_of(step.joint, self.work, self.layers, limit, hands_on=is_sharded)
+        asked = choices.asked_of(step.joint, self.work, self.layers)
         asked += [Asked(name, _split_by(policy)) for name, policy in recipe.policies.items()]
-        found = tuple(self._choice(one) for one in asked if recipe.only in (None, one.name))
-        if limit is not None and budget is not None and is_sharded:
-            found = tuple(self._widened(one, limit, budget) if one.name == "budget" else one for one in found)
+        found = [self._choice(one) for one in asked if recipe.only in (None, one.name)]
+        if budget is not None and recipe.only in (None, "budget"):
+            found.insert(2, self._within(budget))
         operators = [self.work[n.name] for n in step.joint.module.graph.nodes if n.name in self.work]
         total = Tally(
             sum(one.flops for one in operators),
@@ -125,7 +126,7 @@ class _Planner:
             budget=budget,
             standing=self.standing,
             optimizer=self.optimizer,
-            choices=found,
+            choices=tuple(found),
             modules={path: Tally(*entry) for path, entry in by_module(operators).items()},
             collectives=tuple(collectives_of(self.units, self.ranks, device)),
             total=total,
@@ -168,12 +169,26 @@ class _Planner:
         away = choices.moved_by(parts)
         return Choice(asked.name, memory, again_flops, again_s, away, self._seconds(again_s, away))
 
-    def _widened(self, choice: Choice, limit: int, budget: int) -> Choice:
-        """The budget's choice, with the bytes that were held back for sharding and are not needed where the peak is."""
-        if choice.peak is None or choice.peak >= budget:
-            return choice
-        other = self._choice(choices.within(limit + budget - choice.peak, hands_on=True))
-        return other if other.fits(budget) else choice
+    def _within(self, budget: int) -> Choice:
+        """The choice that keeps to a budget: the one that saves most of those that do. What sharding adds to a step
+        depends on where its peak is, so that limits for the step alone are tried, in halves.
+        """
+        splits = choices.Budgeted(self.step.joint, hands_on=self.ranks.fsdp > 1)
+
+        def within(limit: int) -> Choice:
+            return self._choice(Asked("budget", lambda _: splits.split(limit)))
+
+        low = budget - self.standing.total - self._beside()
+        high = budget - self.standing.total if self.ranks.fsdp > 1 else low
+        best = within(low)
+        for _ in range(_HALVINGS if high > low else 0):
+            middle = (low + high) // 2
+            other = within(middle)
+            if other.memory is None or other.fits(budget):
+                low, best = middle, other
+            else:
+                high = middle
+        return best
 
     def _seconds(self, again_s: float, away: int) -> float:
         """The time of a step: operators one after the other, then the optimizer's traffic. Transfers to the host and
