@@ -74,11 +74,11 @@ def foreseen_and_measured(name: str, partition: Any, optimizer: str) -> tuple[in
     found = foregrad.plan(model, **inputs, optimizer=optimizer, device="cpu", policies={"it": partition})
     memory = found.choice("it").memory
     assert memory is not None
-    compiled = foregrad.compile(model, backend="eager", partition=partition)
+    compiled = foregrad.compile(lambda: loss_in(model(**inputs), name), backend="eager", partition=partition)
     steps = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-4)
 
     def step() -> None:
-        loss_in(compiled(**inputs), name).backward()
+        compiled().backward()
         steps.step()
         steps.zero_grad()
 

@@ -59,7 +59,7 @@ def plan(
         values. BudgetError: no choice keeps to the budget that was asked for; the message has the least and what
         holds it. UnsupportedDataDependentError: the model branches on values that are not there.
 
-    Example:
+    Examples:
         >>> import torch, foregrad
         >>> with torch.device("meta"):
         ...     model, x = torch.nn.Linear(1024, 1024), torch.empty(64, 1024)

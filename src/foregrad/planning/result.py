@@ -64,6 +64,14 @@ class Plan:
     `standing`: what is there all the time. `choices`: ways to train beside one another. `modules`: work by module,
     numbers in paths left out. `total`: the work of a step that computes nothing twice. `budget`: the bytes that a
     rank may have alive; None where the device's memory is not known.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> with torch.device("meta"):
+        ...     model, x = torch.nn.Linear(1024, 1024), torch.empty(64, 1024)
+        >>> plan = foregrad.plan(model, x, optimizer="AdamW", device="l4")
+        >>> plan.best.name, plan.standing.optimizer == 2 * plan.standing.parameters
+        ('save all', True)
     """
 
     name: str
