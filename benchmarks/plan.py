@@ -4,7 +4,8 @@
     python -m benchmarks.plan peaks          # peaks of whole steps on the CPU, beside the allocator's
     python -m benchmarks.plan large          # 70 and 405 billion parameters on `meta`: seconds and memory
     python -m benchmarks.plan published      # memory of runs that torchtitan has published
-    python -m benchmarks.plan largest        # the largest batch, found from two captures and by trying
+    python -m benchmarks.plan largest        # the largest batch, found from few captures and by trying
+    python -m benchmarks.plan --out benchmarks
 
 Peaks on the CPU are of forward, backward and the optimizer's step, beyond parameters, buffers, arguments and the state of
 the optimizer, after a first step. Nothing is fitted: what the published runs have beside what is foreseen is said by name.
@@ -20,6 +21,8 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +30,7 @@ from torch import nn
 from torch.nn import functional
 
 import foregrad
+from benchmarks.common import Section, write_results
 from foregrad.partitioners import in_bytes
 from foregrad.partitioners.policies import Policy
 from foregrad.planning import DEVICES
@@ -88,18 +92,23 @@ def foreseen_and_measured(name: str, partition: Any, optimizer: str) -> tuple[in
     return memory.peak - found.standing.total, peak_of(step)
 
 
-def peaks(architectures: tuple[str, ...] = ARCHITECTURES) -> None:
-    """The table of peaks."""
-    worst = 0.0
-    print(f"{'model':12}{'partition':12}{'optimizer':10}{'foreseen':>12}{'measured':>12}{'off':>8}")
+def peaks(architectures: Sequence[str] = ARCHITECTURES) -> Section:
+    """The table of peaks: of each model and partition, the optimizer that is furthest off."""
+    section = Section("What plan foresees: peaks on the CPU", _PEAKS, ["model, partition", *OPTIMIZERS, "furthest off"])
     for name in architectures:
         for partition, policy in PARTITIONS.items():
-            for optimizer in OPTIMIZERS:
-                foreseen, measured = foreseen_and_measured(name, policy, optimizer)
-                off = foreseen / measured - 1
-                worst = max(worst, abs(off))
-                print(f"{name:12}{partition:12}{optimizer:10}{foreseen:12}{measured:12}{off:8.1%}", flush=True)
-    print(f"furthest off: {worst:.1%}")
+            pairs = [foreseen_and_measured(name, policy, optimizer) for optimizer in OPTIMIZERS]
+            worst = max((foreseen / measured - 1 for foreseen, measured in pairs), key=abs)
+            cells = [f"{foreseen} / {measured}" for foreseen, measured in pairs]
+            section.add([f"{name}, {partition}", *cells, f"{worst:.2%}"], pairs=pairs, worst=worst)
+    return section
+
+
+_PEAKS = (
+    "Bytes at the peak of a whole step (forward, backward, the optimizer's step) beyond parameters, buffers, arguments and "
+    "the optimizer's state: foreseen / by the allocator's reports, after two steps. Models of two layers, batch 16; the "
+    "budget is a fifth of the way from the least peak to that of saving everything."
+)
 
 
 # --------------------------------------------------------------------------------------------------------- large models
@@ -166,12 +175,18 @@ def absent(size: str, batch: int, length: int, layers: int | None = None) -> tup
     return model, (tokens, tokens, turns)
 
 
-def large() -> None:
+def large() -> Section:
     """Seconds and memory of plans, each in a process of its own."""
-    print(f"{'model':8}{'layers':>8}{'choices':>9}{'CPU s':>8}{'GB':>7}")
+    notes = (
+        "A plan with six choices for one H100, 4,096 tokens, AdamW, from the model on `meta` to the text; each in a process "
+        "of its own, after the imports."
+    )
+    section = Section("What plan takes: large models on meta", notes, ["model", "layers", "choices", "CPU s", "GB"])
     for size, layers in (("70B", 20), ("70B", 40), ("70B", 80), ("405B", 126)):
         command = [sys.executable, "-m", "benchmarks.plan", "one", size, str(layers)]
-        print(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip(), flush=True)
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+        section.add(said[-5:], seconds=float(said[-2]), gigabytes=float(said[-1]))
+    return section
 
 
 def one(size: str, layers: int) -> None:
@@ -219,51 +234,62 @@ def selective(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Policy:
     return Policy(answer)
 
 
-PUBLISHED = (("8B", 2, 8, "selective", 82.4, 77.0), ("8B", 2, 128, "selective", 67.0, 62.0))
+PUBLISHED = (("8B", 2, 8, 82.4, 77.0), ("8B", 2, 128, 67.0, 62.0))
 
 
-def published() -> None:
-    """The table beside published runs."""
-    print(f"{'model':7}{'batch':>6}{'ranks':>7}{'foreseen':>10}{'eager':>8}{'off':>8}{'compiled':>10}{'off':>8}")
-    for size, batch, ranks, _, eager, compiled in PUBLISHED:
+_PUBLISHED = (
+    "GiB of a rank, beside benchmarks/llama3_h100_202412_torchtitan.md of pytorch/torchtitan: Llama 3.1 8B, FSDP, local batch "
+    "2, 8,192 tokens, selective checkpointing. A plan has what is *allocated*; the published figures are the most that the "
+    "allocator has *reserved*, which is more by its fragmentation. Nothing is fitted to close that. Eager's selective "
+    "checkpointing keeps each product that its policy names; a plan, those that the backward reads: the second product of a "
+    "layer's MLP is read by nobody, and added by name in the eager column. Shards of gradients are not there at the peak "
+    "foreseen, in the loss; their blocks stay reserved. 70B by FSDP 32 and TP 8 is not planned: tensor parallelism is not."
+)
+
+
+def published() -> Section:
+    """The table beside published runs, and what is in those and not in a plan, by name."""
+    columns = ["model, ranks", "allocated", "read by nobody", "eager: foreseen", "published", "off"]
+    columns += ["compiled: foreseen", "published", "off", "shards of gradients"]
+    section = Section("What plan foresees: published runs of torchtitan", _PUBLISHED, columns)
+    for size, batch, ranks, eager, compiled in PUBLISHED:
         model, inputs = absent(size, batch, 8192)
         mesh = {"fsdp": ranks, "master_dtype": "float32", "reduce_dtype": "float32"}
-        policy = selective(model, inputs)
-        found = foregrad.plan(
-            model, *inputs, optimizer=torch.optim.AdamW, device="h100", mesh=mesh, policies={"selective": policy}
-        )
+        policies = {"selective": selective(model, inputs)}
+        found = foregrad.plan(model, *inputs, optimizer=torch.optim.AdamW, device="h100", mesh=mesh, policies=policies)
         memory = found.choice("selective").memory
         assert memory is not None
-        peak = memory.peak / GIB
-        print(
-            f"{size:7}{batch:6}{ranks:7}{peak:10.1f}{eager:8.1f}{peak / eager - 1:8.1%}{compiled:10.1f}{peak / compiled - 1:8.1%}"
-        )
+        layers, width = SIZES[size][:2]
+        kept, peak = layers * batch * 8192 * width * 2 / GIB, memory.peak / GIB
+        cells = [f"{size}, {ranks}", f"{peak:.1f}", f"{kept:.1f}"]
+        for ours, theirs in ((peak + kept, eager), (peak, compiled)):
+            cells += [f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs - 1:.1%}"]
+        section.add([*cells, f"{memory.gradients / GIB:.1f}"], peak=peak, kept=kept, eager=eager, compiled=compiled)
         print(f"    at {memory.peak_at}")
-        for name, count in found.standing_rows():
-            print(f"    {in_bytes(count):>10} {name}")
         for alive in memory.at_peak[:8]:
             print(f"    {in_bytes(alive.nbytes):>10} {alive.kind} {alive.module}")
+    return section
 
 
 # --------------------------------------------------------------------------------------------------------- largest
 
 
-def largest() -> None:
-    """The largest batch by two captures, beside the largest by trying."""
-    for size, length, layers, under in (
-        ("8B", 2048, 4, "40 GiB"),
-        ("8B", 4096, 2, "30 GiB"),
-        ("70B", 1024, 2, "70 GiB"),
-    ):
+def largest() -> Section:
+    """The largest batch by two captures at a time, beside the largest by trying."""
+    notes = "The largest batch that fits when everything is saved, by `plan.largest`, and by captures of every batch up to it."
+    columns = ["model", "layers", "tokens", "under", "largest", "by trying", "captures", "CPU s"]
+    section = Section("What plan finds: the largest batch", notes, columns)
+    cases = (("8B", 2048, 4, "40 GiB"), ("8B", 4096, 2, "30 GiB"), ("70B", 1024, 2, "70 GiB"))
+    for size, length, layers, under in cases:
         model, inputs = absent(size, 2, length, layers)
         plan = foregrad.plan(model, *inputs, optimizer="SGD", device="h100")
         start = time.process_time()
-        found = plan.largest(batch=(0, 1), under=under, choice="save all")
+        found = plan.largest(batch=(0, 0, 1), under=under, choice="save all")
         took = time.process_time() - start
         tried = max(b for b in range(1, found.size + 3) if _peak(absent(size, b, length, layers)) <= found.under)
-        print(
-            f"{size} of {layers} layers, {length} tokens, {under}: {found.size} in {took:.1f} CPU s, by trying {tried}"
-        )
+        cells = [size, layers, length, under, found.size, tried, len(found.tried), f"{took:.1f}"]
+        section.add(list(map(str, cells)), found=found.size, tried=tried)
+    return section
 
 
 def _peak(built: tuple[nn.Module, tuple[torch.Tensor, ...]]) -> int:
@@ -272,21 +298,22 @@ def _peak(built: tuple[nn.Module, tuple[torch.Tensor, ...]]) -> int:
     return found
 
 
+PARTS = {"peaks": peaks, "large": large, "published": published, "largest": largest}
+
+
 def main() -> None:
     """Run what is asked for."""
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", default=["peaks", "large", "published", "largest"])
-    parts = parser.parse_args().parts
-    if parts[0] == "one":
-        one(parts[1], int(parts[2]))
+    parser.add_argument("parts", nargs="*", default=list(PARTS))
+    parser.add_argument("--out", type=Path, help="a folder whose RESULTS.md and RESULTS.json are to have the tables")
+    options = parser.parse_args()
+    if options.parts[0] == "one":
+        one(options.parts[1], int(options.parts[2]))
         return
-    if parts[0] == "peaks" and len(parts) > 1:
-        peaks(tuple(parts[1:]))
-        return
-    for part in parts:
-        print(f"\n{part}")
-        {"peaks": peaks, "large": large, "published": published, "largest": largest}[part]()
+    sections = [PARTS[part]() for part in options.parts]
+    if options.out is not None:
+        write_results(sections, options.out)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import foregrad
-from foregrad.errors import UnsupportedDataDependentError
+from foregrad.errors import UnsupportedDataDependentError, UnsupportedTensorError
 
 
 class Net(nn.Module):
@@ -124,6 +124,14 @@ def test_a_model_that_fills_a_cache_by_its_first_call():
     with torch.device("meta"):
         joint = foregrad.capture(Table(), torch.ones(2, 4))
     assert joint.signature.num_forward_outputs == 1
+
+
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this PyTorch can make such tensors")
+def test_a_fake_of_a_gpu_that_pytorch_is_not_built_for():
+    with FakeTensorMode():
+        x = torch.empty(4, device="cuda", requires_grad=True)
+    with pytest.raises(UnsupportedTensorError, match=r"`x` is a fake tensor on cuda.*Make it on `meta`"):
+        foregrad.capture(lambda x: x.sin().sum(), x=x)
 
 
 transformers = pytest.importorskip("transformers")
