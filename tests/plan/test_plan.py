@@ -351,3 +351,23 @@ def test_a_device_of_ones_own():
     assert (found.device.memory, found.budget) == (48 << 30, 48 << 30)
     other = foregrad.plan(model, x, labels, device={"like": "h100", "memory": 94 << 30})
     assert other.device.bandwidth == planning.DEVICES["h100"].bandwidth
+
+
+def test_a_budget_of_a_rank_is_kept_to_and_used():
+    model, x, labels = absent(4096)
+    every = foregrad.plan(model, x, labels, device="h100", mesh={"fsdp": 8})
+    most, least = every.choice("save all").peak, every.choice("checkpoint each layer").peak
+    budget = (most + least) // 2
+    found = foregrad.plan(model, x, labels, device="h100", mesh={"fsdp": 8}, budget=budget).choice("budget")
+    assert least < found.peak <= budget
+    assert found.memory.saved > every.choice("checkpoint each layer").memory.saved
+    assert 0 < found.again_flops or found.memory.saved < every.choice("save all").memory.saved
+
+
+def test_gradients_of_a_rank_are_whole_for_one_layer_alone():
+    model, x, labels = absent(1)
+    memory = foregrad.plan(model, x, labels, device="h100", mesh={"fsdp": 64}).choice("save all").memory
+    layer = sum(p.numel() * 4 for p in model.layers[0].parameters())
+    # Gathered: the layer, the next one, and the buffer of its own; its gradients, and two buffers of reductions.
+    assert memory.peak < 7 * layer + sum(p.numel() * 4 for p in model.head.parameters()) * 3
+    assert memory.gradients < layer

@@ -299,8 +299,12 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 def default_generators(devices: Iterable[torch.device]) -> list[torch.Generator]:
     """The generators of these devices, but for those that draw nothing: `meta`, and accelerators that are not there."""
-    there = [device for device in devices if device.type != "meta"]
-    return [default_generator(device) for device in there if torch.get_device_module(device).is_available()]
+    return [default_generator(device) for device in devices if device.type == "cpu" or _is_there(device)]
+
+
+def _is_there(device: torch.device) -> bool:
+    module = None if device.type == "meta" else torch.get_device_module(device)
+    return module is not None and bool(getattr(module, "is_initialized", module.is_available)())
 
 
 def kernel_switches() -> tuple[Any, ...]:

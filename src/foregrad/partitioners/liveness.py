@@ -80,6 +80,7 @@ def bytes_of_results(node: fx.Node) -> list[int]:
 
 _NUMBERS = (int, float, bool, complex)
 _CPU = torch.device("cpu")
+_MOST_MEASURED = 1 << 30  # bytes of operands: those of a model that is not there may be larger than the memory
 
 
 def _measured(node: fx.Node) -> tuple[int, tuple[int, ...]]:
@@ -90,7 +91,8 @@ def _measured(node: fx.Node) -> tuple[int, tuple[int, ...]]:
         measurement = _measurements.get(key)
     if measurement is None:
         specs = {operand: _layout(value_of(operand)) for operand in node.all_input_nodes}
-        if all(isinstance(spec, TensorSpec) and spec.device == _CPU for spec in specs.values()) and _is_small(specs):
+        is_small = sum(map(nbytes, specs.values())) <= _MOST_MEASURED
+        if is_small and all(isinstance(spec, TensorSpec) and spec.device == _CPU for spec in specs.values()):
             args, kwargs = fx.map_arg((node.args, node.kwargs), specs.__getitem__)
             measurement = _measure(node.target, args, kwargs)
         else:
@@ -98,14 +100,6 @@ def _measured(node: fx.Node) -> tuple[int, tuple[int, ...]]:
         with _measurements_lock:
             _measurements[key] = measurement
     return measurement
-
-
-def _is_small(specs: Mapping[fx.Node, Any]) -> bool:
-    """Whether a kernel may be run on zeros: those of a model that is not there may be larger than the memory."""
-    return sum(map(nbytes, specs.values())) <= _MOST_MEASURED
-
-
-_MOST_MEASURED = 1 << 30
 
 
 def _key(value: Any) -> Any:
