@@ -361,7 +361,7 @@ def test_a_budget_of_a_rank_is_kept_to_and_used():
     found = foregrad.plan(model, x, labels, device="h100", mesh={"fsdp": 8}, budget=budget).choice("budget")
     assert least < found.peak <= budget
     assert found.memory.saved > every.choice("checkpoint each layer").memory.saved
-    assert 0 < found.again_flops or found.memory.saved < every.choice("save all").memory.saved
+    assert found.again_flops > 0 or found.memory.saved < every.choice("save all").memory.saved
 
 
 def test_gradients_of_a_rank_are_whole_for_one_layer_alone():

@@ -169,8 +169,8 @@ def check_tensor(tensor: torch.Tensor, path: str) -> None:
         )
     if type(tensor) is FakeTensor and tensor.device.type == "cuda" and not torch.backends.cuda.is_built():
         raise UnsupportedTensorError(
-            f"`{path}` is a fake tensor on {tensor.device}, and autograd ends the process, as this PyTorch is not built "
-            "for such devices. Make it on `meta`."
+            f"`{path}` is a fake tensor on {tensor.device}: this PyTorch is built without it, and autograd ends the "
+            "process. Make it on `meta`."
         )
     if type(tensor) not in _PLAIN and _is_another_kind(tensor):
         if is_function_class(type(tensor)):

@@ -20,17 +20,20 @@ from .work import Layers, OperatorCost, pattern
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Standing:
-    """Bytes of one rank that are there through the whole step."""
+    """Bytes of one rank that are there through the whole step. `buckets`: those in which copies of a model average
+    gradients. `gathered`: what is outside of layers, whole, through forward and backward; not in `total`.
+    """
 
     parameters: int
     buffers: int
     arguments: int
     optimizer: int
-    gathered: int = 0  # what is outside of layers, whole, through forward and backward
+    buckets: int = 0
+    gathered: int = 0
 
     @property
     def total(self) -> int:
-        return self.parameters + self.buffers + self.arguments + self.optimizer
+        return self.parameters + self.buffers + self.arguments + self.optimizer + self.buckets
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,8 +85,6 @@ def memory_of(
             base + count + extra for count, extra in zip(second.bytes, more.backward(second.order), strict=True)
         ]
     else:
-        buckets = gradients if ranks.dp > 1 else 0
-        base += buckets
         forward, backward = ([base + count for count in line.bytes] for line in (first, second))
     last = base + gradients + optimizer.workspace
     alive = [*forward, *backward, last]

@@ -145,7 +145,7 @@ class _Planner:
     def _beside(self) -> int:
         """The most bytes that sharding adds at once to a step that hands its gradients on."""
         if self.ranks.fsdp == 1:
-            return sum(unit.gradients for unit in self.units) if self.ranks.dp > 1 else 0
+            return 0
         root, *layers = self.units
         largest = max((3 * unit.whole + unit.gradients + 2 * unit.reduced for unit in layers), default=0)
         shards = sum(unit.reduced for unit in self.units) // self.ranks.fsdp
@@ -157,7 +157,9 @@ class _Planner:
         others = [one for one in self.step.held if one.kind not in ("parameter", "argument")]
         root = next((unit.whole for unit in self.units if not unit.path), 0) if ranks.fsdp > 1 else 0
         arguments = sum(one.nbytes for one in self.step.of_kind("argument"))
-        return Standing(parameters, sum(one.nbytes for one in others), arguments, self.optimizer.state, root)
+        buckets = sum(unit.gradients for unit in self.units) if ranks.dp > 1 and ranks.fsdp == 1 else 0
+        others_bytes = sum(one.nbytes for one in others)
+        return Standing(parameters, others_bytes, arguments, self.optimizer.state, buckets, root)
 
     def _choice(self, asked: Asked) -> Choice:
         try:

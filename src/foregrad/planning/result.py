@@ -114,6 +114,7 @@ class Plan:
             ("buffers", stands.buffers),
             ("arguments", stands.arguments),
             (f"state of {self.optimizer.name}", stands.optimizer),
+            ("buckets of gradients", stands.buckets),
         ]
         return [(name, count) for name, count in rows if count]
 
