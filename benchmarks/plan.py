@@ -37,7 +37,7 @@ from foregrad.planning import DEVICES
 from foregrad.planning.choices import borders_of, layer_of
 from foregrad.planning.step import loss_in, step_of
 from foregrad.planning.work import layers_of, work_of
-from tests.models.zoo import ZOO
+from tests.models.zoo import WITHOUT_ATTENTION, ZOO
 from tests.parity.peak import peak_of
 
 GIB = 1 << 30
@@ -69,7 +69,7 @@ def wider(name: str) -> tuple[nn.Module, dict[str, Any]]:
         key: value.repeat(8, *[1] * (value.dim() - 1)) if isinstance(value, torch.Tensor) else value
         for key, value in entry.inputs().items()
     }
-    return entry.build(), inputs
+    return entry.build("eager" if name in WITHOUT_ATTENTION else "sdpa"), inputs
 
 
 def foreseen_and_measured(name: str, partition: Any, optimizer: str) -> tuple[int, int]:
