@@ -306,14 +306,13 @@ def fake_device(tensor: torch.Tensor) -> torch.device:
     return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
 
 
+without_fake_mode: Callable[[], contextlib.AbstractContextManager[Any]] = unset_fake_temporarily
+"""Context: a fake mode of the program's is off, under which all that is made would be fake."""
+
+
 def is_absent(value: Any) -> TypeGuard[torch.Tensor]:
     """Whether a value is a tensor without values: on `meta`, or fake."""
     return isinstance(value, torch.Tensor) and (isinstance(value, FakeTensor) or value.is_meta)
-
-
-def without_fake_mode() -> contextlib.AbstractContextManager[Any]:
-    """Context: a fake mode of the program's is off, under which all that is made would be fake."""
-    return unset_fake_temporarily()
 
 
 def real_constants(mode: FakeTensorMode | None) -> contextlib.AbstractContextManager[None]:
