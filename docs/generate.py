@@ -41,6 +41,7 @@ PAGES = (
     "explain.md",
     "extending.md",
     "memory.md",
+    "planning.md",
     "regions.md",
     "training_step.md",
     "subclasses.md",
@@ -83,6 +84,8 @@ REMEDIES = {
     "function's outputs first and the saved values after them, and a backward that takes the saved values first.",
     "BudgetError": "Ask for at least the bytes that the message names, or for a fraction from 0.0 to 1.0 of the way "
     "from the least feasible peak to that of saving everything.",
+    "PlanError": "The message names the argument, and what it may be. An optimizer that needs values can be left out "
+    "(`optimizer=None`), and its state added by hand.",
     "BackendError": 'The message names the backend and the half. `backend="eager"` runs the same graphs with '
     "PyTorch's own kernels, and tells whether the fault is the backend's.",
     "AnomalyError": "The message has the operator and your line that it differentiates. Eager raises a plain "

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         save_only_these_names,
     )
     from .phases import CompileTimes, compile_times
+    from .planning import Plan, plan
     from .tools.explanation.collect import explain
     from .tools.explanation.text import Explanation
     from .tools.verification.report import Verification, VerificationError
@@ -77,6 +78,7 @@ __all__ = [
     "GraphSignature",
     "JointGraph",
     "Partitioned",
+    "Plan",
     "Policy",
     "Verification",
     "VerificationError",
@@ -127,6 +129,7 @@ __all__ = [
     "offload_names",
     "pareto",
     "partition",
+    "plan",
     "process_inputs",
     "region",
     "register_backend",
@@ -164,6 +167,7 @@ _HOMES = {
     "nothing_saveable offload_names save_only_these_names",
     "logs": "set_logs",
     "phases": "CompileTimes compile_times",
+    "planning": "Plan plan",
     "tools.verification.report": "Verification VerificationError",
     "tools.verification.verify": "verify",
 }
@@ -182,7 +186,7 @@ ASPECTS = [
     "foregrad.tracing.effects.output",
 ]
 # As `foregrad.graph`, without an import of it.
-_PARTS = {"backends", "dynamo", "extend", "graph", "partitioners", "passes"}
+_PARTS = {"backends", "dynamo", "extend", "graph", "partitioners", "passes", "planning"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 from collections.abc import Callable, Mapping
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 import torch
 from torch import fx
 
+from ._torch.fakes import is_absent, without_fake_mode
+from ._torch.nested import leaves
 from ._torch.settings import partitioner_settings
 from .backends.registry import Backend, get_backend
 from .config import config
@@ -17,7 +20,7 @@ from .dispatch.dispatcher import Dispatcher
 from .dispatch.explain import Recompiles
 from .dispatch.module import Recipe, make_compiled_module, make_wrapper
 from .dispatch.pipeline import Pipeline
-from .errors import PartitionError
+from .errors import EscapedTensorError, PartitionError, UnknownLeafError
 from .frontend.call import flatten_call, forward_of
 from .graph.effect_log import CheckFailed
 from .graph.joint import JointGraph
@@ -313,6 +316,8 @@ def explain_recompiles(fn: Any) -> Recompiles:
 def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> JointGraph:
     """The joint graph of `fn` called with these arguments; nothing runs for real. `str()` of it is Python.
 
+    Parameters and arguments may have no values: they are on `meta`, or fakes. What branches on values is refused then.
+
     Raises `Unsupported...Error` if `fn` can't be captured, and the errors of `fn`.
 
     Examples:
@@ -326,13 +331,27 @@ def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> JointGraph:
 
     function = fn.forward if isinstance(fn, torch.nn.Module) else fn
     name = getattr(fn, "__name__", type(fn).__name__)
-    try:
-        try:
-            return capture_call(flatten_call(function, args, kwargs), Options(name)).joint
-        except GradientKindError:  # the class's kind of gradient is noted now
-            return capture_call(flatten_call(function, args, kwargs), Options(name)).joint
-    except CheckFailed as failure:
-        raise failure.error from None
+    objects, is_told, fills = False, False, any(map(is_absent, leaves((args, kwargs))))
+    with without_fake_mode():
+        while True:
+            call = flatten_call(function, args, kwargs, objects=objects)
+            try:
+                return capture_call(dataclasses.replace(call, fills_caches=fills), Options(name)).joint
+            except CheckFailed as failure:
+                raise failure.error from None
+            except GradientKindError:  # the class's kind of gradient is noted now
+                if is_told:
+                    raise
+                is_told = True
+            except UnknownLeafError:  # it may be a plain object, which is taken apart
+                if objects:
+                    raise
+                objects = True
+            except EscapedTensorError:  # a call fills a cache: with tensors that have no values, it may run
+                if not fills:
+                    raise
+                function(*args, **kwargs)
+                fills = False
 
 
 def partition(
@@ -351,7 +370,8 @@ def partition(
         >>> foregrad.partition(joint, "min_cut").saved_bytes  # the argument is there anyway
         0
     """
-    return pipeline_for(backend="nop", partition=policy, memory_budget=memory_budget).split(joint)
+    with without_fake_mode():
+        return pipeline_for(backend="nop", partition=policy, memory_budget=memory_budget).split(joint)
 
 
 def pareto(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Pareto:
@@ -368,10 +388,11 @@ def pareto(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Pareto:
     joint = capture(fn, *args, **kwargs)
     if joint.signature.is_inference or joint.backward_error is not None:
         raise PartitionError(f"{joint.name} has no backward, so nothing is saved for one: there is no budget to choose")
-    index = JointIndex(joint.module, joint.signature.num_forward_outputs)
-    merge_equal(index)
-    index.replays = can_replay(index)
-    return pareto_of(Frontier(index), joint.name)
+    with without_fake_mode():
+        index = JointIndex(joint.module, joint.signature.num_forward_outputs)
+        merge_equal(index)
+        index.replays = can_replay(index)
+        return pareto_of(Frontier(index), joint.name)
 
 
 # -------------------------------------------------------------------- arguments

@@ -18,6 +18,7 @@ __all__ = [
     "GraphError",
     "InternalError",
     "PartitionError",
+    "PlanError",
     "ProgramOutputError",
     "TensorTextError",
     "UnknownLeafError",
@@ -108,6 +109,12 @@ class GraphError(ForegradError, ValueError):
 
 class PartitionError(ForegradError, ValueError):
     """A joint graph that can't be split as asked, or a partitioner that returned an invalid split."""
+
+
+class PlanError(ForegradError, ValueError):
+    """A training that can't be planned: an unknown device, a function without a loss, an optimizer that needs
+    values.
+    """
 
 
 class BudgetError(PartitionError):

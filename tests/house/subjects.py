@@ -100,6 +100,7 @@ ANNEXES: dict[str, tuple[str, ...]] = {
     ),
     "dynamo": ("dynamo.py", "_torch/dynamo.py", "_torch/dynamo_off.py", "_torch/function_bodies.py"),
     "store": ("artifacts/*", "cache/*", "serialize/*"),
+    "planning": (),
     "tools": ("_torch/tools.py", "partitioners/report.py"),
 }
 
@@ -115,6 +116,7 @@ NAMED_BY = {
     "inductor": r"inductor|repeat",
     "dynamo": r"dynamo",
     "store": r"artifact|\bcached?\b|keeper",
+    "planning": r"\bplanning\b|foregrad\.plan\b",
     "tools": r"explain|explanation|verif",
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -295,6 +295,16 @@ def default_generator(device: torch.device) -> torch.Generator:
     index: int | None = device.index
     generator: torch.Generator = module.default_generators[module.current_device() if index is None else index]
     return generator
+
+
+def default_generators(devices: Iterable[torch.device]) -> list[torch.Generator]:
+    """The generators of these devices, but for those that draw nothing: `meta`, and accelerators that are not there."""
+    return [default_generator(device) for device in devices if device.type == "cpu" or _is_there(device)]
+
+
+def _is_there(device: torch.device) -> bool:
+    module = None if device.type == "meta" else torch.get_device_module(device)
+    return module is not None and bool(getattr(module, "is_initialized", module.is_available)())
 
 
 def kernel_switches() -> tuple[Any, ...]:

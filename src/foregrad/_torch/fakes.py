@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch._prims_common import make_contiguous_strides_for
@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    unset_fake_temporarily,
 )
 from torch.utils import _python_dispatch
 
@@ -303,6 +304,15 @@ def meta_storage(nbytes: int) -> torch.UntypedStorage:
 def fake_device(tensor: torch.Tensor) -> torch.device:
     """The device of a tensor, without the dispatch that `.device` costs on a fake."""
     return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
+
+
+without_fake_mode: Callable[[], contextlib.AbstractContextManager[Any]] = unset_fake_temporarily
+"""Context: a fake mode of the program's is off, under which all that is made would be fake."""
+
+
+def is_absent(value: Any) -> TypeGuard[torch.Tensor]:
+    """Whether a value is a tensor without values: on `meta`, or fake."""
+    return isinstance(value, torch.Tensor) and (isinstance(value, FakeTensor) or value.is_meta)
 
 
 def real_constants(mode: FakeTensorMode | None) -> contextlib.AbstractContextManager[None]:

@@ -15,6 +15,7 @@ import torch.utils._pytree as pytree
 from torch import fx
 
 from .engine import ThreadDispatchMode
+from .fakes import is_absent, without_fake_mode
 from .graphs import is_random, make_graph_module
 from .histories import nodes_behind
 from .memory import peak_bytes
@@ -24,8 +25,8 @@ from .requirements import missing, untested
 from .tensors import storage_key, version_of
 
 __all__ = [
-    "OpOverload", "ThreadDispatchMode", "is_random", "make_graph_module", "mapped", "missing", "nodes_behind",
-    "peak_bytes", "storage_key", "tensors_in", "untested", "version_of",
+    "OpOverload", "ThreadDispatchMode", "is_absent", "is_random", "make_graph_module", "mapped", "missing",
+    "nodes_behind", "peak_bytes", "storage_key", "tensors_in", "untested", "version_of", "without_fake_mode",
 ]  # fmt: skip
 
 

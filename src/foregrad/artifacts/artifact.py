@@ -11,6 +11,7 @@ from typing import IO, Any
 
 import torch
 
+from .._torch.fakes import without_fake_mode
 from .._torch.graphs import size_hint, symbol_of
 from ..errors import ArtifactError
 from ..frontend.tree import flatten
@@ -229,7 +230,8 @@ def export(
         torch.Size([1, 2])
     """
     exporter = Exporter(fn_or_module, closed_over=closed_over, decompositions=decompositions)
-    specialization = exporter.specialize(args, kwargs, dynamic_shapes, derivatives, "")
+    with without_fake_mode():
+        specialization = exporter.specialize(args, kwargs, dynamic_shapes, derivatives, "")
     versions = {"foregrad": _version(), "torch": str(torch.__version__).partition("+")[0]}
     entries = list(exporter.entries.values())
     return Artifact(exporter.name, [specialization], entries, versions=versions, exporter=exporter)

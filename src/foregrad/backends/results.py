@@ -26,7 +26,7 @@ import torch
 from torch import fx
 
 from .._torch import memory
-from .._torch.engine import default_generator
+from .._torch.engine import default_generators
 from .._torch.graphs import is_random
 from .._torch.tensors import share_memory, version_of
 from ..errors import BackendError
@@ -477,7 +477,7 @@ def random_states_of(module: fx.GraphModule, values: Sequence[Any]) -> Callable[
     """A function that restores the random generators that a graph may draw from."""
     draws = any(map(is_random, module.graph.nodes))
     devices = {value.device for value in values if isinstance(value, torch.Tensor)} | {torch.device("cpu")}
-    generators = [default_generator(device) for device in devices if device.type != "meta"] if draws else []
+    generators = default_generators(devices) if draws else []
     states = [(generator, generator.get_state()) for generator in generators]
 
     def put_back() -> None:

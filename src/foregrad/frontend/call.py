@@ -167,6 +167,11 @@ def check_tensor(tensor: torch.Tensor, path: str) -> None:
         raise EscapedTensorError(
             f"`{path}` has no sizes yet: the function gives it some. Call it once before it is captured."
         )
+    if type(tensor) is FakeTensor and tensor.device.type == "cuda" and not torch.backends.cuda.is_built():
+        raise UnsupportedTensorError(
+            f"`{path}` is a fake tensor on {tensor.device}: this PyTorch is built without it, and autograd ends the "
+            "process. Make it on `meta`."
+        )
     if type(tensor) not in _PLAIN and _is_another_kind(tensor):
         if is_function_class(type(tensor)):
             raise FunctionClassError(

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from .._torch.engine import default_generator, direct_apply, no_saved_tensors_hooks
+from .._torch.engine import default_generators, direct_apply, no_saved_tensors_hooks
 from .._torch.histories import nodes_behind
 from .._torch.hooks import without_tensor_hooks
 from .._torch.settings import under_settings
@@ -388,7 +388,7 @@ def run_region(region: Region, inputs: Sequence[torch.Tensor]) -> Ran:
     if earlier is not None:
         return earlier
     _thread.journal = None  # compiled functions that the region calls are none of this call's
-    generators = [default_generator(device) for device in {torch.device("cpu"), *(t.device for t in inputs)}]
+    generators = default_generators({torch.device("cpu"), *(t.device for t in inputs)})
     before = [generator.get_state() for generator in generators] if journal is not None else []
     try:
         ran = _run(region, inputs)

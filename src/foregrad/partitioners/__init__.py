@@ -6,16 +6,21 @@ The names here are for whoever writes a partition, or judges one.
 from __future__ import annotations
 
 from ..tracing.tape.opinfo import op_info
-from .budget import budget_partition
+from .budget import Budget, Frontier, budget_partition, read_budget
 from .classify import Kind, kind_of
 from .costs import flops, is_counted
 from .default import default_partition, policy_partition
-from .index import JointIndex, value_bytes
+from .index import JointIndex, merge_equal, value_bytes
+from .liveness import is_offloaded
 from .mincut import fused_partition, min_cut_rematerialization_partition
-from .report import Report, SavedValue, Table, amount, in_bytes, make_report
+from .report import Half, Halves, Report, SavedValue, Table, amount, halves_of, in_bytes, make_report
 from .split import Split, check_split, split
 
 __all__ = [
+    "Budget",
+    "Frontier",
+    "Half",
+    "Halves",
     "JointIndex",
     "Kind",
     "Report",
@@ -28,13 +33,17 @@ __all__ = [
     "default_partition",
     "flops",
     "fused_partition",
+    "halves_of",
     "in_bytes",
     "is_counted",
+    "is_offloaded",
     "kind_of",
     "make_report",
+    "merge_equal",
     "min_cut_rematerialization_partition",
     "op_info",
     "policy_partition",
+    "read_budget",
     "split",
     "value_bytes",
 ]

@@ -35,6 +35,7 @@ class JointIndex:
     * `root[i]`: the node whose memory node i shares; itself unless it is a view.
     * `once`: random operators and effects. Those of the forward have `in_forward`, the others are the backward's.
     * `replays`: the random operators of the forward that may run again (see instead.py); set by a partitioner.
+    * `hands_on`: whether gradients leave as they are made; set by a partitioner.
     * `policy`: the user's policy, if there is one; set by a partitioner.
     * `answers`: the policy's answers, once it was asked.
     * `written`: inputs that the call overwrites once the forward is done.
@@ -44,6 +45,7 @@ class JointIndex:
         self.module = joint_module
         self.policy: Callable[[Any], str | None] | None = None  # see policies.py
         self.replays: frozenset[int] = frozenset()
+        self.hands_on = False
         self.answers: dict[int, str] | None = None
         *self.nodes, output = joint_module.graph.nodes
         if output.op != "output":
@@ -174,6 +176,21 @@ class JointIndex:
                     written.add(i)
         written |= {i for i in self.inputs if dict.get(self.nodes[i].meta, "updated", False)}
         return {i for i in written if self.kinds[i] is Kind.INPUT}
+
+    @cached_property
+    def kept_gradients(self) -> list[int]:
+        """The gradients that are there to the end of the backward."""
+        return [] if self.hands_on else self.gradient_numbers
+
+    @cached_property
+    def last_views(self) -> set[int]:
+        """Views that nothing but the output reads: the graph takes them at its end, of what may be handed on before."""
+        ends: set[fx.Node] = {self.output}
+        for i in range(len(self) - 1, -1, -1):
+            node = self.nodes[i]
+            if self.kinds[i] in (Kind.VIEW, Kind.ITEM) and node.users.keys() <= ends:
+                ends.add(node)
+        return {self.number[node] for node in ends - {self.output}}
 
     @cached_property
     def users(self) -> list[list[int]]:

@@ -80,6 +80,7 @@ def bytes_of_results(node: fx.Node) -> list[int]:
 
 _NUMBERS = (int, float, bool, complex)
 _CPU = torch.device("cpu")
+_MOST_MEASURED = 1 << 30  # bytes of operands: those of a model that is not there may be larger than the memory
 
 
 def _measured(node: fx.Node) -> tuple[int, tuple[int, ...]]:
@@ -90,7 +91,8 @@ def _measured(node: fx.Node) -> tuple[int, tuple[int, ...]]:
         measurement = _measurements.get(key)
     if measurement is None:
         specs = {operand: _layout(value_of(operand)) for operand in node.all_input_nodes}
-        if all(isinstance(spec, TensorSpec) and spec.device == _CPU for spec in specs.values()):
+        is_small = sum(map(nbytes, specs.values())) <= _MOST_MEASURED
+        if is_small and all(isinstance(spec, TensorSpec) and spec.device == _CPU for spec in specs.values()):
             args, kwargs = fx.map_arg((node.args, node.kwargs), specs.__getitem__)
             measurement = _measure(node.target, args, kwargs)
         else:
@@ -302,9 +304,11 @@ class Storages:
         tangents = set(index.backward_inputs)
         held = sum(self.size[r] for r in kept)
         noted = sum(states.values())
-        returned = {root[i] for i in index.gradient_numbers}
+        returned = {root[i] for i in index.kept_gradients}
         returned |= self.held_tangents(tangents)
         order = backward_order(index, computed, used, away, excerpt)
+        if index.hands_on:
+            order = [i for i in order if i not in index.last_views]
         states = {i: -size for i, size in states.items()}
         backward = self.timeline(order, own | tangents, returned, held + noted, states)
         return Liveness(forward, backward, sum(self.size[r] for r in own) + noted)

@@ -6,7 +6,7 @@ A report reads the two halves alone, so it is about the code that runs, whicheve
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from torch import fx
@@ -14,6 +14,7 @@ from torch import fx
 from ..graph.joint import Partitioned
 from ..graph.meta import TensorSpec, spec_of, value_of
 from ..graph.printing import user_line
+from ..locks import cached_property
 from .classify import Kind
 from .costs import analytic_cost, costs, flops
 from .index import JointIndex
@@ -198,21 +199,9 @@ class Parts(Partitioned):
 
 def make_report(parts: Partitioned) -> Report:
     """The report of a split."""
-    forward, backward = _Half(parts.forward), _Half(parts.backward)
-    outputs, saved = parts.joint.signature.num_forward_outputs, parts.saved_nodes
-    kept = {forward.root(node) for node in forward.outputs}
-    first = forward.timeline(set(), kept)
-    held = {forward.root(node) for node in forward.outputs[:outputs]}
-    own = [node for node in saved if forward.root(node) not in held and not forward.is_input(node)]
-    sizes = {node.name: forward.size(node) for node in own}
-    roots: dict[int, str] = {}
-    for node in own:  # views of one storage count once
-        roots.setdefault(forward.root(node), node.name)
-    alive = backward.alive(sizes, set(roots.values()))
-    others = sum(forward.storages.size[r] for r in held)
-    staying = {backward.root(node) for node in backward.outputs}
-    staying |= backward.storages.held_tangents(backward.index.backward_inputs)
-    second = backward.timeline(alive, staying, others)
+    halves = halves_of(parts)
+    forward, backward, saved, roots = halves.forward, halves.backward, parts.saved_nodes, halves.roots
+    first, second = halves.timelines()
     peak = max(first.peak, first.after, second.peak, second.after)
     again = tuple(_recomputed(forward, backward))
     work = forward.work() + backward.work() - sum(one.cost for one in again)
@@ -232,7 +221,49 @@ def make_report(parts: Partitioned) -> Report:
     )
 
 
-class _Half:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Halves:
+    """Both halves of a split. `roots`: the name of a saved value by its storage in the forward. `kept`: the storages
+    that outlive the forward; `alive`: those that the backward begins with, `others` its bytes that are no input of it.
+    """
+
+    forward: Half
+    backward: Half
+    roots: dict[int, str]
+    kept: set[int]
+    alive: set[int]
+    others: int
+
+    def staying(self, *, gradients: bool = True) -> set[int]:
+        """The storages alive to the end of the backward; without `gradients`, as if these were handed on at once."""
+        held = self.backward.storages.held_tangents(self.backward.index.backward_inputs)
+        return held | {self.backward.root(node) for node in self.backward.outputs if gradients}
+
+    def timelines(self, *, gradients: bool = True) -> tuple[Timeline, Timeline]:
+        """The bytes alive in the forward and in the backward."""
+        second = self.backward.timeline(
+            self.alive,
+            self.staying(gradients=gradients),
+            self.others,
+            skips=() if gradients else self.backward.index.last_views,
+        )
+        return self.forward.timeline(set(), self.kept), second
+
+
+def halves_of(parts: Partitioned) -> Halves:
+    """The halves of a split as numbered nodes and storages."""
+    forward, backward = Half(parts.forward), Half(parts.backward)
+    held = {forward.root(node) for node in forward.outputs[: parts.joint.signature.num_forward_outputs]}
+    own = [node for node in parts.saved_nodes if forward.root(node) not in held and not forward.is_input(node)]
+    roots: dict[int, str] = {}
+    for node in own:  # views of one storage count once
+        roots.setdefault(forward.root(node), node.name)
+    alive = backward.alive({node.name: forward.size(node) for node in own}, set(roots.values()))
+    kept = {forward.root(node) for node in forward.outputs}
+    return Halves(forward, backward, roots, kept, alive, sum(forward.storages.size[r] for r in held))
+
+
+class Half:
     """A half as numbered nodes and storages."""
 
     def __init__(self, module: fx.GraphModule) -> None:
@@ -241,7 +272,11 @@ class _Half:
         self.outputs = [node for node in results if isinstance(node, fx.Node)]
         self.index = JointIndex(module, 0)
         self.storages = Storages(self.index)
-        self.cost = costs(self.index, analytic_cost)
+
+    @cached_property
+    def cost(self) -> list[int]:
+        """The cost of each node, in the cost model's operations."""
+        return costs(self.index, analytic_cost)
 
     def root(self, node: fx.Node) -> int:
         return self.storages.root[self.index.number[node]]
@@ -266,9 +301,26 @@ class _Half:
                 storages.add(i)
         return storages
 
-    def timeline(self, alive: set[int], kept: set[int], others: int = 0) -> Timeline:
-        order = [i for i, kind in enumerate(self.index.kinds) if kind not in (Kind.INPUT, Kind.CONSTANT)]
+    def timeline(self, alive: set[int], kept: set[int], others: int = 0, skips: Collection[int] = ()) -> Timeline:
+        kinds = self.index.kinds
+        order = [i for i, kind in enumerate(kinds) if kind not in (Kind.INPUT, Kind.CONSTANT) and i not in skips]
         return self.storages.timeline(order, alive, kept, others)
+
+    def alive_at(self, at: int, timeline: Timeline, alive: Iterable[int], kept: Collection[int]) -> dict[int, int]:
+        """The storages alive while the operator at a place of a timeline runs, with their bytes. `alive` and `kept`: as
+        in `Storages.timeline`.
+        """
+        storages, born, last = self.storages, dict.fromkeys(alive, -1), {}
+        for k, i in enumerate(timeline.order):
+            born.setdefault(storages.root[i], k)
+            for holder, _ in storages.results.get(i, ()):
+                born.setdefault(i if holder is None else holder, k)
+            last.update(dict.fromkeys(storages.touched[i], k))
+        return {
+            root: storages.size[root]
+            for root, k in born.items()
+            if storages.size[root] and k <= at and root in last and (root in kept or last[root] >= at)
+        }
 
     def named(self, timeline: Timeline) -> tuple[tuple[str, int], ...]:
         return tuple((self.index.nodes[i].name, live) for i, live in zip(timeline.order, timeline.bytes, strict=True))
@@ -285,7 +337,7 @@ class _Half:
 Span = Callable[[fx.Node], tuple[int, int]]
 
 
-def _spans(forward: _Half, backward: _Half, first: Timeline, second: Timeline) -> Span:
+def _spans(forward: Half, backward: Half, first: Timeline, second: Timeline) -> Span:
     """For a saved value, where its memory is made and where it is read last."""
     made_at = {root: at for at, i in reversed(list(enumerate(first.order))) for root in (forward.storages.root[i], i)}
     last_read_at = {root: at for at, i in enumerate(second.order) for root in backward.storages.touched[i]}
@@ -297,7 +349,7 @@ def _spans(forward: _Half, backward: _Half, first: Timeline, second: Timeline) -
     return span
 
 
-def _saved_values(forward: _Half, saved: Sequence[fx.Node], roots: dict[int, str], span: Span) -> Iterable[SavedValue]:
+def _saved_values(forward: Half, saved: Sequence[fx.Node], roots: dict[int, str], span: Span) -> Iterable[SavedValue]:
     for node in saved:
         spec = spec_of(node)
         if not isinstance(spec, TensorSpec):
@@ -314,7 +366,7 @@ def _saved_values(forward: _Half, saved: Sequence[fx.Node], roots: dict[int, str
         yield SavedValue(node.name, user_line(node), spec if kind != "number" else None, size, kind, names, span(node))
 
 
-def _recomputed(forward: _Half, backward: _Half) -> Iterable[Recomputed]:
+def _recomputed(forward: Half, backward: Half) -> Iterable[Recomputed]:
     """Operators of the backward that are copies of the forward's: each half names a copy as the joint graph does."""
     target_by_name = {node.name: node.target for node in forward.index.nodes if node.op == "call_function"}
     for i, node in enumerate(backward.index.nodes):

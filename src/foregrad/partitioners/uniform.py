@@ -111,7 +111,7 @@ class Space:
         self.place = _windows(self)  # the block that a node's forward or backward belongs to
         # Bytes of gradients that the backward of each block leaves, and of those from each on.
         self.gradients = [0] * blocks.count
-        for r in {storages.root[i] for i in index.gradient_numbers}:
+        for r in {storages.root[i] for i in index.kept_gradients}:
             if index.needs_tangent[r]:
                 self.gradients[self.place[r]] += storages.size[r]
         self.left = _from_each(self.gradients)

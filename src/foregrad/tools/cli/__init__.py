@@ -14,7 +14,7 @@ from foregrad.errors import ForegradError
 from .cache import add_cache
 from .doctor import add_build_native, add_doctor
 from .inspect import add_inspect
-from .target import TargetError, add_bench, add_explain, add_verify, load_module
+from .target import TargetError, add_bench, add_explain, add_plan, add_verify, load_module
 
 __all__ = ["main"]
 
@@ -34,7 +34,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"foregrad {foregrad.__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="command")
-    for add in (add_demo, add_explain, add_verify, add_bench, add_doctor, add_inspect, add_cache, add_build_native):
+    for add in (
+        add_demo,
+        add_explain,
+        add_verify,
+        add_plan,
+        add_bench,
+        add_doctor,
+        add_inspect,
+        add_cache,
+        add_build_native,
+    ):
         add(commands)
     options, rest = parser.parse_known_args(arguments)
     if rest and not getattr(options, "takes_rest", False):

@@ -6,6 +6,7 @@ import argparse
 import functools
 import importlib.util
 import inspect
+import re
 import statistics
 import sys
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import foregrad
+from foregrad.errors import ForegradError
 
 from ..explanation.measure import step_of, subject_of
 from .screen import add_json, choose_screen, print_json
@@ -172,6 +174,60 @@ def run_explain(options: argparse.Namespace) -> int:
     if options.html:
         print(f"the report is in {report.save(options.html)}", file=sys.stderr if options.json else sys.stdout)
     return 0
+
+
+# -------------------------------------------------------------------- plan
+# `foregrad plan FILE.py:NAME`: the memory and time of a training step, without running it.
+
+
+def add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Describe the command and its options."""
+    parser = commands.add_parser(
+        "plan",
+        help="foresee the memory and the time of a training step on a device that need not be there",
+        description="Captures a function or module, which may be on `meta`, and foresees a step: its peak, what is "
+        "alive there, its time, and what checkpointing, a budget or offloading would make of both. Exit status: 0, "
+        "1 no choice fits the device, 2 no such target, 3 it can't be planned, or nothing keeps to --budget.",
+        epilog="example: foregrad plan model.py:net --device h100 --optimizer AdamW --budget 80GiB",
+    )
+    add_target(parser)
+    parser.add_argument("--device", help="a100, h100, h200, b200, mi300x, l4 or cpu (default: by the tensors)")
+    parser.add_argument("--budget", help='bytes with a unit, "80 GiB", or a share of the memory from 0.0 to 1.0')
+    parser.add_argument("--optimizer", help="a name in torch.optim (default: none)")
+    parser.add_argument("--mesh", help="ranks: fsdp=8, or dp=4,fsdp=8")
+    parser.add_argument("--html", metavar="FILE", help="write the plan as one HTML file")
+    add_json(parser)
+    parser.set_defaults(run=run_plan)
+
+
+def run_plan(options: argparse.Namespace) -> int:
+    """Run the command; 0 when a choice fits."""
+    function, args, kwargs = load_target(options)
+    settings = {"device": options.device, "budget": _budget(options.budget), "mesh": _mesh(options.mesh)}
+    try:
+        found = foregrad.plan(function, *args, optimizer=options.optimizer, **settings, **kwargs)
+    except ValueError as error:
+        if isinstance(error, ForegradError):
+            raise
+        raise TargetError(str(error)) from None
+    print(found.to_json(indent=2) if options.json else found)
+    if options.html:
+        print(f"the plan is in {found.save(options.html)}", file=sys.stderr if options.json else sys.stdout)
+    return 0 if found.best is not None else 1
+
+
+def _budget(text: str | None) -> Any:
+    """A share where it is a number with a point, else bytes."""
+    return float(text) if text is not None and re.fullmatch(r"[01]?\.\d*", text) else text
+
+
+def _mesh(text: str | None) -> dict[str, int] | None:
+    if text is None:
+        return None
+    pairs = [part.partition("=") for part in text.split(",")]
+    if not all(count.isdigit() for _, _, count in pairs):
+        raise TargetError(f"--mesh is of the form fsdp=8 or dp=4,fsdp=8, not {text!r}")
+    return {name.strip(): int(count) for name, _, count in pairs}
 
 
 # -------------------------------------------------------------------- bench

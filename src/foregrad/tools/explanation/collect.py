@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import foregrad
-from foregrad._torch.tools import graph_breaks
+from foregrad._torch.tools import graph_breaks, is_absent, without_fake_mode
 from foregrad.errors import ForegradWarning, UnknownLeafError, UnsupportedError
 from foregrad.extend import GraphView, compiling, phase
 from foregrad.graph.joint import Partitioned
@@ -79,9 +79,10 @@ def explain(
         True
     """
     asked = {"backend": backend, "partition": partition, "memory_budget": memory_budget}
-    with warnings.catch_warnings(), contextlib.ExitStack() as afterwards:
+    with warnings.catch_warnings(), without_fake_mode(), contextlib.ExitStack() as afterwards:
         afterwards.callback(Generators.now().put_back)
         warnings.simplefilter("ignore", ForegradWarning)
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # by the copies of fakes
         subject = subject_of(fn, args, kwargs)
         with compiling(subject.name, verb="explaining"):
             return _Explainer(subject, asked, measure=measure).run()
@@ -116,7 +117,7 @@ class _Explainer:
 
     def _through_a_call(self, error: Exception) -> GraphView | Exception:
         """A function that a call makes another form of, with what it draws as an argument, say; or its own error."""
-        if self.subject.why_not_copied is None and self.measure:
+        if not self._why_not_measured(None, None):
             with _quiet():
                 self.compiled(*self.subject.args, **self.subject.kwargs)
             return next(iter(self.compiled.view().graphs), error)
@@ -172,6 +173,8 @@ class _Explainer:
             return "measure=False"
         if self.subject.why_not_copied is not None:
             return self.subject.why_not_copied
+        if any(map(is_absent, self.subject.copies.values())):
+            return "it has tensors without values (on `meta`, or fake)"
         if outside is not None:
             return f"a call writes to {outside}, which is not copied"
         return "" if error is None else f"its backward raises: {error}"

@@ -211,7 +211,9 @@ class Inputs:
             if is_argument and (source := self.sources.find(real)):
                 self.reached[real] = source
             return record.stand_in
-        if is_stand_in(real) or isinstance(real, FakeTensor) or is_dispatch_argument(real):
+        if is_stand_in(real) or is_dispatch_argument(real):
+            return real
+        if isinstance(real, FakeTensor) and self.sources.find(real) is None:  # not the program's
             return real
         if is_wrapper(real):
             found: torch.Tensor = self.wrappers.adopt(real, self._adopt, self.sources.find, self.adopt)

@@ -200,6 +200,15 @@ class Lifting(TorchFunctionMode):
         with self:
             return made.requires_grad_(requires_grad) if requires_grad or made.is_leaf else made.detach()
 
+    def _made(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A tensor of numbers; on `meta` PyTorch makes it below all modes."""
+        made = READERS[func](func, args, kwargs)
+        if made.is_meta and not is_stand_in(made):
+            constant = self.recorder.constant(made)
+            return constant.requires_grad_() if made.requires_grad else constant
+        self.views.check_stale(made, args)
+        return self.views.by_strides(made, args) if self.reshape_view else made
+
     def _values_only(self, func: Any, args: Any, kwargs: Any) -> Any:
         with eigenvalues_only():
             return func(*args, **kwargs)
@@ -254,6 +263,7 @@ _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     **dict.fromkeys(_SPARSE, Lifting._sparse),
     **dict.fromkeys(_QUANTIZED, Lifting._quantized),
     torch.asarray: Lifting._as_array,
+    torch.tensor: Lifting._made,
     torch.Tensor.numpy: Lifting._numpy,
     torch.Tensor.__array__: Lifting._numpy,
     torch.Tensor.__dlpack__: Lifting._numpy,

@@ -374,8 +374,8 @@ def run_for_real(trace: Trace, func: OpOverload, args: Any, kwargs: Any, error: 
         if not returns_tensors(func):
             return trace.decisions.number(entry, trace.where())
         specs = trace.decisions.sized(entry, trace.where(), trace.emit)
-    except UnsupportedDataDependentError:
-        raise error from None
+    except UnsupportedDataDependentError as unsupported:
+        raise (unsupported if isinstance(error, NotImplementedError) else error) from None
     return trace.bind_results(entry, trace.fakes_like(specs))
 
 

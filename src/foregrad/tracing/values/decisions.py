@@ -141,7 +141,8 @@ class Decisions:
         except UnknownValue as unknown:
             raise UnsupportedDataDependentError(
                 f"the value read at {where} depends on {unknown}, which is not known while the function is captured. "
-                "Use torch.where or masking in place of the branch, or keep that part outside the compiled function."
+                "Use torch.where or masking in place of the branch, pass the number as an argument, or keep that part "
+                "outside the compiled function."
             ) from None
 
     def supply(self, entry: Entry, value: Any) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from ..._torch.engine import default_generator, plain_execution
+from ..._torch.engine import default_generators, plain_execution
+from ..._torch.fakes import is_absent
 from ..._torch.generators import drawing_from
 from ..._torch.nested import leaves
 from ..._torch.ops import OpOverload
@@ -79,7 +80,10 @@ class Prefix:
 
     def _run(self, entry: Entry) -> Any:
         for current in _to_run(entry, self._is_there):
-            self.values[current] = self._leaf(current) if current.target is None else self._call(current)
+            value = self._leaf(current) if current.target is None else self._call(current)
+            if is_absent(value):
+                raise UnknownValue("a tensor that has no values (it is on `meta`, or fake)")
+            self.values[current] = value
         return self.values[entry]
 
     def _is_there(self, entry: Entry) -> bool:
@@ -120,7 +124,7 @@ class Prefix:
 
     def drawing(self, devices: Iterable[torch.device]) -> AbstractContextManager[None]:
         """Context: the generators of these devices are where they will be in the call."""
-        return self._drawing([default_generator(device) for device in devices])
+        return self._drawing(default_generators(devices))
 
     @contextlib.contextmanager
     def _drawing(self, generators: list[torch.Generator]) -> Iterator[None]:
@@ -172,7 +176,7 @@ def _generators(entry: Entry) -> list[torch.Generator]:
     if given:
         return given
     devices = dict.fromkeys(spec.device for spec in leaves(entry.spec) if isinstance(spec, TensorSpec))
-    return [default_generator(device) for device in devices]
+    return default_generators(devices)
 
 
 # -------------------------------------------------------------------- constants
@@ -204,9 +208,13 @@ def is_constant(entry: Entry) -> bool:
     stack = [entry]
     while stack:
         entry = stack.pop()
-        if entry in seen or entry.value is not None:
+        if entry in seen:
             continue
         seen.add(entry)
+        if any(isinstance(spec, TensorSpec) and spec.device.type == "meta" for spec in leaves(entry.spec)):
+            return False
+        if entry.value is not None:
+            continue
         if entry.target is None or entry.has_effect or not _has_few_bytes(entry.spec):
             return False
         if has_symbolic(entry.args) or has_symbolic(entry.kwargs):

@@ -1,0 +1,320 @@
+"""What `foregrad.plan` foresees, beside what allocators and others have measured.
+
+    python -m benchmarks.plan                # all of it, some minutes
+    python -m benchmarks.plan peaks          # peaks of whole steps on the CPU, beside the allocator's
+    python -m benchmarks.plan large          # 70 and 405 billion parameters on `meta`: seconds and memory
+    python -m benchmarks.plan published      # memory of runs that torchtitan has published
+    python -m benchmarks.plan largest        # the largest batch, found from few captures and by trying
+    python -m benchmarks.plan --out benchmarks
+
+Peaks on the CPU are of forward, backward and the optimizer's step, beyond parameters, buffers, arguments and the state of
+the optimizer, after a first step. Nothing is fitted: what the published runs have beside what is foreseen is said by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import resource
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import foregrad
+from benchmarks.common import Section, write_results
+from foregrad.partitioners import in_bytes
+from foregrad.partitioners.policies import Policy
+from foregrad.planning import DEVICES
+from foregrad.planning.choices import borders_of, layer_of
+from foregrad.planning.step import loss_in, step_of
+from foregrad.planning.work import layers_of, work_of
+from tests.models.zoo import WITHOUT_ATTENTION, ZOO
+from tests.parity.peak import peak_of
+
+GIB = 1 << 30
+ARCHITECTURES = (
+    "gpt2",
+    "bert",
+    "roberta",
+    "albert",
+    "distilbert",
+    "llama",
+    "mistral",
+    "qwen2",
+    "opt",
+    "t5",
+    "vit",
+    "convnext",
+)
+BUDGET = functools.partial(foregrad.budget_partition, memory_budget=0.2)
+PARTITIONS: dict[str, Any] = {"default": "default", "min_cut": "min_cut", "budget 0.2": BUDGET}
+OPTIMIZERS = ("SGD", "AdamW", "Adagrad")
+
+# --------------------------------------------------------------------------------------------------------- peaks
+
+
+def wider(name: str) -> tuple[nn.Module, dict[str, Any]]:
+    """A model of the zoo, and inputs eight times as many, so that values outweigh single numbers."""
+    entry = ZOO[name]
+    inputs = {
+        key: value.repeat(8, *[1] * (value.dim() - 1)) if isinstance(value, torch.Tensor) else value
+        for key, value in entry.inputs().items()
+    }
+    return entry.build("eager" if name in WITHOUT_ATTENTION else "sdpa"), inputs
+
+
+def foreseen_and_measured(name: str, partition: Any, optimizer: str) -> tuple[int, int]:
+    """Bytes at the peak of a whole step, beyond what stands."""
+    model, inputs = wider(name)
+    found = foregrad.plan(model, **inputs, optimizer=optimizer, device="cpu", policies={"it": partition})
+    memory = found.choice("it").memory
+    assert memory is not None
+    compiled = foregrad.compile(lambda: loss_in(model(**inputs), name), backend="eager", partition=partition)
+    steps = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-4)
+
+    def step() -> None:
+        compiled().backward()
+        steps.step()
+        steps.zero_grad()
+
+    step()
+    step()
+    gc.collect()
+    return memory.peak - found.standing.total, peak_of(step)
+
+
+def peaks(architectures: Sequence[str] = ARCHITECTURES) -> Section:
+    """The table of peaks: of each model and partition, the optimizer that is furthest off."""
+    section = Section("What plan foresees: peaks on the CPU", _PEAKS, ["model, partition", *OPTIMIZERS, "furthest off"])
+    for name in architectures:
+        for partition, policy in PARTITIONS.items():
+            pairs = [foreseen_and_measured(name, policy, optimizer) for optimizer in OPTIMIZERS]
+            worst = max((foreseen / measured - 1 for foreseen, measured in pairs), key=abs)
+            cells = [f"{foreseen} / {measured}" for foreseen, measured in pairs]
+            section.add([f"{name}, {partition}", *cells, f"{worst:.2%}"], pairs=pairs, worst=worst)
+    return section
+
+
+_PEAKS = (
+    "Bytes at the peak of a whole step (forward, backward, the optimizer's step) beyond parameters, buffers, arguments and "
+    "the optimizer's state: foreseen / by the allocator's reports, after two steps. Models of two layers, batch 16; the "
+    "budget is a fifth of the way from the least peak to that of saving everything."
+)
+
+
+# --------------------------------------------------------------------------------------------------------- large models
+
+
+class Block(nn.Module):
+    """A layer of Llama's: attention over grouped heads with rotations, and a gated MLP."""
+
+    def __init__(self, width: int, heads: int, groups: int, inner: int) -> None:
+        super().__init__()
+        self.heads, self.groups, self.size = heads, groups, width // heads
+        linear = functools.partial(nn.Linear, bias=False)
+        self.q, self.o = linear(width, width), linear(width, width)
+        self.k, self.v = linear(width, groups * self.size), linear(width, groups * self.size)
+        self.before, self.between = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.w1, self.w2, self.w3 = linear(width, inner), linear(inner, width), linear(width, inner)
+
+    def forward(self, x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        y = self.before(x)
+        q = self.q(y).view(batch, length, self.heads, self.size)
+        k, v = (layer(y).view(batch, length, self.groups, self.size) for layer in (self.k, self.v))
+        q, k = (turned(t, turns) for t in (q, k))
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        found = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + self.o(found.transpose(1, 2).reshape(batch, length, width))
+        y = self.between(x)
+        return x + self.w2(functional.silu(self.w1(y)) * self.w3(y))
+
+
+def turned(t: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+    """Rotary embeddings as torchtitan computes them: pairs as complex numbers of single precision."""
+    pairs = torch.view_as_complex(t.float().reshape(*t.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * turns).flatten(3).type_as(t)
+
+
+class Language(nn.Module):
+    """A model of Llama's shape with its loss, in bfloat16."""
+
+    def __init__(self, layers: int, width: int, heads: int, inner: int, vocabulary: int = 128256) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.layers = nn.ModuleList(Block(width, heads, 8, inner) for _ in range(layers))
+        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x, turns)
+        logits = self.head(self.norm(x))
+        return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1))
+
+
+SIZES = {"8B": (32, 4096, 32, 14336), "70B": (80, 8192, 64, 28672), "405B": (126, 16384, 128, 53248)}
+
+
+def absent(size: str, batch: int, length: int, layers: int | None = None) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """A model and its arguments on `meta`."""
+    most, width, heads, inner = SIZES[size]
+    with torch.device("meta"):
+        model = Language(layers or most, width, heads, inner).to(torch.bfloat16)
+        tokens = torch.zeros(batch, length, dtype=torch.long)
+        turns = torch.zeros(length, 1, width // heads // 2, dtype=torch.complex64)
+    return model, (tokens, tokens, turns)
+
+
+def large() -> Section:
+    """Seconds and memory of plans, each in a process of its own."""
+    notes = (
+        "A plan with six choices for one H100, 4,096 tokens, AdamW, from the model on `meta` to the text; each in a process "
+        "of its own, after the imports."
+    )
+    section = Section("What plan takes: large models on meta", notes, ["model", "layers", "choices", "CPU s", "GB"])
+    for size, layers in (("70B", 20), ("70B", 40), ("70B", 80), ("405B", 126)):
+        command = [sys.executable, "-m", "benchmarks.plan", "one", size, str(layers)]
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+        section.add(said[-5:], seconds=float(said[-2]), gigabytes=float(said[-1]))
+    return section
+
+
+def one(size: str, layers: int) -> None:
+    """One plan, timed from the model on `meta` to the text."""
+    start = time.process_time()
+    model, inputs = absent(size, 1, 4096, layers)
+    found = foregrad.plan(model, *inputs, optimizer=torch.optim.AdamW, device="h100")
+    str(found)
+    took, used = time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    print(f"{size:8}{layers:8}{len(found.choices):9}{took:8.1f}{used:7.2f}")
+
+
+# --------------------------------------------------------------------------------------------------------- published runs
+# benchmarks/llama3_h100_202412_torchtitan.md in pytorch/torchtitan: FSDP in bfloat16 over shards, gradients and an AdamW
+# state in single precision; reductions in single precision; selective checkpointing saves attention and every second
+# product of a layer, besides what enters it. The compiled runs fuse, which is no matter of the plan.
+
+
+def selective(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Policy:
+    """torchtitan's selective checkpointing."""
+    joint = step_of(model, inputs, {}, is_accelerator=True).joint
+    work = work_of(joint, DEVICES["h100"])
+    layer = functools.partial(layer_of, work, layers_of(work.values()))
+    borders = borders_of(joint, layer)
+    counts: dict[str, int] = {}
+    answers: dict[str, str | None] = {}
+
+    def answer(candidate: Any) -> str | None:
+        name = candidate.node.name
+        if name not in answers:
+            answers[name] = choose(candidate)
+        return answers[name]
+
+    def choose(candidate: Any) -> str | None:
+        path = layer(candidate.node.name)
+        if not path:
+            return None
+        if candidate.node.name in borders or "attention" in str(candidate.op):
+            return "save"
+        if candidate.op is torch.ops.aten.mm.default:
+            counts[path] = counts.get(path, 0) + 1
+            return "save" if counts[path] % 2 else "recompute"
+        return "recompute"
+
+    return Policy(answer)
+
+
+PUBLISHED = (("8B", 2, 8, 82.4, 77.0), ("8B", 2, 128, 67.0, 62.0))
+
+
+_PUBLISHED = (
+    "GiB of a rank, beside benchmarks/llama3_h100_202412_torchtitan.md of pytorch/torchtitan: Llama 3.1 8B, FSDP, local batch "
+    "2, 8,192 tokens, selective checkpointing. A plan has what is *allocated*; the published figures are the most that the "
+    "allocator has *reserved*, which is more by its fragmentation. Nothing is fitted to close that. Eager's selective "
+    "checkpointing keeps each product that its policy names; a plan, those that the backward reads: the second product of a "
+    "layer's MLP is read by nobody, and added by name in the eager column. Shards of gradients are not there at the peak "
+    "foreseen, in the loss; their blocks stay reserved. 70B by FSDP 32 and TP 8 is not planned: tensor parallelism is not."
+)
+
+
+def published() -> Section:
+    """The table beside published runs, and what is in those and not in a plan, by name."""
+    columns = ["model, ranks", "allocated", "read by nobody", "eager: foreseen", "published", "off"]
+    columns += ["compiled: foreseen", "published", "off", "shards of gradients"]
+    section = Section("What plan foresees: published runs of torchtitan", _PUBLISHED, columns)
+    for size, batch, ranks, eager, compiled in PUBLISHED:
+        model, inputs = absent(size, batch, 8192)
+        mesh = {"fsdp": ranks, "master_dtype": "float32", "reduce_dtype": "float32"}
+        policies = {"selective": selective(model, inputs)}
+        found = foregrad.plan(model, *inputs, optimizer=torch.optim.AdamW, device="h100", mesh=mesh, policies=policies)
+        memory = found.choice("selective").memory
+        assert memory is not None
+        layers, width = SIZES[size][:2]
+        kept, peak = layers * batch * 8192 * width * 2 / GIB, memory.peak / GIB
+        cells = [f"{size}, {ranks}", f"{peak:.1f}", f"{kept:.1f}"]
+        for ours, theirs in ((peak + kept, eager), (peak, compiled)):
+            cells += [f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs - 1:.1%}"]
+        section.add([*cells, f"{memory.gradients / GIB:.1f}"], peak=peak, kept=kept, eager=eager, compiled=compiled)
+        print(f"    at {memory.peak_at}")
+        for alive in memory.at_peak[:8]:
+            print(f"    {in_bytes(alive.nbytes):>10} {alive.kind} {alive.module}")
+    return section
+
+
+# --------------------------------------------------------------------------------------------------------- largest
+
+
+def largest() -> Section:
+    """The largest batch by two captures at a time, beside the largest by trying."""
+    notes = "The largest batch that fits when everything is saved, by `plan.largest`, and by captures of every batch up to it."
+    columns = ["model", "layers", "tokens", "under", "largest", "by trying", "captures", "CPU s"]
+    section = Section("What plan finds: the largest batch", notes, columns)
+    cases = (("8B", 2048, 4, "40 GiB"), ("8B", 4096, 2, "30 GiB"), ("70B", 1024, 2, "70 GiB"))
+    for size, length, layers, under in cases:
+        model, inputs = absent(size, 2, length, layers)
+        plan = foregrad.plan(model, *inputs, optimizer="SGD", device="h100")
+        start = time.process_time()
+        found = plan.largest(batch=(0, 0, 1), under=under, choice="save all")
+        took = time.process_time() - start
+        tried = max(b for b in range(1, found.size + 3) if _peak(absent(size, b, length, layers)) <= found.under)
+        cells = [size, layers, length, under, found.size, tried, len(found.tried), f"{took:.1f}"]
+        section.add(list(map(str, cells)), found=found.size, tried=tried)
+    return section
+
+
+def _peak(built: tuple[nn.Module, tuple[torch.Tensor, ...]]) -> int:
+    found = foregrad.plan(built[0], *built[1], optimizer="SGD", device="h100").choice("save all").peak
+    assert found is not None
+    return found
+
+
+PARTS = {"peaks": peaks, "large": large, "published": published, "largest": largest}
+
+
+def main() -> None:
+    """Run what is asked for."""
+    warnings.simplefilter("ignore")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", default=list(PARTS))
+    parser.add_argument("--out", type=Path, help="a folder whose RESULTS.md and RESULTS.json are to have the tables")
+    options = parser.parse_args()
+    if options.parts[0] == "one":
+        one(options.parts[1], int(options.parts[2]))
+        return
+    sections = [PARTS[part]() for part in options.parts]
+    if options.out is not None:
+        write_results(sections, options.out)
+
+
+if __name__ == "__main__":
+    main()

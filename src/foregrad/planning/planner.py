@@ -1,0 +1,251 @@
+"""`foregrad.plan`: capture a step once, then foresee each choice of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .._torch.fakes import without_fake_mode
+from ..errors import BudgetError, PartitionError
+from ..partitioners import in_bytes
+from . import choices
+from .choices import Asked, Choice
+from .devices import Shares, bytes_of, device_of
+from .memory import Standing, memory_of
+from .optimizers import Twin, optimizer_of
+from .ranks import Ranks, Unit, collectives_of, ranks_of, seconds_of
+from .result import Plan, Recipe, Tally
+from .step import Held, TrainingStep, step_of
+from .work import Layers, by_module, layers_of, work_of
+
+
+def plan(
+    fn_or_module: Any,
+    /,
+    *args: Any,
+    optimizer: Any = None,
+    device: Any = None,
+    budget: int | float | str | None = None,
+    mesh: Any = None,
+    shares: Mapping[str, float] | Shares | None = None,
+    policies: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Plan:
+    """Foresee the memory and the time of a training step: nothing runs, and nothing needs to be there.
+
+    The model and its arguments may be on `meta`, fakes, or real; they are captured as they are. With an accelerator
+    as the device, attention and dropout take its operators. The step is forward, backward and the optimizer's step;
+    the loss is the result, its `loss`, or the only number with a gradient in it.
+
+    Args:
+        fn_or_module: what is trained.
+        *args: what it is called with.
+        optimizer: a class (`torch.optim.AdamW`), its name, a function of a list of parameters, or an optimizer over the
+            model's. Its state is told from its own first step. None: no optimizer.
+        device: a name in `foregrad.planning.DEVICES`, "cpu", a `Device`, or a dict of its fields. None: "cpu" where
+            real or fake tensors are on the CPU; "h100" where they are on `meta`.
+        budget: the bytes that a rank may have alive: an integer, text with a unit ("80 GiB"), or a share of the
+            device's memory from 0.0 to 1.0. None: the device's memory.
+        mesh: ranks that train together: `{"fsdp": 8}`, `{"dp": 4, "fsdp": 8}`, a `Ranks`, a number of FSDP ranks, or a
+            `DeviceMesh`. Memory and time are those of one rank, and the arguments those of one rank.
+        shares: of the published peaks that are assumed: `{"flops": 0.7, "bandwidth": 0.8, "link": 0.75}`.
+        policies: more choices by name: each a partition or policy as `foregrad.partition` takes.
+        **kwargs: what it is called with, but for the names above.
+
+    Raises:
+        PlanError: an unknown device, a mesh that is not planned, a function without a loss, an optimizer that needs
+        values. BudgetError: no choice keeps to the budget that was asked for; the message has the least and what
+        holds it. UnsupportedDataDependentError: the model branches on values that are not there.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> with torch.device("meta"):
+        ...     model, x = torch.nn.Linear(1024, 1024), torch.empty(64, 1024)
+        >>> found = foregrad.plan(model, x, optimizer="SGD", device="l4")
+        >>> found.standing.parameters
+        4198400
+    """
+    on = device_of(_default_device(fn_or_module, args, kwargs) if device is None else device, shares)
+    recipe = Recipe(fn_or_module, optimizer, on, budget, ranks_of(mesh), dict(policies or {}))
+    return make_plan(recipe, args, kwargs)
+
+
+def _default_device(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    from .._torch.nested import leaves
+
+    state = [*fn.parameters()] if isinstance(fn, torch.nn.Module) else []
+    tensors = [leaf for leaf in leaves((args, dict(kwargs), state)) if isinstance(leaf, torch.Tensor)]
+    return "h100" if any(tensor.is_meta or tensor.device.type != "cpu" for tensor in tensors) else "cpu"
+
+
+def make_plan(recipe: Recipe, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
+    """The plan of a recipe for one call."""
+    device = recipe.device
+    step = step_of(recipe.function, args, kwargs, is_accelerator=device.is_accelerator)
+    with without_fake_mode():
+        return _Planner(recipe, step).plan(args, kwargs)
+
+
+_HALVINGS = 4  # each is a split and its memory
+
+
+class _Planner:
+    """Foresees the choices of one step. Used once."""
+
+    def __init__(self, recipe: Recipe, step: TrainingStep) -> None:
+        self.recipe, self.step, self.ranks = recipe, step, recipe.ranks
+        self.work = work_of(step.joint, recipe.device)
+        self.layers = layers_of(self.work.values())
+        self.parameters = step.of_kind("parameter")
+        trained = [one for one in self.parameters if one.has_gradient]
+        twins = [_twin(one.tensor, self.ranks) for one in trained]
+        self.optimizer = optimizer_of(recipe.optimizer, twins, is_accelerator=recipe.device.is_accelerator)
+        self.units = _units(self.parameters, self.layers, self.ranks)
+        self.standing = self._standing()
+
+    def plan(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
+        recipe, step, device = self.recipe, self.step, self.recipe.device
+        budget = self._budget()
+        asked = choices.asked_of(step.joint, self.work, self.layers)
+        asked += [Asked(name, _split_by(policy)) for name, policy in recipe.policies.items()]
+        found = [self._choice(one) for one in asked if recipe.only in (None, one.name)]
+        if budget is not None and recipe.only in (None, "budget"):
+            found.insert(2, self._within(budget))
+        operators = [self.work[n.name] for n in step.joint.module.graph.nodes if n.name in self.work]
+        total = Tally(
+            sum(one.flops for one in operators),
+            sum(one.moved for one in operators),
+            sum(one.seconds for one in operators),
+        )
+        result = Plan(
+            name=step.name,
+            device=device,
+            ranks=self.ranks,
+            budget=budget,
+            standing=self.standing,
+            optimizer=self.optimizer,
+            choices=tuple(found),
+            modules={path: Tally(*entry) for path, entry in by_module(operators).items()},
+            collectives=tuple(collectives_of(self.units, self.ranks, device)),
+            total=total,
+            layers=len(self.layers.paths),
+            trained=sum(one.tensor.numel() for one in self.parameters if one.has_gradient),
+            call=(recipe, args, dict(kwargs)),
+        )
+        if recipe.budget is not None and not result.fitting:
+            raise self._nothing_fits(result)
+        return result
+
+    def _budget(self) -> int | None:
+        asked, memory = self.recipe.budget, self.recipe.device.memory
+        return memory or None if asked is None else bytes_of(asked, self.recipe.device)
+
+    def _beside(self) -> int:
+        """The most bytes that sharding adds at once to a step that hands its gradients on."""
+        if self.ranks.fsdp == 1:
+            return 0
+        root, *layers = self.units
+        largest = max((3 * unit.whole + unit.gradients + 2 * unit.reduced for unit in layers), default=0)
+        shards = sum(unit.reduced for unit in self.units) // self.ranks.fsdp
+        return root.whole + root.gradients + root.reduced + largest + shards
+
+    def _standing(self) -> Standing:
+        ranks = self.ranks
+        parameters = sum(_shard_bytes(one.tensor, ranks) if ranks.size > 1 else one.nbytes for one in self.parameters)
+        others = [one for one in self.step.held if one.kind not in ("parameter", "argument")]
+        root = next((unit.whole for unit in self.units if not unit.path), 0) if ranks.fsdp > 1 else 0
+        arguments = sum(one.nbytes for one in self.step.of_kind("argument"))
+        buckets = sum(unit.gradients for unit in self.units) if ranks.dp > 1 and ranks.fsdp == 1 else 0
+        others_bytes = sum(one.nbytes for one in others)
+        return Standing(parameters, others_bytes, arguments, self.optimizer.state, buckets, root)
+
+    def _choice(self, asked: Asked) -> Choice:
+        try:
+            parts = asked.split(self.step.joint)
+        except PartitionError as error:
+            return choices.refused(asked.name, error)
+        memory = memory_of(parts, self.work, self.layers, self.standing, self.optimizer, self.ranks, self.units)
+        again_flops, again_s = choices.again_in(parts, self.work)
+        away = choices.moved_by(parts)
+        return Choice(asked.name, memory, again_flops, again_s, away, self._seconds(again_s, away))
+
+    def _within(self, budget: int) -> Choice:
+        """The choice that keeps to a budget: the one that saves most of those that do. What sharding adds to a step
+        depends on where its peak is, so that limits for the step alone are tried, in halves.
+        """
+        splits = choices.Budgeted(self.step.joint, hands_on=self.ranks.fsdp > 1)
+
+        def within(limit: int) -> Choice:
+            return self._choice(Asked("budget", lambda _: splits.split(limit)))
+
+        low = budget - self.standing.total - self._beside()
+        high = budget - self.standing.total if self.ranks.fsdp > 1 else low
+        best = within(low)
+        for _ in range(_HALVINGS if high > low else 0):
+            middle = (low + high) // 2
+            other = within(middle)
+            if other.memory is None or other.fits(budget):
+                low, best = middle, other
+            else:
+                high = middle
+        return best
+
+    def _seconds(self, again_s: float, away: int) -> float:
+        """The time of a step: operators one after the other, then the optimizer's traffic. Transfers to the host and
+        collectives run beside the operators, and add the time by which they are longer.
+        """
+        device, ranks = self.recipe.device, self.ranks
+        computing = sum(one.seconds for one in self.work.values()) + again_s
+        sent = sum(one.seconds for one in collectives_of(self.units, ranks, device))
+        transfer = 2 * away / (device.host * device.shares.link)
+        beside = max(0.0, transfer - computing) + (max(0.0, sent - computing) if ranks.overlap else sent)
+        if ranks.overlap and ranks.fsdp > 1:  # nothing runs beside the first gather and the last reduction
+            root = next((unit for unit in self.units if not unit.path), Unit("", 0, 0, 0))
+            beside += seconds_of(root.whole + root.reduced, ranks.fsdp, device, ranks.host)
+        return computing + beside + self.optimizer.moved / (device.bandwidth * device.shares.bandwidth)
+
+    def _nothing_fits(self, result: Plan) -> BudgetError:
+        least = min((one for one in result.choices if one.memory is not None), key=lambda one: one.peak or 0)
+        assert least.memory is not None
+        held = [
+            *(f"{name} {in_bytes(count)}" for name, count in result.standing_rows()),
+            *(f"{one.kind} of {one.module or 'the step'} {in_bytes(one.nbytes)}" for one in least.memory.at_peak[:3]),
+        ]
+        return BudgetError(
+            f"a budget of {in_bytes(result.budget or 0)} can't be met by `{self.step.name}` on {self.ranks}: the least "
+            f"is {in_bytes(least.memory.peak)} ({least.memory.peak} bytes), by {least.name!r}, at "
+            f"{least.memory.peak_at}. It holds: {', '.join(held)}. Raise the budget, take a smaller batch, another "
+            'optimizer, or more ranks (mesh={"fsdp": ...}).'
+        )
+
+
+def _split_by(policy: Any) -> Any:
+    from ..api import partition
+
+    return lambda joint: partition(joint, policy)
+
+
+def _twin(tensor: torch.Tensor, ranks: Ranks) -> Twin:
+    return Twin(ranks.shard(tuple(tensor.shape)), ranks.master(tensor.dtype), tensor)
+
+
+def _shard_bytes(tensor: torch.Tensor, ranks: Ranks) -> int:
+    count = 1
+    for size in ranks.shard(tuple(tensor.shape)):
+        count *= size
+    return count * ranks.master(tensor.dtype).itemsize
+
+
+def _units(parameters: list[Held], layers: Layers, ranks: Ranks) -> list[Unit]:
+    """The layers, and what is outside of them, first."""
+    sums: dict[str, list[int]] = {"": [0, 0, 0]}
+    for one in parameters:
+        entry = sums.setdefault(layers.of(one.name), [0, 0, 0])
+        count, dtype = one.tensor.numel(), one.tensor.dtype
+        entry[0] += count * dtype.itemsize
+        if one.has_gradient:
+            entry[1] += count * dtype.itemsize
+            entry[2] += count * ranks.reduced(dtype).itemsize
+    return [Unit(path, *entry) for path, entry in sums.items()]

@@ -1,0 +1,168 @@
+"""One rank of many: what data parallelism and fully sharded data parallelism (FSDP2) add to a step and take from it.
+
+* `dp` ranks hold the whole model; gradients are averaged in buckets, which are a copy of them.
+* `fsdp` ranks hold a shard each of every parameter, gradient and state. A layer, and what is outside of layers, is
+  gathered as a unit: before it runs, and in the backward again where it was let go (`reshard`).
+* Beside the unit that runs, `fully_shard` has the buffer of the next one's gather, and in the forward that of its own
+  until the next is copied out. A unit's gradients are whole until its backward ends; then they are copied into the
+  buffer of a reduction, in `reduce_dtype`, which is there until the next unit's.
+* What is outside of layers is gathered once, and stays until the end of the backward.
+
+A collective takes its bytes over the slowest link between the ranks, by the ring's `(n - 1) / n`; with `overlap` it
+takes only the time by which it is longer than the computation beside it, unit by unit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..errors import PlanError
+from .devices import Device
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ranks:
+    """A mesh of ranks. `dp`: copies of the model; `fsdp`: ranks that share one copy. `master_dtype`: of shards, their
+    gradients and the optimizer's state, where it is not the parameters' own; `reduce_dtype`: that gradients are
+    summed in. `host`: ranks that a host has.
+
+    Examples:
+        >>> from foregrad.planning import Ranks
+        >>> Ranks(dp=2, fsdp=8).size
+        16
+    """
+
+    dp: int = 1
+    fsdp: int = 1
+    reshard: bool = True
+    overlap: bool = True
+    master_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+    host: int = 8
+
+    @property
+    def size(self) -> int:
+        return self.dp * self.fsdp
+
+    def master(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype of the shard of a parameter that computes in `dtype`."""
+        return self.master_dtype if self.master_dtype is not None and dtype.is_floating_point else dtype
+
+    def reduced(self, dtype: torch.dtype) -> torch.dtype:
+        return self.reduce_dtype or self.master(dtype)
+
+    def shard(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The largest shard of a parameter: it is cut along its first dimension."""
+        if self.fsdp == 1 or not shape:
+            return shape
+        return (-(-shape[0] // self.fsdp), *shape[1:])
+
+    def __str__(self) -> str:
+        parts = [f"{name} {count}" for name, count in (("dp", self.dp), ("fsdp", self.fsdp)) if count > 1]
+        return " by ".join(parts) or "one rank"
+
+
+ALONE = Ranks()
+
+
+def ranks_of(mesh: Any) -> Ranks:
+    """The ranks that a caller asks for: `Ranks`, a dict of its fields, a number of `fsdp` ranks, or a `DeviceMesh`.
+
+    Raises `PlanError` for dimensions that are not planned.
+    """
+    if mesh is None:
+        return ALONE
+    if isinstance(mesh, Ranks):
+        ranks = mesh
+    elif isinstance(mesh, int) and not isinstance(mesh, bool):
+        ranks = Ranks(fsdp=mesh)
+    elif isinstance(mesh, Mapping):
+        ranks = _of_fields(dict(mesh))
+    elif getattr(mesh, "mesh_dim_names", None):
+        ranks = _of_fields(dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True)))
+    else:
+        raise PlanError(f'a mesh is a dict as {{"fsdp": 8}}, Ranks, a number, or a DeviceMesh with names, not {mesh!r}')
+    if ranks.dp < 1 or ranks.fsdp < 1 or ranks.host < 1:
+        raise PlanError(f"a mesh has at least one rank in each dimension, not {ranks}")
+    return ranks
+
+
+_OTHER_NAMES = {"ddp": "dp", "dp_replicate": "dp", "replicate": "dp", "dp_shard": "fsdp", "shard": "fsdp"}
+
+
+def _of_fields(fields: dict[str, Any]) -> Ranks:
+    fields = {_OTHER_NAMES.get(name, name): value for name, value in fields.items()}
+    known = {field.name for field in dataclasses.fields(Ranks)}
+    if unknown := [name for name in fields if name not in known]:
+        raise PlanError(
+            f"the dimension {unknown[0]!r} of a mesh is not planned: dp (copies of the model) and fsdp (shards of it) "
+            "are. Tensor, pipeline, context and expert parallelism change what a rank computes: plan the part of the "
+            "model that one rank has, as a module of its own."
+        )
+    for name in ("master_dtype", "reduce_dtype"):
+        if isinstance(fields.get(name), str):
+            fields[name] = _DTYPES.get(fields[name]) or fields[name]
+        if fields.get(name) is not None and not isinstance(fields[name], torch.dtype):
+            raise PlanError(f"{name} is a dtype, not {fields[name]!r}")
+    return Ranks(**fields)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CollectiveCost:
+    """Collectives of one kind in a step: what they gather or reduce, how many there are, bytes that a rank sends, and
+    their seconds if nothing ran beside them.
+    """
+
+    name: str
+    count: int
+    nbytes: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unit:
+    """A layer as FSDP has it: its parameters' elements in the dtype that they compute in. `whole`: bytes gathered;
+    `gradients`: bytes of its gradients; `reduced`: the same in the dtype of the reduction.
+    """
+
+    path: str
+    whole: int
+    gradients: int
+    reduced: int
+
+
+def seconds_of(nbytes: float, ranks: int, device: Device, host: int) -> float:
+    """A gather, or a reduction into shards, of `nbytes` by `ranks`."""
+    if ranks == 1:
+        return 0.0
+    inside = ranks <= host and device.link
+    speed = (device.link if inside else device.network) * device.shares.link
+    return nbytes * (ranks - 1) / ranks / speed
+
+
+def collectives_of(units: list[Unit], ranks: Ranks, device: Device) -> list[CollectiveCost]:
+    """What a step of these units communicates."""
+    found: list[CollectiveCost] = []
+
+    def add(name: str, count: int, nbytes: int, among: int, host: int, times: int = 1) -> None:
+        took = times * seconds_of(nbytes, among, device, host)
+        found.append(CollectiveCost(name, count, times * nbytes * (among - 1) // among, took))
+
+    again = [unit for unit in units if unit.path] if ranks.reshard else []
+    reduced = sum(unit.reduced for unit in units)
+    if ranks.fsdp > 1:
+        gathered = sum(unit.whole for unit in [*units, *again])
+        add("gather parameters", len(units) + len(again), gathered, ranks.fsdp, ranks.host)
+        add("reduce gradients into shards", len(units), reduced, ranks.fsdp, ranks.host)
+    if ranks.dp > 1:
+        # A reduction for all is one into shards, and a gather of these. Copies are on other hosts where shards fill
+        # one.
+        host = max(1, ranks.host // ranks.fsdp)
+        add("average gradients", len(units), reduced // ranks.fsdp, ranks.dp, host, times=2)
+    return found

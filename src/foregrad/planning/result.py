@@ -1,0 +1,191 @@
+"""`Plan`: what `foregrad.plan` foresees, which prints, is saved as a page, and answers what the largest is that
+fits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from ..partitioners import Table, in_bytes
+from .choices import Choice
+from .devices import Device
+from .memory import Standing
+from .optimizers import Optimizer
+from .ranks import CollectiveCost, Ranks
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Recipe:
+    """What is planned, apart from the arguments of the call. `only`: the one choice that is made; None for all."""
+
+    function: Any
+    optimizer: Any
+    device: Device
+    budget: Any
+    ranks: Ranks
+    policies: dict[str, Any]
+    only: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tally:
+    """Operations, bytes moved, and seconds."""
+
+    flops: int
+    moved: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Largest:
+    """The largest sizes that fit. `size`: the batch; `choice`: the one that fits there; `peak`: its bytes; `sizes`:
+    each size that was tried, with the least peak and whether it fits.
+    """
+
+    size: int
+    choice: str
+    peak: int
+    under: int
+    tried: tuple[tuple[int, int, bool], ...]
+
+    def __str__(self) -> str:
+        return f"{self.size}, by {self.choice!r}: {in_bytes(self.peak)} of {in_bytes(self.under)}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class Plan:
+    """The memory and time of a training step of one rank, in bytes and seconds.
+
+    `standing`: what is there all the time. `choices`: ways to train beside one another. `modules`: work by module,
+    numbers in paths left out. `total`: the work of a step that computes nothing twice. `budget`: the bytes that a
+    rank may have alive; None where the device's memory is not known.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> with torch.device("meta"):
+        ...     model, x = torch.nn.Linear(1024, 1024), torch.empty(64, 1024)
+        >>> plan = foregrad.plan(model, x, optimizer="AdamW", device="l4")
+        >>> plan.best.name, plan.standing.optimizer == 2 * plan.standing.parameters
+        ('save all', True)
+    """
+
+    name: str
+    device: Device
+    ranks: Ranks
+    budget: int | None
+    standing: Standing
+    optimizer: Optimizer
+    choices: tuple[Choice, ...]
+    modules: Mapping[str, Tally]
+    collectives: tuple[CollectiveCost, ...]
+    total: Tally
+    layers: int
+    trained: int
+    call: tuple[Recipe, tuple[Any, ...], dict[str, Any]]
+
+    @property
+    def fitting(self) -> tuple[Choice, ...]:
+        """The choices that keep to the budget, the quickest first."""
+        fits = [one for one in self.choices if one.fits(self.budget)]
+        return tuple(sorted(fits, key=lambda one: (one.seconds, one.peak)))
+
+    @property
+    def best(self) -> Choice | None:
+        """The quickest choice that fits; None if none does."""
+        return self.fitting[0] if self.fitting else None
+
+    def choice(self, name: str) -> Choice:
+        """The choice of that name. Raises `KeyError` for a name that is not there."""
+        found = next((one for one in self.choices if one.name == name), None)
+        if found is None:
+            raise KeyError(f"there is no choice {name!r}: there are {', '.join(one.name for one in self.choices)}")
+        return found
+
+    def standing_rows(self) -> list[tuple[str, int]]:
+        """What stands, by kind, where it is anything."""
+        stands = self.standing
+        rows = [
+            ("parameters" if self.ranks.fsdp == 1 else "shards of parameters", stands.parameters),
+            ("buffers", stands.buffers),
+            ("arguments", stands.arguments),
+            (f"state of {self.optimizer.name}", stands.optimizer),
+            ("buckets of gradients", stands.buckets),
+        ]
+        return [(name, count) for name, count in rows if count]
+
+    def largest(self, *, batch: Any = 0, under: int | str | None = None, choice: str | None = None) -> Largest:
+        """The largest batch that fits, found by captures of the model at other sizes; see
+        `foregrad.planning.largest`.
+        """
+        from .largest import largest_of
+
+        return largest_of(self, batch=batch, under=under, choice=choice)
+
+    def table(self, *, batch: Any, sequence: Any, choice: str | None = None) -> Table:
+        """Peaks by batch and sequence; see `foregrad.planning.largest`."""
+        from .largest import table_of
+
+        return table_of(self, batch=batch, sequence=sequence, choice=choice)
+
+    def __str__(self) -> str:
+        from .text import text
+
+        return text(self)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+    def to_json(self, **settings: Any) -> str:
+        """The plan as JSON, sizes in bytes and times in seconds. `settings`: those of `json.dumps`."""
+        return json.dumps(self.to_data(), **settings)
+
+    def to_data(self) -> dict[str, Any]:
+        """The plan as plain values."""
+        best = self.best
+        return {
+            "name": self.name,
+            "device": {**dataclasses.asdict(self.device), "flops": dict(self.device.flops)},
+            "ranks": {"dp": self.ranks.dp, "fsdp": self.ranks.fsdp},
+            "budget": self.budget,
+            "trained": self.trained,
+            "standing": dataclasses.asdict(self.standing),
+            "optimizer": {n: getattr(self.optimizer, n) for n in ("name", "state", "workspace", "moved")},
+            "total": dataclasses.asdict(self.total),
+            "modules": {path: dataclasses.asdict(tally) for path, tally in self.modules.items()},
+            "collectives": [dataclasses.asdict(one) for one in self.collectives],
+            "choices": [_choice_data(one, self.budget) for one in self.choices],
+            "best": None if best is None else best.name,
+        }
+
+    def save(self, path: Any) -> pathlib.Path:
+        """Write the plan as one HTML file, and return its path."""
+        from .page import page
+
+        target = pathlib.Path(path)
+        target.write_text(page(self), encoding="utf-8")
+        return target
+
+
+def _choice_data(one: Choice, budget: int | None) -> dict[str, Any]:
+    data: dict[str, Any] = {"name": one.name, "why_not": one.why_not}
+    if one.memory is not None:
+        memory = one.memory
+        data |= {
+            "peak": memory.peak,
+            "peak_at": memory.peak_at,
+            "fits": one.fits(budget),
+            "saved": memory.saved,
+            "gradients": memory.gradients,
+            "away": one.away,
+            "again_flops": one.again_flops,
+            "seconds": one.seconds,
+            "at_peak": [dataclasses.asdict(alive) for alive in memory.at_peak],
+        }
+    return data

@@ -1,0 +1,128 @@
+"""The step that is planned: the user's function up to its loss, captured as one graph, with the tensors around it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from .._torch.fakes import without_fake_mode
+from .._torch.nested import leaves
+from ..api import capture
+from ..errors import PlanError
+from ..extend import as_compiled, module_behind
+from ..graph.joint import JointGraph
+from ..graph.slots import Buffer, Param
+from .kernels import AcceleratorKernels
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Held:
+    """A tensor that is there through the whole step. `kind`: "parameter", "buffer", "argument" or "closed over";
+    `has_gradient`: the backward makes one for it.
+    """
+
+    name: str
+    kind: str
+    tensor: torch.Tensor
+    has_gradient: bool
+
+    @property
+    def nbytes(self) -> int:
+        return self.tensor.untyped_storage().nbytes()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TrainingStep:
+    """A captured step. `held`: what is there before and after it; `places`: by the number of a gradient in the graph's
+    signature, the tensor that it is of.
+    """
+
+    name: str
+    joint: JointGraph
+    held: tuple[Held, ...]
+    places: Mapping[int, Held]
+
+    def of_kind(self, kind: str) -> list[Held]:
+        return [one for one in self.held if one.kind == kind]
+
+
+def step_of(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_accelerator: bool) -> TrainingStep:
+    """Capture a function or module for a training step. Raises `PlanError` where it has no loss."""
+    compiled = as_compiled(fn)
+    plain = fn if compiled is None else module_behind(fn) or compiled.function
+    name = str(getattr(plain, "__name__", type(plain).__name__))
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        with AcceleratorKernels() if is_accelerator else contextlib.nullcontext():
+            result = plain(*args, **kwargs)
+        return loss_in(result, name)
+
+    with without_fake_mode():
+        joint = capture(step, *args, **kwargs)
+        if joint.signature.is_inference or joint.backward_error is not None:
+            raise PlanError(
+                f"`{name}` has no backward, so there is no training to plan: none of its parameters requires gradients"
+            )
+        held, places = _held_by(plain, joint, args, kwargs)
+    return TrainingStep(name, joint, held, places)
+
+
+def loss_in(result: Any, name: str) -> torch.Tensor:
+    """The loss in what a function gives: the result, its `loss`, or the only single number in it."""
+    found = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", None)
+    if isinstance(result, torch.Tensor) or isinstance(found, torch.Tensor):
+        return found if isinstance(found, torch.Tensor) else result
+    tensors = [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    singles = [tensor for tensor in tensors if tensor.numel() == 1]
+    chosen = singles if len(singles) == 1 else tensors
+    if len(chosen) != 1:
+        raise PlanError(
+            f"`{name}` gives {len(tensors)} tensors with gradients, none of which is called `loss`. Say which is the "
+            f"loss: foregrad.plan(lambda *args: {name}(*args)[0], ...)"
+        )
+    return chosen[0]
+
+
+def _held_by(
+    plain: Any, joint: JointGraph, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Held, ...], dict[int, Held]]:
+    module = plain if isinstance(plain, torch.nn.Module) else None
+    names = {} if module is None else {id(p): n for n, p in [*module.named_parameters(), *module.named_buffers()]}
+    arguments = [*leaves((args, dict(kwargs)))]
+    places: dict[int, Held] = {}
+    found: dict[int, Held] = {}
+    for number, info in enumerate(joint.signature.inputs):
+        tensor = _tensor_of(info, arguments)
+        if tensor is None or id(tensor) in found:
+            continue
+        kind = "argument" if info.argument is not None else _kind(info.slot, tensor)
+        name = names.get(id(tensor)) or getattr(info.slot, "name", None) or getattr(info.slot, "path", str(info.slot))
+        gets = bool(joint.signature.gradients.returned[number])
+        found[id(tensor)] = places[number] = Held(str(name), kind, tensor, gets)
+    if module is not None:  # what no operator reads is there all the same
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"
+            found.setdefault(id(tensor), Held(name, kind, tensor, has_gradient=False))
+    storages: dict[int, Held] = {}
+    for one in found.values():  # each memory once
+        storages.setdefault(one.tensor.untyped_storage()._cdata, one)
+    return tuple(storages.values()), places
+
+
+def _tensor_of(info: Any, arguments: list[Any]) -> torch.Tensor | None:
+    if info.argument is not None:
+        value = arguments[info.argument] if info.argument < len(arguments) else None
+    else:
+        get: Callable[[], Any] | None = getattr(info.source, "get", None)
+        value = None if get is None else get()
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _kind(slot: Any, tensor: torch.Tensor) -> str:
+    if isinstance(slot, Param) or isinstance(tensor, torch.nn.Parameter):
+        return "parameter"
+    return "buffer" if isinstance(slot, Buffer) else "closed over"

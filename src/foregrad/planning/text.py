@@ -1,0 +1,90 @@
+"""A plan as plain text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..partitioners import Table, amount, in_bytes
+from .choices import Choice
+
+if TYPE_CHECKING:
+    from .result import Plan
+
+_MOST = 8  # rows of a printed table
+
+
+def seconds(value: float) -> str:
+    """A time with a unit."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value / 1e-6:.3g} us"
+
+
+def heading(plan: Plan) -> list[str]:
+    """What is planned, for which device, under which assumptions."""
+    device, ranks = plan.device, plan.ranks
+    has = f", {in_bytes(device.memory)}" if device.memory else ""
+    shares = device.shares
+    assumed = (
+        f"assumed, of what the maker publishes: {shares.flops:.0%} of the operations, {shares.bandwidth:.0%} of the "
+        f"bandwidth, {shares.link:.0%} of the links; and each operator a kernel"
+    )
+    lines = [
+        f"{amount(plan.trained)}parameters trained by {plan.optimizer.name}, on {ranks} of {device.name}{has}",
+        f"a step: {amount(plan.total.flops)}FLOP, {in_bytes(plan.total.moved)} moved, if nothing is computed twice",
+        assumed,
+    ]
+    if plan.budget is not None and plan.budget != device.memory:
+        lines.append(f"budget {in_bytes(plan.budget)}")
+    return lines
+
+
+def choices_table(plan: Plan) -> Table:
+    """The choices beside one another."""
+    rows = [_row(plan, one) for one in plan.choices]
+    columns = ("peak", "fits", "saved", "to host", "again", "step", "choice")
+    return Table("choices", columns, rows, right=6)
+
+
+def _row(plan: Plan, one: Choice) -> list[str]:
+    if one.memory is None:
+        return ["-", "no", "-", "-", "-", "-", f"{one.name}: {one.why_not}"]
+    fits = "" if plan.budget is None else "yes" if one.memory.peak <= plan.budget else "no"
+    again = one.again_flops / plan.total.flops if plan.total.flops else 0.0
+    away = in_bytes(one.away) if one.away else ""
+    cells = [in_bytes(one.memory.peak), fits, in_bytes(one.memory.saved), away, f"{again:.1%}", seconds(one.seconds)]
+    return [*cells, one.name]
+
+
+def tables(plan: Plan) -> list[Table]:
+    """All tables, the most important first."""
+    found = [choices_table(plan)]
+    one = plan.best or min((c for c in plan.choices if c.memory is not None), key=lambda c: c.peak or 0)
+    memory = one.memory
+    assert memory is not None
+    rows = [[in_bytes(count), name, ""] for name, count in plan.standing_rows()]
+    rows += [[in_bytes(a.nbytes), a.kind, f"{a.module or 'outside of modules'} ({a.count})"] for a in memory.at_peak]
+    title = f"alive at the peak of {one.name!r}, at {memory.peak_at}"
+    found.append(Table(title, ("bytes", "what", "module (values)"), rows[: _MOST + 4], len(rows) - _MOST - 4, right=1))
+    if plan.collectives:
+        rows = [[in_bytes(c.nbytes), str(c.count), seconds(c.seconds), c.name] for c in plan.collectives]
+        found.append(Table("collectives of a rank", ("sent", "count", "time", "what"), rows, right=3))
+    work = [
+        [f"{amount(t.flops)}FLOP", in_bytes(t.moved), seconds(t.seconds), path or "outside of modules"]
+        for path, t in plan.modules.items()
+    ]
+    found.append(
+        Table("work by module", ("operations", "moved", "time", "module"), work[:_MOST], len(work) - _MOST, right=3)
+    )
+    return found
+
+
+def text(plan: Plan) -> str:
+    """Plain text."""
+    best = plan.best
+    fits = (
+        "no choice fits" if best is None else f"the quickest that fits: {best.name!r}, {seconds(best.seconds)} a step"
+    )
+    title = f"plan of {plan.name}"
+    return "\n".join([title, "=" * len(title), *heading(plan), fits, *map(str, tables(plan))])

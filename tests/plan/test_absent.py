@@ -1,0 +1,170 @@
+"""Models that are not there: parameters and arguments on `meta`, and fakes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import foregrad
+from foregrad.errors import UnsupportedDataDependentError, UnsupportedTensorError
+
+
+class Net(nn.Module):
+    """Products, a dropout and a norm, with a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.1), nn.LayerNorm(32), nn.Linear(32, 4))
+
+    def forward(self, x):
+        return self.body(x).square().mean()
+
+
+def real():
+    return Net(), torch.randn(8, 16)
+
+
+def on_meta():
+    with torch.device("meta"):
+        return real()
+
+
+def faked():
+    with FakeTensorMode():
+        return real()
+
+
+ABSENT = pytest.mark.parametrize("make", [on_meta, faked])
+
+
+def operators(joint):
+    return [
+        (str(node.target), str(node.meta["val"])) for node in joint.module.graph.nodes if node.op == "call_function"
+    ]
+
+
+def without_device(text):
+    return [(name, value.replace("device='meta', ", "")) for name, value in text]
+
+
+def test_fakes_are_captured_as_what_they_stand_for_is():
+    model, x = faked()
+    assert operators(foregrad.capture(model, x)) == operators(foregrad.capture(*real()))
+
+
+def test_a_fake_mode_that_is_on_changes_nothing():
+    with FakeTensorMode():
+        model, x = real()
+        inside = operators(foregrad.capture(model, x))
+        assert foregrad.pareto(model, x).points
+        assert foregrad.partition(foregrad.capture(model, x), "min_cut").report().peak > 0
+    assert inside == operators(foregrad.capture(*real()))
+
+
+@ABSENT
+def test_parameters_that_a_function_reaches_by_itself(make):
+    model, x = make()
+    joint = foregrad.capture(lambda x: model(x) * 2, x)
+    assert len(joint.signature.inputs) == 1 + len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("policy", ["default", "min_cut"])
+def test_what_is_saved_is_what_the_real_model_saves(policy):
+    expected = foregrad.partition(foregrad.capture(*real()), policy).saved_bytes
+    assert foregrad.partition(foregrad.capture(*faked()), policy).saved_bytes == expected
+
+
+@ABSENT
+def test_explain_foresees_and_measures_nothing(make):
+    model, x = make()
+    found = foregrad.explain(model, x, backend="eager")
+    assert found.memory.predicted_peak > 0
+    assert (found.memory.measured_peak, found.memory.eager_peak, found.time) == (None, None, None)
+    assert "without values" in found.not_measured
+
+
+@ABSENT
+def test_export_gives_the_graph(make):
+    model, x = make()
+    assert "aten.addmm" in str(foregrad.export(model, (x,)))
+
+
+@ABSENT
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * x.sum().item(),
+        lambda x: x[x > 0].sum(),
+        lambda x: x.nonzero().sum() + x.sum(),
+        lambda x: x.sin() if x.sum() > 0 else x,
+        lambda x: x * torch.ones(3, device=x.device).sum().item(),
+    ],
+)
+def test_a_value_that_is_not_there_is_asked_for_by_name(make, function):
+    _, x = make()
+    if make is on_meta or "ones" not in function.__code__.co_names:
+        with pytest.raises(UnsupportedDataDependentError, match=r"test_absent.py:\d+ .* has no values"):
+            foregrad.capture(function, x.requires_grad_())
+
+
+def test_a_model_that_fills_a_cache_by_its_first_call():
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = None
+            self.scale = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            if self.table is None:
+                self.table = torch.arange(x.shape[-1], device=x.device)
+            return (x * self.table * self.scale).sum()
+
+    with torch.device("meta"):
+        joint = foregrad.capture(Table(), torch.ones(2, 4))
+    assert joint.signature.num_forward_outputs == 1
+
+
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this PyTorch can make such tensors")
+def test_a_fake_of_a_gpu_that_pytorch_is_not_built_for():
+    with FakeTensorMode():
+        x = torch.empty(4, device="cuda", requires_grad=True)
+    with pytest.raises(UnsupportedTensorError, match=r"`x` is a fake tensor on cuda.*Make it on `meta`"):
+        foregrad.capture(lambda x: x.sin().sum(), x=x)
+
+
+transformers = pytest.importorskip("transformers")
+SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
+MODELS = {
+    "LlamaForCausalLM": ("LlamaConfig", {**SMALL, "num_key_value_heads": 2}),
+    "Qwen2ForCausalLM": ("Qwen2Config", {**SMALL, "num_key_value_heads": 2}),
+    "MixtralForCausalLM": ("MixtralConfig", {**SMALL, "num_key_value_heads": 2, "num_local_experts": 4}),
+    "GPT2LMHeadModel": ("GPT2Config", {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64, "n_positions": 32}),
+    "BertForMaskedLM": ("BertConfig", SMALL),
+    "T5ForConditionalGeneration": (
+        "T5Config",
+        {"d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 4, "d_kv": 8, "vocab_size": 64,
+         "decoder_start_token_id": 0},
+    ),
+    "ViTForImageClassification": ("ViTConfig", {**SMALL, "image_size": 32, "patch_size": 8}),
+}  # fmt: skip
+
+
+def language_model(name: str):
+    config, settings = MODELS[name]
+    with torch.device("meta"):
+        model = getattr(transformers, name)(getattr(transformers, config)(**settings))
+        if name.startswith("ViT"):
+            return model, {"pixel_values": torch.zeros(2, 3, 32, 32), "labels": torch.zeros(2, dtype=torch.long)}
+        tokens = torch.zeros(2, 8, dtype=torch.long)
+    return model, {"input_ids": tokens, "labels": tokens}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_of_transformers_with_its_loss(name):
+    model, inputs = language_model(name)
+    joint = foregrad.capture(model, **inputs)
+    got = sum(joint.signature.gradients.returned)
+    assert got == sum(parameter.requires_grad for parameter in model.parameters()) or name == "MixtralForCausalLM"
+    assert foregrad.partition(joint, "min_cut").report().peak < foregrad.partition(joint).report().peak * 1.01

@@ -1,0 +1,373 @@
+"""What `foregrad.plan` foresees is what runs: peaks, optimizers' states, choices; and what it refuses, by name."""
+
+from __future__ import annotations
+
+import gc
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import foregrad
+from foregrad import planning
+from foregrad.errors import BudgetError, PlanError, UnsupportedDataDependentError
+from tests.parity.peak import peak_of
+
+
+class Layer(nn.Module):
+    """A residual layer with a norm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    """Layers and a loss."""
+
+    def __init__(self, layers: int = 4, width: int = 64) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(width) for _ in range(layers))
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x, labels):
+        for layer in self.layers:
+            x = layer(x)
+        return torch.nn.functional.cross_entropy(self.head(x), labels)
+
+
+def real(batch: int = 256):
+    torch.manual_seed(0)
+    return Net(), torch.randn(batch, 64), torch.randint(0, 10, (batch,))
+
+
+def absent(batch: int = 256, dtype=torch.float32):
+    with torch.device("meta"):
+        return Net().to(dtype), torch.empty(batch, 64, dtype=dtype), torch.zeros(batch, dtype=torch.long)
+
+
+def faked():
+    with FakeTensorMode():
+        return real()
+
+
+# ------------------------------------------------------------------------------------------------- against eager's own
+
+
+@pytest.mark.parametrize("batch", [2, 256], ids=["the optimizer's step is the peak", "the backward is the peak"])
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "Adagrad", "RMSprop"])
+@pytest.mark.parametrize("policy", ["default", "min_cut"])
+def test_the_peak_of_a_whole_step_is_the_allocators(policy, optimizer, batch):
+    model, x, labels = real(batch)
+    found = foregrad.plan(model, x, labels, optimizer=optimizer, device="cpu", policies={"it": policy})
+    memory = found.choice("it").memory
+    compiled = foregrad.compile(model, backend="eager", partition=policy)
+    steps = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3)
+
+    def step():
+        compiled(x, labels).backward()
+        steps.step()
+        steps.zero_grad()
+
+    step()
+    step()
+    gc.collect()
+    assert memory.peak - found.standing.total == pytest.approx(peak_of(step), rel=0.02)
+
+
+@pytest.mark.parametrize("make", [absent, faked, real])
+def test_what_stands_is_counted(make):
+    model, x, labels = make()
+    found = foregrad.plan(model, x, labels, optimizer=torch.optim.Adam, device="cpu")
+    parameters = sum(p.numel() * 4 for p in model.parameters())
+    assert found.standing == planning.planner.Standing(parameters, 0, 256 * 64 * 4 + 256 * 8, 2 * parameters)
+    assert found.trained * 4 == parameters
+
+
+OPTIMIZERS = {
+    kind
+    for kind in vars(torch.optim).values()
+    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+}
+REFUSED = {"LBFGS": "runs the model itself", "SparseAdam": "can't step on tensors without values"}
+
+
+@pytest.mark.parametrize("kind", sorted(OPTIMIZERS, key=lambda kind: kind.__name__), ids=lambda kind: kind.__name__)
+def test_the_state_of_each_optimizer_of_pytorch(kind):
+    with torch.device("meta"):
+        model, x = nn.Linear(32, 48, bias=False), torch.empty(4, 32)
+    call = {"optimizer": kind, "device": "cpu"}
+    if kind.__name__ in REFUSED:
+        with pytest.raises(PlanError, match=REFUSED[kind.__name__]):
+            foregrad.plan(lambda x: model(x).sum(), x, **call)
+        return
+    found = foregrad.plan(lambda x: model(x).sum(), x, **call).optimizer
+    there = nn.Linear(32, 48, bias=False)
+    optimizer = kind(there.parameters())
+    there.weight.grad = torch.randn_like(there.weight)
+    optimizer.step()
+    state = optimizer.state[there.weight]
+    expected = sum(v.nbytes for v in state.values() if isinstance(v, torch.Tensor) and v.numel() > 1)
+    assert found.state == pytest.approx(expected, abs=16)
+
+
+def test_an_optimizer_that_was_made_keeps_its_groups():
+    model, x, labels = absent()
+    groups = [
+        {"params": list(model.layers.parameters()), "momentum": 0.9},
+        {"params": list(model.head.parameters()), "momentum": 0.0},
+    ]
+    found = foregrad.plan(model, x, labels, optimizer=torch.optim.SGD(groups, lr=0.1))
+    assert found.optimizer.state == sum(p.numel() * 4 for p in model.layers.parameters())
+
+
+def test_on_accelerators_an_optimizer_works_on_lists():
+    model, x, labels = absent()
+    on = {name: foregrad.plan(model, x, labels, optimizer="Adam", device=name).optimizer for name in ("cpu", "h100")}
+    largest = max(p.numel() for p in model.parameters()) * 4
+    assert on["cpu"].workspace <= 3 * largest
+    assert on["h100"].workspace >= sum(p.numel() for p in model.parameters()) * 4
+
+
+# ------------------------------------------------------------------------------------------------- choices
+
+
+def test_choices_beside_one_another():
+    model, x, labels = absent(4096)
+    found = foregrad.plan(model, x, labels, optimizer="SGD", device="l4", budget="30 MiB")
+    peaks = {one.name: one.peak for one in found.choices}
+    assert list(peaks) == ["save all", "min cut", "budget", "checkpoint each layer", "full checkpointing", "offload"]
+    assert peaks["budget"] <= 30 << 20 < peaks["save all"]
+    layers, everything = found.choice("checkpoint each layer"), found.choice("save all")
+    assert layers.peak < everything.peak
+    assert layers.memory.saved < everything.memory.saved / 2
+    assert layers.again_flops > 0 == everything.again_flops
+    assert layers.seconds > everything.seconds
+    assert found.choice("offload").away > 0
+    assert found.best.name == min(found.fitting, key=lambda one: one.seconds).name
+
+
+def test_a_checkpointed_layer_saves_what_enters_it():
+    model, x, labels = absent(4096)
+    memory = foregrad.plan(model, x, labels, device="l4").choice("checkpoint each layer").memory
+    # What enters the second layer and each after it, and the head; the first one's is an argument. Small ones beside.
+    assert memory.saved == pytest.approx(4 * 4096 * 64 * 4, rel=0.1)
+
+
+def test_operations_are_those_of_the_products():
+    model, x, labels = absent(256)
+    found = foregrad.plan(model, x, labels, device="h100")
+    products = 4 * 2 * (64 * 256) + 64 * 10
+    first = 2 * 256 * 64 * 256  # the first layer's input has a gradient too, through its norm
+    assert found.total.flops == 3 * 2 * 256 * products
+    assert first < found.total.flops
+    assert sum(tally.flops for tally in found.modules.values()) == found.total.flops
+    assert {"layers.*.up", "layers.*.down", "layers.*.norm", "head"} <= set(found.modules)
+
+
+def test_a_gpus_attention_keeps_no_scores():
+    q = torch.empty(2, 4, 512, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)
+
+    def attend(q):
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True).sum()
+
+    scores = 2 * 4 * 512 * 512 * 2
+    assert foregrad.plan(attend, q, device="h100").choice("save all").memory.saved < scores
+    assert foregrad.plan(attend, q, device="cpu").choice("save all").memory.saved >= scores
+
+
+def test_a_policy_of_ones_own():
+    model, x, labels = absent()
+    found = foregrad.plan(model, x, labels, policies={"mine": foregrad.nothing_saveable})
+    assert found.choice("mine").memory.saved < found.choice("save all").memory.saved
+
+
+def test_the_loss_is_found():
+    model, x, labels = absent()
+    expected = foregrad.plan(model, x, labels, device="cpu").choice("save all").peak
+    for wrap in (lambda loss: {"loss": loss, "more": x}, lambda loss: (x, loss), lambda loss: [loss]):
+        found = foregrad.plan(lambda x, labels, wrap=wrap: wrap(model(x, labels)), x, labels, device="cpu")
+        assert found.choice("save all").peak == expected
+
+
+# ------------------------------------------------------------------------------------------------- ranks
+
+
+def test_shards_are_a_part_of_everything_that_stands():
+    model, x, labels = absent()
+    one = foregrad.plan(model, x, labels, optimizer="Adam", device="h100")
+    eight = foregrad.plan(model, x, labels, optimizer="Adam", device="h100", mesh={"fsdp": 2})
+    assert eight.standing.parameters == one.standing.parameters // 2
+    assert eight.standing.optimizer == one.standing.optimizer // 2
+    assert eight.standing.arguments == one.standing.arguments
+
+
+def test_copies_add_their_buckets():
+    model, x, labels = absent()
+    one = foregrad.plan(model, x, labels, optimizer="SGD", device="h100").choice("save all")
+    two = foregrad.plan(model, x, labels, optimizer="SGD", device="h100", mesh={"dp": 2}).choice("save all")
+    assert two.peak - one.peak == one.memory.gradients
+
+
+def test_collectives_of_shards():
+    model, x, labels = absent(dtype=torch.bfloat16)
+    mesh = {"fsdp": 8, "reduce_dtype": "float32"}
+    gathered, reduced = foregrad.plan(model, x, labels, device="h100", mesh=mesh).collectives
+    count = sum(p.numel() for p in model.parameters())
+    layers = sum(p.numel() for p in model.layers.parameters())
+    assert gathered.count == 1 + 2 * len(model.layers)
+    assert gathered.nbytes == (count + layers) * 2 * 7 // 8
+    assert reduced.nbytes == count * 4 * 7 // 8
+    assert gathered.seconds == pytest.approx(gathered.nbytes / (450e9 * 0.75), rel=1e-3)
+
+
+def test_shards_that_stay_gathered_need_more():
+    model, x, labels = absent(8)
+    peaks = [
+        foregrad.plan(model, x, labels, device="h100", mesh={"fsdp": 64, "reshard": again}).choice("save all").peak
+        for again in (True, False)
+    ]
+    assert peaks[0] < peaks[1]
+
+
+# ------------------------------------------------------------------------------------------------- the largest
+
+
+@pytest.mark.parametrize("choice", ["save all", "checkpoint each layer", None])
+def test_the_largest_batch_is_the_largest_by_trying(choice):
+    model, x, labels = absent(8)
+    found = foregrad.plan(model, x, labels, optimizer="Adam", device="l4").largest(under="4 MiB", choice=choice)
+
+    def peak(batch):
+        other = foregrad.plan(model, *absent(batch)[1:], optimizer="Adam", device="l4")
+        named = [one for one in other.choices if one.name != "budget"]
+        return min(one.peak for one in named) if choice is None else other.choice(choice).peak
+
+    assert peak(found.size) == found.peak <= 4 << 20 < peak(found.size + 1)
+    assert len(found.tried) <= 9  # of thousands
+
+
+def test_a_table_of_batch_by_sequence():
+    with torch.device("meta"):
+        model, x = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1)), torch.empty(2, 8, 32)
+    plan = foregrad.plan(lambda x: model(x).sum(), x, device="l4")
+    text = str(plan.table(batch=(0, [1, 2, 4]), sequence=(1, [8, 16])))
+    assert len(text.splitlines()) == 5
+    assert text.splitlines()[1].split() == ["batch", "8", "16"]
+
+
+def test_not_even_one_fits():
+    model, x, labels = absent()
+    with pytest.raises(BudgetError, match=r"not even a batch of one fits.*whose least is"):
+        foregrad.plan(model, x, labels, optimizer="Adam", device="l4").largest(under="1 MiB")
+
+
+def test_a_dimension_that_is_not_there():
+    model, x, labels = absent()
+    with pytest.raises(PlanError, match="no argument has the dimension 5"):
+        foregrad.plan(model, x, labels, device="l4").largest(batch=5)
+
+
+# ------------------------------------------------------------------------------------------------- how it is shown
+
+
+def test_a_plan_as_text_json_and_page(tmp_path):
+    model, x, labels = absent()
+    found = foregrad.plan(model, x, labels, optimizer="AdamW", device="h100", mesh={"fsdp": 8})
+    text = str(found)
+    for said in (
+        "plan of Net",
+        "state of AdamW",
+        "checkpoint each layer",
+        "gather parameters",
+        "70% of the operations",
+    ):
+        assert said in text
+    data = json.loads(found.to_json())
+    assert data["best"] == found.best.name
+    assert [one["name"] for one in data["choices"]] == [one.name for one in found.choices]
+    page = found.save(tmp_path / "plan.html").read_text()
+    assert page.count("<svg") == sum(one.memory is not None for one in found.choices)
+    assert "<script" not in page
+    assert "<pre>plan of Net" in found._repr_html_()
+
+
+# ------------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"device": "h1000"}, "there is no device 'h1000' in the table: it has a100, .*b200"),
+        ({"device": {"memory": 1}}, "needs bandwidth, flops"),
+        ({"device": {"speed": 1}}, "a device has no speed"),
+        ({"device": "h100", "shares": {"flop": 1}}, "shares are flops, bandwidth and link"),
+        ({"device": "cpu", "budget": 0.5}, "that of `cpu` is not known"),
+        ({"optimizer": "Adman"}, "torch.optim has no Adman"),
+        ({"optimizer": lambda parameters: 3}, "gives a int, which is no optimizer"),
+        ({"optimizer": 3}, "an optimizer is a class"),
+        ({"mesh": {"tp": 8}}, "the dimension 'tp' of a mesh is not planned"),
+        ({"mesh": {"fsdp": 0}}, "at least one rank"),
+        ({"mesh": "all"}, "a mesh is a dict"),
+    ],
+)
+def test_settings_that_mean_nothing(settings, message):
+    model, x, labels = absent()
+    with pytest.raises(PlanError, match=message):
+        foregrad.plan(model, x, labels, **settings)
+
+
+def test_a_budget_below_the_least_says_the_least_and_what_holds_it():
+    model, x, labels = absent()
+    with pytest.raises(BudgetError, match=r"the least is .*bytes\), by '.*holds: parameters .*state of Adam ") as found:
+        foregrad.plan(model, x, labels, optimizer="Adam", device="h100", budget="1 MiB")
+    assert "state of Adam" in str(found.value)
+
+
+def test_a_model_without_a_loss():
+    model, x, labels = absent()
+    with pytest.raises(PlanError, match="none of which is called `loss`"):
+        foregrad.plan(lambda x: (model.head(x), model.head(x) * 2), x)
+    with pytest.raises(PlanError, match="has no backward"):
+        foregrad.plan(lambda x: x.sum(), x)
+    del labels
+
+
+def test_a_model_that_needs_a_value():
+    model, x, labels = absent()
+    with pytest.raises(UnsupportedDataDependentError, match="has no values"):
+        foregrad.plan(lambda x, labels: model(x[labels > 0], labels[labels > 0]), x, labels)
+
+
+def test_a_device_of_ones_own():
+    model, x, labels = absent()
+    mine = {"name": "mine", "memory": "48 GiB", "bandwidth": 0.9e12, "flops": {"float32": 40e12}}
+    found = foregrad.plan(model, x, labels, device=mine)
+    assert (found.device.memory, found.budget) == (48 << 30, 48 << 30)
+    other = foregrad.plan(model, x, labels, device={"like": "h100", "memory": 94 << 30})
+    assert other.device.bandwidth == planning.DEVICES["h100"].bandwidth
+
+
+def test_a_budget_of_a_rank_is_kept_to_and_used():
+    model, x, labels = absent(4096)
+    every = foregrad.plan(model, x, labels, device="h100", mesh={"fsdp": 8})
+    most, least = every.choice("save all").peak, every.choice("checkpoint each layer").peak
+    budget = (most + least) // 2
+    found = foregrad.plan(model, x, labels, device="h100", mesh={"fsdp": 8}, budget=budget).choice("budget")
+    assert least < found.peak <= budget
+    assert found.memory.saved > every.choice("checkpoint each layer").memory.saved
+    assert found.again_flops > 0 or found.memory.saved < every.choice("save all").memory.saved
+
+
+def test_gradients_of_a_rank_are_whole_for_one_layer_alone():
+    model, x, labels = absent(1)
+    memory = foregrad.plan(model, x, labels, device="h100", mesh={"fsdp": 64}).choice("save all").memory
+    layer = sum(p.numel() * 4 for p in model.layers[0].parameters())
+    # Gathered: the layer, the next one, and the buffer of its own; its gradients, and two buffers of reductions.
+    assert memory.peak < 7 * layer + sum(p.numel() * 4 for p in model.head.parameters()) * 3
+    assert memory.gradients < layer
