@@ -206,8 +206,7 @@ class Lifting(TorchFunctionMode):
         if made.is_meta and not is_stand_in(made):
             constant = self.recorder.constant(made)
             return constant.requires_grad_() if made.requires_grad else constant
-        self.views.check_stale(made, args)
-        return self.views.by_strides(made, args) if self.reshape_view else made
+        return made
 
     def _values_only(self, func: Any, args: Any, kwargs: Any) -> Any:
         with eigenvalues_only():
