@@ -160,7 +160,9 @@ class CompiledFunction(Protocol):
         """See `foregrad.extend.view`."""
 
     def graph_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GraphView:
-        """Compile for a call, which does not run; calls like it use the graph. Raises what the capture raises."""
+        """Compile for a call, which does not run; calls like it use the graph. Raises what the capture raises: an
+        `EscapedTensorError` where the call is to run eagerly first, since it fills a cache.
+        """
 
     def refusal(self, error: BaseException, name: str = "") -> RefusalView:
         """What an error that `graph_for` raised means for people. `name`: what to call the function there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import json
 import random
@@ -390,3 +391,60 @@ def test_what_prints_is_measured_and_prints_nothing(capsys):
 
     assert explain(f, torch.ones(3, requires_grad=True)).time is not None
     assert capsys.readouterr().out == ""
+
+
+# ------------------------------------------------------------------------------------------------ calls that fill caches
+TOLD = []
+
+
+@functools.lru_cache(None)
+def tell_once(text):
+    TOLD.append(text)
+
+
+class Telling(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.table = nn.Linear(3, 3), {}
+
+    def forward(self, x):
+        tell_once("loss_type=None")
+        return self.linear(x).sum()
+
+
+class Remembering(Telling):
+    def forward(self, x):
+        if "mask" not in self.table:
+            self.table["mask"] = torch.ones(3)
+        return (self.linear(x) * self.table["mask"]).sum()
+
+
+def through_a_lazy_layer():
+    return nn.Sequential(nn.LazyLinear(3), nn.ReLU())
+
+
+@pytest.mark.parametrize("make", [Telling, Remembering, through_a_lazy_layer])
+def test_a_first_call_that_fills_a_cache_is_told_and_the_next_is_explained(make):
+    tell_once.cache_clear()
+    found = explain(make(), torch.ones(2, 3))
+    assert found.program is not None
+    assert [part.kind for part in found.eager] == ["first call"]
+    assert found.eager[0].reason.startswith("The first call runs eagerly: ")
+    assert "; it runs eagerly" not in str(found)
+
+
+def test_a_cache_in_a_library_is_named_with_the_line_that_defines_its_function(tmp_path, monkeypatch):
+    """As `warning_once` of transformers: no line of the user's is near."""
+    file = tmp_path / "library_that_warns.py"
+    file.write_text(
+        "import functools, torch\nNOTED = []\n@functools.lru_cache(None)\ndef warn_once(n):\n    NOTED.append(n)\n"
+        "class Net(torch.nn.Module):\n    def forward(self, x):\n        warn_once(len(NOTED))\n        return x * 2\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import library_that_warns
+
+    monkeypatch.setattr("foregrad.dispatch.explain._LIBRARIES", (str(tmp_path),))
+    (part,) = explain(library_that_warns.Net(), torch.ones(2)).eager
+    assert f"`warn_once` at {file}:3 in warn_once" in part.reason
+    assert str(file) in part.line
+    assert part.change == "Call it with the same arguments in each call, or outside."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import json
 import random
 import runpy
@@ -404,3 +405,37 @@ def test_a_report_as_data():
     assert data["verdict"] == "equal"
     assert data["backend"] == "miscompiles_gelu"
     assert data["stages"][-1] == {"name": "the compiled function", "verdict": "equal", "detail": ""}
+
+
+# ------------------------------------------------------------------------------------------------ calls that fill caches
+NOTED = []
+
+
+@functools.lru_cache(None)
+def note_once(text):
+    NOTED.append(text)
+
+
+class Noting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm, self.table = nn.Linear(3, 3), nn.BatchNorm1d(3), {}
+
+    def forward(self, x):
+        note_once("loss_type=None")
+        return self.norm(self.linear(x)).square().sum()
+
+
+class Keeping(Noting):
+    def forward(self, x):
+        if "mask" not in self.table:
+            self.table["mask"] = torch.ones(3)
+        return (self.norm(self.linear(x)) * self.table["mask"]).square().sum()
+
+
+@pytest.mark.parametrize("make", [Noting, Keeping])
+def test_calls_that_fill_caches_come_before_the_compiled_one(make):
+    note_once.cache_clear()
+    found = foregrad.verify(make(), torch.randn(4, 3), backend="eager")
+    assert found.verdict is Verdict.EQUAL
+    assert found.num_compared >= 6

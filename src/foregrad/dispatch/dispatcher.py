@@ -209,7 +209,9 @@ class Dispatcher:
     def graph_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GraphView:
         """See `foregrad.extend.CompiledFunction`, for this method and the next three."""
         try:
-            made = self.specializer.specialize(flatten_call(self.function, args, kwargs, objects=True), [])
+            call = flatten_call(self.function, args, kwargs, objects=True)
+            call = dataclasses.replace(call, fills_caches=self.fallbacks.may_fill)
+            made = self.specializer.specialize(call, [])
         except Exception:
             give_up()
             raise

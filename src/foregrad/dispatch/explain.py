@@ -220,17 +220,19 @@ def _shortened(text: str) -> str:
 
 
 def _line_of(error: BaseException) -> str:
-    """The innermost line of the user's program, of no library, that an exception went through."""
-    innermost, trace = None, error.__traceback__
-    while trace is not None:
-        if not _is_of_library(trace.tb_frame.f_code):
-            innermost = trace
-        trace = trace.tb_next
-    if innermost is None:
+    """The innermost line of the user's program that an exception went through; of a library where there is none."""
+    lines = [(f.f_code, line) for f, line in traceback.walk_tb(error.__traceback__) if not _is_of_torch(f.f_code)]
+    own = [(code, line) for code, line in lines if not _is_of_library(code)]
+    if not lines:
         return ""
-    code = innermost.tb_frame.f_code
-    source = linecache.getline(code.co_filename, innermost.tb_lineno).strip()
-    return f"{code.co_filename}:{innermost.tb_lineno} in {code.co_name}" + (f": {source}" if source else "")
+    code, line = (own or lines)[-1]
+    source = linecache.getline(code.co_filename, line).strip()
+    return f"{code.co_filename}:{line} in {code.co_name}" + (f": {source}" if source else "")
+
+
+def _is_of_torch(code: types.CodeType) -> bool:
+    """Whether code is PyTorch's or ours."""
+    return is_house_code(code) or code.co_filename.startswith((_TORCH, "<frozen", "<eval_with_key"))
 
 
 def _is_of_library(code: types.CodeType) -> bool:
@@ -240,7 +242,7 @@ def _is_of_library(code: types.CodeType) -> bool:
 def _definition(function: Any) -> str:
     while not isinstance(function, (types.FunctionType, type(None))):
         function = getattr(function, "__func__", None) or getattr(function, "func", None)
-    if function is None or _is_of_library(function.__code__):
+    if function is None or _is_of_torch(function.__code__):
         return ""
     return f"{function.__code__.co_filename}:{function.__code__.co_firstlineno} in {function.__name__}"
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from foregrad import eager_region
-from foregrad.errors import PartitionError
+from foregrad.errors import EscapedTensorError, PartitionError
 from foregrad.extend import CompiledFunction, GraphView, RefusalView
 from foregrad.graph.joint import JointGraph
 from foregrad.partitioners import Report, in_bytes
@@ -197,6 +197,26 @@ def graph_or_error(compiled: CompiledFunction, args: Any, kwargs: Any) -> GraphV
         return error
 
 
+def graph_after_calls(
+    compiled: CompiledFunction, args: Any, kwargs: Any, error: Exception
+) -> tuple[GraphView | Exception, list[Exception]]:
+    """(the graph, or the exception that the last capture ends with; those of calls before that filled caches), for a
+    call whose capture raised `error`. The function runs.
+    """
+    filled: list[Exception] = []
+    while True:
+        compiled(*args, **kwargs)
+        if graphs := compiled.view().graphs:
+            return graphs[0], filled
+        if not isinstance(error, EscapedTensorError):
+            return error, filled
+        filled.append(error)
+        result = graph_or_error(compiled, args, kwargs)
+        if not isinstance(result, Exception):
+            return result, filled
+        error = result
+
+
 def parts_of_module(
     module: torch.nn.Module, args: Any, kwargs: Any, like: CompiledFunction
 ) -> tuple[tuple[EagerPart, ...], int | None]:
@@ -213,6 +233,8 @@ def parts_of_module(
             return
         compiled = _compiled(part, like)
         error = graph_or_error(compiled, call.args, call.kwargs)
+        if isinstance(error, EscapedTensorError):
+            error, _ = graph_after_calls(compiled, call.args, call.kwargs, error)
         if not isinstance(error, Exception):
             return
         before = len(refused)

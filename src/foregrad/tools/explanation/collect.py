@@ -28,7 +28,7 @@ from foregrad.graph.slots import Checked, Decision, Updated
 from foregrad.partitioners import Report, SavedValue, make_report
 
 from ..verification.watched import Generators, compiled_with
-from .advice import advice_on, as_regions, graph_or_error, parts_of_module
+from .advice import advice_on, as_regions, graph_after_calls, graph_or_error, parts_of_module
 from .graphs import Rows, rows_of, sources_of, work_of
 from .measure import Subject, held_by, packed_by, peak_of, step_of, subject_of, times_of
 from .program import program_of, writes_to_arguments, written_outside
@@ -104,6 +104,7 @@ class _Explainer:
             self.backend, self.partition = _called(backend), f"budget {budget}" if budget is not None else ""
         self.partition = self.partition or _called(asked["partition"] or settings.partition)
         self.compiled = user.like(subject.function, subject.name, on_unsupported="eager")
+        self.filled: list[Exception] = []  # of the calls that come before the graph: each fills a cache
 
     def run(self) -> Explanation:
         start = time.perf_counter()
@@ -115,11 +116,13 @@ class _Explainer:
         return self._of_graph(result, time.perf_counter() - start)
 
     def _through_a_call(self, error: Exception) -> GraphView | Exception:
-        """A function that a call makes another form of, with what it draws as an argument, say; or its own error."""
+        """A function that a call makes another form of, with what it draws as an argument, say, or one whose first
+        calls fill caches; or its own error.
+        """
         if self.subject.why_not_copied is None and self.measure:
             with _quiet():
-                self.compiled(*self.subject.args, **self.subject.kwargs)
-            return next(iter(self.compiled.view().graphs), error)
+                found, self.filled = graph_after_calls(self.compiled, self.subject.args, self.subject.kwargs, error)
+            return found
         if not isinstance(error, (UnsupportedError, UnknownLeafError)):
             raise error
         return error
@@ -145,7 +148,7 @@ class _Explainer:
             memory=memory,
             work=work_of(rows),
             time=seconds,
-            eager=(*self._regions(joint), *self._breaks(why_not)),
+            eager=(*self._first_calls(), *self._regions(joint), *self._breaks(why_not)),
             not_measured=why_not,
             modules=rows.modules,
             lines=rows.lines,
@@ -237,6 +240,12 @@ class _Explainer:
     def _eager_step(self) -> Any:
         args, kwargs = self.subject.renewed()
         return step_of(functools.partial(self.subject.function, *args, **kwargs), self.subject.forget_gradients)
+
+    def _first_calls(self) -> Iterator[EagerPart]:
+        """The calls that run eagerly before there is a graph."""
+        for number, error in enumerate(self.filled, 1):
+            why, which = self.compiled.refusal(error), "The first call" if number == 1 else f"Call {number}"
+            yield EagerPart(self.subject.name, f"{which} runs eagerly: {why.why}", line=why.line, kind="first call")
 
     def _regions(self, joint: Any) -> Iterator[EagerPart]:
         """Eager regions in the graph."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -100,6 +101,7 @@ class _Verifier:
     like: CompiledFunction
     backend: str
     folder: str | None
+    calls_before: int = 0  # eager calls, which fill caches, before the first that is compiled
 
     @property
     def name(self) -> str:
@@ -147,7 +149,7 @@ class _Verifier:
         )
 
     def _captured(self) -> JointGraph:
-        side = make_side(self.function, self.args, self.kwargs)
+        side = self._side()
         return _as_captured(side.function).graph_for(side.args, side.kwargs).joint
 
     def _capture(self, eager: Outcome, generators: Generators) -> tuple[StageResult, Culprit | None]:
@@ -166,17 +168,27 @@ class _Verifier:
 
     def _compiled(self, like: CompiledFunction, log: Log, generators: Generators) -> tuple[Side, Outcome]:
         """A side whose function is compiled, of which `log` hears, and what it left. Nothing is cached on disk."""
+        while True:
+            side = self._side()
+            compiled = like.like(side.function, on_unsupported="raise", watcher=log, cached=False)
+            generators.put_back()
+            outcome = side.run(compiled, self.order, functools.partial(_reached, side, log))
+            put_back([pair for pair in log.tensors if id(pair[0]) not in _copied(side)])
+            if log.captured or outcome.error is not None:
+                return side, outcome
+            if self.calls_before == _MOST_CALLS_BEFORE:
+                raise UnsupportedError(f"`{compiled.name}` ran eagerly: there is nothing to verify")
+            self.calls_before += 1
+
+    def _side(self) -> Side:
+        """A side in the state after the calls that run eagerly in any case."""
         side = make_side(self.function, self.args, self.kwargs)
-        compiled = like.like(side.function, on_unsupported="raise", watcher=log, cached=False)
-        generators.put_back()
-        outcome = side.run(compiled, self.order, lambda: _reached(side, log))
-        put_back([pair for pair in log.tensors if id(pair[0]) not in _copied(side)])
-        if not log.captured and outcome.error is None:
-            raise UnsupportedError(f"`{compiled.name}` ran eagerly: there is nothing to verify")
-        return side, outcome
+        for _ in range(self.calls_before):
+            side.function(*side.args, **side.kwargs)
+        return side
 
     def _eager(self, other: Side, log: Log, generators: Generators, values: EagerValues | None = None) -> Outcome:
-        side = make_side(self.function, self.args, self.kwargs)
+        side = self._side()
 
         def reached() -> Mapping[str, torch.Tensor]:
             if values is not None:
@@ -188,6 +200,9 @@ class _Verifier:
             outcome = side.run(side.function, self.order, reached)
         put_back([pair for pair in log.tensors if id(pair[0]) not in _copied(other)])
         return outcome
+
+
+_MOST_CALLS_BEFORE = 2
 
 
 def _plainly_compiled() -> CompiledFunction:
