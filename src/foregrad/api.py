@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from ._torch.settings import partitioner_settings
+from ._torch.tools import compiled_by_dynamo
 from .backends.registry import Backend, get_backend
 from .config import config
 from .dispatch.dispatcher import Dispatcher
@@ -21,7 +22,7 @@ from .errors import PartitionError
 from .frontend.call import flatten_call, forward_of
 from .graph.effect_log import CheckFailed
 from .graph.joint import JointGraph
-from .house import is_house_module
+from .house import hide_own_frames, is_house_module
 from .partitioners import (
     budget_partition,
     default_partition,
@@ -70,7 +71,10 @@ def _partition_fn(
     if callable(policy):
         return policy
     if policy not in _POLICIES:
-        raise ValueError(f"there is no partition policy `{policy}`; there are {', '.join(sorted(_POLICIES))}")
+        names = [*sorted(_POLICIES), "budget"]
+        close = difflib.get_close_matches(str(policy), names, n=1)
+        meant = f" (did you mean `{close[0]}`?)" if close else ""
+        raise ValueError(f"there is no partition policy `{policy}`{meant}; there are {', '.join(names)}")
     return _POLICIES[policy]
 
 
@@ -104,7 +108,7 @@ def compile(
 
 def compile(
     fn_or_module: Any = None,
-    *,
+    *more: Any,
     backend: Any = "auto",
     partition: str | PartitionFn | Policy | None = None,
     memory_budget: int | float | str | Budget | None = None,
@@ -160,6 +164,12 @@ def compile(
         >>> w.grad.shape
         torch.Size([3, 2])
     """
+    if more:
+        raise TypeError(
+            f"backend is a keyword: foregrad.compile(model, backend={_described(more[0])})"
+            if len(more) == 1
+            else f"foregrad.compile takes a function or a module alone; the rest are keywords: {', '.join(_KEYWORDS)}"
+        )
     check_arguments(fn_or_module, dynamic, on_unsupported, others, regions)
     again = functools.partial(
         compile,
@@ -306,7 +316,10 @@ def explain_recompiles(fn: Any) -> Recompiles:
     """
     dispatcher = getattr(fn, "foregrad", None)
     if not isinstance(dispatcher, Dispatcher):
-        raise TypeError(f"{fn!r} was not compiled by foregrad.compile")
+        instead = f"foregrad.explain_recompiles takes what foregrad.compile returned, not {_described(fn)}"
+        if compiled_by_dynamo(fn) is not None:
+            instead += ', which torch.compile made: Dynamo counts its graphs (TORCH_LOGS="recompiles" shows why)'
+        raise TypeError(instead)
     return dispatcher.recompiles()
 
 
@@ -324,6 +337,8 @@ def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> JointGraph:
     from .tracing.capture import capture_call  # late, as in the pipeline
     from .tracing.parts import Options
 
+    if not callable(fn):
+        raise TypeError(f"foregrad.capture takes a function or a module and its arguments, not {_described(fn)}")
     function = fn.forward if isinstance(fn, torch.nn.Module) else fn
     name = getattr(fn, "__name__", type(fn).__name__)
     try:
@@ -333,6 +348,9 @@ def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> JointGraph:
             return capture_call(flatten_call(function, args, kwargs), Options(name)).joint
     except CheckFailed as failure:
         raise failure.error from None
+    except Exception as error:
+        hide_own_frames(error)
+        raise
 
 
 def partition(
@@ -399,6 +417,16 @@ _ELSEWHERE = {
 }
 
 
+def _described(value: Any) -> str:
+    """What a value is, in a few words: a tensor's elements and a module's parts are many lines."""
+    if isinstance(value, torch.Tensor):
+        return f"a {type(value).__name__} of shape {tuple(value.shape)}"
+    if isinstance(value, torch.nn.Module):
+        return f"a module of class {type(getattr(value, '_orig_mod', value)).__name__}"
+    text = str(getattr(value, "__name__", None) or repr(value))
+    return text if len(text) <= 60 else f"a {type(value).__name__}"
+
+
 def check_arguments(
     target: Any, dynamic: Any, on_unsupported: Any, others: Mapping[str, Any], regions: Any = "auto"
 ) -> None:
@@ -427,6 +455,6 @@ def check_arguments(
         )
     if target is not None and not callable(target) and getattr(type(target), "_foregrad_compile", None) is None:
         raise TypeError(
-            f"foregrad.compile compiles a function or a module, not {target!r}, a {type(target).__name__}. Write "
+            f"foregrad.compile compiles a function or a module, not {_described(target)}. Write "
             'foregrad.compile(model), or @foregrad.compile(backend="inductor") above a function'
         )

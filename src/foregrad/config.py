@@ -46,6 +46,9 @@ class Config:
     progress: bool | None = None
     """Say on stderr that a call compiles, once that takes over two seconds. None: where stderr is a terminal."""
 
+    full_tracebacks: bool = False
+    """Show foregrad's own frames in the tracebacks of errors that the function raises."""
+
     native: bool = True
     """Let calls go through the C++ part, where it was built (`foregrad doctor` says so). The same otherwise; a call
     costs some microseconds less."""

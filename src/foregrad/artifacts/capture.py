@@ -106,6 +106,8 @@ class Exporter:
         """The function captured for calls with arguments like these. Raises as `export` does."""
         if type(derivatives) is not int or derivatives < 0:
             raise ValueError(f"derivatives is how often the artifact can be differentiated, not {derivatives!r}")
+        if not isinstance(args, (tuple, list)):
+            raise TypeError(f"args is a tuple of arguments, not a {type(args).__name__}: foregrad.export(model, (x,))")
         call = flatten_call(self.function, tuple(args), dict(kwargs or {}))
         limits = dynamic_dims(self.function, call, dynamic_shapes)
         call = dataclasses.replace(call, dynamic=limits)

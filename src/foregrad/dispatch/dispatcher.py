@@ -21,6 +21,7 @@ from ..frontend.lifted import Lifted, Place, StatePlace, lifted_arrays, may_lift
 from ..graph.eager_regions import give_up, in_one_call
 from ..graph.joint import JointGraph, Partitioned
 from ..graph.source import source_of
+from ..house import hide_own_frames
 from ..interrupts import held
 from ..locks import Turn
 from ..subclasses.spec import GradientKindError
@@ -160,25 +161,29 @@ class Dispatcher:
         def entry(*args: Any, **kwargs: Any) -> Any:
             if dispatch_modes():
                 return function(*args, **kwargs)  # inside a capture: that sees our operators
-            if forward_ad._current_level >= 0 and transformed is not None:
-                return transformed(args, kwargs)
-            tried = graphs.calls
-            for call in tried:
-                result = call(args, kwargs)
-                if result is not MISS:
-                    if call is not tried[0]:
-                        graphs.to_front(call)
-                    return result
-            # The guards of every graph say no to these.
-            if transformed is not None and transforms_active():
-                return transformed(args, kwargs)
-            if engine.is_tracing() or (function_modes() and engine.is_foreign_mode_on()):
-                return function(*args, **kwargs)
-            if refusals and (eager := refusals.covers(args, kwargs)):
-                with give_up():
-                    return eager.call(function, args, kwargs)
-            me = owner()
-            return function(*args, **kwargs) if me is None else me._call_unmatched(args, kwargs, tried)
+            try:
+                if forward_ad._current_level >= 0 and transformed is not None:
+                    return transformed(args, kwargs)
+                tried = graphs.calls
+                for call in tried:
+                    result = call(args, kwargs)
+                    if result is not MISS:
+                        if call is not tried[0]:
+                            graphs.to_front(call)
+                        return result
+                # The guards of every graph say no to these.
+                if transformed is not None and transforms_active():
+                    return transformed(args, kwargs)
+                if engine.is_tracing() or (function_modes() and engine.is_foreign_mode_on()):
+                    return function(*args, **kwargs)
+                if refusals and (eager := refusals.covers(args, kwargs)):
+                    with give_up():
+                        return eager.call(function, args, kwargs)
+                me = owner()
+                return function(*args, **kwargs) if me is None else me._call_unmatched(args, kwargs, tried)
+            except Exception as error:
+                hide_own_frames(error)
+                raise
 
         return entry
 

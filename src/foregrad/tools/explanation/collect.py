@@ -13,7 +13,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -155,14 +155,18 @@ class _Explainer:
             operators=rows.operators,
             sources=sources_of(parts, graph.source),
         )
+        made = self._compilations()
         with phase("advice", compiles=False):
-            advice = advice_on(explanation, joint, lambda policy: self._split(joint, policy), self._compilations()[0])
+            advice = advice_on(
+                explanation, joint, lambda policy: self._split(joint, policy), made.entries if made else ()
+            )
         return dataclasses.replace(explanation, advice=tuple(advice))
 
     def _explanation(self, **findings: Any) -> Explanation:
         names = self.subject.name, self.backend, self.partition
-        entries, eager = self._compilations()
-        return Explanation(*names, compilations=tuple(map(str, (*entries, *eager))), versions=_versions(), **findings)
+        made = self._compilations()
+        lines = () if made is None else tuple(made.lines())
+        return Explanation(*names, compilations=lines, versions=_versions(), **findings)
 
     def _split(self, joint: Any, policy: str) -> Any:
         """The report of another partition of the graph, after the backend's own passes as well."""
@@ -271,12 +275,9 @@ class _Explainer:
             hint = hints[0] if hints else ""
             yield EagerPart("graph break", " ".join([lines[0], *why]), hint, one.line, kind="graph break")
 
-    def _compilations(self) -> tuple[Sequence[Any], Sequence[Any]]:
-        """The user's compilations so far, and the calls that ran eagerly."""
-        if self.subject.compiled is None:
-            return (), ()
-        recompiles = foregrad.explain_recompiles(self.subject.asked)
-        return recompiles.entries, recompiles.eager
+    def _compilations(self) -> Any:
+        """The user's compilations so far, and the calls that ran eagerly: `Recompiles`, or None."""
+        return None if self.subject.compiled is None else foregrad.explain_recompiles(self.subject.asked)
 
 
 def _quiet() -> AbstractContextManager[Any]:

@@ -56,9 +56,11 @@ def verify(
         kwargs: keyword arguments of the function.
 
     Returns:
-        A `Verification`: `.ok` says whether all is equal or rounding, `str()` is a report.
+        A `Verification`: `.ok` says whether all is equal or rounding, `str()` is a report. Where both raise the same
+        error, or there is no result, the verdict is `Verdict.NOTHING`, which is not ok.
 
     Raises:
+        ValueError: for arguments or parameters on the meta device, which have no values.
         UnsupportedError: for a function that can't be compiled.
         BackendError: where the backend fails.
 
@@ -69,6 +71,7 @@ def verify(
         (True, 'equal bit for bit')
     """
     begin = time.perf_counter()
+    _check_values(fn_or_module, args, kwargs)
     function, name = fn_or_module, backend if isinstance(backend, str) else None
     compiled = as_compiled(fn_or_module)
     if compiled is not None:
@@ -90,6 +93,15 @@ def verify(
             return verifier.run(begin)
     finally:
         generators.put_back()
+
+
+def _check_values(function: Any, args: Any, kwargs: Any) -> None:
+    named = (*named_leaves(args, "args"), *named_leaves(kwargs, "kwargs"))
+    if isinstance(function, torch.nn.Module):
+        named += (*function.named_parameters(), *function.named_buffers())
+    for name, value in named:
+        if isinstance(value, torch.Tensor) and value.is_meta:
+            raise ValueError(f"verify compares values, and `{name}` is on the meta device, which has none")
 
 
 @dataclasses.dataclass
@@ -118,7 +130,7 @@ class _Verifier:
         comparison = _Comparison.of(eager, compiled)
         stages: list[StageResult] = []
         culprit: Culprit | None = None
-        if comparison.verdict is not Verdict.EQUAL and log.executions:
+        if comparison.verdict > Verdict.EQUAL and log.executions:
             with phase("stages", compiles=False):
                 more, culprit = Stages(log, self.like.view().decompositions, self._captured).run()
                 if culprit is None:
@@ -248,15 +260,16 @@ class _Comparison:
         if eager.error is not None or compiled.error is not None:
             return cls._of_errors(eager.error, compiled.error)
         lines: list[str] = []
-        verdict = Verdict.EQUAL
+        results = (*eager.values.values(), *compiled.values.values())
+        verdict = Verdict.NOTHING if all(value is None for value in results) else Verdict.EQUAL
         for name in dict.fromkeys((*eager.values, *compiled.values)):
             if name not in eager.values or name not in compiled.values:
                 lines.append(f"{name}: only {'eager' if name in eager.values else 'the compiled function'} changed it")
                 verdict = Verdict.WRONG
                 continue
             gap = compare(compiled.values[name], eager.values[name])
-            verdict = max(verdict, gap.verdict)
             if gap.verdict is not Verdict.EQUAL:
+                verdict = max(verdict, gap.verdict)
                 lines.append(f"{name}: {gap.described()}")
         others: list[str] = []
         for name in dict.fromkeys((*eager.layouts, *compiled.layouts)):
@@ -273,14 +286,14 @@ class _Comparison:
         ):
             others += [f"{a} and {b} share memory in {whose} function only" for a, b in sorted(only)]
         verdict = Verdict.WRONG if others else verdict
-        return cls(verdict, [*others, *lines], len(eager.values), bool(others))
+        return cls(verdict, [*others, *lines], len(eager.values) if verdict else 0, bool(others))
 
     @classmethod
     def _of_errors(cls, eager: Exception | None, compiled: Exception | None) -> _Comparison:
         if eager is None and compiled is not None:
             raise compiled
         if type(eager) is type(compiled):
-            return cls(Verdict.EQUAL, [f"both raise {type(eager).__name__}: {eager}"], 0, False)
+            return cls(Verdict.NOTHING, [f"both raise {type(eager).__name__}: {eager}"], 0, False)
         said = "nothing" if compiled is None else type(compiled).__name__
         return cls(Verdict.WRONG, [f"eager raises {type(eager).__name__}: {eager}; compiled raises {said}"], 0, True)
 
