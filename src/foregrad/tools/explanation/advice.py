@@ -26,8 +26,12 @@ _LEAST = 4 << 10  # bytes saved: of less there is nothing to say
 _MOST_NODES = 6_000  # of graphs that other partitions are tried on
 
 
-def advice_on(findings: Findings, joint: JointGraph, split: Split, compilations: Sequence[Any]) -> Iterator[Advice]:
-    """Changes that would lower the figures, the largest first."""
+def advice_on(
+    findings: Findings, joint: JointGraph, split: Split, compilations: Sequence[Any], opens: Callable[[str, int], str]
+) -> Iterator[Advice]:
+    """Changes that would lower the figures, the largest first. `opens`: the change that gives one graph for all
+    sizes of that dimension of the argument of that name, or "".
+    """
     memory = findings.memory
     assert memory is not None
     if memory.predicted_saved >= _LEAST:
@@ -47,7 +51,7 @@ def advice_on(findings: Findings, joint: JointGraph, split: Split, compilations:
             f"{len(names)} parameter{'s get' if len(names) > 1 else ' gets'} no gradient from this call: "
             f"{shown}. Freeze what is not trained, or check that it is used."
         )
-    yield from _recompilations(compilations)
+    yield from _recompilations(compilations, opens)
 
 
 def _partitions(findings: Findings, split: Split) -> Iterator[Advice]:
@@ -81,7 +85,7 @@ def _partitions(findings: Findings, split: Split) -> Iterator[Advice]:
         best_peak = min(best_peak, report.peak)
 
 
-def _recompilations(compilations: Sequence[Any]) -> Iterator[Advice]:
+def _recompilations(compilations: Sequence[Any], opens: Callable[[str, int], str]) -> Iterator[Advice]:
     """Sizes and numbers that a graph was compiled again for."""
     by_name: dict[str, list[tuple[str, str]]] = {}
     for entry in compilations:
@@ -93,8 +97,10 @@ def _recompilations(compilations: Sequence[Any]) -> Iterator[Advice]:
         if name.endswith(".shape"):
             dim = _varying(changes[-1])
             tensor = name.removesuffix(".shape")
-            change = f"foregrad.mark_dynamic({tensor}, {dim})" if dim is not None else "dynamic=True"
-            yield Advice(f"{text} `{change}` makes one graph for all of these sizes.", change)
+            if dim is not None and (change := opens(tensor, dim)):
+                yield Advice(f"{text} `{change}` makes one graph for all of these sizes.", change)
+            else:
+                yield Advice(f"{text} The program, or memory that arguments share and it writes to, needs each size.")
         elif len(changes) > 1:
             yield Advice(f"{text} Hand it over as a tensor, and one graph serves all values.")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import io
 import re
 import sys
@@ -20,10 +21,11 @@ from typing import Any
 import torch
 
 import foregrad
-from foregrad._torch.tools import graph_breaks
+from foregrad._torch.tools import graph_breaks, leaves_of
 from foregrad.errors import ForegradWarning, UnknownLeafError, UnsupportedError
 from foregrad.extend import GraphView, compiling, phase
 from foregrad.graph.joint import Partitioned
+from foregrad.graph.meta import TensorSpec, paddings
 from foregrad.graph.slots import Checked, Decision, Updated
 from foregrad.partitioners import Report, SavedValue, make_report
 
@@ -157,9 +159,8 @@ class _Explainer:
         )
         made = self._compilations()
         with phase("advice", compiles=False):
-            advice = advice_on(
-                explanation, joint, lambda policy: self._split(joint, policy), made.entries if made else ()
-            )
+            entries, opens = made.entries if made else (), functools.partial(self._opens, graph)
+            advice = advice_on(explanation, joint, lambda policy: self._split(joint, policy), entries, opens)
         return dataclasses.replace(explanation, advice=tuple(advice))
 
     def _explanation(self, **findings: Any) -> Explanation:
@@ -173,6 +174,32 @@ class _Explainer:
         backend = self.backend if self.backend in foregrad.list_backends() else "nop"
         asked = {"memory_budget": float(policy)} if policy[0].isdigit() else {"partition": policy}
         return make_report(self.compiled.split(joint, compiled_with(backend=backend, **asked).view().partition))
+
+    def _opens(self, graph: GraphView, name: str, dim: int) -> str:
+        """The change that gives a graph for all sizes of a dimension of an argument, as tried; "" if none does."""
+        parameters = list(inspect.signature(self.subject.function).parameters)
+        root, bracket, rest = name.partition("[")
+        own = [f"args[{parameters.index(root)}]{bracket}{rest}"] if root in parameters else []
+        inputs = graph.joint.signature.inputs
+        named = {place.name: info.argument for info, place in zip(inputs, graph.inputs, strict=True)}
+        argument = next((named[path] for path in (name, *own) if named.get(path) is not None), None)
+        if argument is None:
+            return ""
+        for change in (f"foregrad.mark_dynamic({name}, {dim})", "dynamic=True"):
+            args, kwargs = self.subject.renewed()
+            for number, leaf in enumerate(leaves_of((args, dict(kwargs)))):
+                if isinstance(leaf, torch.Tensor) and (number == argument or change == "dynamic=True"):
+                    for one in [dim] if number == argument else range(leaf.dim()):
+                        foregrad.mark_dynamic(leaf, one)
+            found = graph_or_error(self.compiled.like(self.subject.function, on_unsupported="raise"), args, kwargs)
+            if isinstance(found, Exception):
+                continue
+            signature = found.joint.signature
+            symbols = {(signature.inputs[one.input].argument, one.dim) for one in signature.symbols}
+            specs = [info.spec for info in signature.inputs if isinstance(info.spec, TensorSpec)]
+            if (argument, dim) in symbols and not any(_is_padded(spec) for spec in specs):
+                return change
+        return ""
 
     def _why_not_measured(self, outside: str | None, error: Exception | None) -> str:
         if not self.measure:
@@ -283,6 +310,11 @@ class _Explainer:
 def _quiet() -> AbstractContextManager[Any]:
     """Context: what the function prints is dropped, as it runs more often than anybody asked for."""
     return contextlib.redirect_stdout(io.StringIO())
+
+
+def _is_padded(spec: TensorSpec) -> bool:
+    """Whether the strides hold the graph to one size of a tensor that is a slice."""
+    return any(True for _ in paddings(spec.shape, spec.stride))
 
 
 def _called(value: Any) -> str:
