@@ -96,6 +96,7 @@ docs: $(READY)  ## run the documentation's examples and insert what they print
 
 site: $(READY)  ## the documentation as a site that opens without a network: build/site/index.html
 	@NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(RUN) -m mkdocs build --strict --quiet
+	@echo "the site is in $(CURDIR)/build/site/index.html"
 
 sizes: $(READY)  ## lines of the core and of each annex, and the imports between them, which may only fall
 	@$(RUN) -m tests.house.measure $(ARGS)
@@ -129,7 +130,7 @@ $(VENV)/.foregrad-ready: pyproject.toml constraints.txt
 		echo "==> using the PyTorch that is there"; \
 		grep -v '^torch==' constraints.txt >"$(VENV)/constraints.txt"; \
 	else \
-		echo "==> PyTorch $(TORCH) (the first time, some minutes)"; \
+		echo "==> PyTorch $(or $(TORCH),$$(sed -n 's/^torch==//p' constraints.txt)) (the first time, some minutes)"; \
 		$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt >"$(VENV)/constraints.txt";) \
 		$(PIP) "$$(grep '^torch==' "$(VENV)/constraints.txt")" -c "$(VENV)/constraints.txt"; \
 	fi; \
