@@ -22,6 +22,7 @@ from .errors import PartitionError
 from .frontend.call import flatten_call, forward_of
 from .graph.effect_log import CheckFailed
 from .graph.joint import JointGraph
+from .graph.source import a_name
 from .house import hide_own_frames, is_house_module
 from .partitioners import (
     budget_partition,
@@ -424,7 +425,7 @@ def _described(value: Any) -> str:
     if isinstance(value, torch.nn.Module):
         return f"a module of class {type(getattr(value, '_orig_mod', value)).__name__}"
     text = str(getattr(value, "__name__", None) or repr(value))
-    return text if len(text) <= 60 else f"a {type(value).__name__}"
+    return text if len(text) <= 60 else a_name(type(value).__name__)
 
 
 def check_arguments(

@@ -14,6 +14,7 @@ import torch
 from ._torch.engine import forward_ad, transforms_active
 from .api import compile as compile_
 from .frontend.tree import flatten
+from .graph.source import a_name
 
 Pack = Callable[[Sequence[torch.Tensor]], Any]
 
@@ -194,6 +195,6 @@ def _detached(value: Any) -> Any:
 
 def _check_value(value: Any) -> None:
     if not isinstance(value, torch.Tensor):
-        raise TypeError(f"the function returns a {type(value).__name__}, not a tensor")
+        raise TypeError(f"the function returns {a_name(type(value).__name__)}, not a tensor")
     if value.numel() != 1 or value.is_complex():
         raise ValueError(f"the function returns {tuple(value.shape)} of {value.dtype}, not one real number")

@@ -448,3 +448,27 @@ def test_a_cache_in_a_library_is_named_with_the_line_that_defines_its_function(t
     assert f"`warn_once` at {file}:3 in warn_once" in part.reason
     assert str(file) in part.line
     assert part.change == "Call it with the same arguments in each call, or outside."
+
+
+# ------------------------------------------------------------------------------------------------ what is said is so
+def test_nothing_is_measured_of_a_model_without_memory():
+    found = explain(nn.Linear(4, 4, device="meta"), torch.ones(2, 4, device="meta"))
+    assert "meta device" in found.not_measured
+    assert (found.time, found.memory.measured_peak) == (None, None)
+    assert found.memory.predicted_peak > 0
+
+
+def test_messages_name_what_they_are_about():
+    with pytest.raises(foregrad.errors.UnknownLeafError) as raised:
+        foregrad.compile(lambda x: {x.sum(), 3}, backend="eager", on_unsupported="raise")(torch.ones(2))
+    assert "of the class builtins.set" in str(raised.value)
+    assert "closure" not in str(raised.value)
+    with pytest.raises(foregrad.errors.BudgetError) as raised:
+        foregrad.compile(lambda x: x.sin().cos().sum(), backend="eager", memory_budget=1)(
+            torch.ones(8, requires_grad=True)
+        )
+    assert "0.0 MiB" not in str(raised.value)
+    one = foregrad.compile(lambda n, x: x * (n if isinstance(n, int) else n[0]), backend="eager", dynamic=False)
+    one([2], torch.ones(2))
+    one(2, torch.ones(2))
+    assert "n was a list, is an int" in str(foregrad.explain_recompiles(one))

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..graph.source import key_text
+from ..graph.source import a_name, key_text
 from ..house import file_label
 from .opaque import is_number_of_numpy
 
@@ -61,7 +61,7 @@ class Expected:
         """A container that may be any of its type, with anything in it."""
         expected = cls(None)
         expected.kind, expected.value, expected.pinned = "type", type(value), value
-        expected.text = f"a {type(value).__name__}"
+        expected.text = a_name(type(value).__name__)
         return expected
 
     def holds(self, now: Any) -> bool:
@@ -228,14 +228,14 @@ def describe(value: Any) -> str:
     """Short text for messages."""
     cls = type(value)  # not `isinstance`, for which modules are asked for their class, and answer slowly
     if issubclass(cls, torch.Tensor):
-        return f"a {cls.__name__}"
+        return a_name(cls.__name__)
     if issubclass(cls, types.FunctionType):
         code = value.__code__
         return f"{value.__qualname__} of {file_label(code.co_filename)}:{code.co_firstlineno} (at {id(value):#x})"
     if issubclass(cls, type):
         return f"{value.__qualname__} (at {id(value):#x})"
     if not is_plain(value) and value is not ABSENT:
-        return f"a {cls.__name__} (at {id(value):#x})"  # its repr may run code of the user's
+        return f"{a_name(cls.__name__)} (at {id(value):#x})"  # its repr may run code of the user's
     try:
         text = repr(value)
     except ValueError:  # an integer of too many digits

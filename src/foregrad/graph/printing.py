@@ -42,7 +42,7 @@ import torch
 from .._torch.ops import HigherOrderOperator, OpOverload
 from ..house import file_label
 from .meta import TensorSpec, spec_of
-from .source import Names, Renderer, attribute, infix, is_name, shown
+from .source import Names, Renderer, a_name, attribute, infix, is_name, shown
 
 Node = torch.fx.Node
 Shorten = Callable[[torch.fx.GraphModule], torch.fx.GraphModule]
@@ -377,7 +377,7 @@ def _described(value: Any) -> str:
     try:
         return repr(value)
     except Exception:  # the user's
-        return f"a {type(value).__name__}"
+        return a_name(type(value).__name__)
 
 
 def _one_line(text: str) -> str:

@@ -20,6 +20,7 @@ import torch
 import foregrad
 from foregrad.errors import BackendError
 from foregrad.extend import is_house_file
+from foregrad.graph.source import a_name
 
 from ..explanation.measure import step_of, subject_of
 from ..verification.compare import Verdict
@@ -98,7 +99,7 @@ def load_target(options: argparse.Namespace) -> Target:
     elif has_inputs and inspect.isfunction(function) and not _parameters(function):
         function = function()
     if not callable(function):
-        raise TargetError(f"`{name}` in {file} is a {type(function).__name__}, which can't be called")
+        raise TargetError(f"`{name}` in {file} is {a_name(type(function).__name__)}, which can't be called")
     if not has_inputs:
         return Target(function, (), {})
     inputs = _attribute(module, options.inputs or _INPUTS, file)

@@ -204,6 +204,8 @@ class _Explainer:
     def _why_not_measured(self, outside: str | None, error: Exception | None) -> str:
         if not self.measure:
             return "measure=False"
+        if any(isinstance(value, torch.Tensor) and value.is_meta for value in self.subject.copies.values()):
+            return "it has tensors on the meta device, which have no memory"
         if self.subject.why_not_copied is not None:
             return self.subject.why_not_copied
         if outside is not None:
