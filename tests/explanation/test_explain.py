@@ -7,6 +7,8 @@ import functools
 import io
 import json
 import random
+import re
+import sys
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from torch import nn
 
 import foregrad
 from foregrad.partitioners.report import in_bytes
+from foregrad.tools.explanation.text import by_modules
 from tests.golden.functions import FUNCTIONS
 
 
@@ -224,8 +227,8 @@ def test_advice_on_partitions_is_what_they_come_to():
     again = foregrad.explain(model, torch.randn(256, 32), backend="eager", memory_budget=0.0)
     assert again.memory.predicted_saved == again.memory.measured_saved < found.memory.predicted_saved
     assert again.memory.measured_peak < found.memory.measured_peak
-    assert f"would save {in_bytes(again.memory.predicted_saved)} for the backward" in said.text
-    assert f"{len(again.memory.again)} operators run twice" in said.text
+    assert f"would keep {in_bytes(again.memory.predicted_saved)} for the backward" in said.text
+    assert f"{len(again.memory.again)} operators twice" in said.text
 
 
 def test_parameters_without_gradients_are_named():
@@ -343,7 +346,7 @@ def test_autocast_is_measured_as_it_is_captured():
     assert min(abs(more), abs(more - workspace)) <= 0.05 * found.memory.predicted_peak
 
 
-def test_it_prints_as_text_for_rich_and_for_notebooks(capsys):
+def test_it_prints_as_text_for_rich_and_for_notebooks(capsys, monkeypatch):
     model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
     found = explain(model, torch.randn(64, 16))
     text = str(found)
@@ -352,7 +355,10 @@ def test_it_prints_as_text_for_rich_and_for_notebooks(capsys):
     assert repr(found) == text
     found.show()
     assert capsys.readouterr().out == text + "\n"
+    assert 'srcdoc="&lt;!doctype html' in found._repr_html_().lower()
+    monkeypatch.setitem(sys.modules, "jinja2", None)
     assert found._repr_html_().count("<table>") >= 3
+    monkeypatch.undo()
     rich = pytest.importorskip("rich.console")
     console = rich.Console(width=160, file=io.StringIO())
     console.print(found)
@@ -472,3 +478,62 @@ def test_messages_name_what_they_are_about():
     one([2], torch.ones(2))
     one(2, torch.ones(2))
     assert "n was a list, is an int" in str(foregrad.explain_recompiles(one))
+
+
+# ------------------------------------------------------------------------------------------------ names
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(8), nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+
+    def forward(self, x):
+        normed = self.norm(x)
+        return x + self.mlp(normed) * normed.sin()
+
+
+def layers():
+    return nn.Sequential(*(Layer() for _ in range(5)))
+
+
+def test_saved_values_are_named_by_their_modules_and_variables():
+    found = explain(layers(), torch.randn(4, 8))
+    labels = {one.label for one in found.memory.saved}
+    assert {"0.mlp.0 output (addmm)", "4.mlp.1 output (gelu)", "2.norm output (normed)"} <= labels
+    text = str(found)
+    assert "0.mlp.0 to 4.mlp.0 output (addmm)" in text
+    assert "called" not in text
+    assert "of kind" not in text
+    assert "is a view of base" not in text
+    assert re.search(r"\n +1\.2 KiB +5 +0\.mlp\.0 to 4", text), text
+
+
+def test_modules_have_their_bytes_operations_and_time():
+    found = explain(layers(), torch.randn(4, 8))
+    rows = {one.where: one for one in by_modules(found)}
+    assert list(rows)[:2] == ["0 to 4", "0.norm to 4.norm"]
+    whole, mlp = rows["0 to 4"], rows["0.mlp to 4.mlp"]
+    assert whole.flops == found.work.flops
+    assert 0 < mlp.flops <= whole.flops
+    assert 0 < mlp.seconds < whole.seconds
+    assert 0 < rows["0.mlp.0 to 4.mlp.0"].kept < whole.kept
+    assert explain(layers(), torch.randn(4, 8), measure=False).module_seconds == ()
+    assert "0.mlp to 4.mlp" in str(found)
+
+
+def test_the_users_own_lines_have_bytes_and_operations():
+    found = explain(layers(), torch.randn(4, 8))
+    own = found.sources[-1]
+    assert own.title == "your code"
+    (line,) = (text for text in own.lines if "normed.sin()" in text)
+    assert re.match(r" +[\d.]+ KiB  [\d.]+ kFLOP +test_explain.py:\d+  return x", line)
+    assert len(own.lines) == len(own.keys)
+    assert own.keys[own.lines.index(line)] in {one.key for one in found.operators}
+
+
+def test_advice_says_what_it_would_keep():
+    found = explain(layers(), torch.randn(512, 8))
+    (one,) = (one.text for one in found.advice if one.change == "memory_budget=0.0")
+    assert re.search(
+        r"would keep .* for the backward instead of .* \(peak .* instead of .*\) and compute \d+ operators", one
+    )
+    assert "of `0` to `4` (`" in found.advice[0].text

@@ -39,7 +39,7 @@ def advice_on(
             share = group.nbytes / memory.predicted_saved
             if share >= _LARGE:
                 yield Advice(
-                    f"{group} {'is' if group.count == 1 else 'are'} {share:.0%} of what is saved for the "
+                    f"{group} {'is' if group.count == 1 else 'are'} {share:.0%} of what is kept for the "
                     f"backward: {in_bytes(group.nbytes)} of {in_bytes(memory.predicted_saved)}."
                 )
         if len(list(joint.graph.nodes)) <= _MOST_NODES:
@@ -75,13 +75,13 @@ def _partitions(findings: Findings, split: Split) -> Iterator[Advice]:
         change = f'partition="{policy}"' if policy == "min_cut" else f"memory_budget={policy}"
         more = report.cost / (report.work or 1)
         count = len(report.recomputed)
-        again = f"; {count} operator{'s run' if count > 1 else ' runs'} twice, {more:.1%} more work" if count else ""
-        peak = f"the peak goes from {in_bytes(memory.predicted_peak)} to {in_bytes(report.peak)}"
+        again = f" and compute {count} operator{'s' if count > 1 else ''} twice (+{more:.1%} work)" if count else ""
+        peak = f"peak {in_bytes(report.peak)} instead of {in_bytes(memory.predicted_peak)}"
         if report.peak >= memory.predicted_peak:
             peak = f"the peak stays at {in_bytes(report.peak)}"
         now, then = in_bytes(memory.predicted_saved), in_bytes(report.saved_bytes)
-        saved = f"{then} for the backward, not {now}" if then != now else f"the same {now} for the backward"
-        yield Advice(f"`{change}` would save {saved}; {peak}{again}.", change)
+        kept = f"{then} for the backward instead of {now}" if then != now else f"the same {now} for the backward"
+        yield Advice(f"`{change}` would keep {kept} ({peak}){again}.", change)
         best_peak = min(best_peak, report.peak)
 
 
@@ -137,12 +137,15 @@ class Group:
     @property
     def first_and_last(self) -> str:
         """The first and the last of the modules."""
-        return ", ".join(dict.fromkeys((self.modules[0], self.modules[-1])))
+        named = [module for module in self.modules if module]
+        return " to ".join(dict.fromkeys((named[0], named[-1]))) if named else ""
 
     def __str__(self) -> str:
-        where = f" of `{_span(self.modules)}`" if any(self.modules) else ""
-        number = "" if self.count == 1 else f"{self.count} values "
-        return f"{number}`{self.what}`{where} ({self.place})" if self.place else f"{number}`{self.what}`{where}"
+        if not any(self.modules):
+            number = "" if self.count == 1 else f"{self.count} values "
+            return f"{number}`{self.what}` ({self.place})" if self.place else f"{number}`{self.what}`"
+        made = f"`{self.what}` at {self.place}" if self.place else f"`{self.what}`"
+        return f"{self.count} value{'' if self.count == 1 else 's'} of `{_span(self.modules)}` ({made})"
 
 
 def groups(saved: Sequence[Saved]) -> list[Group]:
@@ -230,7 +233,7 @@ def parts_of_module(
     None if none do).
     """
     names = {id(part): name for name, part in module.named_modules()}
-    calls = _calls(module, args, kwargs)
+    calls = calls_of(module, args, kwargs)
     refused: dict[torch.nn.Module, RefusalView] = {}
 
     def visit(part: torch.nn.Module) -> None:
@@ -287,7 +290,7 @@ def _as_regions(modules: Mapping[torch.nn.Module, Any]) -> Iterator[None]:
                 vars(module).pop(name, None)
 
 
-def _calls(module: torch.nn.Module, args: Any, kwargs: Any) -> dict[torch.nn.Module, _Call]:
+def calls_of(module: torch.nn.Module, args: Any, kwargs: Any) -> dict[torch.nn.Module, _Call]:
     """The arguments of each module in an eager run, and how long its calls take."""
     calls: dict[torch.nn.Module, _Call] = {}
 

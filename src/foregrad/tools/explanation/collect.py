@@ -30,8 +30,8 @@ from foregrad.graph.slots import Checked, Decision, Updated
 from foregrad.partitioners import Report, SavedValue, make_report
 
 from ..verification.watched import Generators, compiled_with
-from .advice import advice_on, as_regions, graph_after_calls, graph_or_error, parts_of_module
-from .graphs import Rows, rows_of, sources_of, work_of
+from .advice import advice_on, as_regions, calls_of, graph_after_calls, graph_or_error, parts_of_module
+from .graphs import Rows, own_source, rows_of, sources_of, work_of
 from .measure import Subject, held_by, packed_by, peak_of, step_of, subject_of, times_of
 from .program import program_of, writes_to_arguments, written_outside
 from .text import Explanation
@@ -155,7 +155,8 @@ class _Explainer:
             modules=rows.modules,
             lines=rows.lines,
             operators=rows.operators,
-            sources=sources_of(parts, graph.source),
+            sources=(*sources_of(parts, graph.source), own_source(rows, memory.saved)),
+            module_seconds=() if why_not else self._module_seconds(),
         )
         made = self._compilations()
         with phase("advice", compiles=False):
@@ -241,6 +242,19 @@ class _Explainer:
             eager_saved=packed,
         ), Time(seconds["eager"], seconds["compiled"], compile_s, rounds)
 
+    def _module_seconds(self) -> tuple[tuple[str, float], ...]:
+        """The least seconds of each module's forward in a few eager calls."""
+        module, least = self.subject.module, dict[str, float]()
+        if module is None:
+            return ()
+        names = {part: name for name, part in module.named_modules()}
+        for _ in range(_CALLS_TIMED):
+            args, kwargs = self.subject.renewed()
+            with _quiet():
+                for part, call in calls_of(module, args, kwargs).items():
+                    least[names[part]] = min(call.seconds, least.get(names[part], call.seconds))
+        return tuple(least.items())
+
     def _given(self, graph: GraphView) -> list[Any]:
         """The tensors that are there before a call."""
         tensors = [value for value in self.subject.copies.values() if isinstance(value, torch.Tensor)]
@@ -307,6 +321,9 @@ class _Explainer:
     def _compilations(self) -> Any:
         """The user's compilations so far, and the calls that ran eagerly: `Recompiles`, or None."""
         return None if self.subject.compiled is None else foregrad.explain_recompiles(self.subject.asked)
+
+
+_CALLS_TIMED = 3
 
 
 def _quiet() -> AbstractContextManager[Any]:
@@ -410,22 +427,46 @@ def _saved(
     one = by_key.get(key)
     read_by = _readers(key, by_key, readers)
     line = value.line or (rows.lines[one.line] if one is not None else "") or ""
+    variable = ", ".join(value.names) or slot
+    variable = variable or (variable_in(line) if one and _is_last(one, by_key, readers, rows) else "")
+    maker = None if one is None else _maker(one, by_key)
+    op, module = "" if maker is None else maker.op, _module(maker, rows)
+    is_output = maker is not None and _is_output(maker, by_key, readers, rows)
     return Saved(
         name=value.name,
-        variable=", ".join(value.names)
-        or slot
-        or (variable_in(line) if one and _is_last(one, by_key, readers, rows) else ""),
-        op="" if one is None else _maker(one, by_key).op,
+        variable=variable,
+        op=op,
         type="" if value.spec is None else repr(value.spec),
         nbytes=value.nbytes,
         kind=value.kind,
-        module=_module(one, rows),
+        module=module,
         line=line,
         why=_why(read_by, by_key, rows),
         readers=tuple(read_by[:_MOST_READERS]),
         born=value.span[0],
         dies=forward + value.span[1],
+        label=_label(value.name, variable, "" if slot else module, op, is_output=is_output),
     )
+
+
+def _label(name: str, variable: str, module: str, op: str, *, is_output: bool) -> str:
+    if variable and not (module and is_output):
+        return f"{variable} in {module}" if module else variable
+    made = variable or op.removeprefix("aten.").partition(".")[0]
+    what = f"{module}{' output' if is_output else ''}" if module else name
+    return f"{what} ({made})" if made else what
+
+
+def _is_output(one: Operator, by_key: dict[str, Operator], readers: dict[str, list[str]], rows: Rows) -> bool:
+    """Whether no operator of the forward in the same module reads a value: the module gives it."""
+    own, waiting = rows.modules[one.module][0], [one.key]
+    while waiting:
+        for reader in (by_key[key] for key in readers.get(waiting.pop(), ())):
+            if reader.half == "forward" and reader.view_of:
+                waiting.append(reader.key)
+            elif reader.half == "forward" and f"{rows.modules[reader.module][0]}.".startswith(f"{own}."):
+                return False
+    return bool(own)
 
 
 def _maker(one: Operator, by_key: dict[str, Operator]) -> Operator:
