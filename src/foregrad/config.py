@@ -44,7 +44,7 @@ class Config:
     raises the error that says why."""
 
     progress: bool | None = None
-    """Say on stderr that a call compiles, once that takes over two seconds. None: where stderr is a terminal."""
+    """Say on stderr that a call compiles, once that takes over two seconds. None: in a terminal and in a notebook."""
 
     full_tracebacks: bool = False
     """Show foregrad's own frames in the tracebacks of errors that the function raises."""

@@ -4,6 +4,7 @@ import io
 import sys
 import time
 import traceback
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -77,9 +78,36 @@ def test_a_slow_compilation_is_said_on_a_terminal(monkeypatch):
 
     assert said(io.StringIO(), None) == ""
     assert said(Terminal(), False) == ""
-    for text in (said(Terminal(), None), said(io.StringIO(), True)):
-        assert text.count("compiling `<lambda>`") == 1
+    for text in (said(Terminal(), None), said(io.StringIO(), True), said(cell_output(), None)):
+        assert text.count("foregrad: compiling `<lambda>` (once for calls of this kind) ...") == 1
         assert "` took" in text
+
+
+def cell_output():
+    """As `sys.stderr` in a notebook: no terminal."""
+    return type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
+
+
+def test_a_compiled_module_and_what_is_found_out_are_shown_in_a_notebook():
+    model = foregrad.compile(nn.Sequential(nn.Linear(2, 2)), backend="eager")
+    model(torch.ones(1, 2))
+    assert repr(model) == f"foregrad.compile({nn.Sequential(nn.Linear(2, 2))!r})"
+    curve = foregrad.pareto(lambda x: x.sin().exp().sum(), torch.ones(256, requires_grad=True))
+    assert repr(curve) == str(curve)
+    assert curve._repr_html_().startswith("<table><caption")
+    assert repr(foregrad.explain_recompiles(model)).startswith("Sequential: compiled once")
+
+
+def test_lines_in_a_notebook_are_named_by_the_number_of_their_cell(monkeypatch):
+    """As IPython names them; `3482616233.py:5` says nothing."""
+    label = lambda name: ("Cell", "In [5]") if name == "/tmp/ipykernel_1/3482616233.py" else None
+    shell = SimpleNamespace(compile=SimpleNamespace(format_code_name=label))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    space = {}
+    code = "def f(x):\n    y = x.sin()\n    return (y * x).sum()\n"
+    exec(compile(code, "/tmp/ipykernel_1/3482616233.py", "exec"), space)
+    found = foregrad.explain(space["f"], torch.ones(3, requires_grad=True), backend="eager")
+    assert {line.partition(" in f")[0] for line in found.lines if line} == {"In [5]:2", "In [5]:3"}
 
 
 def test_a_captured_function_is_told_eagers_truth_of_compiling():

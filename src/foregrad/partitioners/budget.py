@@ -312,7 +312,7 @@ class ParetoPoint:
     overhead: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Pareto:
     """The curve, from the largest peak to the least. `str()` of it is a table; rich prints it as one."""
 
@@ -338,6 +338,11 @@ class Pareto:
 
     def __str__(self) -> str:
         return str(self.table())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
 
     def __rich__(self) -> Any:
         return self.table().rich()

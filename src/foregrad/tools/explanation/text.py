@@ -259,24 +259,8 @@ def notebook(findings: Findings) -> str:
     for section in sections(findings):
         parts.append(f"<h4>{html.escape(section.title)}</h4>")
         parts += [f"<div>{html.escape(line)}</div>" for line in section.lines]
-        parts += [_table(table) for table in section.tables if table.rows]
+        parts += [table._repr_html_() for table in section.tables if table.rows]
     return f'<div class="foregrad">{"".join(parts)}</div>'
-
-
-def _table(table: Table) -> str:
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in table.columns)
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f'<td style="text-align:{"right" if at < table.right else "left"}">{html.escape(cell)}</td>'
-            for at, cell in enumerate(row)
-        )
-        + "</tr>"
-        for row in table.rows
-    )
-    more = f"<div>and {table.left_out} more</div>" if table.left_out > 0 else ""
-    title = f"<caption>{html.escape(table.title)}</caption>" if table.title else ""
-    return f"<table>{title}<tr>{head}</tr>{body}</table>{more}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
