@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, overload
 
 import torch
 from torch import fx
@@ -19,6 +19,7 @@ from .dispatch.explain import Recompiles
 from .dispatch.module import Recipe, make_compiled_module, make_wrapper
 from .dispatch.pipeline import Pipeline
 from .errors import PartitionError
+from .extend import Compiled
 from .frontend.call import flatten_call, forward_of
 from .graph.effect_log import CheckFailed
 from .graph.joint import JointGraph
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
     from .cache.keeper import Keeper
 
 F = TypeVar("F", bound=Callable[..., Any])
+M = TypeVar("M", bound=torch.nn.Module)
+P = ParamSpec("P")
+R = TypeVar("R")
+BackendSpec = str | Backend | Callable[..., Any] | Sequence[Callable[..., Any]]
 PartitionFn = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 
 _POLICIES: dict[str, PartitionFn] = {
@@ -79,38 +84,61 @@ def _partition_fn(
     return _POLICIES[policy]
 
 
+class _Decorator(Protocol):
+    """What `compile(...)` without a function gives."""
+
+    @overload  # a module is a callable too, and stays one of its class
+    def __call__(self, fn_or_module: M, /) -> M: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, fn_or_module: Callable[P, R], /) -> Compiled[P, R]: ...
+
+
 @overload
-def compile(
-    fn_or_module: F,
+def compile(  # type: ignore[overload-overlap]
+    fn_or_module: M,
     *,
-    backend: Any = ...,
+    backend: BackendSpec = ...,
     partition: str | PartitionFn | Policy | None = ...,
     memory_budget: int | float | str | Budget | None = ...,
     dynamic: bool | None = ...,
     decompositions: Mapping[Any, Callable[..., Any]] | None = ...,
     on_unsupported: Literal["eager", "raise"] | None = ...,
     regions: bool | Literal["auto"] = ...,
-) -> F: ...
+) -> M: ...
+
+
+@overload
+def compile(
+    fn_or_module: Callable[P, R],
+    *,
+    backend: BackendSpec = ...,
+    partition: str | PartitionFn | Policy | None = ...,
+    memory_budget: int | float | str | Budget | None = ...,
+    dynamic: bool | None = ...,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = ...,
+    on_unsupported: Literal["eager", "raise"] | None = ...,
+    regions: bool | Literal["auto"] = ...,
+) -> Compiled[P, R]: ...
 
 
 @overload
 def compile(
     fn_or_module: None = None,
     *,
-    backend: Any = ...,
+    backend: BackendSpec = ...,
     partition: str | PartitionFn | Policy | None = ...,
     memory_budget: int | float | str | Budget | None = ...,
     dynamic: bool | None = ...,
     decompositions: Mapping[Any, Callable[..., Any]] | None = ...,
     on_unsupported: Literal["eager", "raise"] | None = ...,
     regions: bool | Literal["auto"] = ...,
-) -> Callable[[F], F]: ...
+) -> _Decorator: ...
 
 
 def compile(
     fn_or_module: Any = None,
     *more: Any,
-    backend: Any = "auto",
+    backend: BackendSpec = "auto",
     partition: str | PartitionFn | Policy | None = None,
     memory_budget: int | float | str | Budget | None = None,
     dynamic: bool | None = None,

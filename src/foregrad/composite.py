@@ -7,7 +7,7 @@ derivative share are computed once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 import torch
 
@@ -17,6 +17,44 @@ from .frontend.tree import flatten
 from .graph.source import a_name
 
 Pack = Callable[[Sequence[torch.Tensor]], Any]
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Aux = TypeVar("Aux")
+
+
+@overload
+def value_and_grad(
+    fn: Callable[P, R],
+    argnums: int | Sequence[int] | None = ...,
+    has_aux: Literal[False] = ...,
+    *,
+    create_graph: bool = ...,
+    **settings: Any,
+) -> Callable[P, tuple[R, Any]]: ...
+
+
+@overload
+def value_and_grad(
+    fn: Callable[P, tuple[R, Aux]],
+    argnums: int | Sequence[int] | None = ...,
+    *,
+    has_aux: Literal[True],
+    create_graph: bool = ...,
+    **settings: Any,
+) -> Callable[P, tuple[tuple[R, Aux], Any]]: ...
+
+
+@overload
+def value_and_grad(
+    fn: Callable[P, Any],
+    argnums: int | Sequence[int] | None = ...,
+    has_aux: bool = ...,
+    *,
+    create_graph: bool = ...,
+    **settings: Any,
+) -> Callable[P, tuple[Any, Any]]: ...
 
 
 def value_and_grad(
