@@ -11,7 +11,6 @@ import torch
 from torch import fx
 
 from ._torch.settings import partitioner_settings
-from ._torch.tools import compiled_by_dynamo
 from .backends.registry import Backend, get_backend
 from .config import config
 from .dispatch.dispatcher import Dispatcher
@@ -346,7 +345,7 @@ def explain_recompiles(fn: Any) -> Recompiles:
     dispatcher = getattr(fn, "foregrad", None)
     if not isinstance(dispatcher, Dispatcher):
         instead = f"foregrad.explain_recompiles takes what foregrad.compile returned, not {_described(fn)}"
-        if compiled_by_dynamo(fn) is not None:
+        if type(fn).__name__ == "OptimizedModule" or hasattr(fn, "_torchdynamo_orig_callable"):
             instead += ', which torch.compile made: Dynamo counts its graphs (TORCH_LOGS="recompiles" shows why)'
         raise TypeError(instead)
     return dispatcher.recompiles()
@@ -378,7 +377,8 @@ def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> JointGraph:
     except CheckFailed as failure:
         raise failure.error from None
     except Exception as error:
-        hide_own_frames(error)
+        if not config.full_tracebacks:
+            hide_own_frames(error)
         raise
 
 

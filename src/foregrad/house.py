@@ -13,8 +13,6 @@ import sys
 from types import CodeType, ModuleType
 from typing import Any
 
-from .config import config
-
 PACKAGE = os.path.dirname(__file__)
 GENERATED = "<foregrad"  # the beginning of the file names of rendered code
 _EXAMPLES = os.path.join(PACKAGE, "examples") + os.sep
@@ -53,14 +51,14 @@ def is_program_module(name: Any) -> bool:
 
 def hide_own_frames(error: BaseException) -> None:
     """Take foregrad's frames out of the traceback of an error that other code raised, all but the outermost, which is
-    handling it. `config.full_tracebacks` leaves them in.
+    handling it.
     """
     frames = []
     trace = error.__traceback__
     while trace is not None:
         frames.append(trace)
         trace = trace.tb_next
-    if not frames or is_house_code(frames[-1].tb_frame.f_code) or config.value.full_tracebacks:
+    if not frames or is_house_code(frames[-1].tb_frame.f_code):
         return  # an error of ours
     kept = [frames[0], *(frame for frame in frames[1:] if not is_house_code(frame.tb_frame.f_code))]
     for frame, inner in itertools.pairwise(kept):

@@ -13,6 +13,7 @@ import torch
 
 from .._torch import engine
 from ..config import Config
+from ..config import config as settings
 from ..errors import EscapedTensorError, ForegradError, UnknownLeafError, UnsupportedError
 from ..extend import CompiledFunction, FunctionView, GraphView, RefusalView, Watcher
 from ..frontend.call import flatten_call, forward_of
@@ -182,7 +183,8 @@ class Dispatcher:
                 me = owner()
                 return function(*args, **kwargs) if me is None else me._call_unmatched(args, kwargs, tried)
             except Exception as error:
-                hide_own_frames(error)
+                if not settings.full_tracebacks:
+                    hide_own_frames(error)
                 raise
 
         return entry

@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..extend import EffectView, GraphView, GuardView, TensorView
-from ..frontend.expected import without_address
 from ..graph.effect_log import Effect, SetData, Write
 from ..graph.meta import TensorSpec
 from ..graph.signature import Handle, InputInfo, Signature
 from ..graph.slots import Buffer, Closure, Param
 from .graphs import Specialization
 from .guard_list import STATE
+
+_ADDRESS = re.compile(r" \(at 0x[0-9a-f]+\)")
 
 
 def graph_view(specialization: Specialization) -> GraphView:
@@ -127,7 +128,7 @@ def _looked_at(specialization: Specialization) -> Iterator[GuardView]:
             name = place.path(key) or place.name
             if expected.kind == "tensor" or not name:
                 continue
-            guard = GuardView("read", name, without_address(_short(expected)))
+            guard = GuardView("read", name, _ADDRESS.sub("", _short(expected)))
             if expected.kind == "equal":
                 yield guard
             else:

@@ -213,14 +213,9 @@ def same_keys(keys: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
 _ADDRESS = re.compile(r" \(at 0x[0-9a-f]+\)")
 
 
-def without_address(text: str) -> str:
-    """A text that `describe` gave, by which equal objects can't be told apart."""
-    return _ADDRESS.sub("", text)
-
-
 def apart(before: str, now: str) -> tuple[str, str]:
     """Two texts that `describe` gave, with addresses where nothing else tells them apart."""
-    short = without_address(before), without_address(now)
+    short = _ADDRESS.sub("", before), _ADDRESS.sub("", now)
     return (before, now) if short[0] == short[1] else short
 
 
