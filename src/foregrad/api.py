@@ -18,7 +18,7 @@ from .dispatch.explain import Recompiles
 from .dispatch.module import Recipe, make_compiled_module, make_wrapper
 from .dispatch.pipeline import Pipeline
 from .errors import PartitionError
-from .extend import Compiled
+from .extend import CompiledCallable
 from .frontend.call import flatten_call, forward_of
 from .graph.effect_log import CheckFailed
 from .graph.joint import JointGraph
@@ -89,7 +89,7 @@ class _Decorator(Protocol):
     @overload  # a module is a callable too, and stays one of its class
     def __call__(self, fn_or_module: M, /) -> M: ...  # type: ignore[overload-overlap]
     @overload
-    def __call__(self, fn_or_module: Callable[P, R], /) -> Compiled[P, R]: ...
+    def __call__(self, fn_or_module: Callable[P, R], /) -> CompiledCallable[P, R]: ...
 
 
 @overload
@@ -117,7 +117,7 @@ def compile(
     decompositions: Mapping[Any, Callable[..., Any]] | None = ...,
     on_unsupported: Literal["eager", "raise"] | None = ...,
     regions: bool | Literal["auto"] = ...,
-) -> Compiled[P, R]: ...
+) -> CompiledCallable[P, R]: ...
 
 
 @overload
@@ -345,8 +345,8 @@ def explain_recompiles(fn: Any) -> Recompiles:
     dispatcher = getattr(fn, "foregrad", None)
     if not isinstance(dispatcher, Dispatcher):
         instead = f"foregrad.explain_recompiles takes what foregrad.compile returned, not {_described(fn)}"
-        if type(fn).__name__ == "OptimizedModule" or hasattr(fn, "_torchdynamo_orig_callable"):
-            instead += ', which torch.compile made: Dynamo counts its graphs (TORCH_LOGS="recompiles" shows why)'
+        if hasattr(fn, "get_compiler_config"):
+            instead += ', which torch.compile made (TORCH_LOGS="recompiles" shows why that recompiles)'
         raise TypeError(instead)
     return dispatcher.recompiles()
 

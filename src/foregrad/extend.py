@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CompileStage",
-    "Compiled",
+    "CompiledCallable",
     "CompiledFunction",
     "EffectView",
     "FunctionView",
@@ -184,7 +184,7 @@ _Q = ParamSpec("_Q")
 _R_co = TypeVar("_R_co", covariant=True)
 
 
-class Compiled(Protocol[_P, _R_co]):
+class CompiledCallable(Protocol[_P, _R_co]):
     """A function that `foregrad.compile` made, for type checkers: it is called as the original is."""
 
     foregrad: Any  # its workings: see `as_compiled`
@@ -192,10 +192,10 @@ class Compiled(Protocol[_P, _R_co]):
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R_co: ...
 
     @overload
-    def __get__(self, instance: None, owner: type, /) -> Compiled[_P, _R_co]: ...
+    def __get__(self, instance: None, owner: type, /) -> CompiledCallable[_P, _R_co]: ...
     @overload
     def __get__(
-        self: Compiled[Concatenate[Any, _Q], _R_co], instance: object, owner: type, /
+        self: CompiledCallable[Concatenate[Any, _Q], _R_co], instance: object, owner: type, /
     ) -> Callable[_Q, _R_co]: ...
 
 

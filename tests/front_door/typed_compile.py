@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from typing_extensions import assert_type
 
 import foregrad
-from foregrad.extend import Compiled
+from foregrad.extend import CompiledCallable
 
 
 @foregrad.compile
@@ -51,7 +51,7 @@ def loss_and_count(w: Tensor) -> tuple[Tensor, int]:
 
 def check(x: Tensor, function: Callable[[Tensor, int], str]) -> None:
     assert_type(foregrad.compile(Model(), backend="eager", on_unsupported="raise"), Model)
-    assert_type(foregrad.compile(function), Compiled[[Tensor, int], str])
+    assert_type(foregrad.compile(function), CompiledCallable[[Tensor, int], str])
     as_callable: Callable[[Tensor, int], str] = foregrad.compile(function)
     as_callable(x, 1)
     assert_type(plain.foregrad.view(), Any)

@@ -173,9 +173,10 @@ def own_source(rows: Rows, saved: Sequence[Saved]) -> Source:
             costs[value.line][0] += value.nbytes
     found = []
     for line, (nbytes, operations) in costs.items():
-        file, number, code = _PLACE.match(line).groups()  # type: ignore[union-attr]
-        text = f"{in_bytes(nbytes):>10}  {amount(operations)}FLOP".ljust(26) + f"{file}:{number}  {code or ''}"
-        found.append((file, int(number), text, first.get(line, "")))
+        if place := _PLACE.match(line):
+            text = f"{in_bytes(nbytes):>10}  {amount(operations)}FLOP".ljust(26)
+            text += f"{place[1]}:{place[2]}  {place[3] or ''}"
+            found.append((place[1], int(place[2]), text, first.get(line, "")))
     head = f"{'kept':>10}  operations".ljust(26) + "line"
     return Source(
         "your code", (head, *(text for *_, text, _ in sorted(found))), ("", *(key for *_, key in sorted(found)))
