@@ -383,7 +383,7 @@ class Dispatcher:
         if self._paths.at_limit(self.specializations):
             if self._paths.past_limit(self.specializations):
                 self.graphs.try_undecided()
-            self.refusals.count_only(_PAST_THE_PATHS)
+            self.refusals.count_only(self._paths.reason)
             return None
         if self.fallbacks.fills_too_often:
             self.refusals.count_only(_PAST_THE_FILLS)
@@ -494,8 +494,4 @@ def _called_of_classes(
     return fallbacks.run(args, kwargs, refused)
 
 
-_PAST_THE_PATHS = (
-    "more graphs for values that it reads from its inputs than the path limit allows. "
-    "Raise foregrad.config.path_limit, or choose with torch.where."
-)
 _PAST_THE_FILLS = "caches that it fills in each call. Fill them before the first call, or outside of the function."
