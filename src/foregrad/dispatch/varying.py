@@ -144,12 +144,15 @@ class SizesSeen:
         return dataclasses.replace(call, dynamic=limits_by_leaf, padded=padded) if limits_by_leaf else call
 
     def _padded(self, path: str, tensor: torch.Tensor) -> frozenset[int]:
-        """The dimensions whose stride differed between two captures, with the same padding: of `batch[:, :-1]`, say."""
+        """The dimensions whose stride differed between two captures, with the same padding: of `batch[:, :-1]`, say. Of
+        sizes that are open from the beginning, those with a padding, until that differs.
+        """
         found = set()
         for dim, pitch, padding in paddings(tensor.shape, tensor.stride()) if tensor.layout is torch.strided else ():
             seen = self._pitches_seen.setdefault((path, dim), set())
             seen.add((pitch, padding))
-            if len(seen) > 1 and len({padding for _, padding in seen}) == 1:
+            is_open = bool(self.open.get(path))
+            if (len(seen) > 1 or is_open) and len({padding for _, padding in seen}) == 1:
                 found.add(dim)
         return frozenset(found)
 
