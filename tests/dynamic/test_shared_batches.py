@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import foregrad
 from foregrad.backends.eager import eager_compiler
-from foregrad.errors import ForegradWarning
+from foregrad.errors import ForegradWarning, UnsupportedError
 
 W = torch.randn(50, 50, requires_grad=True)
 
@@ -204,3 +204,17 @@ def test_a_change_is_advised_only_where_it_makes_one_graph():
         )
         assert advice.change == (change if change != "x" else "foregrad.mark_dynamic(x, 0)")
         assert ("makes one graph" in advice.text) is bool(change)
+
+
+def test_a_mark_that_can_not_be_kept_is_an_error():
+    compiled = foregrad.compile(writes_first, backend="eager", on_unsupported="raise")
+    x, y = halves(9)
+    foregrad.mark_dynamic(x, 0)
+    with pytest.raises(UnsupportedError, match=r"args\[0\] was marked as dynamic, which shares memory .* `.clone\(\)`"):
+        compiled(x, y)
+    x, y = (part.clone() for part in halves(9))
+    foregrad.mark_dynamic(x, 0)
+    foregrad.mark_dynamic(y, 0)
+    compiled(x, y)
+    assert torch.equal(compiled(torch.ones(5), torch.ones(5)), torch.full((5,), 3.0))
+    assert len(compiled.foregrad.specializations) == 1

@@ -16,10 +16,10 @@ from torch import fx
 from .._torch.engine import plain_execution
 from .._torch.symbols import concrete, is_symbolic, map_symbolic, may_vary
 from ..errors import UnsupportedError
-from ..frontend.call import FlatCall
+from ..frontend.call import FlatCall, memory_groups
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec, paddings, spec_of
-from ..graph.signature import ConstantOutput, DecisionInfo, Handle
+from ..graph.signature import ConstantOutput, DecisionInfo, Handle, MemoryOf
 
 if TYPE_CHECKING:
     from ..tracing.capture import Captured
@@ -203,6 +203,16 @@ def check_marked(call: FlatCall, joint: JointGraph, name: str) -> None:
                 f"dimension {info.dim} of {call.paths[argument]} was marked as dynamic, but `{name}` only works for "
                 f"size {value}: it uses the size as a plain number (in range, an index, int()) or compares it. "
                 "Leave the mark out, or compute with the size instead of reading it."
+            )
+    if not any(isinstance(info.source, MemoryOf) for info in joint.signature.inputs):
+        return
+    plain = [i for i in call.tensors_apart() if i not in call.inside_wrappers()]
+    for group in memory_groups([call.leaves[i] for i in plain]):
+        marked = next((plain[i] for i in group if marked_dims(call.leaves[plain[i]])), None)
+        if marked is not None:
+            raise UnsupportedError(
+                f"a dimension of {call.paths[marked]} was marked as dynamic, which shares memory with another argument; "
+                f"`{name}` writes to one of these. Pass `.clone()` of one, or slice inside the function."
             )
 
 
