@@ -211,8 +211,8 @@ def check_marked(call: FlatCall, joint: JointGraph, name: str) -> None:
         marked = next((plain[i] for i in group if marked_dims(call.leaves[plain[i]])), None)
         if marked is not None:
             raise UnsupportedError(
-                f"a dimension of {call.paths[marked]} was marked as dynamic, which shares memory with another argument; "
-                f"`{name}` writes to one of these. Pass `.clone()` of one, or slice inside the function."
+                f"a dimension of {call.paths[marked]} was marked as dynamic. It shares memory with another argument, "
+                f"and `{name}` writes to one of these. Pass `.clone()` of one, or slice inside the function."
             )
 
 
