@@ -62,6 +62,10 @@ def asks_for_memory(x, y):
     return x * 2 if x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr() else y * 3
 
 
+def asks_whether_set_to(x, y):
+    return x * 2 if x.is_set_to(y) else y * 3
+
+
 PROGRAMS = [
     (loss, shifted, 2),
     (mixed, of_features, 2),
@@ -72,6 +76,7 @@ PROGRAMS = [
     (mixed, a_view_of_itself, 2),
     (asks_for_bases, shifted, None),
     (asks_for_memory, shifted, None),
+    (asks_whether_set_to, a_view_of_itself, None),
 ]
 
 

@@ -29,6 +29,7 @@ PAIR = f"*(lambda a: (a, a[0]))({LEAF} * 1),"
 
 # The beginning of the row, the arguments, the body, and the line that the message is to show.
 PROGRAMS = [
+    ("`x.is_set_to(y)` asks", f"{LEAF}, {LEAF}", ["return x * 2 if x.is_set_to(v) else v * 3"], 0),
     ("`set_` with a storage", f"{LEAF},", ["y = x * 2", "y.set_(x.untyped_storage(), 0, (2,), (1,))"], 1),
     (
         "an argument that gradients flow to is given",
