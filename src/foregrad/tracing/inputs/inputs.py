@@ -140,9 +140,10 @@ class Inputs:
         """Whether tensors in one memory are taken for tensors of their own as long as none of them is written to:
         arguments whose sizes vary, so that the sizes can be symbols.
         """
-        arguments = [r.argument for r in group if not (isinstance(r.real, torch.nn.Parameter) or r.real in told)]
-        varies = any(argument in self.call.dynamic for argument in arguments)
-        return varies and len(arguments) == len(group) and None not in arguments
+        inner = self.call.inside_wrappers() | self.call.arrays().keys()
+        if any(r.argument is None or isinstance(r.real, torch.nn.Parameter) or r.real in told for r in group):
+            return False
+        return any(r.argument in self.call.dynamic for r in group) and inner.isdisjoint(r.argument for r in group)
 
     def check_apart(self, signature: Signature) -> None:
         """Capture again, as tensors in one memory, where one that was taken for a tensor of its own is written to."""
