@@ -39,7 +39,7 @@ EXTRAS := cli,solver,torchao,test,dev,docs
 # and takes from the part of another one when it is done: tests of one file share what they set up.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: demo test matrix setup lint format sweep hops fuzz fresh bench clients coverage docs site sizes clean help
+.PHONY: demo test quick matrix setup lint format sweep hops fuzz fresh bench clients coverage docs site sizes clean help
 .DEFAULT_GOAL := help
 
 demo: $(READY)  ## train a small GPT, eager and compiled side by side
@@ -48,6 +48,9 @@ demo: $(READY)  ## train a small GPT, eager and compiled side by side
 test: $(READY) lint  ## style, types, layers, then all tests
 	@echo "==> tests"
 	@$(TEST_ENV) $(RUN) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+quick: $(READY)  ## the tests but for those that take more than some ten seconds each
+	@$(TEST_ENV) $(RUN) -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(ARGS)
 
 matrix:  ## all tests on each Python that is here, 3.10 to 3.14; with ARGS=--torch, on each minor version of PyTorch
 	@JOBS=$(JOBS) $(PYTHON) tests/matrix.py $(ARGS)
@@ -96,6 +99,7 @@ docs: $(READY)  ## run the documentation's examples and insert what they print
 
 site: $(READY)  ## the documentation as a site that opens without a network: build/site/index.html
 	@NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(RUN) -m mkdocs build --strict --quiet
+	@echo "the site is in $(CURDIR)/build/site/index.html"
 
 sizes: $(READY)  ## lines of the core and of each annex, and the imports between them, which may only fall
 	@$(RUN) -m tests.house.measure $(ARGS)
@@ -129,7 +133,7 @@ $(VENV)/.foregrad-ready: pyproject.toml constraints.txt
 		echo "==> using the PyTorch that is there"; \
 		grep -v '^torch==' constraints.txt >"$(VENV)/constraints.txt"; \
 	else \
-		echo "==> PyTorch $(TORCH) (the first time, some minutes)"; \
+		echo "==> PyTorch $(or $(TORCH),$$(sed -n 's/^torch==//p' constraints.txt)) (the first time, some minutes)"; \
 		$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt >"$(VENV)/constraints.txt";) \
 		$(PIP) "$$(grep '^torch==' "$(VENV)/constraints.txt")" -c "$(VENV)/constraints.txt"; \
 	fi; \

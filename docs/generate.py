@@ -103,7 +103,8 @@ it is most like, so that code which catches, say, `TypeError` goes on working. I
 in your code, why, and what to do.
 
 Where eager PyTorch itself raises an error, foregrad raises one of the same class where it can: that is no error of
-foregrad's, and not listed here.
+foregrad's, and not listed here. In the traceback of an error that your function raises, one frame is foregrad's;
+`foregrad.config.full_tracebacks = True`, or the environment variable `FOREGRAD_FULL_TRACEBACKS=1`, shows them all.
 """
 
 

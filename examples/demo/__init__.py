@@ -68,6 +68,8 @@ def _run(options: argparse.Namespace, screen: Screen) -> int:
     with screen.progress("training", options.steps) as advance:
         for done in race.run(batches.draw, steps=options.steps, seconds=options.seconds):
             advance(done, f"loss: eager {race.eager.loss:.4f}, foregrad {race.compiled.loss:.4f}")
+    if race.steps < options.steps and race.difference is None:
+        screen.say(f"Stopped after {options.seconds:g} s (--seconds), at step {race.steps} of {options.steps}.")
     _show_summary(screen, race, batches.draw(), as_json=options.json)
     return 0 if race.difference is None else 1
 
@@ -94,13 +96,16 @@ def _show_summary(screen: Screen, race: Race, args: tuple[torch.Tensor, torch.Te
     owned = (*args, *eager.model.parameters(), *eager.model.buffers())
     eager_saved_bytes = measure_saved_bytes(lambda: eager.model(*args), owned=owned)
     ratio = compiled.median_step_s / eager.median_step_s
+    is_timed = race.steps > 1  # the first step is the capture
     if as_json:
         print_json(
             {
                 "steps": race.steps,
                 "loss": {"eager": eager.loss, "foregrad": compiled.loss},
-                "median_step_s": {"eager": eager.median_step_s, "foregrad": compiled.median_step_s},
-                "compile_s": compiled.first_step_extra_s,
+                "median_step_s": {"eager": eager.median_step_s, "foregrad": compiled.median_step_s}
+                if is_timed
+                else None,
+                "compile_s": compiled.first_step_extra_s if is_timed else None,
                 "saved_bytes": {"eager": eager_saved_bytes, "foregrad": sizes.saved_bytes},
                 "operators": {"joint": sizes.joint, "forward": sizes.forward, "backward": sizes.backward},
                 "difference": race.difference,
@@ -109,9 +114,15 @@ def _show_summary(screen: Screen, race: Race, args: tuple[torch.Tensor, torch.Te
     rows = [
         ("steps", str(race.steps), str(race.steps)),
         ("final loss", f"{eager.loss:.6f}", f"{compiled.loss:.6f}"),
-        ("median step", _milliseconds(eager.median_step_s), _milliseconds(compiled.median_step_s)),
-        ("median step against eager", "1.00", f"{ratio:.2f}"),
-        ("capture and compile", "-", _milliseconds(compiled.first_step_extra_s)),
+        *(
+            (
+                ("median step", _milliseconds(eager.median_step_s), _milliseconds(compiled.median_step_s)),
+                ("median step against eager", "1.00", f"{ratio:.2f}"),
+                ("capture and compile", "-", _milliseconds(compiled.first_step_extra_s)),
+            )
+            if is_timed
+            else (("first step, with the capture", *map(_milliseconds, (eager.step_s[0], compiled.step_s[0]))),)
+        ),
         ("bytes saved for backward", _mebibytes(eager_saved_bytes), _mebibytes(sizes.saved_bytes)),
         ("operators in the joint graph", "-", str(sizes.joint)),
         ("operators in the forward half", "-", str(sizes.forward)),

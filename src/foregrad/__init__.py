@@ -10,6 +10,7 @@ from . import errors
 from .config import config
 
 if TYPE_CHECKING:
+    from . import backends, dynamo, extend, graph, partitioners, passes  # noqa: F401 - given by `__getattr__`
     from .aot import (
         aot_function,
         aot_module,
@@ -65,6 +66,8 @@ if TYPE_CHECKING:
     from .tools.explanation.text import Explanation
     from .tools.verification.report import Verification, VerificationError
     from .tools.verification.verify import verify
+
+    default_decompositions: dict[Any, Any]
 
 __version__ = "0.1.0"
 
@@ -190,22 +193,24 @@ _PARTS = {"backends", "dynamo", "extend", "graph", "partitioners", "passes", "pl
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 
-def __getattr__(name: str) -> Any:
-    if name == "default_decompositions":  # not kept: a fresh table for each who asks
-        from .aot import default_decompositions
+if not TYPE_CHECKING:  # so that type checkers find names that there are not
 
-        return default_decompositions()
-    if name in _PARTS:
-        return importlib.import_module(f".{name}", __name__)
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module `foregrad` has no attribute `{name}`")
-    value = globals()[name] = getattr(importlib.import_module(f".{home}", __name__), name)
-    return value
+    def __getattr__(name: str) -> Any:
+        if name == "default_decompositions":  # not kept: a fresh table for each who asks
+            from .aot import default_decompositions
+
+            return default_decompositions()
+        if name in _PARTS:
+            return importlib.import_module(f".{name}", __name__)
+        home = _HOME_OF.get(name)
+        if home is None:
+            raise AttributeError(f"module `foregrad` has no attribute `{name}`")
+        value = globals()[name] = getattr(importlib.import_module(f".{home}", __name__), name)
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *_PARTS, *(name for name in globals() if name.startswith("__"))})
 
 
 if "FOREGRAD_LOGS" in os.environ:

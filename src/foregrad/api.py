@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, overload
 
 import torch
 from torch import fx
@@ -21,10 +21,12 @@ from .dispatch.explain import Recompiles
 from .dispatch.module import Recipe, make_compiled_module, make_wrapper
 from .dispatch.pipeline import Pipeline
 from .errors import EscapedTensorError, PartitionError, UnknownLeafError
+from .extend import CompiledCallable
 from .frontend.call import flatten_call, forward_of
 from .graph.effect_log import CheckFailed
 from .graph.joint import JointGraph
-from .house import is_house_module
+from .graph.source import a_name
+from .house import hide_own_frames, is_house_module
 from .partitioners import (
     budget_partition,
     default_partition,
@@ -43,6 +45,10 @@ if TYPE_CHECKING:
     from .cache.keeper import Keeper
 
 F = TypeVar("F", bound=Callable[..., Any])
+M = TypeVar("M", bound=torch.nn.Module)
+P = ParamSpec("P")
+R = TypeVar("R")
+BackendSpec = str | Backend | Callable[..., Any] | Sequence[Callable[..., Any]]
 PartitionFn = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 
 _POLICIES: dict[str, PartitionFn] = {
@@ -73,42 +79,68 @@ def _partition_fn(
     if callable(policy):
         return policy
     if policy not in _POLICIES:
-        raise ValueError(f"there is no partition policy `{policy}`; there are {', '.join(sorted(_POLICIES))}")
+        names = [*sorted(_POLICIES), "budget"]
+        close = difflib.get_close_matches(str(policy), names, n=1)
+        meant = f" (did you mean `{close[0]}`?)" if close else ""
+        raise ValueError(f"there is no partition policy `{policy}`{meant}; there are {', '.join(names)}")
     return _POLICIES[policy]
 
 
+class _Decorator(Protocol):
+    """What `compile(...)` without a function gives."""
+
+    @overload  # a module is a callable too, and stays one of its class
+    def __call__(self, fn_or_module: M, /) -> M: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, fn_or_module: Callable[P, R], /) -> CompiledCallable[P, R]: ...
+
+
 @overload
-def compile(
-    fn_or_module: F,
+def compile(  # type: ignore[overload-overlap]
+    fn_or_module: M,
     *,
-    backend: Any = ...,
+    backend: BackendSpec = ...,
     partition: str | PartitionFn | Policy | None = ...,
     memory_budget: int | float | str | Budget | None = ...,
     dynamic: bool | None = ...,
     decompositions: Mapping[Any, Callable[..., Any]] | None = ...,
     on_unsupported: Literal["eager", "raise"] | None = ...,
     regions: bool | Literal["auto"] = ...,
-) -> F: ...
+) -> M: ...
+
+
+@overload
+def compile(
+    fn_or_module: Callable[P, R],
+    *,
+    backend: BackendSpec = ...,
+    partition: str | PartitionFn | Policy | None = ...,
+    memory_budget: int | float | str | Budget | None = ...,
+    dynamic: bool | None = ...,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = ...,
+    on_unsupported: Literal["eager", "raise"] | None = ...,
+    regions: bool | Literal["auto"] = ...,
+) -> CompiledCallable[P, R]: ...
 
 
 @overload
 def compile(
     fn_or_module: None = None,
     *,
-    backend: Any = ...,
+    backend: BackendSpec = ...,
     partition: str | PartitionFn | Policy | None = ...,
     memory_budget: int | float | str | Budget | None = ...,
     dynamic: bool | None = ...,
     decompositions: Mapping[Any, Callable[..., Any]] | None = ...,
     on_unsupported: Literal["eager", "raise"] | None = ...,
     regions: bool | Literal["auto"] = ...,
-) -> Callable[[F], F]: ...
+) -> _Decorator: ...
 
 
 def compile(
     fn_or_module: Any = None,
-    *,
-    backend: Any = "auto",
+    *more: Any,
+    backend: BackendSpec = "auto",
     partition: str | PartitionFn | Policy | None = None,
     memory_budget: int | float | str | Budget | None = None,
     dynamic: bool | None = None,
@@ -163,6 +195,12 @@ def compile(
         >>> w.grad.shape
         torch.Size([3, 2])
     """
+    if more:
+        raise TypeError(
+            f"backend is a keyword: foregrad.compile(model, backend={_described(more[0])})"
+            if len(more) == 1
+            else f"foregrad.compile takes a function or a module alone; the rest are keywords: {', '.join(_KEYWORDS)}"
+        )
     check_arguments(fn_or_module, dynamic, on_unsupported, others, regions)
     again = functools.partial(
         compile,
@@ -309,7 +347,10 @@ def explain_recompiles(fn: Any) -> Recompiles:
     """
     dispatcher = getattr(fn, "foregrad", None)
     if not isinstance(dispatcher, Dispatcher):
-        raise TypeError(f"{fn!r} was not compiled by foregrad.compile")
+        instead = f"foregrad.explain_recompiles takes what foregrad.compile returned, not {_described(fn)}"
+        if hasattr(fn, "get_compiler_config"):
+            instead += ', which torch.compile made (TORCH_LOGS="recompiles" shows why that recompiles)'
+        raise TypeError(instead)
     return dispatcher.recompiles()
 
 
@@ -329,29 +370,30 @@ def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> JointGraph:
     from .tracing.capture import capture_call  # late, as in the pipeline
     from .tracing.parts import Options
 
+    if not callable(fn):
+        raise TypeError(f"foregrad.capture takes a function or a module and its arguments, not {_described(fn)}")
     function = fn.forward if isinstance(fn, torch.nn.Module) else fn
     name = getattr(fn, "__name__", type(fn).__name__)
     objects, is_told, fills = False, False, any(map(is_absent, leaves((args, kwargs))))
     with without_fake_mode():
         while True:
-            call = flatten_call(function, args, kwargs, objects=objects)
             try:
+                call = flatten_call(function, args, kwargs, objects=objects)
                 return capture_call(dataclasses.replace(call, fills_caches=fills), Options(name)).joint
             except CheckFailed as failure:
                 raise failure.error from None
-            except GradientKindError:  # the class's kind of gradient is noted now
-                if is_told:
+            except Exception as error:
+                if isinstance(error, GradientKindError) and not is_told:  # the class's kind of gradient is noted now
+                    is_told = True
+                elif isinstance(error, UnknownLeafError) and not objects:  # it may be a plain object: taken apart
+                    objects = True
+                elif isinstance(error, EscapedTensorError) and fills:  # a cache is filled: without values it may run
+                    function(*args, **kwargs)
+                    fills = False
+                else:
+                    if not config.full_tracebacks:
+                        hide_own_frames(error)
                     raise
-                is_told = True
-            except UnknownLeafError:  # it may be a plain object, which is taken apart
-                if objects:
-                    raise
-                objects = True
-            except EscapedTensorError:  # a call fills a cache: with tensors that have no values, it may run
-                if not fills:
-                    raise
-                function(*args, **kwargs)
-                fills = False
 
 
 def partition(
@@ -420,6 +462,16 @@ _ELSEWHERE = {
 }
 
 
+def _described(value: Any) -> str:
+    """What a value is, in a few words: a tensor's elements and a module's parts are many lines."""
+    if isinstance(value, torch.Tensor):
+        return f"a {type(value).__name__} of shape {tuple(value.shape)}"
+    if isinstance(value, torch.nn.Module):
+        return f"a module of class {type(getattr(value, '_orig_mod', value)).__name__}"
+    text = str(getattr(value, "__name__", None) or repr(value))
+    return text if len(text) <= 60 else a_name(type(value).__name__)
+
+
 def check_arguments(
     target: Any, dynamic: Any, on_unsupported: Any, others: Mapping[str, Any], regions: Any = "auto"
 ) -> None:
@@ -448,6 +500,6 @@ def check_arguments(
         )
     if target is not None and not callable(target) and getattr(type(target), "_foregrad_compile", None) is None:
         raise TypeError(
-            f"foregrad.compile compiles a function or a module, not {target!r}, a {type(target).__name__}. Write "
+            f"foregrad.compile compiles a function or a module, not {_described(target)}. Write "
             'foregrad.compile(model), or @foregrad.compile(backend="inductor") above a function'
         )

@@ -7,15 +7,54 @@ derivative share are computed once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 import torch
 
 from ._torch.engine import forward_ad, transforms_active
 from .api import compile as compile_
 from .frontend.tree import flatten
+from .graph.source import a_name
 
 Pack = Callable[[Sequence[torch.Tensor]], Any]
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Aux = TypeVar("Aux")
+
+
+@overload
+def value_and_grad(
+    fn: Callable[P, R],
+    argnums: int | Sequence[int] | None = ...,
+    has_aux: Literal[False] = ...,
+    *,
+    create_graph: bool = ...,
+    **settings: Any,
+) -> Callable[P, tuple[R, Any]]: ...
+
+
+@overload
+def value_and_grad(
+    fn: Callable[P, tuple[R, Aux]],
+    argnums: int | Sequence[int] | None = ...,
+    *,
+    has_aux: Literal[True],
+    create_graph: bool = ...,
+    **settings: Any,
+) -> Callable[P, tuple[tuple[R, Aux], Any]]: ...
+
+
+@overload
+def value_and_grad(
+    fn: Callable[P, Any],
+    argnums: int | Sequence[int] | None = ...,
+    has_aux: bool = ...,
+    *,
+    create_graph: bool = ...,
+    **settings: Any,
+) -> Callable[P, tuple[Any, Any]]: ...
 
 
 def value_and_grad(
@@ -194,6 +233,6 @@ def _detached(value: Any) -> Any:
 
 def _check_value(value: Any) -> None:
     if not isinstance(value, torch.Tensor):
-        raise TypeError(f"the function returns a {type(value).__name__}, not a tensor")
+        raise TypeError(f"the function returns {a_name(type(value).__name__)}, not a tensor")
     if value.numel() != 1 or value.is_complex():
         raise ValueError(f"the function returns {tuple(value.shape)} of {value.dtype}, not one real number")

@@ -15,7 +15,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,10 @@ class Config:
     raises the error that says why."""
 
     progress: bool | None = None
-    """Say on stderr that a call compiles, once that takes over two seconds. None: where stderr is a terminal."""
+    """Say on stderr that a call compiles, once that takes over two seconds. None: in a terminal and in a notebook."""
+
+    full_tracebacks: bool = False
+    """Show foregrad's own frames in the tracebacks of errors that the function raises."""
 
     native: bool = True
     """Let calls go through the C++ part, where it was built (`foregrad doctor` says so). The same otherwise; a call
@@ -82,6 +85,20 @@ class _Holder:
         object.__setattr__(self, "value", value)
 
     value: Config
+
+    if TYPE_CHECKING:  # the settings once more, which can be assigned here
+        check: bool
+        recompile_limit: int
+        path_limit: int
+        error_on_recompile_limit: bool
+        higher_order: bool
+        on_unsupported: str
+        progress: bool | None
+        full_tracebacks: bool
+        native: bool
+        cache: bool
+        cache_dir: str
+        cache_limit: int
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.value, name)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from .graph.joint import JointGraph, Partitioned
 from .graph.meta import TensorSpec
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CompileStage",
+    "CompiledCallable",
     "CompiledFunction",
     "EffectView",
     "FunctionView",
@@ -160,7 +161,9 @@ class CompiledFunction(Protocol):
         """See `foregrad.extend.view`."""
 
     def graph_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GraphView:
-        """Compile for a call, which does not run; calls like it use the graph. Raises what the capture raises."""
+        """Compile for a call, which does not run; calls like it use the graph. Raises what the capture raises: an
+        `EscapedTensorError` where the call is to run eagerly first, since it fills a cache.
+        """
 
     def refusal(self, error: BaseException, name: str = "") -> RefusalView:
         """What an error that `graph_for` raised means for people. `name`: what to call the function there."""
@@ -174,6 +177,26 @@ class CompiledFunction(Protocol):
         """Another function or module, compiled in the same way, for its arguments' own sizes. `on_unsupported`: as in
         `compile`. `cached`: the cache on disk may be used.
         """
+
+
+_P = ParamSpec("_P")
+_Q = ParamSpec("_Q")
+_R_co = TypeVar("_R_co", covariant=True)
+
+
+class CompiledCallable(Protocol[_P, _R_co]):
+    """A function that `foregrad.compile` made, for type checkers: it is called as the original is."""
+
+    foregrad: Any  # its workings: see `as_compiled`
+
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R_co: ...
+
+    @overload
+    def __get__(self, instance: None, owner: type, /) -> CompiledCallable[_P, _R_co]: ...
+    @overload
+    def __get__(
+        self: CompiledCallable[Concatenate[Any, _Q], _R_co], instance: object, owner: type, /
+    ) -> Callable[_Q, _R_co]: ...
 
 
 def as_compiled(value: Any) -> CompiledFunction | None:

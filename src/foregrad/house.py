@@ -7,7 +7,9 @@ objects are not the program's. `foregrad.examples` is a program like any other.
 
 from __future__ import annotations
 
+import itertools
 import os
+import sys
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -17,6 +19,13 @@ _EXAMPLES = os.path.join(PACKAGE, "examples") + os.sep
 
 _files: tuple[str, ...] = (PACKAGE + os.sep, GENERATED)
 _modules: frozenset[str] = frozenset()
+
+
+def file_label(file: str) -> str:
+    """A file as people know it: its name without the folder, or the number of a notebook's cell."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    named = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)(file)
+    return str(named[1]) if named else file.replace("\\", "/").rpartition("/")[2]
 
 
 def is_house_file(file: str) -> bool:
@@ -38,6 +47,22 @@ def is_house_module(name: Any) -> bool:
 def is_program_module(name: Any) -> bool:
     """Whether the module of this name is neither foregrad's own nor PyTorch's."""
     return str(name).partition(".")[0] != "torch" and not is_house_module(name)
+
+
+def hide_own_frames(error: BaseException) -> None:
+    """Take foregrad's frames out of the traceback of an error that other code raised, all but the outermost, which is
+    handling it.
+    """
+    frames = []
+    trace = error.__traceback__
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
+    if not frames or is_house_code(frames[-1].tb_frame.f_code):
+        return  # an error of ours
+    kept = [frames[0], *(frame for frame in frames[1:] if not is_house_code(frame.tb_frame.f_code))]
+    for frame, inner in itertools.pairwise(kept):
+        frame.tb_next = inner
 
 
 def add_to_house(module: ModuleType) -> None:

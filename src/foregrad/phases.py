@@ -3,7 +3,8 @@
 `with compiling(name):` stands around what is compiled for a function, `with phase("capture"):` around a part of it;
 `counted(done, total)` says how far the current phase is. Times are exclusive: what a phase inside another takes is not
 the other's. After two seconds the outermost compilation of a thread says on stderr what it is at, where that is a
-terminal. `explain` and `verify` stand in `compiling` too, with a verb of their own, and say so after one second.
+terminal or a notebook. `explain` and `verify` stand in `compiling` too, with a verb of their own, and say so after one
+second.
 """
 
 from __future__ import annotations
@@ -180,7 +181,8 @@ def _wanted_at() -> tuple[TextIO, bool] | None:
     except (AttributeError, ValueError):  # there is none, or it is closed
         return None
     wanted: bool | None = config.progress
-    return (out, is_terminal) if wanted or (wanted is None and is_terminal) else None
+    is_notebook = type(out).__module__.startswith("ipykernel.")
+    return (out, is_terminal) if wanted or (wanted is None and (is_terminal or is_notebook)) else None
 
 
 @contextlib.contextmanager
@@ -197,7 +199,7 @@ def _told(run: _Run, what: str, verb: str) -> Iterator[None]:
         if done.wait(_AFTER_S if is_compilation else _AFTER_S / 2):
             return
         said.set()
-        why = ", for the first call or one of a new kind; later calls are quick" if is_compilation else ""
+        why = " (once for calls of this kind)" if is_compilation else ""
         print(f"foregrad: {verb} `{what}`{why} ...", file=out, flush=True)
         while is_terminal and not done.wait(_EVERY_S):
             out.write(f"\r\x1b[Kforegrad: {run.described()[:100]} ({time.perf_counter() - run.begin:.0f} s so far)")

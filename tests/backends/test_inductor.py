@@ -324,3 +324,10 @@ def test_roles_of_the_three_kinds_of_graph():
     assert backward.visible_outputs == (1,)
     bare = fx.symbolic_trace(lambda x: (x, operator.neg(x)))
     assert role_of(bare) == GraphRole("inference", (), (0, 1))
+
+
+def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(door, "cpp_compiler_found", lambda: False)
+    error = inductor._failure("forward", RuntimeError("InvalidCxxCompiler"), [torch.ones(2)])
+    assert "Inductor failed on the forward graph: no C++ compiler was found: install g++" in str(error)
+    assert "Invalid" not in str(error)

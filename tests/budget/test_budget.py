@@ -280,7 +280,7 @@ def test_a_policy_outranks_the_budget():
     [
         ("600MiB", 600 << 20),
         ("1.5 GB", 1_500_000_000),
-        ("7", 7),
+        ("7 B", 7),
         (" 2kB ", 2000),
         (0.5, 0.5),
         (12, 12),
@@ -292,7 +292,7 @@ def test_budgets_are_read(text, value):
     assert type(read_budget(text)) is type(value)
 
 
-@pytest.mark.parametrize("wrong", ["", "many", "5 apples", "-3 MiB", True, None, 1.5, -0.1, -1, [3]])
+@pytest.mark.parametrize("wrong", ["", "600", "many", "5 apples", "-3 MiB", True, None, 1.5, -0.1, -1, [3]])
 def test_what_is_no_budget_is_a_value_error(wrong):
     with pytest.raises(ValueError, match="memory budget"):
         read_budget(wrong)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,3 +46,16 @@ def test_every_public_name_is_in_the_reference(site):
     shown = {name for page in (site / "api").glob("*.html") for name in HEADING.findall(page.read_text("utf-8"))}
     shown = {name.rpartition(".")[2] for name in shown}
     assert set(foregrad.__all__) - shown == {"config", "errors"}  # have pages of their own
+
+
+def test_the_site_has_no_stray_files(site):
+    assert {path.suffix for path in site.rglob("*") if path.is_file()} & {".py", ".pyc", ".md"} == set()
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_the_search_works_from_disk(site):
+    """With the theme's own script, in the frame that stands for a worker there."""
+    command = ["node", str(Path(__file__).with_name("search_from_disk.js")), str(site), "recompile_limit"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    assert "api/config.html#foregrad.config.Config.recompile_limit" in done.stdout.splitlines()

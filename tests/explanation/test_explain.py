@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import json
 import random
+import re
+import sys
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from torch import nn
 
 import foregrad
 from foregrad.partitioners.report import in_bytes
+from foregrad.tools.explanation.text import by_modules
 from tests.golden.functions import FUNCTIONS
 
 
@@ -223,8 +227,8 @@ def test_advice_on_partitions_is_what_they_come_to():
     again = foregrad.explain(model, torch.randn(256, 32), backend="eager", memory_budget=0.0)
     assert again.memory.predicted_saved == again.memory.measured_saved < found.memory.predicted_saved
     assert again.memory.measured_peak < found.memory.measured_peak
-    assert f"would save {in_bytes(again.memory.predicted_saved)} for the backward" in said.text
-    assert f"{len(again.memory.again)} operators run twice" in said.text
+    assert f"would keep {in_bytes(again.memory.predicted_saved)} for the backward" in said.text
+    assert f"{len(again.memory.again)} operators twice" in said.text
 
 
 def test_parameters_without_gradients_are_named():
@@ -342,7 +346,7 @@ def test_autocast_is_measured_as_it_is_captured():
     assert min(abs(more), abs(more - workspace)) <= 0.05 * found.memory.predicted_peak
 
 
-def test_it_prints_as_text_for_rich_and_for_notebooks(capsys):
+def test_it_prints_as_text_for_rich_and_for_notebooks(capsys, monkeypatch):
     model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
     found = explain(model, torch.randn(64, 16))
     text = str(found)
@@ -351,7 +355,10 @@ def test_it_prints_as_text_for_rich_and_for_notebooks(capsys):
     assert repr(found) == text
     found.show()
     assert capsys.readouterr().out == text + "\n"
+    assert 'srcdoc="&lt;!doctype html' in found._repr_html_().lower()
+    monkeypatch.setitem(sys.modules, "jinja2", None)
     assert found._repr_html_().count("<table>") >= 3
+    monkeypatch.undo()
     rich = pytest.importorskip("rich.console")
     console = rich.Console(width=160, file=io.StringIO())
     console.print(found)
@@ -390,3 +397,143 @@ def test_what_prints_is_measured_and_prints_nothing(capsys):
 
     assert explain(f, torch.ones(3, requires_grad=True)).time is not None
     assert capsys.readouterr().out == ""
+
+
+# ------------------------------------------------------------------------------------------------ calls that fill caches
+TOLD = []
+
+
+@functools.lru_cache(None)
+def tell_once(text):
+    TOLD.append(text)
+
+
+class Telling(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.table = nn.Linear(3, 3), {}
+
+    def forward(self, x):
+        tell_once("loss_type=None")
+        return self.linear(x).sum()
+
+
+class Remembering(Telling):
+    def forward(self, x):
+        if "mask" not in self.table:
+            self.table["mask"] = torch.ones(3)
+        return (self.linear(x) * self.table["mask"]).sum()
+
+
+def through_a_lazy_layer():
+    return nn.Sequential(nn.LazyLinear(3), nn.ReLU())
+
+
+@pytest.mark.parametrize("make", [Telling, Remembering, through_a_lazy_layer])
+def test_a_first_call_that_fills_a_cache_is_told_and_the_next_is_explained(make):
+    tell_once.cache_clear()
+    found = explain(make(), torch.ones(2, 3))
+    assert found.program is not None
+    assert [part.kind for part in found.eager] == ["first call"]
+    assert found.eager[0].reason.startswith("The first call runs eagerly: ")
+    assert "; it runs eagerly" not in str(found)
+
+
+def test_a_cache_in_a_library_is_named_with_the_line_that_defines_its_function(tmp_path, monkeypatch):
+    """As `warning_once` of transformers: no line of the user's is near."""
+    file = tmp_path / "library_that_warns.py"
+    file.write_text(
+        "import functools, torch\nNOTED = []\n@functools.lru_cache(None)\ndef warn_once(n):\n    NOTED.append(n)\n"
+        "class Net(torch.nn.Module):\n    def forward(self, x):\n        warn_once(len(NOTED))\n        return x * 2\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import library_that_warns
+
+    monkeypatch.setattr("foregrad.dispatch.explain._LIBRARIES", (str(tmp_path),))
+    (part,) = explain(library_that_warns.Net(), torch.ones(2)).eager
+    assert f"`warn_once` at {file}:3 in warn_once" in part.reason
+    assert str(file) in part.line
+    assert part.change == "Call it with the same arguments in each call, or outside."
+
+
+# ------------------------------------------------------------------------------------------------ what is said is so
+def test_nothing_is_measured_of_a_model_without_memory():
+    found = explain(nn.Linear(4, 4, device="meta"), torch.ones(2, 4, device="meta"))
+    assert "meta device" in found.not_measured
+    assert (found.time, found.memory.measured_peak) == (None, None)
+    assert found.memory.predicted_peak > 0
+
+
+def test_messages_name_what_they_are_about():
+    with pytest.raises(foregrad.errors.UnknownLeafError) as raised:
+        foregrad.compile(lambda x: {x.sum(), 3}, backend="eager", on_unsupported="raise")(torch.ones(2))
+    assert "of the class builtins.set" in str(raised.value)
+    assert "closure" not in str(raised.value)
+    with pytest.raises(foregrad.errors.BudgetError) as raised:
+        foregrad.compile(lambda x: x.sin().cos().sum(), backend="eager", memory_budget=1)(
+            torch.ones(8, requires_grad=True)
+        )
+    assert "0.0 MiB" not in str(raised.value)
+    one = foregrad.compile(lambda n, x: x * (n if isinstance(n, int) else n[0]), backend="eager", dynamic=False)
+    one([2], torch.ones(2))
+    one(2, torch.ones(2))
+    assert "n was a list, is an int" in str(foregrad.explain_recompiles(one))
+
+
+# ------------------------------------------------------------------------------------------------ names
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(8), nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+
+    def forward(self, x):
+        normed = self.norm(x)
+        return x + self.mlp(normed) * normed.sin()
+
+
+def layers():
+    return nn.Sequential(*(Layer() for _ in range(5)))
+
+
+def test_saved_values_are_named_by_their_modules_and_variables():
+    found = explain(layers(), torch.randn(4, 8))
+    labels = {one.label for one in found.memory.saved}
+    assert {"0.mlp.0 output (addmm)", "4.mlp.1 output (gelu)", "2.norm output (normed)"} <= labels
+    text = str(found)
+    assert "0.mlp.0 to 4.mlp.0 output (addmm)" in text
+    assert "called" not in text
+    assert "of kind" not in text
+    assert "is a view of base" not in text
+    assert re.search(r"\n +1\.2 KiB +5 +0\.mlp\.0 to 4", text), text
+
+
+def test_modules_have_their_bytes_operations_and_time():
+    found = explain(layers(), torch.randn(4, 8))
+    rows = {one.where: one for one in by_modules(found)}
+    assert list(rows)[:2] == ["0 to 4", "0.norm to 4.norm"]
+    whole, mlp = rows["0 to 4"], rows["0.mlp to 4.mlp"]
+    assert whole.flops == found.work.flops
+    assert 0 < mlp.flops <= whole.flops
+    assert 0 < mlp.seconds < whole.seconds
+    assert 0 < rows["0.mlp.0 to 4.mlp.0"].kept < whole.kept
+    assert explain(layers(), torch.randn(4, 8), measure=False).module_seconds == ()
+    assert "0.mlp to 4.mlp" in str(found)
+
+
+def test_the_users_own_lines_have_bytes_and_operations():
+    found = explain(layers(), torch.randn(4, 8))
+    own = found.sources[-1]
+    assert own.title == "your code"
+    (line,) = (text for text in own.lines if "normed.sin()" in text)
+    assert re.match(r" +[\d.]+ KiB  [\d.]+ kFLOP +test_explain.py:\d+  return x", line)
+    assert len(own.lines) == len(own.keys)
+    assert own.keys[own.lines.index(line)] in {one.key for one in found.operators}
+
+
+def test_advice_says_what_it_would_keep():
+    found = explain(layers(), torch.randn(512, 8))
+    (one,) = (one.text for one in found.advice if one.change == "memory_budget=0.0")
+    assert re.search(
+        r"would keep .* for the backward instead of .* \(peak .* instead of .*\) and compute \d+ operators", one
+    )
+    assert "of `0` to `4` (`" in found.advice[0].text

@@ -64,7 +64,7 @@ def test_other_files(tmp_path, capsys, content):
 
 
 def test_a_file_that_is_not_there(tmp_path, capsys):
-    assert main(["inspect", str(tmp_path / "none")]) == 1
+    assert main(["inspect", str(tmp_path / "none")]) == 2
     assert "No such file" in capsys.readouterr().err
 
 

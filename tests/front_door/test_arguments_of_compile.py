@@ -3,6 +3,8 @@
 import io
 import sys
 import time
+import traceback
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -76,9 +78,36 @@ def test_a_slow_compilation_is_said_on_a_terminal(monkeypatch):
 
     assert said(io.StringIO(), None) == ""
     assert said(Terminal(), False) == ""
-    for text in (said(Terminal(), None), said(io.StringIO(), True)):
-        assert text.count("compiling `<lambda>`") == 1
+    for text in (said(Terminal(), None), said(io.StringIO(), True), said(cell_output(), None)):
+        assert text.count("foregrad: compiling `<lambda>` (once for calls of this kind) ...") == 1
         assert "` took" in text
+
+
+def cell_output():
+    """As `sys.stderr` in a notebook: no terminal."""
+    return type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
+
+
+def test_a_compiled_module_and_what_is_found_out_are_shown_in_a_notebook():
+    model = foregrad.compile(nn.Sequential(nn.Linear(2, 2)), backend="eager")
+    model(torch.ones(1, 2))
+    assert repr(model) == f"foregrad.compile({nn.Sequential(nn.Linear(2, 2))!r})"
+    curve = foregrad.pareto(lambda x: x.sin().exp().sum(), torch.ones(256, requires_grad=True))
+    assert repr(curve) == str(curve)
+    assert curve._repr_html_().startswith("<table><caption")
+    assert repr(foregrad.explain_recompiles(model)).startswith("Sequential: compiled once")
+
+
+def test_lines_in_a_notebook_are_named_by_the_number_of_their_cell(monkeypatch):
+    """As IPython names them; `3482616233.py:5` says nothing."""
+    label = lambda name: ("Cell", "In [5]") if name == "/tmp/ipykernel_1/3482616233.py" else None
+    shell = SimpleNamespace(compile=SimpleNamespace(format_code_name=label))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    space = {}
+    code = "def f(x):\n    y = x.sin()\n    return (y * x).sum()\n"
+    exec(compile(code, "/tmp/ipykernel_1/3482616233.py", "exec"), space)
+    found = foregrad.explain(space["f"], torch.ones(3, requires_grad=True), backend="eager")
+    assert {line.partition(" in f")[0] for line in found.lines if line} == {"In [5]:2", "In [5]:3"}
 
 
 def test_a_captured_function_is_told_eagers_truth_of_compiling():
@@ -88,3 +117,80 @@ def test_a_captured_function_is_told_eagers_truth_of_compiling():
         return x * 2 if torch.compiler.is_compiling() else x * 3
 
     assert torch.equal(foregrad.compile(function, backend="eager")(torch.ones(2)), torch.full((2,), 3.0))
+
+
+# ------------------------------------------------------------------------------------------------ likely mistakes
+def doubled(x):
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        (lambda: foregrad.compile(doubled, "eager"), r"backend is a keyword: .*backend='eager'"),
+        (lambda: foregrad.compile(doubled, 1, 2), "the rest are keywords: backend, partition"),
+        (lambda: foregrad.compile(torch.ones(1000)), r"not a Tensor of shape \(1000,\)\. Write"),
+        (
+            lambda: foregrad.capture(torch.ones(1000)),
+            r"takes a function or a module .* not a Tensor of shape \(1000,\)$",
+        ),
+        (lambda: foregrad.export(nn.Linear(4, 2), torch.randn(2, 4)), r"args is a tuple .*export\(model, \(x,\)\)"),
+        (lambda: foregrad.compile(doubled, partition="mincut"), "`mincut` .did you mean `min_cut`.*budget"),
+        (lambda: foregrad.explain_recompiles(torch.compile(nn.Linear(2, 2))), "a module of class Linear, which torch"),
+        (lambda: foregrad.explain_recompiles(torch.compile(doubled)), "doubled, which torch.compile made.*TORCH_LOGS"),
+        (lambda: foregrad.explain_recompiles(nn.Sequential(nn.ReLU())), "not a module of class Sequential$"),
+    ],
+)
+def test_a_likely_mistake_is_answered_with_what_to_write(mistake, says):
+    with pytest.raises((TypeError, ValueError), match=says) as raised:
+        mistake()
+    assert len(str(raised.value)) < 300
+
+
+# ------------------------------------------------------------------------------------------------ tracebacks
+def fails_eagerly(x):
+    raise KeyError("mine")
+
+
+def fails_for_some_shapes(x):
+    return x @ torch.ones(3)
+
+
+def own_frames(error):
+    package = foregrad.__path__[0]
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return [file for file in files if file.startswith((package, "<foregrad"))], files[-1]
+
+
+@pytest.mark.parametrize("calls_before", [0, 2])
+@pytest.mark.parametrize("function", [fails_eagerly, fails_for_some_shapes])
+def test_the_traceback_of_the_functions_own_error_has_one_frame_of_foregrads(function, calls_before):
+    compiled = foregrad.compile(function, backend="eager")
+    for _ in range(calls_before if function is fails_for_some_shapes else 0):
+        compiled(torch.ones(3))
+    for _ in range(2):
+        with pytest.raises((KeyError, RuntimeError)) as raised:
+            compiled(torch.ones(2))
+        own, innermost = own_frames(raised.value)
+        assert len(own) == 1
+        assert innermost == __file__
+
+
+def test_capturing_hides_foregrads_frames_too():
+    with pytest.raises(KeyError) as raised:
+        foregrad.capture(fails_eagerly, torch.ones(2))
+    own, innermost = own_frames(raised.value)
+    assert (len(own), innermost) == (1, __file__)
+
+
+def test_all_frames_are_shown_on_request():
+    with foregrad.config.override(full_tracebacks=True), pytest.raises(KeyError) as raised:
+        foregrad.compile(fails_eagerly, backend="eager")(torch.ones(2))
+    assert len(own_frames(raised.value)[0]) > 2
+
+
+def test_the_traceback_of_an_error_of_foregrads_own_is_whole():
+    compiled = foregrad.compile(lambda x: x.numpy().sum(), backend="eager", on_unsupported="raise")
+    with pytest.raises(foregrad.errors.UnsupportedError) as raised:
+        compiled(torch.ones(2))
+    assert len(own_frames(raised.value)[0]) > 2

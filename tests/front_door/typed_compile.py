@@ -1,11 +1,13 @@
 """What an editor knows of what `compile` and `eager_region` give: checked by mypy in `make lint`, never run."""
 
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from typing_extensions import assert_type
 
 import foregrad
+from foregrad.extend import CompiledCallable
 
 
 @foregrad.compile
@@ -26,10 +28,36 @@ def region(x: Tensor) -> float:
 class Model(nn.Module):
     own = 3
 
+    @foregrad.compile(backend="eager")
+    def scaled(self, x: Tensor, factor: int) -> Tensor:
+        return x * factor
+
+
+T = TypeVar("T")
+
+
+@foregrad.compile
+def identity(x: T) -> T:
+    return x
+
+
+def loss(w: Tensor, scale: float = 1.0) -> Tensor:
+    return (w * scale).sum()
+
+
+def loss_and_count(w: Tensor) -> tuple[Tensor, int]:
+    return w.sum(), 3
+
 
 def check(x: Tensor, function: Callable[[Tensor, int], str]) -> None:
     assert_type(foregrad.compile(Model(), backend="eager", on_unsupported="raise"), Model)
-    assert_type(foregrad.compile(function), Callable[[Tensor, int], str])
+    assert_type(foregrad.compile(function), CompiledCallable[[Tensor, int], str])
+    as_callable: Callable[[Tensor, int], str] = foregrad.compile(function)
+    as_callable(x, 1)
+    assert_type(plain.foregrad.view(), Any)
+    assert_type(Model().scaled(x, 2), Tensor)
+    assert_type(identity(3), int)
+    Model().scaled("no tensor", 2)  # type: ignore[arg-type]
     assert_type(foregrad.compile(Model()).own, int)
     assert_type(plain(x, scale=2.0), Tensor)
     assert_type(configured(x, scale=2.0), Tensor)
@@ -39,4 +67,11 @@ def check(x: Tensor, function: Callable[[Tensor, int], str]) -> None:
     region(x, 1)  # type: ignore[call-arg]
     foregrad.compile(3)  # type: ignore[call-overload]
     foregrad.compile(plain, mode="max-autotune")  # type: ignore[call-overload]
+    foregrad.compile(plain, backend=3)  # type: ignore[call-overload]
+    foregrad.nonexistent  # type: ignore[attr-defined]
+    assert_type(foregrad.value_and_grad(loss)(x, scale=2.0), tuple[Tensor, Any])
+    assert_type(foregrad.value_and_grad(loss_and_count, has_aux=True)(x), tuple[tuple[Tensor, int], Any])
+    foregrad.value_and_grad(loss)("no tensor")  # type: ignore[arg-type]
+    assert_type(foregrad.config.recompile_limit, int)
+    foregrad.config.recompile_limit = "many"  # type: ignore[assignment]
     foregrad.compile(plain, on_unsupported="warn")  # type: ignore[call-overload]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import pytest
 import torch
@@ -115,7 +116,7 @@ def test_recompiles_are_logged(caplog):
 
 
 def test_only_what_foregrad_compiled_is_explained():
-    with pytest.raises(TypeError, match="not compiled by foregrad"):
+    with pytest.raises(TypeError, match=r"takes what foregrad\.compile returned, not nothing"):
         foregrad.explain_recompiles(nothing)
 
 
@@ -149,3 +150,41 @@ def test_of_many_tensors_without_attributes_the_one_that_has_got_one_is_named(wh
     assert torch.equal(f(x), counting(x))
     where.other = 2
     assert torch.equal(f(x), counting(x))
+
+
+def test_a_function_replaced_by_another_is_named_with_its_line():
+    space = {}
+    exec(compile("def block(x): return x + 1\ndef calls(x): return block(x)\n", "/somewhere/cells.py", "exec"), space)
+    compiled = foregrad.compile(space["calls"], backend="eager")
+    compiled(torch.ones(2))
+    exec(compile("\n\n\ndef block(x): return x + 2\n", "/somewhere/cells.py", "exec"), space)
+    compiled(torch.ones(2))
+    assert "block was block of cells.py:1, is block of cells.py:4" in str(foregrad.explain_recompiles(compiled))
+
+
+def test_functions_of_one_line_are_told_apart():
+    def make():
+        return lambda x: x + 1
+
+    space = {"block": make()}
+    exec("def calls(x): return block(x)", space)
+    compiled = foregrad.compile(space["calls"], backend="eager")
+    compiled(torch.ones(2))
+    kept = space["block"]
+    space["block"] = make()
+    compiled(torch.ones(2))
+    assert re.search(r"\(at 0x.*\), is .*\(at 0x", str(foregrad.explain_recompiles(compiled)))
+    del kept
+
+
+def test_many_compilations_for_one_reason_are_one_line():
+    compiled = foregrad.compile(lambda x: x * 2, backend="eager", dynamic=False)
+    for size in range(9, 30):
+        compiled(torch.ones(4, size))
+    found = foregrad.explain_recompiles(compiled)
+    assert str(found).splitlines()[1:] == [
+        "graph 1: the first call",
+        "graphs 2 to 21: x.shape: 21 values, (4, 9) to (4, 29)",
+    ]
+    assert repr(found) == str(found)
+    assert found._repr_html_().startswith("<pre>&lt;lambda&gt;: compiled 21 times\n")

@@ -67,7 +67,7 @@ def test_what_garbage_collection_hides_is_not_taken_for_old():
 
 
 def test_capture_takes_no_objects_apart():
-    with pytest.raises(foregrad.errors.UnknownLeafError, match=r"args\[0\]. is a types.SimpleNamespace"):
+    with pytest.raises(foregrad.errors.UnknownLeafError, match=r"args\[0\]. is of the class types.SimpleNamespace"):
         foregrad.capture(lambda o: o.x * 2, types.SimpleNamespace(x=torch.ones(2)))
 
 

@@ -485,3 +485,44 @@ def test_the_line_of_a_print_of_a_tensor_is_the_programs():
 
     with pytest.warns(ForegradWarning, match=r"the text of a tensor .* is asked for at [^ ]*test_program_output\.py:"):
         foregrad.compile(f, backend="eager", on_unsupported="eager")(torch.ones(2))
+
+
+# ------------------------------------------------------------------------------------------------ text of a loss
+def prints_the_number(x):
+    loss = (x * x).sum()
+    print("loss", loss.item())
+    return loss
+
+
+def logs_the_number(x):
+    loss = (x * x).sum()
+    logging.getLogger("training").warning("loss %.3f", loss.item())
+    return loss
+
+
+def prints_its_text(x):
+    loss = (x * x).sum()
+    print(f"loss {loss.item():.3f}")
+    return loss
+
+
+def prints_the_tensor(x):
+    loss = (x * x).sum()
+    print("loss", loss)
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("function", "compiles"),
+    [(prints_the_number, True), (logs_the_number, True), (prints_its_text, False), (prints_the_tensor, False)],
+)
+def test_a_loss_that_is_printed_as_the_tutorial_says(function, compiles, capsys):
+    compiled = foregrad.compile(function, backend="eager", on_unsupported="eager")
+    with contextlib.nullcontext() if compiles else pytest.warns(ForegradWarning) as warned:
+        for i in range(5):
+            compiled(torch.full((3,), float(i)))
+    eager = foregrad.explain_recompiles(compiled).eager
+    assert (sum(one.count for one in eager) == 0) is compiles
+    if not compiles:  # the reason that the report gives is that of the warning
+        assert str(warned[0].message).startswith(eager[0].why)
+        assert "path_limit" not in eager[0].reason

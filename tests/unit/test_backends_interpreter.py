@@ -90,7 +90,7 @@ def test_strides_that_address_nothing_may_differ():
 
 def test_a_number_where_a_tensor_was_promised():
     run = one_op(lambda x: 3, (), spec((2,), (1,)))
-    with pytest.raises(GraphError, match="actual:   a int"):
+    with pytest.raises(GraphError, match="actual:   an int"):
         run([torch.ones(2)])
 
 

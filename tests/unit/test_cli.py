@@ -179,6 +179,9 @@ def test_time_ends_the_training_early(run, monkeypatch):
     code, out = run("demo", "--steps", "500", "--seconds", "0", "--plain")
     assert code == 0
     assert "1 steps, eager against foregrad" in out
+    assert "Stopped after 0 s (--seconds), at step 1 of 500." in out
+    assert "first step, with the capture" in out
+    assert "median" not in out
 
 
 def test_the_summary_as_json(monkeypatch, capsys):

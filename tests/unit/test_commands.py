@@ -46,6 +46,20 @@ def text(x):
     return str(x)
 
 
+def shapes(x):
+    return x @ torch.ones(3)
+
+
+def needs_more(x, y):
+    return x * y
+
+
+class Sized(torch.nn.Linear):
+    def __init__(self, width):
+        super().__init__(width, width)
+
+
+on_meta = torch.nn.Linear(4, 4, device="meta")
 number = 3
 
 
@@ -94,12 +108,70 @@ def test_verify_of_what_is_wrong(run, tmp_path):
         ("nothing", (), "has no `nothing`"),
         ("net", ("--inputs", "nothing"), "has no `nothing`"),
         ("number", (), "can't be called"),
+        ("by_nam", (), "has no `by_nam`: did you mean `by_name`?"),
+        ("zzz", (), "it has Net, by_name, batches"),
+        ("Sized", (), "`Sized` in"),
+        ("net", ("--backend", "egar"), "there is no backend called `egar`. Did you mean `eager`?"),
+        ("net", ("--partition", "mincut"), "did you mean `min_cut`?"),
+        ("on_meta", (), "`weight` is on the meta device"),
     ],
 )
 def test_a_target_that_is_not_there_exits_with_2(run, target, options, said):
     code, out = run("verify", target, *options)
     assert code == 2
     assert said in out.err
+
+
+@pytest.mark.parametrize("command", ["verify", "explain", "bench"])
+@pytest.mark.parametrize(("target", "said"), [("needs_more", "TypeError"), ("shapes", "RuntimeError")])
+def test_a_target_that_raises_exits_with_2_and_one_line(run, command, target, said):
+    code, out = run(command, target)
+    assert code == 2
+    told = out.out if command == "verify" else out.err
+    assert said in told
+    assert len(told.splitlines()) == 1
+
+
+def test_an_error_that_both_raise_is_well_on_request(run):
+    assert run("verify", "needs_more", "--may-raise")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 1\nraise ValueError('no data')\n", "raised ValueError: no data (line 2)"),
+        ("def f(:\n    pass\n", "raised SyntaxError: invalid syntax (line 1)"),
+        ("import torch, no_such_module\n", "raised ModuleNotFoundError: No module named 'no_such_module' (line 1)"),
+        ("import sys\nsys.exit(3)\n", "ends the process (sys.exit(3))"),
+        ("def f(x):\n    return x\ndef example_inputs():\n    return 1 / 0\n", "raised ZeroDivisionError"),
+        ("def f(x):\n    raise OSError('no disk')\nexample_inputs = 1.0\n", "raised OSError: no disk (line 2)"),
+    ],
+)
+def test_a_file_that_raises_exits_with_2_and_one_line(tmp_path, capsys, text, said):
+    file = tmp_path / "raising.py"
+    file.write_text(text)
+    assert cli.main(["explain", f"{file}:f", "--backend", "eager"]) == 2
+    told = capsys.readouterr().err
+    assert f"foregrad: {file} " in told
+    assert said in told
+    assert len(told.splitlines()) == 1
+
+
+def test_inspecting_no_file_exits_with_2_and_a_damaged_one_with_1(tmp_path, capsys):
+    assert cli.main(["inspect", str(tmp_path / "nofile")]) == 2
+    (tmp_path / "text").write_text("no artifact")
+    assert cli.main(["inspect", str(tmp_path / "text")]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_a_fault_of_a_command_is_no_fault_of_the_target(run, monkeypatch):
+    def faulty(*_, **__):
+        raise AssertionError("ours")
+
+    monkeypatch.setattr("foregrad.tools.cli.target.foregrad.explain", eval("lambda *a, **k: f()", {"f": faulty}))
+    monkeypatch.setattr("foregrad.house._files", (__file__, "<string>"))
+    with pytest.raises(AssertionError):
+        run("explain", "net")
 
 
 @pytest.mark.parametrize("target", ["program.py", "nowhere.py:net", ":net"])

@@ -1,6 +1,7 @@
 """What `import foregrad` brings, and that everything it promises is there when it is asked for."""
 
 import ast
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -41,3 +42,17 @@ def test_parts_need_no_import_of_their_own():
 def test_another_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute `compiled`"):
         foregrad.compiled
+
+
+def test_only_public_names_are_listed():
+    assert {name for name in dir(foregrad) if not name.startswith("__")} - set(foregrad.__all__) == set(foregrad._PARTS)
+
+
+def test_each_setting_has_a_type_for_checkers():
+    config = sys.modules["foregrad.config"]
+    (holder,) = (
+        one for one in ast.parse(Path(config.__file__).read_text()).body if getattr(one, "name", "") == "_Holder"
+    )
+    (block,) = (one for one in holder.body if isinstance(one, ast.If))
+    declared = {one.target.id: ast.unparse(one.annotation) for one in block.body}
+    assert declared == {field.name: field.type for field in dataclasses.fields(config.Config)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import json
 import random
 import runpy
@@ -384,8 +385,24 @@ def test_both_raise():
         raise KeyError("no")
 
     found = foregrad.verify(function, torch.ones(2), backend="eager")
-    assert found.ok
-    assert "both raise KeyError" in str(found)
+    assert not found.ok
+    assert found.verdict is Verdict.NOTHING
+    assert "both raise KeyError: 'no'; nothing was compared" in str(found)
+    with pytest.raises(foregrad.VerificationError, match="both raise KeyError"):
+        found.raise_if_wrong()
+
+
+def test_a_function_without_results_is_not_verified():
+    found = foregrad.verify(lambda x: None, torch.ones(2), backend="eager", order=0)
+    assert (found.ok, found.num_compared) == (False, 0)
+    assert str(found).endswith("nothing was compared")
+
+
+def test_values_that_are_not_there_are_named():
+    with pytest.raises(ValueError, match="`weight` is on the meta device"):
+        foregrad.verify(nn.Linear(2, 2, device="meta"), torch.ones(2), backend="eager")
+    with pytest.raises(ValueError, match=r"`args\[0\]` is on the meta device"):
+        foregrad.verify(torch.sin, torch.ones(2, device="meta"), backend="eager")
 
 
 def test_what_cannot_be_compiled_raises():
@@ -401,6 +418,41 @@ def test_a_backend_that_fails_raises():
 def test_a_report_as_data():
     found = foregrad.verify(lambda x: x.sin(), torch.ones(2), backend=planted.miscompiles_gelu)
     data = json.loads(json.dumps(found.to_json()))
-    assert data["verdict"] == "equal"
+    assert data["verdict"] == str(found.verdict) == "equal bit for bit"
+    assert data["ok"] is True
     assert data["backend"] == "miscompiles_gelu"
-    assert data["stages"][-1] == {"name": "the compiled function", "verdict": "equal", "detail": ""}
+    assert data["stages"][-1] == {"name": "the compiled function", "verdict": "equal bit for bit", "detail": ""}
+
+
+# ------------------------------------------------------------------------------------------------ calls that fill caches
+NOTED = []
+
+
+@functools.lru_cache(None)
+def note_once(text):
+    NOTED.append(text)
+
+
+class Noting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm, self.table = nn.Linear(3, 3), nn.BatchNorm1d(3), {}
+
+    def forward(self, x):
+        note_once("loss_type=None")
+        return self.norm(self.linear(x)).square().sum()
+
+
+class Keeping(Noting):
+    def forward(self, x):
+        if "mask" not in self.table:
+            self.table["mask"] = torch.ones(3)
+        return (self.norm(self.linear(x)) * self.table["mask"]).square().sum()
+
+
+@pytest.mark.parametrize("make", [Noting, Keeping])
+def test_calls_that_fill_caches_come_before_the_compiled_one(make):
+    note_once.cache_clear()
+    found = foregrad.verify(make(), torch.randn(4, 3), backend="eager")
+    assert found.verdict is Verdict.EQUAL
+    assert found.num_compared >= 6

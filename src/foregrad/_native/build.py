@@ -173,7 +173,8 @@ def build(folder: Path | None = None) -> Path:
 def build_in_background(torch_version: str) -> bool:
     """Start a process that builds the library for the processes that come later. Nothing waits for it.
 
-    False where it is switched off, where such a process runs already, or failed: each library is tried once.
+    False where it is switched off, where there is no compiler, where such a process runs already, or failed: with a
+    compiler, each library is tried once.
     """
     folder = next(filter(_writable, _folders()), None)
     if os.environ.get("FOREGRAD_BUILD_NATIVE", "1") == "0" or sys.platform == "win32" or folder is None:
@@ -182,6 +183,7 @@ def build_in_background(torch_version: str) -> bool:
     try:
         if mark.exists() and not mark.stat().st_size and time.time() - mark.stat().st_mtime > _LONGEST_S:
             mark.unlink()
+        _compiler()  # without one there is no mark: somebody may install one
         mark.touch(exist_ok=False)
         search = os.pathsep.join(filter(None, [str(find_torch()[0].parent), os.environ.get("PYTHONPATH")]))
         subprocess.run(

@@ -27,7 +27,7 @@ from ..graph.effect_log import CheckFailed
 from ..graph.joint import JointGraph, Partitioned
 from ..graph.signature import BaseOf, InputInfo, MemoryOf, PartOf, Signature, WrapperOutput
 from ..graph.slots import Buffer, Param
-from ..graph.source import ATTRIBUTES
+from ..graph.source import ATTRIBUTES, a_name
 from ..graph.tangents import ABSENT, VARIABLE, BackwardCase
 from ..identity import ById, IdSet
 from ..interrupts import held
@@ -106,6 +106,10 @@ class Exporter:
         """The function captured for calls with arguments like these. Raises as `export` does."""
         if type(derivatives) is not int or derivatives < 0:
             raise ValueError(f"derivatives is how often the artifact can be differentiated, not {derivatives!r}")
+        if not isinstance(args, (tuple, list)):
+            raise TypeError(
+                f"args is a tuple of arguments, not {a_name(type(args).__name__)}: foregrad.export(model, (x,))"
+            )
         call = flatten_call(self.function, tuple(args), dict(kwargs or {}))
         limits = dynamic_dims(self.function, call, dynamic_shapes)
         call = dataclasses.replace(call, dynamic=limits)

@@ -77,7 +77,7 @@ def why_not(devices: Sequence[torch.device] = ()) -> str | None:
     types = {device.type for device in devices} or {"cpu"}
     for kind in sorted(types):
         if kind == "cpu" and not inductor.cpp_compiler_found():
-            return "no C++ compiler was found (g++ or clang++ on the path, or the environment variable CXX)"
+            return "no C++ compiler was found: install g++ or clang++, or name one by the variable CXX"
         if kind in ("cuda", "xpu") and not inductor.triton_found():
             return f"Triton, which it needs for {kind}, is not installed"
         if kind not in ("cpu", "cuda", "xpu", "mps"):
@@ -125,7 +125,7 @@ class InductorCompiler:
             if self.fallback:
                 log.warning("Inductor's passes failed on a joint graph, which stays as it is: %s", _first_line(error))
                 return gm
-            raise _failure("joint", error) from error
+            raise _failure("joint", error, ()) from error
 
     def prepare_halves(self, partitioned: Partitioned) -> Partitioned:
         """Halves that share values which Inductor would make in each."""
@@ -163,7 +163,7 @@ class InductorCompiler:
             if self.fallback:
                 log.warning("Inductor failed on a graph, which runs on eager's kernels instead: %s", _first_line(error))
                 return eager_compiler(gm, example_inputs)
-            raise _failure(role_of(gm).phase, error) from error
+            raise _failure(role_of(gm).phase, error, example_inputs) from error
 
     def _reason_for_eager(self, gm: fx.GraphModule, example_inputs: Sequence[Any], foreign: set[fx.Node]) -> str | None:
         """The reason why a graph is not compiled by Inductor at all; None if it is."""
@@ -179,9 +179,11 @@ class InductorCompiler:
         return None
 
 
-def _failure(phase: str, error: Exception) -> BackendError:
+def _failure(phase: str, error: Exception, example_inputs: Sequence[Any]) -> BackendError:
+    lacking = why_not([value.device for value in example_inputs if isinstance(value, torch.Tensor)])
+    said = lacking or f"{type(error).__name__}: {_first_line(error)}"
     return BackendError(
-        f"Inductor failed on the {phase} graph: {type(error).__name__}: {_first_line(error)}\n"
+        f"Inductor failed on the {phase} graph: {said}\n"
         '  backend="auto" runs such graphs on eager\'s kernels; backend="eager" runs all graphs on them.'
     )
 

@@ -19,6 +19,7 @@ from .._torch.tensors import storage_key, version_of
 from ..errors import GraphError, add_note
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.printing import print_graph, user_line
+from ..graph.source import a_name
 from .results import differences, is_other
 
 Node = torch.fx.Node
@@ -84,7 +85,7 @@ def _check(node: Node, spec: Any, value: Any, part: str = "") -> None:
     """Compare a value with the spec of its node."""
     if isinstance(spec, TensorSpec):
         if not isinstance(value, torch.Tensor):
-            _fail(node, part, "value", spec, f"a {type(value).__name__}")
+            _fail(node, part, "value", spec, a_name(type(value).__name__))
         for what, expected, actual in _differences(spec, value):
             _fail(node, part, what, expected, actual)
     elif isinstance(spec, (list, tuple)):

@@ -255,7 +255,7 @@ def auto() -> Backend:
     if reason is None:
         _say_once(logging.INFO, 'backend "auto" is Inductor')
         return inductor_backend(name="auto")
-    _say_once(logging.WARNING, f'backend "auto" is "eager": Inductor can\'t compile here, {reason}')
+    _say_once(logging.WARNING, f'backend="auto" uses "eager", since Inductor can\'t compile here: {reason}')
     return get_backend("eager")
 
 

@@ -285,6 +285,7 @@ def described_guards(call: FlatCall, reads: Reads, facts: Any) -> dict[str, Any]
         "call": leaves,
         "tree": describe(call.tree, lenient=True),
         "dynamic": describe(dict(call.dynamic), lenient=True),
+        "padded": describe(dict(call.padded), lenient=True),
         "state": sorted(filter(None, map(_state, reads.places.values())), key=json.dumps),
         "facts": describe(tuple(facts), lenient=True),
     }

@@ -29,6 +29,7 @@ from ..graph.joint import JointGraph
 from ..graph.meta import NodeMeta, TensorSpec, spec_of
 from ..graph.role import GraphRole
 from ..graph.slots import Grad, Slot, Updated
+from ..graph.source import a_name
 from ..house import is_house_module
 from ..interrupts import is_interrupt, runs_compiler
 from ..passes.absent import cut_at_region
@@ -186,7 +187,7 @@ def called_bare(
             raise
     if not callable(result):
         raise BackendError(
-            f"the compiler of the {phase} graph of `{name}` returned a {type(result).__name__}, not a callable"
+            f"the compiler of the {phase} graph of `{name}` returned {a_name(type(result).__name__)}, not a callable"
         )
     return result, reported
 

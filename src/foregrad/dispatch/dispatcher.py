@@ -13,6 +13,7 @@ import torch
 
 from .._torch import engine
 from ..config import Config
+from ..config import config as settings
 from ..errors import EscapedTensorError, ForegradError, UnknownLeafError, UnsupportedError
 from ..extend import CompiledFunction, FunctionView, GraphView, RefusalView, Watcher
 from ..frontend.call import flatten_call, forward_of
@@ -21,6 +22,7 @@ from ..frontend.lifted import Lifted, Place, StatePlace, lifted_arrays, may_lift
 from ..graph.eager_regions import give_up, in_one_call
 from ..graph.joint import JointGraph, Partitioned
 from ..graph.source import source_of
+from ..house import hide_own_frames
 from ..interrupts import held
 from ..locks import Turn
 from ..subclasses.spec import GradientKindError
@@ -160,25 +162,30 @@ class Dispatcher:
         def entry(*args: Any, **kwargs: Any) -> Any:
             if dispatch_modes():
                 return function(*args, **kwargs)  # inside a capture: that sees our operators
-            if forward_ad._current_level >= 0 and transformed is not None:
-                return transformed(args, kwargs)
-            tried = graphs.calls
-            for call in tried:
-                result = call(args, kwargs)
-                if result is not MISS:
-                    if call is not tried[0]:
-                        graphs.to_front(call)
-                    return result
-            # The guards of every graph say no to these.
-            if transformed is not None and transforms_active():
-                return transformed(args, kwargs)
-            if engine.is_tracing() or (function_modes() and engine.is_foreign_mode_on()):
-                return function(*args, **kwargs)
-            if refusals and (eager := refusals.covers(args, kwargs)):
-                with give_up():
-                    return eager.call(function, args, kwargs)
-            me = owner()
-            return function(*args, **kwargs) if me is None else me._call_unmatched(args, kwargs, tried)
+            try:
+                if forward_ad._current_level >= 0 and transformed is not None:
+                    return transformed(args, kwargs)
+                tried = graphs.calls
+                for call in tried:
+                    result = call(args, kwargs)
+                    if result is not MISS:
+                        if call is not tried[0]:
+                            graphs.to_front(call)
+                        return result
+                # The guards of every graph say no to these.
+                if transformed is not None and transforms_active():
+                    return transformed(args, kwargs)
+                if engine.is_tracing() or (function_modes() and engine.is_foreign_mode_on()):
+                    return function(*args, **kwargs)
+                if refusals and (eager := refusals.covers(args, kwargs)):
+                    with give_up():
+                        return eager.call(function, args, kwargs)
+                me = owner()
+                return function(*args, **kwargs) if me is None else me._call_unmatched(args, kwargs, tried)
+            except Exception as error:
+                if not settings.full_tracebacks:
+                    hide_own_frames(error)
+                raise
 
         return entry
 
@@ -209,7 +216,9 @@ class Dispatcher:
     def graph_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GraphView:
         """See `foregrad.extend.CompiledFunction`, for this method and the next three."""
         try:
-            made = self.specializer.specialize(flatten_call(self.function, args, kwargs, objects=True), [])
+            call = flatten_call(self.function, args, kwargs, objects=True)
+            call = dataclasses.replace(call, fills_caches=self.fallbacks.may_fill)
+            made = self.specializer.specialize(call, [])
         except Exception:
             give_up()
             raise
@@ -381,7 +390,7 @@ class Dispatcher:
         self.graphs.drop_dead()
         if self._paths.at_limit(self.specializations):
             self._paths.past_limit(self.specializations)
-            eager = self.refusals.count_only(_PAST_THE_PATHS)
+            eager = self.refusals.count_only(self._paths.reason)
             self.fallbacks.past.reached(eager)
             if eager.count >= GIVEN_UP_AFTER:
                 self.graphs.try_undecided()
@@ -495,8 +504,4 @@ def _called_of_classes(
     return fallbacks.run(args, kwargs, refused)
 
 
-_PAST_THE_PATHS = (
-    "more graphs for values that it reads from its inputs than the path limit allows. "
-    "Raise foregrad.config.path_limit, or choose with torch.where."
-)
 _PAST_THE_FILLS = "caches that it fills in each call. Fill them before the first call, or outside of the function."

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import html
+import itertools
 import linecache
 import os
 import re
@@ -103,7 +105,7 @@ class EagerCalls:
         return f"ran eagerly: {self.count} call{'' if self.count == 1 else 's'}{each}: {self.reason}"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Recompiles:
     """The compilations of one function, in order, and the calls that ran eagerly; `str()` of it is a report."""
 
@@ -127,9 +129,38 @@ class Recompiles:
     def __len__(self) -> int:
         return len(self.entries)
 
+    def lines(self) -> list[str]:
+        """A text for each compilation, or for several of one reason, and for the calls that ran eagerly for one."""
+        lines: list[str] = []
+        for name, group in itertools.groupby(self.entries, _only_reason):
+            entries = list(group)
+            if name is None or len(entries) < _MANY:
+                lines += map(str, entries)
+                continue
+            before, now = entries[0].reasons[-1].before, entries[-1].reasons[-1].now
+            count = len({reason.now for entry in entries for reason in entry.reasons[-1:]} | {before})
+            lines.append(
+                f"graphs {entries[0].number} to {entries[-1].number}: {name}: {count} values, {before} to {now}"
+            )
+        return [*lines, *map(str, self.eager)]
+
     def __str__(self) -> str:
         times = {0: "not compiled yet", 1: "compiled once"}.get(len(self), f"compiled {len(self)} times")
-        return "\n".join([f"{self.name}: {times}", *map(str, self.entries), *map(str, self.eager)])
+        return "\n".join([f"{self.name}: {times}", *self.lines()])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+_MANY = 4  # compilations in a row for one reason: these are one line
+
+
+def _only_reason(entry: Recompile) -> str | None:
+    """The name of what no earlier graph was right for, where it is one."""
+    names = {reason.name for reason in entry.reasons}
+    return names.pop() if len(names) == 1 and not entry.lifted else None
 
 
 def is_float_text(text: str) -> bool:
@@ -220,17 +251,19 @@ def _shortened(text: str) -> str:
 
 
 def _line_of(error: BaseException) -> str:
-    """The innermost line of the user's program, of no library, that an exception went through."""
-    innermost, trace = None, error.__traceback__
-    while trace is not None:
-        if not _is_of_library(trace.tb_frame.f_code):
-            innermost = trace
-        trace = trace.tb_next
-    if innermost is None:
+    """The innermost line of the user's program that an exception went through; of a library where there is none."""
+    lines = [(f.f_code, line) for f, line in traceback.walk_tb(error.__traceback__) if not _is_of_torch(f.f_code)]
+    own = [(code, line) for code, line in lines if not _is_of_library(code)]
+    if not lines:
         return ""
-    code = innermost.tb_frame.f_code
-    source = linecache.getline(code.co_filename, innermost.tb_lineno).strip()
-    return f"{code.co_filename}:{innermost.tb_lineno} in {code.co_name}" + (f": {source}" if source else "")
+    code, line = (own or lines)[-1]
+    source = linecache.getline(code.co_filename, line).strip()
+    return f"{code.co_filename}:{line} in {code.co_name}" + (f": {source}" if source else "")
+
+
+def _is_of_torch(code: types.CodeType) -> bool:
+    """Whether code is PyTorch's or ours."""
+    return is_house_code(code) or code.co_filename.startswith((_TORCH, "<frozen", "<eval_with_key"))
 
 
 def _is_of_library(code: types.CodeType) -> bool:
@@ -240,7 +273,7 @@ def _is_of_library(code: types.CodeType) -> bool:
 def _definition(function: Any) -> str:
     while not isinstance(function, (types.FunctionType, type(None))):
         function = getattr(function, "__func__", None) or getattr(function, "func", None)
-    if function is None or _is_of_library(function.__code__):
+    if function is None or _is_of_torch(function.__code__):
         return ""
     return f"{function.__code__.co_filename}:{function.__code__.co_firstlineno} in {function.__name__}"
 

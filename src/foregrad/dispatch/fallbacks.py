@@ -25,6 +25,7 @@ from ..errors import (
 )
 from ..graph.eager_regions import give_up
 from ..graph.effect_log import CheckFailed
+from ..graph.signature import MemoryOf
 from ..identity import ById
 from ..interrupts import held, is_interrupt
 from ..tracing.values.draws import DrawsDiffer
@@ -232,13 +233,15 @@ class Fallbacks:
         if self.refusals.once.has_warned and not self.config.error_on_recompile_limit:
             self.past.reached(self.refusals.count_only(_PAST_THE_LIMIT))
             return
-        message = (
-            f"`{self.name}` was compiled {len(self.graphs.specializations)} times, which is the limit; this call fits "
-            f"none of them: {self.graphs.specializations[-1].difference(args, kwargs)}. "
-            if self.graphs.specializations
-            else f"`{self.name}` may not be compiled at all: the limit is {self.config.recompile_limit}. "
-        )
-        message += "Raise foregrad.config.recompile_limit, or pass what changes from call to call as a tensor."
+        message = f"`{self.name}` may not be compiled at all: the limit is {self.config.recompile_limit}. "
+        remedy = _REMEDY
+        if made := self.graphs.specializations:
+            difference = made[-1].difference(args, kwargs)
+            message = f"`{self.name}` was compiled {len(made)} times, which is the limit; this call fits none of them: "
+            message += f"{difference}. "
+            shared = any(isinstance(info.source, MemoryOf) for info in made[-1].product.captured.joint.signature.inputs)
+            remedy = _REMEDY_OF_SHARED if shared and difference.name.endswith((".shape", ".stride()")) else _REMEDY
+        message += remedy
         if self.config.error_on_recompile_limit:
             raise UnsupportedError(message)
         self.past.reached(self.refusals.count_only(_PAST_THE_LIMIT))
@@ -295,7 +298,9 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 32, 1024  # calls
 
 MOST_IN_A_ROW = 8  # captures for a value that differs in each call
 _MOST_FILLS = 2  # calls in a row that fill a cache; a later change is one of state
-_PAST_THE_LIMIT = (
-    "more graphs than the recompile limit allows. "
-    "Raise foregrad.config.recompile_limit, or pass what changes from call to call as a tensor."
+_REMEDY = "Raise foregrad.config.recompile_limit, or pass what changes from call to call as a tensor."
+_REMEDY_OF_SHARED = (
+    "Sizes stay fixed where arguments share memory and one of them is written to: pass `.clone()` of one, or slice "
+    "inside the function."
 )
+_PAST_THE_LIMIT = f"more graphs than the recompile limit allows. {_REMEDY}"

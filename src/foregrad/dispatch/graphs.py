@@ -155,6 +155,7 @@ class Paths:
     def __init__(self, name: str, config: Config, once: Once) -> None:
         self.name, self.once = name, once
         self.config = config
+        self.reason = ""  # once the limit was met
         self.diverged = 0  # fresh graphs whose decisions differed from their capture
 
     def at_limit(self, specializations: Sequence[Specialization]) -> bool:
@@ -165,11 +166,11 @@ class Paths:
 
     def past_limit(self, specializations: Sequence[Specialization]) -> None:
         """Warn, or raise if the settings say so."""
-        if self.config.error_on_recompile_limit or not self.once.has_warned:
-            message = self._message(specializations)
+        if self.config.error_on_recompile_limit or not self.reason:
+            self.reason = self._message(specializations)
             if self.config.error_on_recompile_limit:
-                raise UnsupportedDataDependentError(message)
-            self.once.warn(message + " Such calls run eagerly from now on.")
+                raise UnsupportedDataDependentError(self.reason)
+            self.once.warn(self.reason + " Such calls run eagerly from now on.")
 
     def _message(self, specializations: Sequence[Specialization]) -> str:
         values: dict[str, set[str]] = {}
@@ -180,7 +181,8 @@ class Paths:
         if _says_values(specializations):
             return (
                 f"`{self.name}` prints, logs or warns, and makes text of a value that it reads at {where}, or branches "
-                "on it: each value is a graph of its own. Print the number (`print(loss.item())`), or return it."
+                "on it: each value is a graph of its own. Print or log the number itself "
+                '(`print("loss", loss.item())`, `log.info("%.3f", loss.item())`), or print what the function returned.'
             )
         return (
             f"`{self.name}` was compiled {len(_ways(specializations))} times for values that it reads from its inputs, "

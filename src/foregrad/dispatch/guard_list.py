@@ -32,7 +32,7 @@ from ..frontend.expected import describe
 from ..frontend.tree import Tree
 from ..graph.joint import JointGraph
 from ..graph.signature import BaseOf, MemoryOf, Signature
-from ..graph.source import Names, attribute, compile_source, item, key_text, unpacked
+from ..graph.source import Names, a_name, attribute, compile_source, item, key_text, unpacked
 from ..runtime.decisions import range_text
 from .conditions import has_keys
 from .explain import Difference
@@ -243,7 +243,7 @@ class GuardMaker:
         its user's name.
         """
         children = [self.names.fresh(f"{name}_{i}") for i in range(len(tree.children))]
-        self.require(self.kind_test(name, tree), path, Words(f"a {tree.type.__name__}"), f"type({name})")
+        self.require(self.kind_test(name, tree), path, Words(a_name(tree.type.__name__)), f"type({name})")
         steps = [f"[{i}]" for i in range(len(children))]
         if tree.kind == "dict":
             keys = Words(key_text(tuple(tree.context)))
@@ -369,7 +369,7 @@ def in_words(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor, {value.dtype} of shape {tuple(value.shape)}"
     if isinstance(value, type):
-        return f"a {value.__name__}"
+        return a_name(value.__name__)
     if type(value) is tuple and all(type(key) in (str, int) for key in value):
         return key_text(value)[:_LONGEST]
     return describe(value)

@@ -26,7 +26,7 @@ from ..frontend.reads import TABLES, FoundWrappers, Reads, Source, tensors_in_ke
 from ..frontend.tree import KEPT_WHOLE, Tree
 from ..graph.joint import JointGraph
 from ..graph.signature import BaseOf, GradientOf, InputInfo, MemoryOf, PartOf
-from ..graph.source import ATTRIBUTES, Names, unpacked
+from ..graph.source import ATTRIBUTES, Names, a_name, unpacked
 from ..subclasses.conversion import unwrapping
 from ..subclasses.spec import WrapperSpec
 from .conditions import (
@@ -158,7 +158,7 @@ class CallGuards(GuardMaker):
         if tree.kind in ("tuple", "list", "namedtuple", "structseq", "dict", "dataclass"):
             return super().container(name, tree, path)
         children = [self.names.fresh(f"{name}_{i}") for i in range(len(tree.children))]
-        self.require(self.kind_test(name, tree), path, Words(f"a {tree.type.__name__}"), f"type({name})")
+        self.require(self.kind_test(name, tree), path, Words(a_name(tree.type.__name__)), f"type({name})")
         self._take_object_apart(name, tree, children, path)
         return [(child, f"a part of {path}") for child in children]
 

@@ -147,6 +147,7 @@ _BODY: dict[str, Any] = {
     "foregrad": property(lambda self: _state(self).foregrad),
     MODULE_BEHIND: lambda self: _state(self).module,
     "__eq__": _equal,
+    "__repr__": lambda self: f"foregrad.compile({_state(self).module!r})",
     "__hash__": lambda self: hash(_state(self).module),
     "__copy__": lambda self: _state(self).recipe(copy.copy(_state(self).module)),
     "__deepcopy__": _deep_copy,

@@ -16,10 +16,10 @@ from torch import fx
 from .._torch.engine import plain_execution
 from .._torch.symbols import concrete, is_symbolic, map_symbolic, may_vary
 from ..errors import UnsupportedError
-from ..frontend.call import FlatCall
+from ..frontend.call import FlatCall, memory_groups
 from ..graph.joint import JointGraph
-from ..graph.meta import TensorSpec, spec_of
-from ..graph.signature import ConstantOutput, DecisionInfo, Handle
+from ..graph.meta import TensorSpec, paddings, spec_of
+from ..graph.signature import ConstantOutput, DecisionInfo, Handle, MemoryOf
 
 if TYPE_CHECKING:
     from ..tracing.capture import Captured
@@ -89,6 +89,7 @@ class SizesSeen:
         self._hopeless = False
         self._closed = False
         self._seen: dict[tuple[str, int], list[set[int]]] = {}
+        self._pitches_seen: dict[tuple[str, int], set[tuple[int, int]]] = {}
         self._numbers_seen: dict[tuple[str, type], set[str]] = {}
         self.constants: Counter[str] = Counter()  # by path, the captures that needed the value
 
@@ -120,10 +121,12 @@ class SizesSeen:
         if numbers:
             call = dataclasses.replace(call, numbers=numbers)
         limits_by_leaf: dict[int, dict[int, Limits]] = {}
+        padded: dict[int, frozenset[int]] = {}
         wrapper_of = {first + i: (spec, i) for first, spec in call.tree.wrappers() for i in range(spec.count)}
         for index, leaf in enumerate(call.leaves):
             if not isinstance(leaf, torch.Tensor) or isinstance(leaf, torch.nn.Parameter):
                 continue
+            padded[index] = self._padded(call.paths[index], leaf)
             wrapper, part = wrapper_of.get(index, (None, 0))
             seen = self._seen.setdefault((call.paths[index], leaf.dim()), [set() for _ in leaf.shape])
             dims: dict[int, Limits] = {}
@@ -138,7 +141,20 @@ class SizesSeen:
             dims |= marked_dims(leaf)
             if dims and call.first_of[index] == index:
                 limits_by_leaf[index] = dims
-        return dataclasses.replace(call, dynamic=limits_by_leaf) if limits_by_leaf else call
+        return dataclasses.replace(call, dynamic=limits_by_leaf, padded=padded) if limits_by_leaf else call
+
+    def _padded(self, path: str, tensor: torch.Tensor) -> frozenset[int]:
+        """The dimensions whose stride differed between two captures, with the same padding: of `batch[:, :-1]`, say. Of
+        sizes that are open from the beginning, those with a padding, until that differs.
+        """
+        found = set()
+        for dim, pitch, padding in paddings(tensor.shape, tensor.stride()) if tensor.layout is torch.strided else ():
+            seen = self._pitches_seen.setdefault((path, dim), set())
+            seen.add((pitch, padding))
+            is_open = bool(self.open.get(path))
+            if (len(seen) > 1 or is_open) and len({padding for _, padding in seen}) == 1:
+                found.add(dim)
+        return frozenset(found)
 
     def _numbers(self, call: FlatCall) -> frozenset[int]:
         """The leaves that are integers or floats whose values have varied; the integers 0 and 1 are never symbolic."""
@@ -187,6 +203,16 @@ def check_marked(call: FlatCall, joint: JointGraph, name: str) -> None:
                 f"dimension {info.dim} of {call.paths[argument]} was marked as dynamic, but `{name}` only works for "
                 f"size {value}: it uses the size as a plain number (in range, an index, int()) or compares it. "
                 "Leave the mark out, or compute with the size instead of reading it."
+            )
+    if not any(isinstance(info.source, MemoryOf) for info in joint.signature.inputs):
+        return
+    plain = [i for i in call.tensors_apart() if i not in call.inside_wrappers()]
+    for group in memory_groups([call.leaves[i] for i in plain]):
+        marked = next((plain[i] for i in group if marked_dims(call.leaves[plain[i]])), None)
+        if marked is not None:
+            raise UnsupportedError(
+                f"a dimension of {call.paths[marked]} was marked as dynamic. It shares memory with another argument, "
+                f"and `{name}` writes to one of these. Pass `.clone()` of one, or slice inside the function."
             )
 
 

@@ -50,6 +50,7 @@ class FlatCall:
 
     `slots` says of leaves what they are, where a front end knows better than their paths (parameters, say).
     `dynamic[i]` has, for each dimension of leaf i that may vary from call to call, its least and greatest size.
+    `padded[i]` has the dimensions whose stride follows from a size that varies, and a padding.
     `varied` are the lines of the program that read numbers from tensors which differ from call to call (None: each
     number is a part of the program).
     `numbers` are the leaves that are plain numbers, others in earlier captures: they may vary.
@@ -68,6 +69,7 @@ class FlatCall:
     first_of: tuple[int, ...]
     slots: Mapping[int, Slot] = dataclasses.field(default_factory=dict)
     dynamic: Mapping[int, Mapping[int, tuple[int | None, int | None]]] = dataclasses.field(default_factory=dict)
+    padded: Mapping[int, frozenset[int]] = dataclasses.field(default_factory=dict)
     varied: frozenset[str] | None = None
     numbers: frozenset[int] = frozenset()
     sizes: Mapping[str, frozenset[int]] | None = None

@@ -9,13 +9,15 @@ from __future__ import annotations
 import collections
 import math
 import operator
+import re
 import types
 import weakref
 from typing import Any
 
 import torch
 
-from ..graph.source import key_text
+from ..graph.source import a_name, key_text
+from ..house import file_label
 from .opaque import is_number_of_numpy
 
 
@@ -59,7 +61,7 @@ class Expected:
         """A container that may be any of its type, with anything in it."""
         expected = cls(None)
         expected.kind, expected.value, expected.pinned = "type", type(value), value
-        expected.text = f"a {type(value).__name__}"
+        expected.text = a_name(type(value).__name__)
         return expected
 
     def holds(self, now: Any) -> bool:
@@ -208,15 +210,27 @@ def same_keys(keys: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
     return len(keys) == len(others) and (all(map(operator.is_, keys, others)) or all(map(same_value, keys, others)))
 
 
+_ADDRESS = re.compile(r" \(at 0x[0-9a-f]+\)")
+
+
+def apart(before: str, now: str) -> tuple[str, str]:
+    """Two texts that `describe` gave, with addresses where nothing else tells them apart."""
+    short = _ADDRESS.sub("", before), _ADDRESS.sub("", now)
+    return (before, now) if short[0] == short[1] else short
+
+
 def describe(value: Any) -> str:
     """Short text for messages."""
     cls = type(value)  # not `isinstance`, for which modules are asked for their class, and answer slowly
     if issubclass(cls, torch.Tensor):
-        return f"a {cls.__name__}"
-    if issubclass(cls, (types.FunctionType, type)):
+        return a_name(cls.__name__)
+    if issubclass(cls, types.FunctionType):
+        code = value.__code__
+        return f"{value.__qualname__} of {file_label(code.co_filename)}:{code.co_firstlineno} (at {id(value):#x})"
+    if issubclass(cls, type):
         return f"{value.__qualname__} (at {id(value):#x})"
     if not is_plain(value) and value is not ABSENT:
-        return f"a {cls.__name__} (at {id(value):#x})"  # its repr may run code of the user's
+        return f"{a_name(cls.__name__)} (at {id(value):#x})"  # its repr may run code of the user's
     try:
         text = repr(value)
     except ValueError:  # an integer of too many digits

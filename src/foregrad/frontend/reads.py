@@ -26,7 +26,7 @@ from ..errors import UnsupportedOpError
 from ..graph.slots import Slot
 from ..graph.source import attribute, item, key_text
 from ..subclasses.spec import WrapperSpec
-from .expected import ABSENT, Expected, Strong, describe, holds_classes, is_plain, reference, same_keys, stored
+from .expected import ABSENT, Expected, Strong, apart, describe, holds_classes, is_plain, reference, same_keys, stored
 from .libraries import is_of_library, referent
 from .objects import table_of
 from .opaque import asked_of, is_array
@@ -137,7 +137,7 @@ class ReadSite:
         for key, expected in self.items.items():
             now = self.look(key)
             if not expected.holds(now):
-                return self.path(key), expected.describe(), describe(now)
+                return self.path(key), *apart(expected.describe(), describe(now))
         if self.keys is None and (new := self.appeared()):
             key = min(new, key=key_text)
             return self.path(key), describe(ABSENT), describe(self.look(key))

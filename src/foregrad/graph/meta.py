@@ -10,7 +10,8 @@ Known weakness: fake values made late do not share storage with one another, eve
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -344,3 +345,28 @@ def as_captured(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     if any(map(is_symbolic, spec.stride)):
         return in_order(tensor, memory_order(spec))
     return tensor if tensor.stride() == spec.stride else laid_out(tensor, spec.stride)
+
+
+# -------------------------------------------------------------------- strides
+
+
+def pairs_of_strides(shape: Sequence[Any], stride: Sequence[Any]) -> Iterator[tuple[int, int, Any]]:
+    """(inner dimension, outer dimension, padding): the outer stride is the inner one times inner size and padding."""
+    order = sorted(range(len(shape)), key=lambda dim: (stride[dim], -dim))
+    for inner, outer in itertools.pairwise(order):
+        used = stride[inner] * shape[inner]
+        if stride[outer] and stride[outer] == used:
+            yield inner, outer, 0
+        elif (
+            type(used) is type(stride[outer]) is int and 0 < used < stride[outer] and stride[outer] % stride[inner] == 0
+        ):
+            yield inner, outer, stride[outer] // stride[inner] - shape[inner]
+
+
+def _is_padding(used: Any, stride: Any) -> bool:
+    return type(used) is type(stride) is int and 0 < used < stride
+
+
+def paddings(shape: Sequence[int], stride: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """(dimension, stride, padding) of the dimensions with a padding."""
+    return ((outer, stride[outer], padding) for _, outer, padding in pairs_of_strides(shape, stride) if padding)

@@ -40,8 +40,9 @@ from typing import Any
 import torch
 
 from .._torch.ops import HigherOrderOperator, OpOverload
+from ..house import file_label
 from .meta import TensorSpec, spec_of
-from .source import Names, Renderer, attribute, infix, is_name, shown
+from .source import Names, Renderer, a_name, attribute, infix, is_name, shown
 
 Node = torch.fx.Node
 Shorten = Callable[[torch.fx.GraphModule], torch.fx.GraphModule]
@@ -93,12 +94,12 @@ def user_line(node: Node) -> str | None:
 
 
 def last_frame(trace: str) -> tuple[str, str, str, str] | None:
-    """(file without its folder, line, function, code) of the last frame in a traceback's text; None without one."""
+    """(file by its `file_label`, line, function, code) of the last frame in a traceback's text; None without one."""
     frames = _FRAME.findall(trace)
     if not frames:
         return None
     path, line, function, code = frames[-1]
-    return path.replace("\\", "/").rpartition("/")[2], line, function.strip(), code.strip()
+    return file_label(path), line, function.strip(), code.strip()
 
 
 _FRAME = re.compile(r'File "([^"\n]*)", line (\d+), in ([^\n]*)(?:\n(?!\s*File ")[ \t]*([^\n]*))?')
@@ -376,7 +377,7 @@ def _described(value: Any) -> str:
     try:
         return repr(value)
     except Exception:  # the user's
-        return f"a {type(value).__name__}"
+        return a_name(type(value).__name__)
 
 
 def _one_line(text: str) -> str:

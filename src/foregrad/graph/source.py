@@ -93,6 +93,11 @@ def shown(text: str, longest: int = 160) -> str:
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
+def a_name(name: str) -> str:
+    """A name with its article."""
+    return f"an {name}" if name[:1] in "aeioAEIO" else f"a {name}"
+
+
 def key_text(key: Any) -> str:
     """A key for people. Texts and numbers as literals; other objects by their class, not by their `__repr__`."""
     cls = type(key)

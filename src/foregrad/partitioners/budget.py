@@ -37,7 +37,7 @@ _BUDGETS = 64  # closer together towards the least, where a byte costs most
 
 _PRICE_OF_MOVING = 200  # operations in the time that a byte takes there and back, most of it beside other work
 
-_UNITS = {"": 1} | {
+_UNITS = {
     prefix + unit: base**power
     for power, prefix in enumerate(("", "K", "M", "G", "T"))
     for unit, base in (("B", 1000), ("IB", 1024))
@@ -282,10 +282,14 @@ def offloading(plans: Frontier, budget: int, price: float) -> Measured:
 
 def _infeasible(budget: int, least: int, most: int) -> BudgetError:
     return BudgetError(
-        f"a memory budget of {budget} bytes can't be met: the least feasible peak is {least} bytes "
-        f"({least / 2**20:.1f} MiB), and saving everything takes {most} ({most / 2**20:.1f} MiB). "
+        f"a memory budget of {budget} bytes can't be met: the least feasible peak is {least} bytes{_rounded(least)}, "
+        f"and saving everything takes {most}{_rounded(most)}. "
         "Ask for at least the least, or for a fraction from 0.0 to 1.0 of the way between the two."
     )
+
+
+def _rounded(count: int) -> str:
+    return f" ({in_bytes(count)})" if count >= 1 << 10 else ""
 
 
 # -------------------------------------------------------------------- pareto
@@ -308,7 +312,7 @@ class ParetoPoint:
     overhead: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Pareto:
     """The curve, from the largest peak to the least. `str()` of it is a table; rich prints it as one."""
 
@@ -334,6 +338,11 @@ class Pareto:
 
     def __str__(self) -> str:
         return str(self.table())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
 
     def __rich__(self) -> Any:
         return self.table().rich()

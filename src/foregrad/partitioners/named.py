@@ -28,7 +28,7 @@ def checkpoint_name(x: T, name: str) -> T:
         True
     """
     if not isinstance(x, torch.Tensor):
-        raise TypeError(f"checkpoint_name names tensors, and its first argument is a {type(x).__name__}")
+        raise TypeError(f"checkpoint_name names tensors, and its first argument is of type {type(x).__name__}")
     if not isinstance(name, str):
         raise TypeError(f"the name of a tensor is text, not {name!r}")
     note_name(x, name)

@@ -6,6 +6,7 @@ A report reads the two halves alone, so it is about the code that runs, whicheve
 from __future__ import annotations
 
 import dataclasses
+import html
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -48,6 +49,17 @@ class Table:
             text.append(f"  and {self.left_out} more")
         return "\n".join(text)
 
+    def _repr_html_(self) -> str:
+        """The table in a notebook."""
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
+        sides = ["right" if at < self.right else "left" for at in range(len(self.columns))]
+        body = "".join(
+            f"<tr>{''.join(_cell(text, side) for text, side in zip(row, sides, strict=True))}</tr>" for row in self.rows
+        )
+        more = f"<div>and {self.left_out} more</div>" if self.left_out > 0 else ""
+        title = f'<caption style="text-align:left">{html.escape(self.title)}</caption>' if self.title else ""
+        return f"<table>{title}<tr>{head}</tr>{body}</table>{more}"
+
     def rich(self) -> Any:
         """The table as rich draws it."""
         from rich.table import Table as RichTable
@@ -60,6 +72,10 @@ class Table:
         for row in self.rows:
             table.add_row(*map(Text, row))
         return table
+
+
+def _cell(text: str, side: str) -> str:
+    return f'<td style="text-align:{side}">{html.escape(text)}</td>'
 
 
 def in_bytes(count: int) -> str:

@@ -19,7 +19,7 @@ from .._torch.jagged import dispatch_argument_of_capture, is_ragged
 from .._torch.patches import patched
 from .._torch.requirements import warn_if_untested
 from .._torch.tensors import gradient_of, is_usable
-from ..errors import ForegradError, InternalError, UnsupportedSideEffectError, UnsupportedTensorError
+from ..errors import ForegradError, InternalError, UnsupportedError, UnsupportedSideEffectError, UnsupportedTensorError
 from ..frontend.call import FlatCall, are_apart, tensor_over
 from ..frontend.function_classes import check_classes
 from ..frontend.lifted import capturing
@@ -86,6 +86,8 @@ class CaptureRun(Assembly):
             # Where it looks for an argument, it may have found no stand-in.
             is_again = is_sudden or isinstance(error, CaptureAgain)
             is_stumble = is_stumble or (not is_again and self.inputs.meets_again())
+            if isinstance(error, UnsupportedError) and self.inputs.apart:
+                is_stumble = self.learned.together = True
             asked = [] if is_stumble else [one.failed(error) for one in self.aspects]  # all of them learn
             if is_stumble or any(asked):
                 raise CaptureAgain from None
@@ -244,6 +246,7 @@ class CaptureRun(Assembly):
         self.state.own.guard_what_was_read(self.reads)
         for one in self.aspects:
             one.finished(Finished(joint, records, scan.names))
+        inputs.check_apart(joint.signature)
         inputs.check_reached(compares_identity=self.reads.compares_identity)
         recorder.borrowed.check(self.name, self.reads)
         self.state.check_taken_over(self.name)

@@ -14,14 +14,14 @@ from foregrad.errors import ForegradError
 from .cache import add_cache
 from .doctor import add_build_native, add_doctor
 from .inspect import add_inspect
-from .target import TargetError, add_bench, add_explain, add_plan, add_verify, load_module
+from .target import TargetError, add_bench, add_explain, add_plan, add_verify, error_of_target, load_module
 
 __all__ = ["main"]
 
 _Raw = argparse.RawDescriptionHelpFormatter
 _EPILOG = """\
 exit status: 0 done, and all is well; 1 the command found a difference, a damaged file or something broken;
-2 wrong arguments, or no such target; 3 the target can't be compiled; 130 stopped by Ctrl-C
+2 wrong arguments, no such file, or no target that runs; 3 the target can't be compiled; 130 stopped by Ctrl-C
 
 example: foregrad doctor
 """
@@ -61,6 +61,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return 130  # what a shell gives for a command ended by Ctrl-C
+    except Exception as error:
+        told = error_of_target(error, options.target) if hasattr(options, "target") else None
+        if told is None:
+            raise  # a fault in the command
+        print(f"foregrad: {told}", file=sys.stderr)
+        return 2
 
 
 # -------------------------------------------------------------------- demo

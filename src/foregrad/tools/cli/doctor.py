@@ -55,7 +55,7 @@ def _findings() -> tuple[dict[str, Any], list[str]]:
         "foregrad": f"{foregrad.__version__}, in {foregrad.__path__[0]}",
         "Python": f"{platform.python_version()} ({platform.platform()})",
         "PyTorch": f"{torch.__version__}, {untested() or 'one of the tested versions'}",
-        "C++ compiler": next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None) or "none",
+        "C++ compiler": _compiler() or "none",
         "C++ part": _native(faults),
         "GPU": _gpus(),
         "backend auto": _auto(),
@@ -65,10 +65,15 @@ def _findings() -> tuple[dict[str, Any], list[str]]:
     return findings, faults
 
 
+def _compiler() -> str | None:
+    return next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
+
+
 def _native(faults: list[str]) -> str:
     path = find_library(torch.__version__)
     if path is None:
         failed = attempt(torch.__version__)
+        failed = failed if failed is not None or _compiler() else "there is no C++ compiler"
         why = "is being built" if failed == "" else f"not built ({failed})" if failed else "not built"
         return f"{why}, calls go through Python: `foregrad build-native` builds it"
     fault = fault_of(path)

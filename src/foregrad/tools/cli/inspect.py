@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import os
 import sys
 from typing import Any
 
@@ -23,7 +24,8 @@ def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "inspect",
         help="what is inside an artifact that `foregrad.export(...).save(path)` wrote",
         description="Prints versions, tensors and specializations of an artifact: calls, results, guards, operators. "
-        "The checksum of the file is checked, no tensor is loaded. Exit status: 0, 1 no artifact or a damaged one.",
+        "The checksum of the file is checked, no tensor is loaded. Exit status: 0, 1 no artifact or a damaged one, "
+        "2 no such file.",
         epilog="example: foregrad inspect model.fg --graph joint",
     )
     parser.add_argument("file", help="the artifact")
@@ -34,12 +36,12 @@ def add_inspect(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def run_inspect(options: argparse.Namespace) -> int:
-    """Run the command; 0 for an artifact, 1 for any other file."""
+    """Run the command; 0 for an artifact, 1 for any other file, 2 for none."""
     try:
         artifact = describe(options.file, graph=options.graph)
     except (ArtifactError, OSError) as error:
         print(f"foregrad inspect: {error}", file=sys.stderr)
-        return 1
+        return 1 if os.path.exists(options.file) else 2
     if options.json:
         print_json(artifact)
         return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import functools
 import importlib.util
 import inspect
@@ -10,21 +11,48 @@ import re
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 import foregrad
-from foregrad.errors import ForegradError
+from foregrad.errors import BackendError, ForegradError
+from foregrad.extend import is_house_file
+from foregrad.graph.source import a_name
 
 from ..explanation.measure import step_of, subject_of
+from ..verification.compare import Verdict
 from .screen import add_json, choose_screen, print_json
 
 _INPUTS = "example_inputs"
+_MOST_NAMES = 12
 
 
 class TargetError(Exception):
-    """The target can't be loaded; the message says why."""
+    """The target can't be loaded or called; the message says why."""
+
+
+def error_of_target(error: BaseException, target: str) -> TargetError | None:
+    """The error of a user's file or target, on one line; None for a fault that is not the user's."""
+    file = target.rpartition(":")[0] or target
+    frames = list(traceback.extract_tb(error.__traceback__))
+    if isinstance(error, SyntaxError) and error.filename == str(Path(file)):
+        line = error.lineno
+    else:
+        line = next((one.lineno for one in reversed(frames) if one.filename in (file, str(Path(file)))), None)
+    if (
+        line is None
+        and frames
+        and is_house_file(frames[-1].filename)
+        and not isinstance(error, (TypeError, ValueError))
+    ):
+        return None
+    text = " ".join((error.msg if isinstance(error, SyntaxError) else str(error)).split())
+    where = f" (line {line})" if line is not None else ""
+    return TargetError(f"{file if line is not None else target} raised {type(error).__name__}: {text}{where}")
 
 
 class Target(NamedTuple):
@@ -59,13 +87,20 @@ def load_target(options: argparse.Namespace) -> Target:
         raise TargetError(f"`{options.target}` is not of the form FILE.py:NAME")
     if not path.is_file():
         raise TargetError(f"there is no file {file}")
-    module = _run(path)
+    try:
+        module = _run(path)
+    except SystemExit as stopped:
+        raise TargetError(f"{file} ends the process (sys.exit({stopped.code!r})) when it is run") from None
     function = _attribute(module, name, file)
+    for backend in options.backend.split(","):
+        _check_backend(backend)
     has_inputs = options.inputs is not None or hasattr(module, _INPUTS)
-    if isinstance(function, type) or (has_inputs and inspect.isfunction(function) and not _parameters(function)):
+    if isinstance(function, type):
+        function = _made(function, name, file)
+    elif has_inputs and inspect.isfunction(function) and not _parameters(function):
         function = function()
     if not callable(function):
-        raise TargetError(f"`{name}` in {file} is a {type(function).__name__}, which can't be called")
+        raise TargetError(f"`{name}` in {file} is {a_name(type(function).__name__)}, which can't be called")
     if not has_inputs:
         return Target(function, (), {})
     inputs = _attribute(module, options.inputs or _INPUTS, file)
@@ -73,6 +108,26 @@ def load_target(options: argparse.Namespace) -> Target:
     if isinstance(inputs, dict):
         return Target(function, (), inputs)
     return Target(function, tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,), {})
+
+
+def _check_backend(name: str) -> None:
+    try:
+        foregrad.get_backend(name)
+    except BackendError as error:
+        raise TargetError(str(error)) from None
+
+
+def _made(cls: type, name: str, file: str) -> Any:
+    try:
+        inspect.signature(cls).bind()
+    except TypeError as error:
+        raise TargetError(
+            f"`{name}` in {file} is a class whose objects can't be made without arguments ({error}): write a function "
+            "without arguments that makes one, and name that"
+        ) from None
+    except ValueError:  # a class without a signature
+        pass
+    return cls()
 
 
 def _run(path: Path) -> Any:
@@ -101,8 +156,20 @@ def _attribute(module: Any, name: str, file: str) -> Any:
         try:
             value = getattr(value, part)
         except AttributeError:
-            raise TargetError(f"{file} has no `{name}`") from None
+            raise TargetError(f"{file} has no `{name}`{_instead(module, name)}") from None
     return value
+
+
+def _instead(module: Any, name: str) -> str:
+    """The name that was meant, or the names that there are."""
+    own = vars(module)
+    found = [key for key, value in own.items() if getattr(value, "__module__", None) == module.__name__]
+    found += [key for key, value in own.items() if isinstance(value, torch.nn.Module)]
+    names = [key for key in dict.fromkeys(found) if callable(own[key]) and not key.startswith("_")]
+    close = difflib.get_close_matches(name, [*names, *own], n=1)
+    if close:
+        return f": did you mean `{close[0]}`?"
+    return f": it has {', '.join(names[:_MOST_NAMES])}{', ...' if len(names) > _MOST_NAMES else ''}" if names else ""
 
 
 # -------------------------------------------------------------------- verify
@@ -116,12 +183,14 @@ def add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="compare a compiled function with eager, and name the first operator that is wrong",
         description="Runs a function or module eagerly and compiled, on copies, and compares values, gradients, "
         "strides and aliasing, stage by stage. Of what is wrong it names the first operator and writes a program that "
-        "shows it. Exit status: 0 equal or rounding, 1 wrong, 2 no such target, 3 it can't be compiled.",
+        "shows it. Exit status: 0 equal or rounding, 1 wrong, 2 no such target, or a target that raises by itself or "
+        "has no results, so that nothing was compared, 3 it can't be compiled.",
         epilog="example: foregrad verify model.py:net --inputs batch --order 2",
     )
     add_target(parser)
     parser.add_argument("--order", type=int, default=1, help="how many times to differentiate (default: 1)")
     parser.add_argument("--partition", help="as for foregrad.compile")
+    parser.add_argument("--may-raise", action="store_true", help="exit with 0 also where both raise the same error")
     parser.add_argument("--folder", help="where to write the program (default: a new folder for temporary files)")
     add_json(parser)
     parser.set_defaults(run=run_verify)
@@ -140,6 +209,8 @@ def run_verify(options: argparse.Namespace) -> int:
         **kwargs,
     )
     print_json(result.to_json()) if options.json else print(result)
+    if result.verdict is Verdict.NOTHING:
+        return 0 if options.may_raise and result.differences else 2
     return 0 if result.ok else 1
 
 
@@ -153,7 +224,7 @@ def add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "explain",
         help="what compiling does to a function: memory, time, guards, what runs eagerly and why, advice",
         description="Compiles a function or module, measures a call, and reports. Exit status: 0, "
-        "2 no such target, 3 it can't be compiled.",
+        "2 no such target, or one that raises, 3 it can't be compiled.",
         epilog="example: foregrad explain model.py:net --html report.html",
     )
     add_target(parser)
@@ -240,7 +311,7 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "bench",
         help="time a step of a function, eager and compiled, in turn",
         description="Times calls with their backward, eager and compiled by each backend, in turn; the backward starts "
-        "from ones for all outputs. Exit status: 0, 2 no such target, 3 it can't be compiled.",
+        "from ones for all outputs. Exit status: 0, 2 no such target, or one that raises, 3 it can't be compiled.",
         epilog="example: foregrad bench model.py:net --backend eager,inductor --steps 50",
     )
     add_target(parser)

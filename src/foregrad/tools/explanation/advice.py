@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from foregrad import eager_region
-from foregrad.errors import PartitionError
+from foregrad.errors import EscapedTensorError, PartitionError
 from foregrad.extend import CompiledFunction, GraphView, RefusalView
 from foregrad.graph.joint import JointGraph
 from foregrad.partitioners import Report, in_bytes
@@ -26,8 +26,12 @@ _LEAST = 4 << 10  # bytes saved: of less there is nothing to say
 _MOST_NODES = 6_000  # of graphs that other partitions are tried on
 
 
-def advice_on(findings: Findings, joint: JointGraph, split: Split, compilations: Sequence[Any]) -> Iterator[Advice]:
-    """Changes that would lower the figures, the largest first."""
+def advice_on(
+    findings: Findings, joint: JointGraph, split: Split, compilations: Sequence[Any], opens: Callable[[str, int], str]
+) -> Iterator[Advice]:
+    """Changes that would lower the figures, the largest first. `opens`: the change that gives one graph for all
+    sizes of that dimension of the argument of that name, or "".
+    """
     memory = findings.memory
     assert memory is not None
     if memory.predicted_saved >= _LEAST:
@@ -35,7 +39,7 @@ def advice_on(findings: Findings, joint: JointGraph, split: Split, compilations:
             share = group.nbytes / memory.predicted_saved
             if share >= _LARGE:
                 yield Advice(
-                    f"{group} {'is' if group.count == 1 else 'are'} {share:.0%} of what is saved for the "
+                    f"{group} {'is' if group.count == 1 else 'are'} {share:.0%} of what is kept for the "
                     f"backward: {in_bytes(group.nbytes)} of {in_bytes(memory.predicted_saved)}."
                 )
         if len(list(joint.graph.nodes)) <= _MOST_NODES:
@@ -47,7 +51,7 @@ def advice_on(findings: Findings, joint: JointGraph, split: Split, compilations:
             f"{len(names)} parameter{'s get' if len(names) > 1 else ' gets'} no gradient from this call: "
             f"{shown}. Freeze what is not trained, or check that it is used."
         )
-    yield from _recompilations(compilations)
+    yield from _recompilations(compilations, opens)
 
 
 def _partitions(findings: Findings, split: Split) -> Iterator[Advice]:
@@ -71,17 +75,17 @@ def _partitions(findings: Findings, split: Split) -> Iterator[Advice]:
         change = f'partition="{policy}"' if policy == "min_cut" else f"memory_budget={policy}"
         more = report.cost / (report.work or 1)
         count = len(report.recomputed)
-        again = f"; {count} operator{'s run' if count > 1 else ' runs'} twice, {more:.1%} more work" if count else ""
-        peak = f"the peak goes from {in_bytes(memory.predicted_peak)} to {in_bytes(report.peak)}"
+        again = f" and compute {count} operator{'s' if count > 1 else ''} twice (+{more:.1%} work)" if count else ""
+        peak = f"peak {in_bytes(report.peak)} instead of {in_bytes(memory.predicted_peak)}"
         if report.peak >= memory.predicted_peak:
             peak = f"the peak stays at {in_bytes(report.peak)}"
         now, then = in_bytes(memory.predicted_saved), in_bytes(report.saved_bytes)
-        saved = f"{then} for the backward, not {now}" if then != now else f"the same {now} for the backward"
-        yield Advice(f"`{change}` would save {saved}; {peak}{again}.", change)
+        kept = f"{then} for the backward instead of {now}" if then != now else f"the same {now} for the backward"
+        yield Advice(f"`{change}` would keep {kept} ({peak}){again}.", change)
         best_peak = min(best_peak, report.peak)
 
 
-def _recompilations(compilations: Sequence[Any]) -> Iterator[Advice]:
+def _recompilations(compilations: Sequence[Any], opens: Callable[[str, int], str]) -> Iterator[Advice]:
     """Sizes and numbers that a graph was compiled again for."""
     by_name: dict[str, list[tuple[str, str]]] = {}
     for entry in compilations:
@@ -93,8 +97,10 @@ def _recompilations(compilations: Sequence[Any]) -> Iterator[Advice]:
         if name.endswith(".shape"):
             dim = _varying(changes[-1])
             tensor = name.removesuffix(".shape")
-            change = f"foregrad.mark_dynamic({tensor}, {dim})" if dim is not None else "dynamic=True"
-            yield Advice(f"{text} `{change}` makes one graph for all of these sizes.", change)
+            if dim is not None and (change := opens(tensor, dim)):
+                yield Advice(f"{text} `{change}` makes one graph for all of these sizes.", change)
+            else:
+                yield Advice(f"{text} The program, or memory that arguments share and it writes to, needs each size.")
         elif len(changes) > 1:
             yield Advice(f"{text} Hand it over as a tensor, and one graph serves all values.")
 
@@ -131,12 +137,15 @@ class Group:
     @property
     def first_and_last(self) -> str:
         """The first and the last of the modules."""
-        return ", ".join(dict.fromkeys((self.modules[0], self.modules[-1])))
+        named = [module for module in self.modules if module]
+        return " to ".join(dict.fromkeys((named[0], named[-1]))) if named else ""
 
     def __str__(self) -> str:
-        where = f" of `{_span(self.modules)}`" if any(self.modules) else ""
-        number = "" if self.count == 1 else f"{self.count} values "
-        return f"{number}`{self.what}`{where} ({self.place})" if self.place else f"{number}`{self.what}`{where}"
+        if not any(self.modules):
+            number = "" if self.count == 1 else f"{self.count} values "
+            return f"{number}`{self.what}` ({self.place})" if self.place else f"{number}`{self.what}`"
+        made = f"`{self.what}` at {self.place}" if self.place else f"`{self.what}`"
+        return f"{self.count} value{'' if self.count == 1 else 's'} of `{_span(self.modules)}` ({made})"
 
 
 def groups(saved: Sequence[Saved]) -> list[Group]:
@@ -197,6 +206,26 @@ def graph_or_error(compiled: CompiledFunction, args: Any, kwargs: Any) -> GraphV
         return error
 
 
+def graph_after_calls(
+    compiled: CompiledFunction, args: Any, kwargs: Any, error: Exception
+) -> tuple[GraphView | Exception, list[Exception]]:
+    """(the graph, or the exception that the last capture ends with; those of calls before that filled caches), for a
+    call whose capture raised `error`. The function runs.
+    """
+    filled: list[Exception] = []
+    while True:
+        compiled(*args, **kwargs)
+        if graphs := compiled.view().graphs:
+            return graphs[0], filled
+        if not isinstance(error, EscapedTensorError):
+            return error, filled
+        filled.append(error)
+        result = graph_or_error(compiled, args, kwargs)
+        if not isinstance(result, Exception):
+            return result, filled
+        error = result
+
+
 def parts_of_module(
     module: torch.nn.Module, args: Any, kwargs: Any, like: CompiledFunction
 ) -> tuple[tuple[EagerPart, ...], int | None]:
@@ -204,7 +233,7 @@ def parts_of_module(
     None if none do).
     """
     names = {id(part): name for name, part in module.named_modules()}
-    calls = _calls(module, args, kwargs)
+    calls = calls_of(module, args, kwargs)
     refused: dict[torch.nn.Module, RefusalView] = {}
 
     def visit(part: torch.nn.Module) -> None:
@@ -213,6 +242,8 @@ def parts_of_module(
             return
         compiled = _compiled(part, like)
         error = graph_or_error(compiled, call.args, call.kwargs)
+        if isinstance(error, EscapedTensorError):
+            error, _ = graph_after_calls(compiled, call.args, call.kwargs, error)
         if not isinstance(error, Exception):
             return
         before = len(refused)
@@ -259,7 +290,7 @@ def _as_regions(modules: Mapping[torch.nn.Module, Any]) -> Iterator[None]:
                 vars(module).pop(name, None)
 
 
-def _calls(module: torch.nn.Module, args: Any, kwargs: Any) -> dict[torch.nn.Module, _Call]:
+def calls_of(module: torch.nn.Module, args: Any, kwargs: Any) -> dict[torch.nn.Module, _Call]:
     """The arguments of each module in an eager run, and how long its calls take."""
     calls: dict[torch.nn.Module, _Call] = {}
 

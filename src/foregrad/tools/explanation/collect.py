@@ -8,28 +8,30 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import io
 import re
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 import foregrad
-from foregrad._torch.tools import graph_breaks, is_absent, without_fake_mode
+from foregrad._torch.tools import graph_breaks, is_absent, leaves_of, without_fake_mode
 from foregrad.errors import ForegradWarning, UnknownLeafError, UnsupportedError
 from foregrad.extend import GraphView, compiling, phase
 from foregrad.graph.joint import Partitioned
+from foregrad.graph.meta import TensorSpec, paddings
 from foregrad.graph.slots import Checked, Decision, Updated
 from foregrad.partitioners import Report, SavedValue, make_report
 
 from ..verification.watched import Generators, compiled_with
-from .advice import advice_on, as_regions, graph_or_error, parts_of_module
-from .graphs import Rows, rows_of, sources_of, work_of
+from .advice import advice_on, as_regions, calls_of, graph_after_calls, graph_or_error, parts_of_module
+from .graphs import Rows, own_source, rows_of, sources_of, work_of
 from .measure import Subject, held_by, packed_by, peak_of, step_of, subject_of, times_of
 from .program import program_of, writes_to_arguments, written_outside
 from .text import Explanation
@@ -105,6 +107,7 @@ class _Explainer:
             self.backend, self.partition = _called(backend), f"budget {budget}" if budget is not None else ""
         self.partition = self.partition or _called(asked["partition"] or settings.partition)
         self.compiled = user.like(subject.function, subject.name, on_unsupported="eager")
+        self.filled: list[Exception] = []  # of the calls that come before the graph: each fills a cache
 
     def run(self) -> Explanation:
         start = time.perf_counter()
@@ -116,11 +119,13 @@ class _Explainer:
         return self._of_graph(result, time.perf_counter() - start)
 
     def _through_a_call(self, error: Exception) -> GraphView | Exception:
-        """A function that a call makes another form of, with what it draws as an argument, say; or its own error."""
+        """A function that a call makes another form of, with what it draws as an argument, say, or one whose first
+        calls fill caches; or its own error.
+        """
         if not self._why_not_measured(None, None):
             with _quiet():
-                self.compiled(*self.subject.args, **self.subject.kwargs)
-            return next(iter(self.compiled.view().graphs), error)
+                found, self.filled = graph_after_calls(self.compiled, self.subject.args, self.subject.kwargs, error)
+            return found
         if not isinstance(error, (UnsupportedError, UnknownLeafError)):
             raise error
         return error
@@ -146,27 +151,57 @@ class _Explainer:
             memory=memory,
             work=work_of(rows),
             time=seconds,
-            eager=(*self._regions(joint), *self._breaks(why_not)),
+            eager=(*self._first_calls(), *self._regions(joint), *self._breaks(why_not)),
             not_measured=why_not,
             modules=rows.modules,
             lines=rows.lines,
             operators=rows.operators,
-            sources=sources_of(parts, graph.source),
+            sources=(*sources_of(parts, graph.source), own_source(rows, memory.saved)),
+            module_seconds=() if why_not else self._module_seconds(),
         )
+        made = self._compilations()
         with phase("advice", compiles=False):
-            advice = advice_on(explanation, joint, lambda policy: self._split(joint, policy), self._compilations()[0])
+            entries, opens = made.entries if made else (), functools.partial(self._opens, graph)
+            advice = advice_on(explanation, joint, lambda policy: self._split(joint, policy), entries, opens)
         return dataclasses.replace(explanation, advice=tuple(advice))
 
     def _explanation(self, **findings: Any) -> Explanation:
         names = self.subject.name, self.backend, self.partition
-        entries, eager = self._compilations()
-        return Explanation(*names, compilations=tuple(map(str, (*entries, *eager))), versions=_versions(), **findings)
+        made = self._compilations()
+        lines = () if made is None else tuple(made.lines())
+        return Explanation(*names, compilations=lines, versions=_versions(), **findings)
 
     def _split(self, joint: Any, policy: str) -> Any:
         """The report of another partition of the graph, after the backend's own passes as well."""
         backend = self.backend if self.backend in foregrad.list_backends() else "nop"
         asked = {"memory_budget": float(policy)} if policy[0].isdigit() else {"partition": policy}
         return make_report(self.compiled.split(joint, compiled_with(backend=backend, **asked).view().partition))
+
+    def _opens(self, graph: GraphView, name: str, dim: int) -> str:
+        """The change that gives a graph for all sizes of a dimension of an argument, as tried; "" if none does."""
+        parameters = list(inspect.signature(self.subject.function).parameters)
+        root, bracket, rest = name.partition("[")
+        own = [f"args[{parameters.index(root)}]{bracket}{rest}"] if root in parameters else []
+        inputs = graph.joint.signature.inputs
+        named = {place.name: info.argument for info, place in zip(inputs, graph.inputs, strict=True)}
+        argument = next((named[path] for path in (name, *own) if named.get(path) is not None), None)
+        if argument is None:
+            return ""
+        for change in (f"foregrad.mark_dynamic({name}, {dim})", "dynamic=True"):
+            args, kwargs = self.subject.renewed()
+            for number, leaf in enumerate(leaves_of((args, dict(kwargs)))):
+                if isinstance(leaf, torch.Tensor) and (number == argument or change == "dynamic=True"):
+                    for one in [dim] if number == argument else range(leaf.dim()):
+                        foregrad.mark_dynamic(leaf, one)
+            found = graph_or_error(self.compiled.like(self.subject.function, on_unsupported="raise"), args, kwargs)
+            if isinstance(found, Exception):
+                continue
+            signature = found.joint.signature
+            symbols = {(signature.inputs[one.input].argument, one.dim) for one in signature.symbols}
+            specs = [info.spec for info in signature.inputs if isinstance(info.spec, TensorSpec)]
+            if (argument, dim) in symbols and not any(_is_padded(spec) for spec in specs):
+                return change
+        return ""
 
     def _why_not_measured(self, outside: str | None, error: Exception | None) -> str:
         if not self.measure:
@@ -208,6 +243,19 @@ class _Explainer:
             eager_saved=packed,
         ), Time(seconds["eager"], seconds["compiled"], compile_s, rounds)
 
+    def _module_seconds(self) -> tuple[tuple[str, float], ...]:
+        """The least seconds of each module's forward in a few eager calls."""
+        module, least = self.subject.module, dict[str, float]()
+        if module is None:
+            return ()
+        names = {part: name for name, part in module.named_modules()}
+        for _ in range(_CALLS_TIMED):
+            args, kwargs = self.subject.renewed()
+            with _quiet():
+                for part, call in calls_of(module, args, kwargs).items():
+                    least[names[part]] = min(call.seconds, least.get(names[part], call.seconds))
+        return tuple(least.items())
+
     def _given(self, graph: GraphView) -> list[Any]:
         """The tensors that are there before a call."""
         tensors = [value for value in self.subject.copies.values() if isinstance(value, torch.Tensor)]
@@ -241,6 +289,12 @@ class _Explainer:
         args, kwargs = self.subject.renewed()
         return step_of(functools.partial(self.subject.function, *args, **kwargs), self.subject.forget_gradients)
 
+    def _first_calls(self) -> Iterator[EagerPart]:
+        """The calls that run eagerly before there is a graph."""
+        for number, error in enumerate(self.filled, 1):
+            why, which = self.compiled.refusal(error), "The first call" if number == 1 else f"Call {number}"
+            yield EagerPart(self.subject.name, f"{which} runs eagerly: {why.why}", line=why.line, kind="first call")
+
     def _regions(self, joint: Any) -> Iterator[EagerPart]:
         """Eager regions in the graph."""
         for region in joint.signature.stops.eager_regions:
@@ -265,17 +319,22 @@ class _Explainer:
             hint = hints[0] if hints else ""
             yield EagerPart("graph break", " ".join([lines[0], *why]), hint, one.line, kind="graph break")
 
-    def _compilations(self) -> tuple[Sequence[Any], Sequence[Any]]:
-        """The user's compilations so far, and the calls that ran eagerly."""
-        if self.subject.compiled is None:
-            return (), ()
-        recompiles = foregrad.explain_recompiles(self.subject.asked)
-        return recompiles.entries, recompiles.eager
+    def _compilations(self) -> Any:
+        """The user's compilations so far, and the calls that ran eagerly: `Recompiles`, or None."""
+        return None if self.subject.compiled is None else foregrad.explain_recompiles(self.subject.asked)
+
+
+_CALLS_TIMED = 3
 
 
 def _quiet() -> AbstractContextManager[Any]:
     """Context: what the function prints is dropped, as it runs more often than anybody asked for."""
     return contextlib.redirect_stdout(io.StringIO())
+
+
+def _is_padded(spec: TensorSpec) -> bool:
+    """Whether the strides hold the graph to one size of a tensor that is a slice."""
+    return any(True for _ in paddings(spec.shape, spec.stride))
 
 
 def _called(value: Any) -> str:
@@ -369,22 +428,46 @@ def _saved(
     one = by_key.get(key)
     read_by = _readers(key, by_key, readers)
     line = value.line or (rows.lines[one.line] if one is not None else "") or ""
+    variable = ", ".join(value.names) or slot
+    variable = variable or (variable_in(line) if one and _is_last(one, by_key, readers, rows) else "")
+    maker = None if one is None else _maker(one, by_key)
+    op, module = "" if maker is None else maker.op, _module(maker, rows)
+    is_output = maker is not None and _is_output(maker, by_key, readers, rows)
     return Saved(
         name=value.name,
-        variable=", ".join(value.names)
-        or slot
-        or (variable_in(line) if one and _is_last(one, by_key, readers, rows) else ""),
-        op="" if one is None else _maker(one, by_key).op,
+        variable=variable,
+        op=op,
         type="" if value.spec is None else repr(value.spec),
         nbytes=value.nbytes,
         kind=value.kind,
-        module=_module(one, rows),
+        module=module,
         line=line,
         why=_why(read_by, by_key, rows),
         readers=tuple(read_by[:_MOST_READERS]),
         born=value.span[0],
         dies=forward + value.span[1],
+        label=_label(value.name, variable, "" if slot else module, op, is_output=is_output),
     )
+
+
+def _label(name: str, variable: str, module: str, op: str, *, is_output: bool) -> str:
+    if variable and not (module and is_output):
+        return f"{variable} in {module}" if module else variable
+    made = variable or op.removeprefix("aten.").partition(".")[0]
+    what = f"{module}{' output' if is_output else ''}" if module else name
+    return f"{what} ({made})" if made else what
+
+
+def _is_output(one: Operator, by_key: dict[str, Operator], readers: dict[str, list[str]], rows: Rows) -> bool:
+    """Whether no operator of the forward in the same module reads a value: the module gives it."""
+    own, waiting = rows.modules[one.module][0], [one.key]
+    while waiting:
+        for reader in (by_key[key] for key in readers.get(waiting.pop(), ())):
+            if reader.half == "forward" and reader.view_of:
+                waiting.append(reader.key)
+            elif reader.half == "forward" and f"{rows.modules[reader.module][0]}.".startswith(f"{own}."):
+                return False
+    return bool(own)
 
 
 def _maker(one: Operator, by_key: dict[str, Operator]) -> Operator:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import fx
@@ -12,9 +12,9 @@ from torch import fx
 from foregrad.graph.joint import Partitioned
 from foregrad.graph.meta import TensorSpec, spec_of, value_of
 from foregrad.graph.printing import print_graph, user_line
-from foregrad.partitioners import Kind, Report, flops, is_counted, kind_of, value_bytes
+from foregrad.partitioners import Kind, Report, amount, flops, in_bytes, is_counted, kind_of, value_bytes
 
-from .tree import Operator, Source, Work
+from .tree import Operator, Saved, Source, Work
 
 _NOTHING = (Kind.INPUT, Kind.CONSTANT, Kind.NUMBER, Kind.ITEM, Kind.VIEW)
 
@@ -155,6 +155,34 @@ def type_of(node: fx.Node) -> str:
     return f"({', '.join(map(str, spec))})" if isinstance(spec, (tuple, list)) else ""
 
 
+_PLACE = re.compile(r"(.*):(\d+) in [^:]*(?:: (.*))?$")
+
+
+def own_source(rows: Rows, saved: Sequence[Saved]) -> Source:
+    """The user's lines that ran, with the bytes that each keeps for the backward, and its operations."""
+    costs: dict[str, list[int]] = {line: [0, 0] for line in rows.lines if _PLACE.match(line)}
+    first: dict[str, str] = {}
+    for one in rows.operators:
+        line = rows.lines[one.line]
+        if line in costs:
+            costs[line][1] += one.flops
+            if one.role not in ("view", "input", "tangent"):
+                first.setdefault(line, one.key)
+    for value in saved:
+        if value.line in costs and value.kind == "saved":
+            costs[value.line][0] += value.nbytes
+    found = []
+    for line, (nbytes, operations) in costs.items():
+        if place := _PLACE.match(line):
+            text = f"{in_bytes(nbytes):>10}  {amount(operations)}FLOP".ljust(26)
+            text += f"{place[1]}:{place[2]}  {place[3] or ''}"
+            found.append((place[1], int(place[2]), text, first.get(line, "")))
+    head = f"{'kept':>10}  operations".ljust(26) + "line"
+    return Source(
+        "your code", (head, *(text for *_, text, _ in sorted(found))), ("", *(key for *_, key in sorted(found)))
+    )
+
+
 _ASSIGNED = re.compile(r"    (\w+) = ")
 _TAKEN = re.compile(r"    (\w+),  # ")
 
@@ -175,4 +203,4 @@ def sources_of(parts: Partitioned, runtime: str) -> tuple[Source, ...]:
             keys.append(f"{'f' if name in saved else half}:{name}" if name else "")
         sources.append(Source(title, tuple(lines), tuple(keys)))
     lines = runtime.splitlines()
-    return (*sources, Source("around them", tuple(lines), ("",) * len(lines)))
+    return (*sources, Source("call code", tuple(lines), ("",) * len(lines)))

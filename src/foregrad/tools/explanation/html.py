@@ -14,7 +14,7 @@ from typing import Any
 from foregrad.partitioners import amount, in_bytes
 
 from .advice import groups
-from .text import seconds
+from .text import by_modules, seconds
 from .tree import Findings, Memory, Operator, Saved
 
 _FOLDER = pathlib.Path(__file__).parent / "page"
@@ -54,13 +54,17 @@ def _cards(findings: Findings) -> Iterator[tuple[str, str, str]]:
             yield "saved for the backward", in_bytes(memory.predicted_saved), saved
     if time is not None:
         ratio = time.eager_s / time.compiled_s if time.compiled_s else 0
-        yield "a step", seconds(time.compiled_s), f"eager {seconds(time.eager_s)}, {ratio:.2f} times"
+        yield "a step", seconds(time.compiled_s), f"eager {seconds(time.eager_s)}: {_as_fast(ratio)}"
         yield "to compile", seconds(time.compile_s), f"worth {_steps(findings)}"
     if work is not None:
         again = f", {amount(work.again_flops)}FLOP run twice" if work.again_flops else ""
         yield "operations", f"{amount(work.flops)}FLOP", f"{in_bytes(work.moved)} moved{again}"
         both = f"{work.forward_operators} forward, {work.backward_operators} backward"
         yield "operators", str(work.forward_operators + work.backward_operators), both
+
+
+def _as_fast(ratio: float) -> str:
+    return f"{ratio:.2f} times as fast as eager" if ratio else "not compared"
 
 
 def _compared(measured: int | None, eager: int | None) -> str:
@@ -120,9 +124,9 @@ def _tables(findings: Findings, number: dict[str, int]) -> Iterator[dict[str, An
         yield _table(
             "Saved",
             "What the forward keeps for the backward, and why.",
-            [("value", "text"), ("bytes", "bytes"), ("kind", "text"), ("called", "text"), ("operator", "text"),
-             ("type", "text"), ("module", "text"), ("line", "text"), ("why", "text")],
-            [[s.name, s.nbytes, s.kind, s.variable, s.op, s.type, s.module, s.line, s.why] for s in saved],
+            [("value", "text"), ("bytes", "bytes"), ("why", "text"), ("kind", "text"), ("operator", "text"),
+             ("type", "text"), ("module", "text"), ("line", "text"), ("in the graph", "text")],
+            [[s.label, s.nbytes, s.why, s.kind, s.op, s.type, s.module, s.line, s.name] for s in saved],
             [number.get(f"f:{s.name}", -1) for s in saved],
         )  # fmt: skip
         total = memory.predicted_saved or 1
@@ -133,6 +137,13 @@ def _tables(findings: Findings, number: dict[str, int]) -> Iterator[dict[str, An
             [("line", "text"), ("bytes", "bytes"), ("share", "share"), ("values", "count"), ("what", "text"),
              ("modules", "text")],
             [[g.place, g.nbytes, g.nbytes / total, g.count, g.what, ", ".join(g.modules)] for g in grouped],
+        )  # fmt: skip
+        yield _table(
+            "By module",
+            "What modules take, with all inside them; layers that repeat are one row. The time is of an eager forward.",
+            [("module", "text"), ("bytes kept", "bytes"), ("FLOP", "flops"), ("eager forward", "seconds"),
+             ("class", "text")],
+            [[one.where, one.kept, one.flops, one.seconds, one.cls] for one in by_modules(findings)],
         )  # fmt: skip
         yield _table(
             "Run twice",
@@ -304,7 +315,7 @@ def _layer(number: int, one: Saved, span: list[tuple[int, int, int]], axes: _Axe
         for start, end, floor in span
     )
     kind = f"c{FAMILIES.index(family(one.op))}{' odd' if number % 2 else ''}"
-    label = escape(f"{one.variable or one.name}, {in_bytes(one.nbytes)}. {one.line}", quote=False)
+    label = escape(f"{one.label}, {in_bytes(one.nbytes)}. {one.line}", quote=False)
     return f'<path class="layer {kind}" data-key="f:{escape(one.name)}" d="{path}"><title>{label}</title></path>'
 
 

@@ -23,7 +23,9 @@ def program_of(graph: GraphView) -> Program:
         outputs=tuple(_result(place) for place in graph.outputs),
         outside=tuple(_place(place) for place in graph.inputs if not place.is_argument),
         mutated=tuple(effects),
-        aliased=tuple(Fact(alias.name, alias.what) for alias in graph.aliases),
+        aliased=tuple(
+            Fact(alias.name, alias.what) for alias in graph.aliases if f"base of {alias.name}" not in alias.what
+        ),
         unused=tuple(place.name for place in trained if has_backward and not place.has_gradient),
         guards=tuple(Guard(g.kind, g.name, g.expected) for g in graph.guards[:_MOST_GUARDS]),
         has_backward=has_backward,

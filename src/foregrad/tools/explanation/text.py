@@ -10,14 +10,15 @@ import dataclasses
 import html
 import json
 import pathlib
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from foregrad.partitioners import Table, amount, in_bytes
 
 from .advice import groups
-from .tree import Findings
+from .tree import Findings, Saved
 
 _MOST_ROWS = 12
 
@@ -84,10 +85,52 @@ def sections(findings: Findings) -> Iterator[Section]:
         yield Section("advice", tuple(f"- {one.text}" for one in findings.advice))
     if findings.eager:
         yield Section("what runs eagerly", tuple(_eager(findings)))
+    by_module = list(by_modules(findings))
+    if len(by_module) > 1:
+        rows = [
+            [in_bytes(one.kept), f"{amount(one.flops)}FLOP", seconds(one.seconds), one.where, one.cls]
+            for one in by_module
+        ]
+        columns = ("kept", "operations", "eager forward", "module", "class")
+        yield Section(
+            "modules", tables=(_cut("those of a module have the sum of all inside it", columns, rows, right=3),)
+        )
     if findings.compilations:
         yield Section("compilations", findings.compilations)
     yield from _memory(findings)
     yield from _program(findings)
+
+
+@dataclasses.dataclass(slots=True)
+class ModuleCost:
+    """Modules that differ in a number of their path, and what they take, with all inside: `kept` bytes for the
+    backward, operations of forward and backward, and `seconds` of the eager forward (None: not measured).
+    """
+
+    where: str
+    cls: str
+    kept: int = 0
+    flops: int = 0
+    seconds: float | None = None
+
+
+def by_modules(findings: Findings) -> Iterator[ModuleCost]:
+    """The modules of a model, the outer ones first; layers that repeat are one."""
+    kinds = dict(findings.modules)
+    paths: dict[str, list[str]] = {}
+    for path in sorted((path for path in kinds if path), key=lambda path: path.count(".")):
+        paths.setdefault(of_layers(path), []).append(path)
+    timed = dict(findings.module_seconds)
+    for alike in paths.values():
+        cost = ModuleCost(alike[0] if len(alike) == 1 else f"{alike[0]} to {alike[-1]}", kinds[alike[0]])
+        inside = tuple(f"{path}." for path in alike)
+        own = [f"{path}.".startswith(inside) for path, _ in findings.modules]
+        cost.flops = sum(one.flops for one in findings.operators if own[one.module])
+        saved = findings.memory.saved if findings.memory is not None else ()
+        cost.kept = sum(s.nbytes for s in saved if s.kind == "saved" and f"{s.module}.".startswith(inside))
+        if all(path in timed for path in alike):
+            cost.seconds = sum(timed[path] for path in alike)
+        yield cost
 
 
 def _eager(findings: Findings) -> Iterator[str]:
@@ -112,13 +155,35 @@ def _memory(findings: Findings) -> Iterator[Section]:
     columns = ("bytes", "share", "values", "what", "modules", "line")
     tables = [_cut("by line", columns, rows, right=3)]
     kept = sorted((one for one in memory.saved if one.kind == "saved" and one.nbytes), key=lambda one: -one.nbytes)
-    rows = [[in_bytes(one.nbytes), one.name, one.type, one.variable, one.why] for one in kept]
-    tables.append(_cut("largest", ("bytes", "value", "type", "called", "why"), rows, right=1))
-    if memory.again:
-        again = sorted(memory.again, key=lambda one: -one.cost)
+    alike: dict[tuple[str, str], list[Saved]] = {}
+    for one in kept:
+        alike.setdefault((of_layers(one.label), one.type), []).append(one)
+    largest = sorted(alike.values(), key=lambda members: -sum(one.nbytes for one in members))
+    rows = [
+        [in_bytes(sum(one.nbytes for one in of)), str(len(of)), _of_all(of), of[0].why, of[0].type] for of in largest
+    ]
+    tables.append(_cut("largest", ("bytes", "values", "value", "why", "type"), rows, right=2))
+    if again := sorted((one for one in memory.again if one.cost or one.flops), key=lambda one: -one.cost):
         rows = [[f"{one.cost:.2%}", f"{amount(one.flops)}FLOP", one.name, one.op, one.line] for one in again]
         tables.append(_cut("runs twice", ("of the work", "FLOP", "value", "operator", "line"), rows, right=2))
     yield Section("saved for the backward", (f"peak at {memory.peak_at}",), tuple(tables))
+
+
+def of_layers(path: str) -> str:
+    """A path in a model, or a text with one, without the number of the layer: the first of its numbers."""
+    return _NUMBER.sub("*", path, count=1)
+
+
+_NUMBER = re.compile(r"(?<![^.\s])\d+(?![^.\s])")
+
+
+def _of_all(alike: Sequence[Saved]) -> str:
+    """Values that differ in the numbers of their modules, by the first and the last of these."""
+    first, last = (one.label.split() for one in sorted((alike[0], alike[-1]), key=lambda one: one.born))
+    return " ".join(one if one == other else f"{one} to {other}" for one, other in zip(first, last, strict=True))
+
+
+_GUARDED = {"setting": "settings", "read": "what the function read", "memory": "shared memory"}
 
 
 def _program(findings: Findings) -> Iterator[Section]:
@@ -130,7 +195,7 @@ def _program(findings: Findings) -> Iterator[Section]:
     outside: dict[str, list[int]] = {}
     for one in program.outside:
         outside.setdefault(one.kind, []).append(one.nbytes)
-    lines = [f"{len(sizes)} of kind {kind}: {in_bytes(sum(sizes))}" for kind, sizes in outside.items()]
+    lines = [f"{len(of)} {kind}{'s' if len(of) > 1 else ''}: {in_bytes(sum(of))}" for kind, of in outside.items()]
     tables = [_cut("arguments and results", ("name", "kind", "type", ""), rows, right=0)]
     if program.mutated:
         tables.append(_cut("written", ("what", "how"), [[one.name, one.what] for one in program.mutated], right=0))
@@ -139,7 +204,7 @@ def _program(findings: Findings) -> Iterator[Section]:
     kinds: dict[str, int] = {}
     for guard in program.guards:
         kinds[guard.kind] = kinds.get(guard.kind, 0) + 1
-    guarded = ", ".join(f"{count} of kind {kind}" for kind, count in kinds.items())
+    guarded = ", ".join(f"{count} on {_GUARDED.get(kind, f'{kind}s')}" for kind, count in kinds.items())
     yield Section("the program", (*lines, f"guards: {guarded}"), tuple(tables))
 
 
@@ -184,29 +249,18 @@ def rich(findings: Findings) -> Any:
 
 
 def notebook(findings: Findings) -> str:
-    """HTML for a notebook's cell."""
+    """HTML for a notebook's cell: the report in a frame of its own, or tables where jinja2 is not installed."""
+    with contextlib.suppress(ImportError):
+        from .html import page
+
+        frame = 'style="width:100%;height:760px;border:1px solid #8884" title="report of foregrad.explain"'
+        return f'<iframe {frame} srcdoc="{html.escape(page(findings))}"></iframe>'
     parts = []
     for section in sections(findings):
         parts.append(f"<h4>{html.escape(section.title)}</h4>")
         parts += [f"<div>{html.escape(line)}</div>" for line in section.lines]
-        parts += [_table(table) for table in section.tables if table.rows]
+        parts += [table._repr_html_() for table in section.tables if table.rows]
     return f'<div class="foregrad">{"".join(parts)}</div>'
-
-
-def _table(table: Table) -> str:
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in table.columns)
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f'<td style="text-align:{"right" if at < table.right else "left"}">{html.escape(cell)}</td>'
-            for at, cell in enumerate(row)
-        )
-        + "</tr>"
-        for row in table.rows
-    )
-    more = f"<div>and {table.left_out} more</div>" if table.left_out > 0 else ""
-    title = f"<caption>{html.escape(table.title)}</caption>" if table.title else ""
-    return f"<table>{title}<tr>{head}</tr>{body}</table>{more}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)

@@ -88,6 +88,7 @@ class Saved:
     `variable`: what the user's line calls it. `kind`: "saved", "output" (the caller has it), "input" (there before),
     "offloaded" or "number"; `nbytes` counts memory that several share once. `readers`: the backward's operators that
     read it; `why`: the same in words. `born` and `dies`: the steps of `Memory.alive` from which to which it is there.
+    `label`: the value for people, by its variable and module: `layers.0.mlp output (addmm)`.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Saved:
     readers: tuple[str, ...]
     born: int
     dies: int
+    label: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -213,7 +215,8 @@ class Source:
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Findings:
     """All that was found out. `not_measured`: why nothing was run, or "". `modules`: the (path, class) of each module
-    that ran, by the numbers in `operators`; `lines`: the user's lines.
+    that ran, by the numbers in `operators`; `lines`: the user's lines. `module_seconds`: by path, the time of each
+    module's forward in eager mode, of those inside it too.
     """
 
     name: str
@@ -232,3 +235,4 @@ class Findings:
     operators: tuple[Operator, ...] = ()
     sources: tuple[Source, ...] = ()
     versions: str = ""
+    module_seconds: tuple[tuple[str, float], ...] = ()

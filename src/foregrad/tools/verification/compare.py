@@ -24,14 +24,15 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Verdict(enum.IntEnum):
-    """How a stage's results are to eager's; the larger, the worse."""
+    """How a stage's results are to eager's; the larger, the worse. NOTHING: there was nothing to compare."""
 
+    NOTHING = 0
     EQUAL = 1
     ROUNDING = 2
     WRONG = 3
 
     def __str__(self) -> str:
-        return ("equal bit for bit", "rounding", "WRONG")[self - 1]
+        return ("nothing was compared", "equal bit for bit", "rounding", "WRONG")[self]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -58,8 +58,8 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong: equal, or different by rounding alone."""
-        return self.verdict is not Verdict.WRONG
+        """Whether results were compared, and are equal or different by rounding alone."""
+        return self.verdict in (Verdict.EQUAL, Verdict.ROUNDING)
 
     def raise_if_wrong(self) -> None:
         """Raise `VerificationError` with the report unless all is well."""
@@ -73,9 +73,10 @@ class Verification:
             "name": self.name,
             "backend": self.backend,
             "order": self.order,
-            "verdict": self.verdict.name.lower(),
+            "ok": self.ok,
+            "verdict": str(self.verdict).lower(),
             "stages": [
-                {"name": s.name, "verdict": None if s.verdict is None else s.verdict.name.lower(), "detail": s.detail}
+                {"name": s.name, "verdict": None if s.verdict is None else str(s.verdict).lower(), "detail": s.detail}
                 for s in self.stages
             ],
             "differences": list(self.differences),
@@ -97,7 +98,10 @@ class Verification:
 
     def __str__(self) -> str:
         tail = {1: "values and gradients", 0: "values"}.get(self.order, f"values and gradients to order {self.order}")
-        lines = [f"{self.name}, compiled with {self.backend}, against eager ({tail}): {self.verdict}"]
+        verdict = "; ".join((*self.differences, str(self.verdict))) if self.verdict is Verdict.NOTHING else self.verdict
+        lines = [f"{self.name}, compiled with {self.backend}, against eager ({tail}): {verdict}"]
+        if self.verdict is Verdict.NOTHING:
+            return lines[0]
         lines += [f"  {stage.name:<26} {_verdict(stage)}" for stage in self.stages]
         lines += [f"  {line}" for line in self.differences[:_MOST]]
         if len(self.differences) > _MOST:

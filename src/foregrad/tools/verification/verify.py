@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -55,9 +56,11 @@ def verify(
         kwargs: keyword arguments of the function.
 
     Returns:
-        A `Verification`: `.ok` says whether all is equal or rounding, `str()` is a report.
+        A `Verification`: `.ok` says whether all is equal or rounding, `str()` is a report. Where both raise the same
+        error, or there is no result, the verdict is `Verdict.NOTHING`, which is not ok.
 
     Raises:
+        ValueError: for arguments or parameters on the meta device, which have no values.
         UnsupportedError: for a function that can't be compiled.
         BackendError: where the backend fails.
 
@@ -68,6 +71,7 @@ def verify(
         (True, 'equal bit for bit')
     """
     begin = time.perf_counter()
+    _check_values(fn_or_module, args, kwargs)
     function, name = fn_or_module, backend if isinstance(backend, str) else None
     compiled = as_compiled(fn_or_module)
     if compiled is not None:
@@ -91,6 +95,15 @@ def verify(
         generators.put_back()
 
 
+def _check_values(function: Any, args: Any, kwargs: Any) -> None:
+    named = (*named_leaves(args, "args"), *named_leaves(kwargs, "kwargs"))
+    if isinstance(function, torch.nn.Module):
+        named += (*function.named_parameters(), *function.named_buffers())
+    for name, value in named:
+        if isinstance(value, torch.Tensor) and value.is_meta:
+            raise ValueError(f"verify compares values, and `{name}` is on the meta device, which has none")
+
+
 @dataclasses.dataclass
 class _Verifier:
     function: Callable[..., Any]
@@ -100,6 +113,7 @@ class _Verifier:
     like: CompiledFunction
     backend: str
     folder: str | None
+    calls_before: int = 0  # eager calls, which fill caches, before the first that is compiled
 
     @property
     def name(self) -> str:
@@ -116,7 +130,7 @@ class _Verifier:
         comparison = _Comparison.of(eager, compiled)
         stages: list[StageResult] = []
         culprit: Culprit | None = None
-        if comparison.verdict is not Verdict.EQUAL and log.executions:
+        if comparison.verdict > Verdict.EQUAL and log.executions:
             with phase("stages", compiles=False):
                 more, culprit = Stages(log, self.like.view().decompositions, self._captured).run()
                 if culprit is None:
@@ -147,7 +161,7 @@ class _Verifier:
         )
 
     def _captured(self) -> JointGraph:
-        side = make_side(self.function, self.args, self.kwargs)
+        side = self._side()
         return _as_captured(side.function).graph_for(side.args, side.kwargs).joint
 
     def _capture(self, eager: Outcome, generators: Generators) -> tuple[StageResult, Culprit | None]:
@@ -166,17 +180,27 @@ class _Verifier:
 
     def _compiled(self, like: CompiledFunction, log: Log, generators: Generators) -> tuple[Side, Outcome]:
         """A side whose function is compiled, of which `log` hears, and what it left. Nothing is cached on disk."""
+        while True:
+            side = self._side()
+            compiled = like.like(side.function, on_unsupported="raise", watcher=log, cached=False)
+            generators.put_back()
+            outcome = side.run(compiled, self.order, functools.partial(_reached, side, log))
+            put_back([pair for pair in log.tensors if id(pair[0]) not in _copied(side)])
+            if log.captured or outcome.error is not None:
+                return side, outcome
+            if self.calls_before == _MOST_CALLS_BEFORE:
+                raise UnsupportedError(f"`{compiled.name}` ran eagerly: there is nothing to verify")
+            self.calls_before += 1
+
+    def _side(self) -> Side:
+        """A side in the state after the calls that run eagerly in any case."""
         side = make_side(self.function, self.args, self.kwargs)
-        compiled = like.like(side.function, on_unsupported="raise", watcher=log, cached=False)
-        generators.put_back()
-        outcome = side.run(compiled, self.order, lambda: _reached(side, log))
-        put_back([pair for pair in log.tensors if id(pair[0]) not in _copied(side)])
-        if not log.captured and outcome.error is None:
-            raise UnsupportedError(f"`{compiled.name}` ran eagerly: there is nothing to verify")
-        return side, outcome
+        for _ in range(self.calls_before):
+            side.function(*side.args, **side.kwargs)
+        return side
 
     def _eager(self, other: Side, log: Log, generators: Generators, values: EagerValues | None = None) -> Outcome:
-        side = make_side(self.function, self.args, self.kwargs)
+        side = self._side()
 
         def reached() -> Mapping[str, torch.Tensor]:
             if values is not None:
@@ -188,6 +212,9 @@ class _Verifier:
             outcome = side.run(side.function, self.order, reached)
         put_back([pair for pair in log.tensors if id(pair[0]) not in _copied(other)])
         return outcome
+
+
+_MOST_CALLS_BEFORE = 2
 
 
 def _plainly_compiled() -> CompiledFunction:
@@ -233,15 +260,16 @@ class _Comparison:
         if eager.error is not None or compiled.error is not None:
             return cls._of_errors(eager.error, compiled.error)
         lines: list[str] = []
-        verdict = Verdict.EQUAL
+        results = (*eager.values.values(), *compiled.values.values())
+        verdict = Verdict.NOTHING if all(value is None for value in results) else Verdict.EQUAL
         for name in dict.fromkeys((*eager.values, *compiled.values)):
             if name not in eager.values or name not in compiled.values:
                 lines.append(f"{name}: only {'eager' if name in eager.values else 'the compiled function'} changed it")
                 verdict = Verdict.WRONG
                 continue
             gap = compare(compiled.values[name], eager.values[name])
-            verdict = max(verdict, gap.verdict)
             if gap.verdict is not Verdict.EQUAL:
+                verdict = max(verdict, gap.verdict)
                 lines.append(f"{name}: {gap.described()}")
         others: list[str] = []
         for name in dict.fromkeys((*eager.layouts, *compiled.layouts)):
@@ -258,14 +286,14 @@ class _Comparison:
         ):
             others += [f"{a} and {b} share memory in {whose} function only" for a, b in sorted(only)]
         verdict = Verdict.WRONG if others else verdict
-        return cls(verdict, [*others, *lines], len(eager.values), bool(others))
+        return cls(verdict, [*others, *lines], len(eager.values) if verdict else 0, bool(others))
 
     @classmethod
     def _of_errors(cls, eager: Exception | None, compiled: Exception | None) -> _Comparison:
         if eager is None and compiled is not None:
             raise compiled
         if type(eager) is type(compiled):
-            return cls(Verdict.EQUAL, [f"both raise {type(eager).__name__}: {eager}"], 0, False)
+            return cls(Verdict.NOTHING, [f"both raise {type(eager).__name__}: {eager}"], 0, False)
         said = "nothing" if compiled is None else type(compiled).__name__
         return cls(Verdict.WRONG, [f"eager raises {type(eager).__name__}: {eager}; compiled raises {said}"], 0, True)
 

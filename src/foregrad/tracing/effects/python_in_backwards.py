@@ -406,7 +406,7 @@ class OwnHooks(Aspect):
             return
         known: ById[Any, Any] = inputs.by_stand_in | inputs.wrappers.by_stand_in
         outside = outside_of(function)
-        in_one_memory = {member for _, members in inputs.memory for member in members}
+        in_one_memory = inputs.apart.union(member for _, members in inputs.memory for member in members)
         for left in [noted for noted in self._registered if noted.tensor in known and _is_there(noted)]:
             record = known[left.tensor]
             is_plain = record.real.requires_grad and not is_moved(record) and record not in in_one_memory

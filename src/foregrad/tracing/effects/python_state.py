@@ -354,11 +354,12 @@ def _check_caches(name: str, before: ProgramState, call: FlatCall, *, has_change
                 "which a compiled call would not do. Call that before the first call."
             )
     if filled and has_changed:
-        error = EscapedTensorError if call.fills_caches else UnsupportedSideEffectError
+        error, remedy = UnsupportedSideEffectError, "Call it with the same arguments in each call, or outside."
+        if call.fills_caches:
+            error, remedy = EscapedTensorError, "Call this once before: with the result kept, later calls are compiled."
         raise error(
-            f"`{name}` calls `{_name(filled[0].target)}`, which keeps its results, with arguments that it has no "
-            "result for, and changes Python's state: a compiled call can't tell whether it is to do so. Call it "
-            "outside."
+            f"`{name}` fills the cache of `{_name(filled[0].target)}`{_defined(filled[0].target)} and changes Python's "
+            f"state: a compiled call can't tell whether the function with the cache is to do so. {remedy}"
         )
 
 
@@ -371,6 +372,12 @@ def _holder_of(made: Any) -> Holder | None:
 
 def _name(function: Any) -> str:
     return getattr(function, "__qualname__", "a function")
+
+
+def _defined(function: Any) -> str:
+    """Where a function with a cache is defined."""
+    code = getattr(getattr(function, "__wrapped__", None), "__code__", None)
+    return "" if code is None else f" at {code.co_filename}:{code.co_firstlineno} in {code.co_name}"
 
 
 def _written(changed: list[Holder], state: ProgramState, function: Any) -> list[Holder]:

@@ -34,7 +34,7 @@ from ...frontend.program_state import ProgramState
 from ...frontend.reads import Reads, Source
 from ...graph.effect_log import Detach, MarkRequiresGrad
 from ...graph.meta import TensorSpec
-from ...graph.signature import PartOf
+from ...graph.signature import PartOf, Signature
 from ...graph.slots import Closure, Input, Slot
 from ...identity import ById, IdSet
 from ...subclasses.spec import is_wrapper
@@ -64,6 +64,8 @@ class Inputs:
         self.symbols = symbols
         self.fake_mode = fake_mode
         self.unobserved: Callable[[torch.Tensor], torch.Tensor] = self.adopt_plain  # where the program is observed
+        self.learned = learned
+        self.apart: set[InputRecord] = set()  # of those in one memory, see `_may_be_apart`
         self.shared_bases = learned.shared_bases  # views to be seen so, as their memory is written
         self.whole = learned.whole  # tensors to be seen as part of all of their memory
         self.viewed = learned.viewed  # tensors to be seen as views of their bases
@@ -103,6 +105,9 @@ class Inputs:
         groups = [[new[i] for i in group] for group in memory_groups([record.real for record in new])]
         grouped = {record for group in groups for record in group}
         told = self.whole | self.viewed
+        if not self.learned.together:
+            self.apart.update(record for group in groups if self._may_be_apart(group, told) for record in group)
+            groups = [group for group in groups if group[0] not in self.apart]
         groups += [[record] for record in new if record.real in told and record not in grouped]
         in_group = {record for group in groups for record in group}
         for record in new:
@@ -129,6 +134,22 @@ class Inputs:
             if index in call.numbers or (self.symbols is not None and is_symbol):
                 leaves[index] = self._number(index)
         return leaves
+
+    def _may_be_apart(self, group: list[InputRecord], told: IdSet[torch.Tensor]) -> bool:
+        """Whether tensors in one memory are taken for tensors of their own as long as none of them is written to:
+        arguments whose sizes vary, so that the sizes can be symbols.
+        """
+        inner = self.call.inside_wrappers() | self.call.arrays().keys()
+        if any(r.argument is None or isinstance(r.real, torch.nn.Parameter) or r.real in told for r in group):
+            return False
+        return any(r.argument in self.call.dynamic for r in group) and inner.isdisjoint(r.argument for r in group)
+
+    def check_apart(self, signature: Signature) -> None:
+        """Capture again, as tensors in one memory, where one that was taken for a tensor of its own is written to."""
+        changed = {update.input for update in signature.updates} | signature.reshaped | signature.detached
+        if any(record in self.apart for number, record in enumerate(self.records) if number in changed):
+            self.learned.together = True
+            raise CaptureAgain
 
     def check_reached(self, *, compares_identity: bool) -> None:
         """Capture again where the function also reached an argument by itself, or may and compares by identity."""
@@ -193,7 +214,8 @@ class Inputs:
         if self.symbols is None or record.argument is None or isinstance(record.real, torch.nn.Parameter):
             return
         if dims := self.call.dynamic.get(record.argument):
-            record.spec = self.symbols.spec(record.spec, dims, str(record.slot), record.entry)
+            padded = self.call.padded.get(record.argument, ())
+            record.spec = self.symbols.spec(record.spec, dims, str(record.slot), record.entry, padded)
             record.entry.spec = record.spec
 
     def _add(self, record: InputRecord) -> InputRecord | None:

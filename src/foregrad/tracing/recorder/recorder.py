@@ -46,7 +46,8 @@ from ..values.prefix import evaluate
 from .backward_writes import BackwardWrites
 from .trace import Trace
 
-_UNSAFE = {"inductor.resize_storage_bytes_.default"}  # known by name only once Inductor is imported
+# The first is known by name only once Inductor is imported; the second has an answer that no guard is on.
+_UNSAFE = {"inductor.resize_storage_bytes_.default", "aten.is_set_to.default"}
 
 aten = torch.ops.aten
 
@@ -189,7 +190,7 @@ class Recorder(Trace, ThreadDispatchMode):
             )
         if str(func) in _UNSAFE:
             raise UnsupportedOpError(
-                f"`{func}` at {user_line(self.origins.here())} takes memory from tensors, which can't be "
+                f"`{func}` at {user_line(self.origins.here())} is about the memory of tensors, which can't be "
                 "captured. Keep that part outside the compiled function."
             )
         # What it is made of keeps a history, where a detached result has none.

@@ -157,13 +157,15 @@ class SharedClosureFound(CaptureAgain):
 class Learned:
     """What makes the next run of a capture another one.
 
-    `shared_bases`, `whole`, `viewed` and `as_they_are`: see `Inputs`; `late`: see `BackwardWrites`. `containers`: the
-    places of those that change how many items they have, and whether the function reads them, see `Journals`.
+    `shared_bases`, `whole`, `viewed`, `as_they_are` and `together`: see `Inputs`; `late`: see `BackwardWrites`.
+    `containers`: the places of those that change how many items they have, and whether the function reads them, see
+    `Journals`.
     `regions`: custom Functions that use NumPy, which run as eager regions; `hooks`: see `EagerHooks`. `samples`: see
     `Wrappers`. `disturbed`: see `OwnWrites`. `facts`: by aspect.
     """
 
     shared_bases: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
+    together: bool = False
     whole: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
     viewed: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
     as_they_are: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)

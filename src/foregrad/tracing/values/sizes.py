@@ -11,8 +11,7 @@ Which dimension of which result is that size, only a table of operators can tell
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ import torch
 from ..._torch.graphs import symbol_of
 from ..._torch.jagged import is_jagged
 from ..._torch.symbols import SymbolTable, TracedInt, concrete, is_symbolic, same_numbers
-from ...graph.meta import TensorSpec, contiguous_strides
+from ...graph.meta import TensorSpec, contiguous_strides, pairs_of_strides
 from ...graph.signature import SizeSymbol
 from ...subclasses.spec import WrapperSpec, outer_sizes
 from ..tape.tape import Entry, entries_in
@@ -324,13 +323,17 @@ class SizeSymbols:
     def __init__(self, env: Any = None) -> None:
         self.table = SymbolTable(env)
 
-    def spec(self, spec: TensorSpec, dims: Mapping[int, Limits], name: str, entry: Any) -> TensorSpec:
-        """`spec` with symbols for the sizes at `dims`, and the strides that follow from them."""
+    def spec(
+        self, spec: TensorSpec, dims: Mapping[int, Limits], name: str, entry: Any, padded: Container[int] = ()
+    ) -> TensorSpec:
+        """`spec` with symbols for the sizes at `dims`, and the strides that follow from them; with a padding too, for
+        those at `padded`.
+        """
         shape = [
             self.table.symbol(size, f"{name}.size({dim})", (entry, dim), dims[dim]) if dim in dims else size
             for dim, size in enumerate(spec.shape)
         ]
-        stride = following_strides(spec, shape)
+        stride = following_strides(spec, shape, padded)
         return TensorSpec(tuple(shape), stride, spec.dtype, spec.device, spec.offset, conj=spec.conj, neg=spec.neg)
 
     def given(self, numbers: Iterable[Any], entry: Any) -> None:
@@ -350,13 +353,14 @@ class SizeSymbols:
         return tuple(SizeSymbol(symbol, number[entry], dim) for symbol, (entry, dim) in self.table.bound.items())
 
 
-def following_strides(spec: TensorSpec | WrapperSpec, shape: Sequence[Any]) -> tuple[Any, ...]:
+def following_strides(
+    spec: TensorSpec | WrapperSpec, shape: Sequence[Any], padded: Container[int] = ()
+) -> tuple[Any, ...]:
     """The strides of a tensor laid out as `spec` is, of another, symbolic `shape`."""
     stride = list(spec.stride)
-    order = sorted(range(len(shape)), key=lambda dim: (spec.stride[dim], -dim))
-    for inner, outer in itertools.pairwise(order):
-        if spec.stride[outer] and spec.stride[outer] == spec.stride[inner] * spec.shape[inner]:
-            stride[outer] = stride[inner] * shape[inner]
+    for inner, outer, padding in pairs_of_strides(spec.shape, spec.stride):
+        if not padding or outer in padded:
+            stride[outer] = stride[inner] * (shape[inner] + padding)
     return tuple(stride)
 
 

@@ -42,7 +42,7 @@
     if (readers[op].length) facts.push(`<span>read by</span> ${list(readers[op])}`);
     const line = data.lines[ops.line[op]];
     box.innerHTML = `<div class="what">${facts.join(" ")}</div>` + (line ? `<code>${esc(line)}</code>` : "") +
-      (row ? `<div>${row[3] ? `called <b>${esc(row[3])}</b>; ` : ""}kept because ${esc(row[8])}</div>` : "") +
+      (row ? `<div><b>${esc(row[0])}</b>, kept because ${esc(row[2])}</div>` : "") +
       `<button class="close" type="button" aria-label="Close">×</button>`;
   }
   if ($("detail")) $("detail").addEventListener("click", (event) => {
@@ -64,9 +64,9 @@
   }
   function tipOf(op) {
     const row = savedRow.get(op), line = data.lines[ops.line[op]];
-    const bytes = row && row[2] === "saved" ? row[1] : ops.bytes[op];
-    return `<b>${esc((row && row[3]) || ops.name[op])}</b> ${inBytes(bytes)} ${esc(ops.type[op])}<br><code>${esc(ops.op[op])}</code>` +
-      (line ? `<br>${esc(line)}` : "") + (row ? `<br>${esc(row[8])}` : "");
+    const bytes = row && row[3] === "saved" ? row[1] : ops.bytes[op];
+    return `<b>${esc((row && row[0]) || ops.name[op])}</b> ${inBytes(bytes)} ${esc(ops.type[op])}<br><code>${esc(ops.op[op])}</code>` +
+      (line ? `<br>${esc(line)}` : "") + (row ? `<br>${esc(row[2])}` : "");
   }
 
   // ------------------------------------------------------------------ memory
@@ -150,7 +150,7 @@
         total.flops += ops.flops[i];
         if (role(i) === "again") total.again++;
         const row = savedRow.get(i);
-        if (row && row[2] === "saved") total.saved += row[1];
+        if (row && row[3] === "saved") total.saved += row[1];
       };
       node.own.forEach(add);
       for (const child of node.children) {
@@ -162,7 +162,7 @@
     };
     sum(root);
     for (const node of nodes) node.children = node.children.filter((c) => c.total.f + c.total.b > 0).sort((a, b) => a.total.first - b.total.first);
-    const most = Math.max(1, ...nodes.filter((n) => n !== root).map((n) => n.total.saved), ...[...savedRow.values()].map((row) => row[2] === "saved" ? 4 * row[1] : 0));
+    const most = Math.max(1, ...nodes.filter((n) => n !== root).map((n) => n.total.saved), ...[...savedRow.values()].map((row) => row[3] === "saved" ? 4 * row[1] : 0));
     const open = new Set([0]);
     const boxesBelow = (limit) => {
       // Unfold level by level while what is to be seen stays few.
@@ -268,7 +268,7 @@
           if (from === to && !crosses) continue;
           const key = `${from}|${to}|${ops.half[r]}${ops.half[i]}`;
           const row = savedRow.get(r);
-          const bytes = crosses && row && row[2] === "saved" ? row[1] : 0;
+          const bytes = crosses && row && row[3] === "saved" ? row[1] : 0;
           const edge = found.get(key) || { from, to, a: ops.half[r], b: ops.half[i], bytes: 0 };
           edge.bytes += bytes;
           found.set(key, edge);
@@ -338,8 +338,9 @@
       });
       scene.querySelectorAll(".edge").forEach((e) => { const [a, b] = e.dataset.e.split(" ").map(Number); e.classList.toggle("hot", own >= 0 && (a === own || b === own)); });
     }
+    const MOST_UNFOLDED = 200;
+    const hit = (i) => (ops.name[i] + " " + ops.op[i] + " " + data.lines[ops.line[i]]).toLowerCase().includes(wanted);
     const matches = (row) => {
-      const hit = (i) => (ops.name[i] + " " + ops.op[i] + " " + data.lines[ops.line[i]]).toLowerCase().includes(wanted);
       if (row.kind === "op") return hit(row.op);
       const inside = (n) => n.path.toLowerCase().includes(wanted) || n.own.some(hit) || n.children.some(inside);
       return inside(row.node);
@@ -389,6 +390,11 @@
     $("views").addEventListener("change", (event) => { withViews = event.target.checked; draw(); });
     $("find").addEventListener("input", (event) => {
       wanted = event.target.value.trim().toLowerCase();
+      const hits = wanted ? ops.name.map((_, i) => i).filter((i) => shown(i) && hit(i)) : [];
+      const inPaths = wanted ? nodes.filter((n) => n.path.toLowerCase().includes(wanted)).length : 0;
+      $("found").textContent = wanted ? `${hits.length} operators, ${inPaths} modules` : "";
+      const hidden = hits.filter((i) => rep[i] < 0 || rows[rep[i]].kind !== "op").slice(0, MOST_UNFOLDED);
+      if (hidden.length) { hidden.forEach(reveal); draw(); }
       mark();
       const k = wanted ? rows.findIndex(matches) : -1;
       if (k >= 0) { at = k; show(k); }
@@ -423,6 +429,8 @@
         const op = of[n], r = op < 0 ? "" : role(op), cls = r === "saved" || r === "again" ? r : "";
         return `<div class="ln ${cls}" data-n="${n}"${op < 0 ? "" : ` data-op="${op}"`}><b>${n + 1}</b><span>${paint(text)}</span></div>`;
       }).join("");
+      const first = of.findIndex((op) => op >= 0 && !["input", "tangent"].includes(role(op)));
+      code.scrollTop = Math.max(0, first - 2) * 18; // past the inputs
     }
     function mark(op, from) {
       code.querySelectorAll(".ln.on").forEach((l) => l.classList.remove("on"));
@@ -505,7 +513,7 @@
   })();
 
   // Code in advice, as it is written in plain text.
-  document.querySelectorAll(".advice li").forEach((li) => { li.innerHTML = esc(li.dataset.text).replace(/`([^`]+)`/g, "<code>$1</code>"); });
+  document.querySelectorAll("[data-text]").forEach((li) => { li.innerHTML = esc(li.dataset.text).replace(/`([^`]+)`/g, "<code>$1</code>"); });
   const wanted = new URLSearchParams(location.hash.slice(1)).get("select");
   if (wanted && byKey.has(wanted)) select(byKey.get(wanted), "address");
   document.documentElement.dataset.ready = String(Math.round(performance.now()));

@@ -1,0 +1,41 @@
+"""What the package says of itself is what the project does."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import foregrad
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_citation_has_the_version_and_license():
+    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.search(r"^version: (.*)$", text, re.MULTILINE)[1] == foregrad.__version__
+    assert "license: MIT" in text
+    assert (ROOT / "LICENSE").read_text(encoding="utf-8").startswith("MIT License")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="no tomllib")
+def test_each_python_that_is_tested_is_a_classifier():
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
+    first, last = re.search(
+        r"on each Python that is here, 3\.(\d+) to 3\.(\d+)", (ROOT / "Makefile").read_text()
+    ).groups()
+    assert named == [f"3.{minor}" for minor in range(int(first), int(last) + 1)]
+    assert project["requires-python"] == f">=3.{first}"
+
+
+def test_what_is_promised_of_loading_names_pages_that_are_there():
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    for path in re.findall(r"\]\((docs/[\w.]+)", text):
+        assert (ROOT / path).is_file()
+    assert "#the-file" in text
+    assert "## The file\n" in (ROOT / "docs" / "artifacts.md").read_text(encoding="utf-8")
