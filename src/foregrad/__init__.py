@@ -44,6 +44,8 @@ if TYPE_CHECKING:
         fake_tensor_unsupported,
     )
     from .frontend.region import eager_region, region
+    from .joints.doors import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
+    from .joints.held import JointWithDescriptors
     from .graph.joint import JointGraph, Partitioned
     from .logs import set_logs
     from .partitioners import budget_partition, default_partition, min_cut_rematerialization_partition
@@ -76,12 +78,15 @@ __all__ = [
     "Explanation",
     "GraphSignature",
     "JointGraph",
+    "JointWithDescriptors",
     "Partitioned",
     "Policy",
     "Verification",
     "VerificationError",
     "aot_autograd",
+    "aot_compile_joint_with_descriptors",
     "aot_export_joint_simple",
+    "aot_export_joint_with_descriptors",
     "aot_export_module",
     "aot_function",
     "aot_module",
@@ -156,6 +161,8 @@ _HOMES = {
     "tools.explanation.collect": "explain",
     "tools.explanation.text": "Explanation",
     "frontend.region": "eager_region region",
+    "joints.doors": "aot_compile_joint_with_descriptors aot_export_joint_with_descriptors",
+    "joints.held": "JointWithDescriptors",
     "graph.joint": "JointGraph Partitioned",
     "partitioners": "budget_partition default_partition min_cut_rematerialization_partition",
     "partitioners.budget": "Budget",
@@ -182,7 +189,7 @@ ASPECTS = [
     "foregrad.tracing.effects.output",
 ]
 # As `foregrad.graph`, without an import of it.
-_PARTS = {"backends", "dynamo", "extend", "graph", "partitioners", "passes"}
+_PARTS = {"backends", "descriptors", "dynamo", "extend", "graph", "partitioners", "passes"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 

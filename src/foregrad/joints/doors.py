@@ -1,0 +1,219 @@
+"""Capture a module's joint graph with descriptors, and compile such a graph: two doors with PyTorch's parameters."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from .._torch import dynamo, engine
+from .._torch.fakes import FakeTensor, fake_mode_of
+from .._torch.graphs import trace_artifact
+from .._torch.nested import flat_arguments, mapped_leaves
+from .._torch.settings import joint_pass
+from ..aot import make_pipeline, named_sources
+from ..backends.boxed import nop
+from ..config import config
+from ..dispatch.pipeline import Pipeline
+from ..errors import UnsupportedError
+from ..extend import CompileStage
+from ..frontend.call import FlatCall, flatten_call
+from ..graph.effect_log import CheckFailed
+from ..graph.joint import JointGraph
+from ..graph.signature import Signature
+from ..interrupts import held
+from ..partitioners import default_partition
+from ..passes.mutations import with_mutations_inside
+from ..phases import compiling, phase
+from ..tracing.capture import Captured as OfCapture
+from ..tracing.capture import capture_call
+from ..tracing.parts import Options
+from ..tracing.tape.collection import paused_collection
+from ..tracing.tape.origin import stands_for
+from .back import joint_of
+from .calls import rendered_call
+from .graph import written_graph
+from .held import Captured, JointWithDescriptors
+from .layout import layout_of
+
+Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
+
+
+def aot_export_joint_with_descriptors(
+    stack: contextlib.ExitStack,
+    mod: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    keep_inference_input_mutations: bool = False,
+    ignore_shape_env: bool = False,
+    disable_functionalization: bool = False,
+    _record_nn_module_stack: bool = False,
+    _disable_torch_fn_metadata_mode: bool = False,
+) -> JointWithDescriptors:
+    """Capture the forward and backward of a module as one graph to be edited, with what each input and output is.
+
+    Parameters, buffers and arguments are inputs, used or not, then tangents; the graph gives new values of what the
+    module writes to, its results, then a gradient or None for each input of the forward. `meta["desc"]` of each
+    placeholder and of the output node says which is which: see `foregrad.descriptors`. Parameters and arguments may be
+    fake tensors, or parameters on the meta device. Without gradients, or where nothing requires any, the graph is that
+    of the forward.
+
+    Args:
+        stack: holds the graph's fake mode from now on: leave it when the graph is compiled.
+        args, kwargs: example arguments, nested as the module takes them.
+        decompositions: `{operator: function}`, used while capturing.
+        keep_inference_input_mutations: a graph without gradients writes to its inputs by `copy_`.
+        ignore_shape_env: sizes of the arguments are plain numbers.
+        disable_functionalization: refused (`UnsupportedError`): graphs are functional.
+
+    Raises:
+        UnsupportedError: the module does what one graph can't say, by name: branches on values of tensors, writes to
+            Python objects, writes to a tensor that shares memory with another input.
+
+    Examples:
+        >>> import contextlib, torch, foregrad
+        >>> model = torch.nn.Linear(3, 2)
+        >>> with contextlib.ExitStack() as stack:
+        ...     jd = foregrad.aot_export_joint_with_descriptors(stack, model, (torch.ones(1, 3),))
+        ...     run = foregrad.aot_compile_joint_with_descriptors(jd)
+        >>> run(*model.parameters(), torch.ones(1, 3)).shape
+        torch.Size([1, 2])
+    """
+    if disable_functionalization:
+        raise UnsupportedError("graphs are functional: pass disable_functionalization=False")
+    args, kwargs = _arguments(mod, tuple(args), dict(kwargs or {}), plain=ignore_shape_env)
+    call = _call(mod, args, kwargs)
+    name = type(mod).__name__
+    grad_enabled, autocast = torch.is_grad_enabled(), engine.is_any_autocast_enabled()
+    captured = _captured(mod, call, name, decompositions)
+    signature = captured.joint.signature
+    inside = keep_inference_input_mutations
+    with captured.joint.fake_mode:
+        layout = layout_of(mod, call, signature, captured.wrappers, writes_inside=inside)
+    module = written_graph(captured.joint, layout, writes_inside=inside)
+    stack.enter_context(captured.joint.fake_mode)
+    held_ = Captured(captured.joint, layout, inside, grad_enabled, autocast, call.function)
+    return JointWithDescriptors(module, held_)
+
+
+def aot_compile_joint_with_descriptors(
+    jd: JointWithDescriptors,
+    *,
+    partition_fn: Callable[..., Any] = default_partition,
+    fw_compiler: Compiler = nop,
+    bw_compiler: Compiler | None = nop,
+    serializable: bool = False,
+) -> Callable[..., Any]:
+    """Split and compile a joint graph, as it was captured or edited, both halves at once.
+
+    The result is called as `fn(*params, *buffers, *args, **kwargs)`, or with one list of all of these, flat; parameters
+    and buffers in the order of `jd.params_spec` and `jd.buffers_spec`. It checks nothing of a call: shapes are those of
+    the graph. A code that `torch.compile` compiles may call it.
+
+    Args:
+        partition_fn: splits the graph, as in `aot_function`.
+        fw_compiler, bw_compiler: take (graph, example inputs), and give a callable; `bw_compiler` None: the same.
+        serializable: the result has `serialize()`, which gives bytes for `foregrad.joints.load`.
+
+    Raises:
+        ValueError: the edited graph has another number of inputs or outputs.
+    """
+    pipeline = make_pipeline(fw_compiler, bw_compiler, partition_fn)
+    captured = jd.captured
+    joint = joint_of(jd)
+    if (custom := joint_pass()) is not None:
+        joint = dataclasses.replace(joint, module=custom(joint.module, joint.example_inputs()))
+    with torch.set_grad_enabled(captured.grad_enabled), held, paused_collection(), compiling(joint.name):
+        compiled = _compiled(pipeline, joint, writes_inside=captured.writes_inside)
+        compiled = dataclasses.replace(
+            compiled,
+            disable_autocast=captured.autocast,
+            needs_grad_mode=not joint.signature.is_inference and not captured.grad_enabled,
+        )
+        run = rendered_call(joint, compiled, captured.layout)
+    spec = jd.in_spec
+
+    def call_joint(*args: Any, **kwargs: Any) -> Any:
+        return run(flat_arguments(args, kwargs, spec))
+
+    call_joint.__name__ = call_joint.__qualname__ = joint.name
+    return dynamo.traced_as_it_runs(call_joint)
+
+
+def _compiled(pipeline: Pipeline, joint: JointGraph, *, writes_inside: bool) -> Any:
+    with phase("partition"):
+        parts: Any = pipeline.split(joint)
+    pipeline.tell(CompileStage("partition", joint.name, joint, parts, 0.0, joint, compiler=pipeline.partition))
+    if writes_inside and joint.signature.is_inference:
+        parts = with_mutations_inside(parts)
+    compiled = pipeline.compile(parts, None, dataclasses.replace(config.value, native=False), may_retry=False)
+    if not joint.signature.is_inference:
+        compiled.make_backward()
+    return compiled
+
+
+def _call(mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall:
+    for part in mod.modules():
+        lines = dynamo.source_lines(part) if isinstance(part, fx.GraphModule) else None
+        if lines is not None:
+            stands_for(*lines)
+
+    def call_module(*args: Any, **kwargs: Any) -> Any:
+        return mod(*args, **kwargs)
+
+    return flatten_call(call_module, args, kwargs)
+
+
+def _arguments(
+    mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, plain: bool
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments as fakes of the mode that the module's own fakes are of, if there are any."""
+    mode = fake_mode_of([*mod.parameters(), *mod.buffers()])
+    if mode is None:
+        return args, kwargs
+
+    def fake(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+            return mode.from_tensor(value, static_shapes=plain or mode.shape_env is None or None)
+        return value
+
+    given: tuple[tuple[Any, ...], dict[str, Any]] = mapped_leaves(fake, (args, kwargs))
+    return given
+
+
+def _captured(mod: nn.Module, call: FlatCall, name: str, decompositions: Any) -> OfCapture:
+    lifted = [(source.get(), source) for source in named_sources(mod)]
+    try:
+        options = Options(name, decompositions or {}, higher_order=False)
+        with phase("capture"):
+            captured = capture_call(call, options, lifted=lifted)
+    except CheckFailed as found:
+        raise found.error from None
+    joint = captured.joint
+    if joint.error is not None:
+        raise joint.error
+    trace_artifact("foregrad_joint_with_descriptors", lambda: str(joint))
+    for what, does in _inexpressible(joint.signature):
+        if does:
+            raise UnsupportedError(f"`{name}` can't be one graph with descriptors: it {what}")
+    return captured
+
+
+def _inexpressible(s: Signature) -> list[tuple[str, Any]]:
+    """What such a graph can't say."""
+    paths = ", ".join(dict.fromkeys(write.path for write in s.effects.python_writes))
+    return [
+        ("changes sizes of its arguments in place", s.reshaped or s.swapped),
+        ("writes to an argument that shares memory with another", s.structure.shared_memory),
+        ("branches on values of tensors", s.stops.decisions),
+        ("checks values of tensors", s.stops.checks),
+        ("writes to tensors in its backward", s.backward),
+        ("sets `.grad` of tensors", s.gradients_left),
+        (f"writes {paths}", s.effects.python_writes),
+    ]
