@@ -93,28 +93,12 @@ class _Reader:
             self._placeholder(self.given[first + order[position]], names[len(self.signature.inputs) + position])
         for node, primal in zip(self.given, layout.primals, strict=False):
             if primal.input is None:  # a value of the program's, or a tied parameter's further name
-                copies[node] = self._unread(node, primal)
+                twin = None if primal.twin is None else self.given[number[primal.twin]]
+                copies[node] = primal.value if twin is None else copies[twin]
 
     def _placeholder(self, old: fx.Node, name: str) -> None:
         meta = self.copier.metadata(old)
         self.copier.copies[old] = self.copier.writer.add(name, "placeholder", name, (), {}, meta)
-
-    def _unread(self, node: fx.Node, primal: Any) -> Any:
-        if not isinstance(primal.value, torch.Tensor):
-            return primal.value
-        twin = next(
-            (
-                at
-                for at, other in enumerate(self.layout.primals)
-                if other.input is not None and other.value is primal.value and other.part == primal.part
-            ),
-            None,
-        )
-        if twin is not None:
-            return self.copier.copies[self.given[twin]]
-        if node.users:
-            raise UnsupportedError(f"the graph reads {node.name} ({primal.desc}), an input that nothing read before")
-        return None
 
     def _is_update(self, node: fx.Node) -> bool:
         return node.target is aten.copy_.default and node.args[0] in self.given and self.inference

@@ -13,7 +13,7 @@ from torch import fx, nn
 from .._torch import dynamo, engine
 from .._torch.fakes import FakeTensor, fake_mode_of
 from .._torch.graphs import trace_artifact
-from .._torch.nested import flat_arguments, mapped_leaves
+from .._torch.nested import flat_arguments, mapped_leaves, tensors_in
 from .._torch.settings import joint_pass
 from ..aot import make_pipeline, named_sources
 from ..backends.boxed import nop
@@ -23,12 +23,14 @@ from ..errors import UnsupportedError
 from ..extend import CompileStage
 from ..frontend.call import FlatCall, flatten_call
 from ..graph.effect_log import CheckFailed
-from ..graph.joint import JointGraph
+from ..graph.joint import JointGraph, Partitioned
 from ..graph.signature import Signature
 from ..interrupts import held
 from ..partitioners import default_partition
 from ..passes.mutations import with_mutations_inside
 from ..phases import compiling, phase
+from ..runtime.compiled import Compiled
+from ..subclasses.spec import GradientKindError
 from ..tracing.capture import Captured as OfCapture
 from ..tracing.capture import capture_call
 from ..tracing.parts import Options
@@ -87,11 +89,12 @@ def aot_export_joint_with_descriptors(
     """
     if disable_functionalization:
         raise UnsupportedError("graphs are functional: pass disable_functionalization=False")
-    args, kwargs = _arguments(mod, tuple(args), dict(kwargs or {}), plain=ignore_shape_env)
+    mode = _mode_of(mod, args, kwargs)
+    args, kwargs = _arguments(mode, tuple(args), dict(kwargs or {}), plain=ignore_shape_env)
     call = _call(mod, args, kwargs)
     name = type(mod).__name__
     grad_enabled, autocast = torch.is_grad_enabled(), engine.is_any_autocast_enabled()
-    captured = _captured(mod, call, name, decompositions)
+    captured = _captured(mod, call, Options(name, decompositions or {}, higher_order=False, fake_mode=mode))
     signature = captured.joint.signature
     inside = keep_inference_input_mutations
     with captured.joint.fake_mode:
@@ -119,7 +122,8 @@ def aot_compile_joint_with_descriptors(
     Args:
         partition_fn: splits the graph, as in `aot_function`.
         fw_compiler, bw_compiler: take (graph, example inputs), and give a callable; `bw_compiler` None: the same.
-        serializable: the result has `serialize()`, which gives bytes for `foregrad.joints.load`.
+        serializable: the result has `artifact`, a `foregrad.Artifact` of the graphs, to be saved. The module that
+            `foregrad.load` gives of it is called as the result is.
 
     Raises:
         ValueError: the edited graph has another number of inputs or outputs.
@@ -130,9 +134,14 @@ def aot_compile_joint_with_descriptors(
     if (custom := joint_pass()) is not None:
         joint = dataclasses.replace(joint, module=custom(joint.module, joint.example_inputs()))
     with torch.set_grad_enabled(captured.grad_enabled), held, paused_collection(), compiling(joint.name):
-        compiled = _compiled(pipeline, joint, writes_inside=captured.writes_inside)
+        halves = _split(pipeline, joint, writes_inside=captured.writes_inside)
+        artifact = None
+        if serializable:
+            from .stored import artifact_of  # late: artifacts are not imported for nothing
+
+            artifact = artifact_of(jd, halves)
         compiled = dataclasses.replace(
-            compiled,
+            _compiled(pipeline, halves),
             disable_autocast=captured.autocast,
             needs_grad_mode=not joint.signature.is_inference and not captured.grad_enabled,
         )
@@ -143,17 +152,23 @@ def aot_compile_joint_with_descriptors(
         return run(flat_arguments(args, kwargs, spec))
 
     call_joint.__name__ = call_joint.__qualname__ = joint.name
-    return dynamo.traced_as_it_runs(call_joint)
+    result = dynamo.traced_as_it_runs(call_joint)
+    if artifact is not None:
+        result.artifact = artifact  # type: ignore[attr-defined]
+    return result
 
 
-def _compiled(pipeline: Pipeline, joint: JointGraph, *, writes_inside: bool) -> Any:
+def _split(pipeline: Pipeline, joint: JointGraph, *, writes_inside: bool) -> Partitioned:
     with phase("partition"):
-        parts: Any = pipeline.split(joint)
+        parts: Partitioned = pipeline.split(joint)
     pipeline.tell(CompileStage("partition", joint.name, joint, parts, 0.0, joint, compiler=pipeline.partition))
-    if writes_inside and joint.signature.is_inference:
-        parts = with_mutations_inside(parts)
-    compiled = pipeline.compile(parts, None, dataclasses.replace(config.value, native=False), may_retry=False)
-    if not joint.signature.is_inference:
+    return with_mutations_inside(parts) if writes_inside and joint.signature.is_inference else parts
+
+
+def _compiled(pipeline: Pipeline, halves: Partitioned) -> Compiled:
+    # Without the C++ part: a trace of code that calls the result goes through its operators.
+    compiled = pipeline.compile(halves, None, dataclasses.replace(config.value, native=False), may_retry=False)
+    if not halves.joint.signature.is_inference:
         compiled.make_backward()
     return compiled
 
@@ -170,11 +185,15 @@ def _call(mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat
     return flatten_call(call_module, args, kwargs)
 
 
+def _mode_of(mod: nn.Module, *arguments: Any) -> Any:
+    """The fake mode of the module's fakes and those among the arguments, or of the active trace; None without any."""
+    return fake_mode_of([*mod.parameters(), *mod.buffers(), *tensors_in(arguments)])
+
+
 def _arguments(
-    mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, plain: bool
+    mode: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, plain: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments as fakes of the mode that the module's own fakes are of, if there are any."""
-    mode = fake_mode_of([*mod.parameters(), *mod.buffers()])
+    """The arguments as fakes of a mode, if there is one."""
     if mode is None:
         return args, kwargs
 
@@ -187,12 +206,12 @@ def _arguments(
     return given
 
 
-def _captured(mod: nn.Module, call: FlatCall, name: str, decompositions: Any) -> OfCapture:
+def _captured(mod: nn.Module, call: FlatCall, options: Options) -> OfCapture:
     lifted = [(source.get(), source) for source in named_sources(mod)]
+    name = options.name
     try:
-        options = Options(name, decompositions or {}, higher_order=False)
         with phase("capture"):
-            captured = capture_call(call, options, lifted=lifted)
+            captured = _once_kinds_are_known(lambda: capture_call(call, options, lifted=lifted))
     except CheckFailed as found:
         raise found.error from None
     joint = captured.joint
@@ -203,6 +222,17 @@ def _captured(mod: nn.Module, call: FlatCall, name: str, decompositions: Any) ->
         if does:
             raise UnsupportedError(f"`{name}` can't be one graph with descriptors: it {what}")
     return captured
+
+
+def _once_kinds_are_known(capture: Callable[[], OfCapture]) -> OfCapture:
+    """A capture, begun again while it learns what gradients of tensor subclasses are like."""
+    for _ in range(_MOST_KINDS):
+        with contextlib.suppress(GradientKindError):
+            return capture()
+    return capture()
+
+
+_MOST_KINDS = 1000  # each is learned once
 
 
 def _inexpressible(s: Signature) -> list[tuple[str, Any]]:

@@ -64,9 +64,8 @@ class _Writer:
         return with_nested_arguments(module, len(layout.primals), len(layout.tangents), len(layout.forward))
 
     def _requires_grad(self, primal: Any) -> bool:
-        if primal.input is not None:
-            return self.signature.inputs[primal.input].requires_grad
-        return isinstance(primal.value, torch.Tensor) and primal.value.requires_grad
+        number = primal.twin if primal.input is None else primal.input
+        return number is not None and self.signature.inputs[number].requires_grad
 
     def _inputs(self, *, inference: bool) -> None:
         copier, layout = self.copier, self.layout
@@ -75,10 +74,8 @@ class _Writer:
         first = len(self.signature.inputs)
         for primal in layout.primals:
             name = next(names)
-            if primal.input is not None:
-                meta = copier.metadata(old[primal.input])
-            else:
-                meta = NodeMeta(late={"val": _unread(self.joint.fake_mode, primal.value)})
+            number = primal.twin if primal.input is None else primal.input
+            meta = NodeMeta({"val": primal.value}) if number is None else copier.metadata(old[number])
             meta["desc"], meta["partitioner_tag"] = primal.desc, "is_forward"
             node = copier.writer.add(name, "placeholder", name, (), {}, meta)
             if primal.input is not None:
@@ -134,13 +131,6 @@ class _Writer:
             meta["stack_trace"] = trace
         node.meta = meta
         return node
-
-
-def _unread(mode: Any, value: Any) -> Callable[[], Any]:
-    """What stands for the value of an input that nothing reads."""
-    return lambda: (
-        mode.from_tensor(value.detach(), static_shapes=True) if isinstance(value, torch.Tensor) else value
-    )
 
 
 def _value(node: fx.Node, mode: Any) -> Callable[[], Any]:

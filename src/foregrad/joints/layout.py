@@ -28,14 +28,16 @@ from ..subclasses.spec import WrapperSpec, is_wrapper
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Primal:
-    """An input of the forward. `input`: its number in the signature; None for one that nothing reads, which is then
-    `value`. `place`: where it is among the flat arguments of a call; `part`: which plain tensor of the wrapper there.
+    """An input of the forward. `input`: its number in the signature; None for one that nothing reads: a further name of
+    the input `twin`, or the plain `value`. `place`: where it is among the flat arguments of a call; `part`: which plain
+    tensor of the wrapper there.
     """
 
     desc: Any
     input: int | None
     place: int
     part: int | None = None
+    twin: int | None = None
     value: Any = None
 
 
@@ -67,6 +69,8 @@ class Layout:
     """The inputs and outputs in order; `constants`: inputs of the signature that the graph has as constants.
 
     `tangents`: for each tangent, its position among the signature's. `wrappers`: in the order of the signature's.
+    `tree`: the structure of a call of the compiled function; `given`: for each of its leaves, whether it is a tensor, the
+    leaf that it is once more, its value otherwise; `leaves`: the leaf at each place.
     """
 
     names: tuple[str, ...]  # of parameters, then buffers
@@ -79,6 +83,9 @@ class Layout:
     wrappers: tuple[WrapperAt, ...]
     in_spec: Any
     out_spec: Any
+    tree: Tree
+    given: tuple[tuple[bool, int | None, Any], ...]
+    leaves: tuple[int, ...]
 
     @property
     def number(self) -> dict[int, int]:
@@ -124,6 +131,7 @@ def layout_of(
         tuple(maker.wrappers_found()),
         maker.in_spec,
         out_spec,
+        *maker.convention(),
     )
 
 
@@ -141,6 +149,7 @@ class _Maker:
         args, kwargs = call.tree.unflatten([0] * call.tree.size, lambda *_: 0)
         _, self.in_spec = flattened(([*[0] * len(self.held), *args], kwargs))
         self.constants: list[int] = []
+        self.inputs_at: dict[int, list[tuple[str, int]]] = {}  # by place: paths in a wrapper, and inputs
         self.primals = [*self._held(), *self._given()]
         known = {primal.input for primal in self.primals}
         for number, info in enumerate(signature.inputs):
@@ -159,17 +168,27 @@ class _Maker:
             *((Buffer(n), self.classes.BufferAOTInput(n)) for n in self.buffers),
         ]
         for place, ((slot, desc), tensor) in enumerate(zip(names, self.held, strict=True)):
-            is_first = self.place_of[tensor] == place
-            if is_wrapper(tensor):
-                if place not in parts and is_first:
-                    raise UnsupportedError(
-                        f"`{slot.name}` is a {type(tensor).__qualname__} that the module does not use: such a tensor "
-                        "can't be an input of the graph. Use it, or take it off the module."
-                    )
-                for part, (path, number) in enumerate(parts[self.place_of[tensor]]):
-                    yield Primal(self._part(desc, path), number if is_first else None, place, part, tensor)
+            first = self.place_of[tensor]
+            if first == place and not is_wrapper(tensor):
+                self.inputs_at[place] = [("", by_slot[slot])]
+            elif first == place and place in parts:
+                self.inputs_at[place] = parts[place]
+            elif first == place:
+                raise UnsupportedError(
+                    f"`{slot.name}` is a {type(tensor).__qualname__} that the module does not use: such a tensor can't "
+                    "be an input of the graph. Use it, or take it off the module."
+                )
+            yield from self._primals(desc, place, first)
+
+    def _primals(self, desc: Any, place: int, first: int) -> Iterator[Primal]:
+        """The inputs for the tensor at a place, which is the one at the place `first`."""
+        is_first = first == place
+        for part, (path, number) in enumerate(self.inputs_at[first]):
+            own, twin = (number, None) if is_first else (None, number)
+            if path:
+                yield Primal(self._part(desc, path), own, place, part, twin)
             else:
-                yield Primal(desc, by_slot.get(slot) if is_first else None, place, None, tensor)
+                yield Primal(desc, own, place, None, twin)
 
     def _parts_reached(self) -> dict[int, list[tuple[str, int]]]:
         """By place: the path and the input of each plain tensor of the wrappers that the module reached."""
@@ -191,15 +210,21 @@ class _Maker:
         numbers = {info.argument: i for i, info in enumerate(self.signature.inputs) if info.argument is not None}
         for idx, leaf in enumerate(self.arguments):
             desc, place = self.classes.PlainAOTInput(idx), len(self.held) + idx
-            if isinstance(leaf, _Whole):
-                if leaf.spec is None:
-                    raise UnsupportedError(
-                        f"`{self.call.paths[leaf.leaves[0]]}` is an array: pass `torch.from_numpy(array)`"
-                    )
-                for part, (path, number) in enumerate(zip(leaf.spec.paths(), leaf.leaves, strict=True)):
-                    yield Primal(self._part(desc, path), numbers.get(number), place, part, self.call.leaves[number])
-            else:
-                yield Primal(desc, numbers.get(leaf), place, None, self.call.leaves[leaf])
+            is_whole = isinstance(leaf, _Whole)
+            if is_whole and leaf.spec is None:
+                raise UnsupportedError(
+                    f"`{self.call.paths[leaf.leaves[0]]}` is an array: pass `torch.from_numpy(array)`"
+                )
+            leaves = leaf.leaves if is_whole else [leaf]
+            value = self.call.leaves[leaves[0]]
+            if not isinstance(value, torch.Tensor) and leaves[0] not in numbers:
+                yield Primal(desc, None, place, value=value)
+                continue
+            first = self.place_of.setdefault(value, place) if isinstance(value, torch.Tensor) else place
+            if first == place:
+                paths = leaf.spec.paths() if is_whole else [""]
+                self.inputs_at[place] = [(path, numbers[leaf]) for path, leaf in zip(paths, leaves, strict=True)]
+            yield from self._primals(desc, place, first)
 
     def _part(self, desc: Any, path: str, *, output: bool = False) -> Any:
         make = self.classes.SubclassGetAttrAOTOutput if output else self.classes.SubclassGetAttrAOTInput
@@ -226,15 +251,34 @@ class _Maker:
         for reached in self.wrappers.reached:
             yield WrapperAt(self.place_of[reached.source.get()], reached.spec, reached.gradient)
 
+    def convention(self) -> tuple[Tree, tuple[tuple[bool, int | None, Any], ...], tuple[int, ...]]:
+        """How the compiled function is called: `Layout.tree`, `given` and `leaves`."""
+        count, tree = len(self.held), self.call.tree
+        arguments = tree.children[0]
+        positional = dataclasses.replace(
+            arguments,
+            children=(*[Tree("leaf")] * count, *arguments.children),
+            size=count + arguments.size,
+        )
+        whole = dataclasses.replace(tree, children=(positional, tree.children[1]), size=count + tree.size)
+        first: ById[Any, int] = ById()
+        given: list[tuple[bool, int | None, Any]] = []
+        for number, leaf in enumerate([*self.held, *self.call.leaves]):
+            at = first.setdefault(leaf, number) if isinstance(leaf, torch.Tensor) else number
+            is_tensor = isinstance(leaf, torch.Tensor)
+            given.append((is_tensor, None if at == number else at, None if is_tensor else leaf))
+        of_arguments = (leaf.leaves[0] if isinstance(leaf, _Whole) else leaf for leaf in self.arguments)
+        return whole, tuple(given), (*range(count), *(count + leaf for leaf in of_arguments))
+
     # ---------------------------------------------------------------- outputs
 
     def outputs(self, *, writes_inside: bool) -> tuple[list[ForwardOutput], Any]:
         signature, classes_ = self.signature, self.classes
         number = {p.input: p for p in reversed(self.primals)}
-        order = [p.input for p in self.primals]
+        order = {p.input: i for i, p in reversed(list(enumerate(self.primals)))}
         found: list[ForwardOutput] = []
         if not (writes_inside and signature.is_inference):
-            for update in sorted(signature.updates, key=lambda update: order.index(update.input)):
+            for update in sorted(signature.updates, key=lambda update: order[update.input]):
                 found.append(
                     ForwardOutput(classes_.InputMutationAOTOutput(number[update.input].desc), update.output)
                 )
