@@ -44,9 +44,9 @@ if TYPE_CHECKING:
         fake_tensor_unsupported,
     )
     from .frontend.region import eager_region, region
+    from .graph.joint import JointGraph, Partitioned
     from .joints.doors import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
     from .joints.held import JointWithDescriptors
-    from .graph.joint import JointGraph, Partitioned
     from .logs import set_logs
     from .partitioners import budget_partition, default_partition, min_cut_rematerialization_partition
     from .partitioners.budget import Budget

@@ -40,34 +40,28 @@ OutputPairs = dict[Any, "tuple[Any, fx.Node | None]"]
 
 
 def get_all_input_and_grad_nodes(g: fx.Graph) -> Pairs:
-    """`{descriptor: (node, node of the gradient or None)}` for all inputs of the forward that may be tensors with
-    gradients, whether they have one or not.
+    """`{descriptor: (node, node of the gradient or None)}` for all inputs that may be tensors with gradients, whether
+    they have one or not; tangents, which have none, are among them.
 
     Examples:
         >>> import contextlib, torch, foregrad
         >>> with contextlib.ExitStack() as stack:
         ...     jd = foregrad.aot_export_joint_with_descriptors(stack, torch.nn.Linear(3, 2), (torch.ones(1, 3),))
         ...     pairs = foregrad.descriptors.get_all_input_and_grad_nodes(jd.graph_module.graph)
-        >>> [(desc.expr(), grad is not None) for desc, (_, grad) in pairs.items()]
-        [("self.get_parameter('weight')", True), ("self.get_parameter('bias')", True), ('args[0]', False)]
+        >>> [desc.expr() for desc, (_, grad) in pairs.items() if grad is not None]
+        ["self.get_parameter('weight')", "self.get_parameter('bias')"]
     """
     grads = {_input_of(desc): node for node, desc in _outputs(g) if desc is not None and _input_of(desc) is not None}
-    return {
-        desc: (node, grads.get(desc))
-        for node, desc in _inputs(g)
-        if _is(_root(desc), "DifferentiableAOTInput") and not _is(_root(desc), "TangentAOTInput")
-    }
+    return {desc: (node, grads.get(desc)) for node, desc in _inputs(g) if _is(_root(desc), "DifferentiableAOTInput")}
 
 
 def get_all_output_and_tangent_nodes(g: fx.Graph) -> OutputPairs:
-    """`{descriptor: (node, node of the tangent or None)}` for all outputs of the forward. An output that is a constant
-    stands there as itself.
+    """`{descriptor: (node, node of the tangent or None)}` for all outputs; gradients, which have none, are among them.
+    An output that is a constant stands there as itself.
     """
     tangents = {_output_of(desc): node for node, desc in _inputs(g) if _output_of(desc) is not None}
     return {
-        desc: (node, tangents.get(desc))
-        for node, desc in _outputs(g)
-        if _is(_root(desc), "DifferentiableAOTOutput") and not _is(_root(desc), "GradAOTOutput")
+        desc: (node, tangents.get(desc)) for node, desc in _outputs(g) if _is(_root(desc), "DifferentiableAOTOutput")
     }
 
 
@@ -236,7 +230,7 @@ def own_classes() -> Any:
 
 def _made(name: str, base: type, fields: tuple[str, ...], text: str) -> type:
     def expr(self: Any) -> str:
-        inner = getattr(self, fields[0]) if fields else None
+        inner: Any = getattr(self, fields[0]) if fields else None
         return text.format(self, inner.expr() if hasattr(inner, "expr") else "")
 
     namespace: dict[str, Any] = {"expr": expr, "__doc__": text, "__module__": __name__}

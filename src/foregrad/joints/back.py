@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -68,7 +68,7 @@ class _Reader:
         return JointGraph(self.before.name, module, signature, mode)
 
     def _fake_mode(self, placeholders: Sequence[fx.Node]) -> Any:
-        values = (node.meta.get("val") for node in placeholders if "val" in node.meta)
+        values: Iterable[Any] = (node.meta.get("val") for node in placeholders)
         return next((v.fake_mode for v in values if hasattr(v, "fake_mode")), self.before.fake_mode)
 
     # ---------------------------------------------------------------- the graph
@@ -160,7 +160,9 @@ class _Reader:
         )
         structure = dataclasses.replace(
             before.structure,
-            outputs=tuple(self._result(i, info, graph_outputs.specs) for i, info in enumerate(before.structure.outputs)),
+            outputs=tuple(
+                self._result(i, info, graph_outputs.specs) for i, info in enumerate(before.structure.outputs)
+            ),
         )
         return dataclasses.replace(
             before,
@@ -214,7 +216,7 @@ def _steps(node: Any, base: fx.Node, grad_enabled: bool, leaf: int) -> tuple[Vie
             return None
         call = -1 - 1000 * leaf - len(steps)  # like no other's
         kwargs: Mapping[str, Any] = node.kwargs
-        steps.append(ViewStep(node.target, tuple(node.args[1:]), tuple(kwargs.items()), index, call, grad_enabled))  # type: ignore[arg-type]
+        steps.append(ViewStep(node.target, tuple(node.args[1:]), tuple(kwargs.items()), index, call, grad_enabled))
         node = node.args[0]
     return tuple(reversed(steps))
 
@@ -232,5 +234,3 @@ def _symbols(placeholders: Sequence[fx.Node]) -> tuple[SizeSymbol, ...]:
             if symbol is not None:
                 found.setdefault(symbol, SizeSymbol(symbol, number, dim))
     return tuple(found.values())
-
-

@@ -10,7 +10,6 @@ import torch
 
 from .._torch.nested import flattened
 from ..backends.boxed import as_boxed
-from ..config import config
 from ..dispatch.guard_list import size_reads
 from ..frontend.reads import Source
 from ..graph.joint import JointGraph, Partitioned
@@ -36,9 +35,7 @@ def rendered_call(joint: JointGraph, compiled: Compiled, layout: Layout) -> Call
     run = RunLines(compiled, inputs.variables, names, _RAISES, symbols, inputs.wrappers)
     body = "\n".join("    " + line for line in (*inputs.lines, *reads, *run.lines))
     source = f"def forward(args):\n{body}\n"
-    call: Callable[[list[Any]], Any] = compile_source(
-        source, "forward", inputs.globals | run.globals, label=joint.name
-    )
+    call: Callable[[list[Any]], Any] = compile_source(source, "forward", inputs.globals | run.globals, label=joint.name)
     return call
 
 
@@ -125,8 +122,3 @@ def forward_call(jd: JointWithDescriptors, forward: Callable[..., Any]) -> Calla
 
 def _no_backward(*_: Any) -> Any:
     raise RuntimeError("this is a forward alone: no gradients flow through it")
-
-
-def is_native() -> bool:
-    """Whether calls may use the C++ part."""
-    return bool(config.value.native)

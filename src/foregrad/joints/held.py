@@ -32,8 +32,8 @@ class JointWithDescriptors:
     `foregrad.aot_compile_joint_with_descriptors`.
 
     `params_spec`, `buffers_spec`: the names of parameters and buffers in the order in which the graph and the compiled
-    function take them, a tied one under each of its names. `in_spec`, `out_spec`: PyTorch's `TreeSpec` of the arguments,
-    `([*params, *buffers, *args], kwargs)`, and of the result. `fake_mode`: the mode of the graph's fake tensors.
+    function take them, a tied one under each of its names. `in_spec`, `out_spec`: PyTorch's `TreeSpec` of the
+    arguments, `([*params, *buffers, *args], kwargs)`, and of the result. `fake_mode`: the mode of the graph's fake tensors.
 
     Examples:
         >>> import contextlib, torch, foregrad

@@ -69,8 +69,8 @@ class Layout:
     """The inputs and outputs in order; `constants`: inputs of the signature that the graph has as constants.
 
     `tangents`: for each tangent, its position among the signature's. `wrappers`: in the order of the signature's.
-    `tree`: the structure of a call of the compiled function; `given`: for each of its leaves, whether it is a tensor, the
-    leaf that it is once more, its value otherwise; `leaves`: the leaf at each place.
+    `tree`: the structure of a call of the compiled function; `given`: for each of its leaves, whether it is a tensor,
+    the leaf that it is once more, its value otherwise; `leaves`: the leaf at each place.
     """
 
     names: tuple[str, ...]  # of parameters, then buffers
@@ -163,7 +163,7 @@ class _Maker:
         """The parameters and buffers, each under each of its names."""
         by_slot = {info.slot: i for i, info in enumerate(self.signature.inputs) if type(info.slot) in (Param, Buffer)}
         parts = self._parts_reached()
-        names = [
+        names: list[tuple[Param | Buffer, Any]] = [
             *((Param(n), self.classes.ParamAOTInput(n)) for n in self.parameters),
             *((Buffer(n), self.classes.BufferAOTInput(n)) for n in self.buffers),
         ]
@@ -279,11 +279,11 @@ class _Maker:
         found: list[ForwardOutput] = []
         if not (writes_inside and signature.is_inference):
             for update in sorted(signature.updates, key=lambda update: order[update.input]):
-                found.append(
-                    ForwardOutput(classes_.InputMutationAOTOutput(number[update.input].desc), update.output)
-                )
+                found.append(ForwardOutput(classes_.InputMutationAOTOutput(number[update.input].desc), update.output))
         leaves, spec = _in_order(signature.structure.output_spec)
-        results = [entry for idx, leaf in enumerate(leaves) for entry in self._result(classes_.PlainAOTOutput(idx), leaf)]
+        results = [
+            entry for idx, leaf in enumerate(leaves) for entry in self._result(classes_.PlainAOTOutput(idx), leaf)
+        ]
         found += results
         covered = {entry.output for entry in found}
         infos = signature.structure.outputs
