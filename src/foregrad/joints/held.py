@@ -33,7 +33,7 @@ class JointWithDescriptors:
 
     `params_spec`, `buffers_spec`: the names of parameters and buffers in the order in which the graph and the compiled
     function take them, a tied one under each of its names. `in_spec`, `out_spec`: PyTorch's `TreeSpec` of the
-    arguments, `([*params, *buffers, *args], kwargs)`, and of the result. `fake_mode`: the mode of the graph's fake tensors.
+    arguments, `([*params, *buffers, *args], kwargs)`, and of the result. `fake_mode`: the mode of the graph's fakes.
 
     Examples:
         >>> import contextlib, torch, foregrad
