@@ -11,7 +11,6 @@ import torch
 from torch import fx
 
 from .._torch.graphs import GraphCopier, make_graph_module, symbol_of
-from .._torch.ops import OpOverload
 from .._torch.symbols import same_numbers
 from ..descriptors import flat_outputs
 from ..errors import UnsupportedError
@@ -20,10 +19,9 @@ from ..graph.joint import JointGraph
 from ..graph.meta import NodeMeta, TensorSpec, respecify, spec_of
 from ..graph.signature import Signature, SizeSymbol
 from ..passes.aliasing import memory_of
-from ..tracing.tape.opinfo import op_info
 from .graph import CONSTANT
 from .held import JointWithDescriptors
-from .layout import inputs_of, placeholder_names
+from .layout import inputs_of, is_view, placeholder_names
 
 aten = torch.ops.aten
 
@@ -153,7 +151,7 @@ class _Reader:
                 spec_of(node) if isinstance(node, fx.Node) else spec
                 for node, spec in zip(outputs, before.graph_outputs.specs, strict=True)
             ),
-            runtime_views=frozenset(i for i, n in enumerate(outputs) if isinstance(n, fx.Node) and _is_view(n)),
+            runtime_views=frozenset(i for i, n in enumerate(outputs) if isinstance(n, fx.Node) and is_view(n)),
         )
         flow = dataclasses.replace(
             before.gradients, tangent_specs=tuple(specs[count:]), returned=tuple(g is not None for g in gradients)
@@ -201,10 +199,6 @@ def _metadata(node: fx.Node) -> Any:
     return meta.copy()
 
 
-def _is_view(node: fx.Node) -> bool:
-    return isinstance(node.target, OpOverload) and op_info(node.target).is_view
-
-
 def _steps(node: Any, base: fx.Node, grad_enabled: bool, leaf: int) -> tuple[ViewStep, ...] | None:
     """The way from `base` to `node` by view operators; None if there is none."""
     steps: list[ViewStep] = []
@@ -212,7 +206,7 @@ def _steps(node: Any, base: fx.Node, grad_enabled: bool, leaf: int) -> tuple[Vie
         index = None
         if isinstance(node, fx.Node) and node.target is operator.getitem:
             node, index = node.args[0], node.args[1]
-        if not isinstance(node, fx.Node) or not _is_view(node) or len(node.all_input_nodes) != 1:
+        if not isinstance(node, fx.Node) or not is_view(node) or len(node.all_input_nodes) != 1:
             return None
         call = -1 - 1000 * leaf - len(steps)  # like no other's
         kwargs: Mapping[str, Any] = node.kwargs

@@ -15,6 +15,7 @@ import torch
 from torch import fx, nn
 
 from .._torch.nested import flattened
+from .._torch.ops import OpOverload
 from ..descriptors import classes, tangent_of
 from ..errors import UnsupportedError
 from ..frontend.call import FlatCall
@@ -24,6 +25,7 @@ from ..graph.signature import ConstantOutput, Handle, InputInfo, PartOf, Signatu
 from ..graph.slots import Base, Buffer, Param
 from ..identity import ById
 from ..subclasses.spec import WrapperSpec, is_wrapper
+from ..tracing.tape.opinfo import op_info
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -339,6 +341,10 @@ def placeholder_names(count: int, tangents: int, *, inference: bool) -> list[str
 
 def inputs_of(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.nodes if node.op == "placeholder"]
+
+
+def is_view(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and op_info(node.target).is_view
 
 
 def is_tensor(value: Any) -> bool:
