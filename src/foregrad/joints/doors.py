@@ -175,7 +175,11 @@ def _compiled(pipeline: Pipeline, halves: Partitioned) -> Compiled:
 
 def _call(mod: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FlatCall:
     for part in mod.modules():
-        lines = dynamo.source_lines(part) if isinstance(part, fx.GraphModule) else None
+        if not isinstance(part, fx.GraphModule):
+            continue
+        if any(getattr(node.target, "__name__", "") == "local_map_hop" for node in part.graph.nodes):
+            from . import local_maps  # noqa: F401 - a subject of captures from now on
+        lines = dynamo.source_lines(part)
         if lines is not None:
             stands_for(*lines)
 
