@@ -16,7 +16,6 @@ import gc
 import statistics
 import time
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -82,9 +81,9 @@ def on_fakes(layers: int) -> str:
         model = LlamaForCausalLM(config)
         tokens = torch.zeros(1, 512, dtype=torch.int64)
     module = Loss(model)
-    arguments: Callable[[], tuple[Any, Any]] = lambda: ((tokens,), {"labels": tokens})
-    exported(foregrad, module, arguments())  # imports and caches of operators
-    seconds, nodes = exported(foregrad, module, arguments())
+    arguments = (tokens,), {"labels": tokens}
+    exported(foregrad, module, arguments)  # imports and caches of operators
+    seconds, nodes = exported(foregrad, module, arguments)
     billions = sum(p.numel() for p in model.parameters()) / 1e9
     return f"| llama of {layers} layers, {billions:.1f} billion parameters, on fakes | {seconds:.2f} | {nodes} |"
 
@@ -95,7 +94,9 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=["gpt2-12", "llama-8"])
     parser.add_argument("--layers", type=int, default=80)
     wanted = parser.parse_args()
-    print("| model | ours, s | PyTorch's, s | ratio | nodes, ours | nodes, PyTorch's |\n| --- | ---: | ---: | ---: | ---: | ---: |")
+    print(
+        "| model | ours, s | PyTorch's, s | ratio | nodes, ours | nodes, PyTorch's |\n| --- | ---: | ---: | ---: | ---: | ---: |"
+    )
     for name in wanted.models:
         print(compared(name), flush=True)
     if wanted.layers:

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import fx
 from torch._higher_order_ops import local_map
-from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch._inductor import (
+    compile_fx,  # noqa: F401 - what a first import of it does is no effect of a program
+    compiler_bisector,  # noqa: F401
+)
 
-cache_dir()  # it sets a variable of the environment once, which is no effect of a program
 LOCAL_MAP: Any = local_map.local_map_hop
 
 
@@ -49,13 +51,14 @@ def operator_of(gm: fx.GraphModule) -> Callable[..., Any]:
 @contextlib.contextmanager
 def plain_python() -> Iterator[None]:
     """Context: no function modes and no dispatch modes."""
-    from torch.overrides import _len_torch_function_stack, _pop_mode, _push_mode
+    from torch import overrides
     from torch.utils._python_dispatch import _disable_current_modes
 
-    modes = [_pop_mode() for _ in range(_len_torch_function_stack())]
+    stack: Any = overrides
+    modes = [stack._pop_mode() for _ in range(stack._len_torch_function_stack())]
     try:
         with _disable_current_modes():
             yield
     finally:
         for mode in reversed(modes):
-            _push_mode(mode)
+            stack._push_mode(mode)
