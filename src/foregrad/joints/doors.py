@@ -127,6 +127,15 @@ def aot_compile_joint_with_descriptors(
 
     Raises:
         ValueError: the edited graph has another number of inputs or outputs.
+
+    Examples:
+        >>> import contextlib, torch, foregrad
+        >>> model, x = torch.nn.Linear(3, 2), torch.ones(1, 3)
+        >>> with contextlib.ExitStack() as stack:
+        ...     jd = foregrad.aot_export_joint_with_descriptors(stack, model, (x,))
+        ...     run = foregrad.aot_compile_joint_with_descriptors(jd)
+        >>> torch.equal(run([*model.parameters(), x]), model(x))
+        True
     """
     pipeline = make_pipeline(fw_compiler, bw_compiler, partition_fn)
     captured = jd.captured
