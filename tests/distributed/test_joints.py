@@ -92,6 +92,6 @@ def test_local_map_stays_one_operator_where_it_is_asked_to(mesh):
         jd = foregrad.aot_export_joint_with_descriptors(stack, graph, (x,))
         nodes = [node for node in jd.graph_module.graph.nodes if "call_local_map" in str(node.target)]
         assert len(nodes) == 2
-        assert all(node.meta["local_map_kwargs"]["device_mesh"] is mesh for node in nodes)
+        assert all(node.meta["local_map_kwargs"]["device_mesh"] == mesh for node in nodes)
         assert [node.meta["partitioner_tag"] for node in nodes] == ["is_forward", "is_backward"]
         assert nodes[0].meta["val"][0].shape == (16, 8)

@@ -29,7 +29,7 @@ class LocalMaps(Aspect):
             return function(*args, **kwargs)
         gm, *given = args
         given = [self._stand_in(value) for value in given]
-        with self.quiet():
+        with self.quiet(), self.recorder.fake_mode:
             parts = halves(gm, [self._fake(value) for value in given])
         return _LocalMap.apply(self, parts, *given)
 
