@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     )
     from .frontend.region import eager_region, region
     from .graph.joint import JointGraph, Partitioned
+    from .joints.doors import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
+    from .joints.held import JointWithDescriptors
     from .logs import set_logs
     from .partitioners import budget_partition, default_partition, min_cut_rematerialization_partition
     from .partitioners.budget import Budget
@@ -80,13 +82,16 @@ __all__ = [
     "Explanation",
     "GraphSignature",
     "JointGraph",
+    "JointWithDescriptors",
     "Partitioned",
     "Plan",
     "Policy",
     "Verification",
     "VerificationError",
     "aot_autograd",
+    "aot_compile_joint_with_descriptors",
     "aot_export_joint_simple",
+    "aot_export_joint_with_descriptors",
     "aot_export_module",
     "aot_function",
     "aot_module",
@@ -162,6 +167,8 @@ _HOMES = {
     "tools.explanation.collect": "explain",
     "tools.explanation.text": "Explanation",
     "frontend.region": "eager_region region",
+    "joints.doors": "aot_compile_joint_with_descriptors aot_export_joint_with_descriptors",
+    "joints.held": "JointWithDescriptors",
     "graph.joint": "JointGraph Partitioned",
     "partitioners": "budget_partition default_partition min_cut_rematerialization_partition",
     "partitioners.budget": "Budget",
@@ -189,7 +196,7 @@ ASPECTS = [
     "foregrad.tracing.effects.output",
 ]
 # As `foregrad.graph`, without an import of it.
-_PARTS = {"backends", "dynamo", "extend", "graph", "partitioners", "passes", "planning"}
+_PARTS = {"backends", "descriptors", "dynamo", "extend", "graph", "partitioners", "passes", "planning"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 

@@ -102,6 +102,7 @@ ANNEXES: dict[str, tuple[str, ...]] = {
     "store": ("artifacts/*", "cache/*", "serialize/*"),
     "planning": (),
     "tools": ("_torch/tools.py", "partitioners/report.py"),
+    "joints": ("descriptors.py", "_torch/descriptors.py"),
 }
 
 # Words by which a core file names an annex's subject, in code or text.
@@ -118,12 +119,24 @@ NAMED_BY = {
     "store": r"artifact|\bcached?\b|keeper",
     "planning": r"\bplanning\b|foregrad\.plan\b",
     "tools": r"explain|explanation|verif",
+    "joints": r"descriptor",
 }
 
 # The doors load what they offer when it is first asked for: their imports are no arrows.
 DOORS = ("__init__.py", "__main__.py")
 
-ALLOWED = {("store", "python"), ("tools", "store"), ("dynamo", "transforms"), ("regions", "python")}
+ALLOWED = {
+    ("store", "python"),
+    ("tools", "store"),
+    ("dynamo", "transforms"),
+    ("regions", "python"),
+    # A joint graph to be edited takes tensor subclasses apart as its call does, names what the module reaches by itself,
+    # may come of Dynamo, and may become an artifact.
+    ("joints", "classes"),
+    ("joints", "python"),
+    ("joints", "dynamo"),
+    ("joints", "store"),
+}
 
 
 def subject_of(path: Path) -> str:

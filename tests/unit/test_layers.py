@@ -20,7 +20,16 @@ LONGEST_FILE, LONGEST_CLASS_OF_TRACING = 600, 300
 MOST_PARAMETERS = 8
 parsed = functools.cache(ast.parse)
 # Doors that have the parameters of PyTorch's, or a setting each.
-DOORS = {"plan", "compile", "aot_function", "aot_module_simplified", "budget_partition", "register_backend", "verify"}
+DOORS = {
+    "compile",
+    "aot_export_joint_with_descriptors",
+    "aot_function",
+    "aot_module_simplified",
+    "budget_partition",
+    "plan",
+    "register_backend",
+    "verify",
+}
 
 # foregrad stands in for these; it may not lean on them.
 REPLACED = (
@@ -31,6 +40,8 @@ REPLACED = (
     "torch._functorch.compilers",
     "torch._functorch.partitioners",
 )
+# Names and fields of PyTorch's descriptors are data, by which clients tell what an input is; they are handed out as such.
+DATA = {"torch._functorch._aot_autograd.descriptors"}
 
 
 def names_of_torch(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -93,7 +104,7 @@ def is_private(name: str) -> bool:
 
 def is_replaced(name: str) -> bool:
     """Whether a dotted name is, or lies in, one of the modules that foregrad replaces."""
-    return any(name == module or name.startswith(f"{module}.") for module in REPLACED)
+    return name not in DATA and any(name == module or name.startswith(f"{module}.") for module in REPLACED)
 
 
 def faults(source: str, *, may_be_private: bool) -> list[str]:

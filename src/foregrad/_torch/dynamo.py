@@ -230,6 +230,14 @@ def shielded(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
     return result
 
 
+def traced_as_it_runs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, which Dynamo puts into a graph as one call, and whose operators are traced later."""
+    from torch._dynamo import nonstrict_trace
+
+    result: Callable[..., Any] = nonstrict_trace(function)
+    return result
+
+
 @contextlib.contextmanager
 def without_modes() -> Iterator[None]:
     """Context: no dispatch modes, so that tensors made here are real ones."""

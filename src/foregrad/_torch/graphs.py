@@ -345,11 +345,16 @@ def late_graph_module(root: torch.nn.Module, late: LateGraph) -> fx.GraphModule:
     return module
 
 
-def with_nested_arguments(module: fx.GraphModule, primals: int, tangents: int) -> fx.GraphModule:
-    """The graph, called as `(list of primals, list of tangents)`, returning a list."""
-    output = next(iter(reversed(module.graph.nodes)))
+def with_nested_arguments(
+    module: fx.GraphModule, primals: int, tangents: int, forward: int | None = None
+) -> fx.GraphModule:
+    """The graph, called as `(list of primals, list of tangents)`, returning a list; with the number of the `forward`'s
+    outputs (list of these, list of the others).
+    """
+    outputs = next(iter(reversed(module.graph.nodes))).args[0]
     _, spec = pytree.tree_flatten((([0] * primals, [0] * tangents), {}))
-    _, out_spec = pytree.tree_flatten([0] * len(output.args[0]))
+    results = [0] * len(outputs)
+    _, out_spec = pytree.tree_flatten(results if forward is None else (results[:forward], results[forward:]))
     module.graph.set_codegen(_PyTreeCodeGen(_PyTreeInfo(["primals", "tangents"], spec, out_spec)))
     module.recompile()
     return module

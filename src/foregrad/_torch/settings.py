@@ -327,3 +327,11 @@ def activation_budget() -> float:
     from torch._functorch import config
 
     return float(config.activation_memory_budget)
+
+
+def joint_pass() -> Callable[..., Any] | None:
+    """The pass over joint graphs that the user's settings of PyTorch ask for."""
+    from torch._functorch import config
+
+    found = getattr(config, "joint_custom_pass", None)
+    return found if callable(found) else None

@@ -232,9 +232,13 @@ def export(
     exporter = Exporter(fn_or_module, closed_over=closed_over, decompositions=decompositions)
     with without_fake_mode():
         specialization = exporter.specialize(args, kwargs, dynamic_shapes, derivatives, "")
-    versions = {"foregrad": _version(), "torch": str(torch.__version__).partition("+")[0]}
     entries = list(exporter.entries.values())
-    return Artifact(exporter.name, [specialization], entries, versions=versions, exporter=exporter)
+    return Artifact(exporter.name, [specialization], entries, versions=versions_now(), exporter=exporter)
+
+
+def versions_now() -> dict[str, str]:
+    """What an artifact that is made now is made with."""
+    return {"foregrad": _version(), "torch": str(torch.__version__).partition("+")[0]}
 
 
 def _version() -> str:

@@ -28,6 +28,7 @@ from torch import fx
 from .._torch import memory
 from .._torch.engine import default_generators
 from .._torch.graphs import is_random
+from .._torch.stand_ins import is_stand_in
 from .._torch.tensors import share_memory, version_of
 from ..errors import BackendError
 from ..graph.meta import TensorSpec, spec_of
@@ -294,7 +295,7 @@ def _read_only(values: Sequence[Any], writes: Sequence[int], hold: set[int]) -> 
     for i, value in enumerate(values):
         if not isinstance(value, torch.Tensor) or i in writes or any(share_memory(value, values[j]) for j in writes):
             continue
-        if type(value) not in _TENSORS or not memory.has_storage(value):
+        if type(value) not in _TENSORS or is_stand_in(value) or not memory.has_storage(value):
             return None
         if value.numel():
             tensors.append(_Input.of(i, value, hold=i in hold))

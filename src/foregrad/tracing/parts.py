@@ -46,7 +46,7 @@ class Options:
     `higher_order`: keep what it takes to differentiate the function again. `around`: makes a context for each run of
     the function. `live_hooks`: hooks may stay Python functions that each call puts on its results.
     `takes_output`: what the function prints or logs is an effect, and not written now; `runs_regions`: an eager region
-    is called now, and not refused.
+    is called now, and not refused. `fake_mode`: the mode of its fakes (None: that of fakes among the arguments).
     """
 
     name: str = "function"
@@ -56,6 +56,7 @@ class Options:
     live_hooks: bool = False
     takes_output: bool = False
     runs_regions: bool = True
+    fake_mode: FakeTensorMode | None = None
 
 
 class CaptureParts(Host):
@@ -72,7 +73,7 @@ class CaptureParts(Host):
         self.takes_output = options.takes_output
         self.call, self.options, self.learned, self.name = call, options, learned, options.name
         self.symbols = symbols_of(call)
-        self.fake_mode = fake_mode_of(call, self.symbols)
+        self.fake_mode = options.fake_mode or fake_mode_of(call, self.symbols)
         self.inputs = inputs = Inputs(call, self.fake_mode, learned, self.symbols)
         self.origins = Origins(run_function.__code__)
         self.written = learned.late
