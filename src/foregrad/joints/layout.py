@@ -311,8 +311,6 @@ class _Maker:
         if not isinstance(info, WrapperOutput):
             yield self._leaf(desc, leaf)
             return
-        if info.view is not None or info.is_detached:
-            raise UnsupportedError(f"{info.path} is a view of a tensor subclass among the inputs: return a copy")
         parts = self.signature.structure.wrapper_parts[info.wrapper]
         at = self._wrapper_paths(parts)
         for path, number in zip(at, parts, strict=False):
