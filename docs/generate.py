@@ -157,67 +157,94 @@ def closed_world_page() -> str:
 
     return f"""# The closed world
 
-While a function is captured, each thing that it does is
+While foregrad captures a function, it records operators on tensors, tracks reads and writes of Python state, and lets
+calls through that are known to be pure. Nearly all Python code does nothing else: your own, packages', and the standard
+library's. A call of anything else makes the whole call eager, with one warning that names the call, your line and the
+remedy.
 
-1. an operator on tensors, which is recorded, or
-2. a read or a write of a *holder* that is tracked (a dict, list, set, deque, cell, attribute, buffer, ...): reads
-   become guards or inputs, writes become effects that each compiled call repeats, or
-3. a call of something that this page says to be pure.
+## You do this, foregrad does that
 
-Anything else makes the call eager, with one warning that names it, your line and the remedy; `on_unsupported="raise"`,
-`capture` and `aot_function` raise `UnsupportedSideEffectError`. The call into C is refused before it is made, and what
-the capture wrote until then is put back: it leaves nothing behind. Of calls into C the interpreter tells (a profile
-function on the capturing thread, while the function runs). Code of packages and of the standard library is looked at
-like your own.
+| inside the function you | foregrad | do this |
+|---|---|---|
+| call operators and methods of tensors | records them | |
+| read globals, attributes, closures, containers | makes guards or inputs | |
+| write to older containers, attributes, globals, buffers | repeats the writes in each call | |
+| call `math`, `itertools`, `json`, `re`, `copy`, `len`, `sorted`, ... | runs them during the capture | |
+| print, log or warn | writes the text in each call | keep values of tensors out of the text |
+| call `open`, `os.listdir`, `subprocess.run`, a socket | runs the call eagerly | read before the call, and pass the result |
+| call a C extension that foregrad does not know | runs the call eagerly | put the part into a [`foregrad.eager_region`](regions.md) |
+| ask for the time, a unique name, or system randomness | see [Guards](guards.md) | |
+| read the caller's frame (`f_back`) | runs the call eagerly | pass the information as an argument |
 
-What to do about a refusal: call it outside the compiled function, or put it into a function that
-`foregrad.eager_region` marks, which every call runs as it is.
+With `on_unsupported="raise"`, and from `capture` and `aot_function`, the refusal is an `UnsupportedSideEffectError`.
 
-A method that writes to its object is fine where the capture made the object, and where the object is tracked. Of any
-other object a copy is kept from before the write; when the write is still there at the end, it is taken back and the
-call is eager. Context variables: a capture runs in a context of its own.
+<details markdown="1">
+<summary>How a call is refused, and which calls are not seen</summary>
 
-What the function prints, logs and warns of is written by each call, once: numbers, and text that it makes. (A text of a
-tensor's values, and a `print` to another file than `sys.stdout` or `sys.stderr`, make the call eager.) `id` and `hash`
-are pure, but of a tensor, container or object among the arguments, which is another in each call. `sys._getframe` is
-pure where it finds a frame of the function's own. These, and `warnings.warn`, need the C++ part; without it they make
-the call eager. Code that names `f_back` makes it eager too.
+Calls into C are seen through Python's profiling hook, on the capturing thread, while the function runs. foregrad refuses
+the call before it is made and undoes the writes of the capture, so a refusal leaves no trace.
 
-Not seen: what C calls by itself (a method handed to `map`), objects of C that are called (`ctypes`, functions of Cython
-and NumPy's ufuncs), what C does to its other arguments (`heapq.heappush`), and other processes.
+A method may write to its object where the capture made the object, and where the object is tracked (a dict, list, set,
+deque, cell, attribute, buffer, ...). Before a write to an untracked object foregrad keeps a copy; if the write is still
+there at the end, foregrad undoes it and the call runs eagerly. A capture runs in its own context of context variables.
 
-## Functions of C that are pure
+Each compiled call writes the text of prints, log lines and warnings once. Text of a tensor's values, and a `print` to any
+file but `sys.stdout` and `sys.stderr`, make the call eager. `id` and `hash` are pure, except for tensors, containers and
+objects among the arguments, because their identity changes from call to call. `sys._getframe` is pure where it finds a
+frame of the function's own. Frames and `warnings.warn` need the C++ part; without it they make the call eager.
+
+Not seen: calls from C into C (a method passed to `map`), callable C objects (`ctypes`, Cython functions, NumPy's ufuncs),
+writes of C code to its arguments (`heapq.heappush`), and other processes.
+
+</details>
+
+## Pure functions in C
+
+<details markdown="1">
+<summary>By module</summary>
 
 | module | functions |
 |---|---|
 {rows(calls.PURE_FUNCTIONS)}
 
-Functions of C of these packages are operators, or have a way of their own: {packages}; but for
+C functions of these packages are operators, or foregrad handles them specially: {packages}; except
 
 | module | functions |
 |---|---|
 {rows(calls.NOT_OF_PACKAGES)}
 
+</details>
+
 ## Methods that write to their object
+
+<details markdown="1">
+<summary>By class</summary>
 
 | class | methods |
 |---|---|
 {rows(calls.WRITING_METHODS)}
 
 All other methods of these classes are pure, and all methods of {classes}, of exceptions, of `itertools`
-and of hashes, but for `update` of the last and
+and of hashes, except `update` of hashes and
 
 | class | methods |
 |---|---|
 {rows(calls.REFUSED_METHODS)}
 
-## Python of the standard library
+</details>
 
-Modules whose Python is known to call nothing of C that matters: {trusted}.
+## Python code of the standard library
 
-Modules that are not looked at, with all that they call: {opaque}.
+<details markdown="1">
+<summary>By module</summary>
 
-Functions of Python that are refused: {refused}.
+Modules that call only pure C functions: {trusted}.
+
+Modules that foregrad does not look into, nor into their callees: {opaque}.
+
+Python functions that are refused: {refused}.
+
+</details>
 """
 
 
