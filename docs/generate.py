@@ -188,8 +188,8 @@ remedy.
 | write to older containers, attributes, globals, buffers | repeats the writes in each call | |
 | call `math`, `itertools`, `json`, `re`, `copy`, `len`, `sorted`, ... | runs them during the capture | |
 | print, log or warn | writes the text in each call | keep values of tensors out of the text |
-| call `open`, `os.listdir`, `subprocess.run`, a socket | runs the call eagerly | read before the call, and pass the result |
-| call a C extension that foregrad does not know | runs the call eagerly | put the part into a [`foregrad.eager_region`](regions.md) |
+| call `open`, `os.listdir`, `subprocess.run`, a socket | runs the call eagerly | read before it, pass the result |
+| call an unknown C extension | runs the call eagerly | mark the part with [`foregrad.eager_region`](regions.md) |
 | ask for the time, a unique name, or system randomness | see [Guards](guards.md) | |
 | read the caller's frame (`f_back`) | runs the call eagerly | pass the information as an argument |
 
@@ -198,20 +198,22 @@ With `on_unsupported="raise"`, and from `capture` and `aot_function`, the refusa
 <details markdown="1">
 <summary>How a call is refused, and which calls are not seen</summary>
 
-Calls into C are seen through Python's profiling hook, on the capturing thread, while the function runs. foregrad refuses
-the call before it is made and undoes the writes of the capture, so a refusal leaves no trace.
+Calls into C are seen through Python's profiling hook, on the capturing thread, while the function runs. foregrad
+refuses the call before it is made and undoes the writes of the capture, so a refusal leaves no trace.
 
 A method may write to its object where the capture made the object, and where the object is tracked (a dict, list, set,
-deque, cell, attribute, buffer, ...). Before a write to an untracked object foregrad keeps a copy; if the write is still
-there at the end, foregrad undoes it and the call runs eagerly. A capture runs in its own context of context variables.
+deque, cell, attribute, buffer, ...). Before a write to an untracked object foregrad keeps a copy; if the write is
+still there at the end, foregrad undoes it and the call runs eagerly. A capture runs in its own context of context
+variables.
 
-Each compiled call writes the text of prints, log lines and warnings once. Text of a tensor's values, and a `print` to any
-file but `sys.stdout` and `sys.stderr`, make the call eager. `id` and `hash` are pure, except for tensors, containers and
-objects among the arguments, because their identity changes from call to call. `sys._getframe` is pure where it finds a
-frame of the function's own. Frames and `warnings.warn` need the C++ part; without it they make the call eager.
+Each compiled call writes the text of prints, log lines and warnings once. Text of a tensor's values, and a `print` to
+any file but `sys.stdout` and `sys.stderr`, make the call eager. `id` and `hash` are pure, except for tensors,
+containers and objects among the arguments, because their identity changes from call to call. `sys._getframe` is pure
+where it finds a frame of the function's own. Frames and `warnings.warn` need the C++ part; without it they make the
+call eager.
 
-Not seen: calls from C into C (a method passed to `map`), callable C objects (`ctypes`, Cython functions, NumPy's ufuncs),
-writes of C code to its arguments (`heapq.heappush`), and other processes.
+Not seen: calls from C into C (a method passed to `map`), callable C objects (`ctypes`, Cython functions, NumPy's
+ufuncs), writes of C code to its arguments (`heapq.heappush`), and other processes.
 
 </details>
 

@@ -8,7 +8,6 @@ import functools
 import importlib
 import inspect
 import pathlib
-import re
 import sys
 import tempfile
 import threading
