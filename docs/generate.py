@@ -65,59 +65,58 @@ NEEDS = {
 }
 
 REMEDIES = {
-    "ForegradError": "Catch it to tell foregrad's errors from those of your own code. Only its subclasses are raised.",
-    "ForegradWarning": "Filter it as any other warning. Nothing foregrad warns of makes a result wrong.",
+    "ForegradError": "Catch it to tell foregrad's errors from your own. Only its subclasses are raised.",
+    "ForegradWarning": "Filter it like any warning. Results stay right.",
     "UnsupportedError": "Call the part that its message names outside the compiled function, in eager mode. Only its "
     "subclasses are raised.",
-    "UnsupportedOpError": "Use another operator, or make the call that the message names outside the compiled "
+    "UnsupportedOpError": "Use a different operator, or make the call that the message names outside the compiled "
     "function.",
     "UnsupportedDataDependentError": "Choose with `torch.where` or a mask instead of `if`; make the size a constant, "
-    "or a property of an input's shape; or compute the deciding value before the call and hand it over as a Python "
+    "or a property of an input's shape; or compute the deciding value before the call and pass it as a Python "
     "number.",
-    "UnsupportedLayoutError": "Convert the tensor with `.to_dense()` before the call, or compute with it in a function "
+    "UnsupportedLayoutError": "Convert the tensor with `.to_dense()` before the call, or compute in a function "
     "that [`foregrad.eager_region`](regions.md) marks: the rest is compiled.",
-    "UnsupportedTensorError": "See [Tensor subclasses](subclasses.md). Hand over the plain tensors that it is made "
-    "of, and rebuild it inside the function.",
+    "UnsupportedTensorError": "See [Tensor subclasses](subclasses.md). Pass the plain tensors inside it, "
+    "and rebuild it in the function.",
     "UnsupportedMutationError": "Return the new value and assign it outside, or mutate a clone.",
-    "UnsupportedAliasError": "Give the compiled function a clone of one of the tensors, or return a clone.",
-    "UnsupportedSideEffectError": "Move the effect out of the compiled function: return what it needs.",
-    "ProgramOutputError": "Print or log outside the compiled function; return what it says.",
+    "UnsupportedAliasError": "Pass a clone of a tensor, or return a clone.",
+    "UnsupportedSideEffectError": "Move the effect out of the compiled function: return the values that it needs.",
+    "ProgramOutputError": "Print or log outside the compiled function; return the values to print.",
     "EscapedTensorError": "Warm the cache up by calling the function once in eager mode, or keep the part that fills "
     "it outside the compiled function.",
-    "AttributeAssignedError": "Register the tensors as buffers (`register_buffer`) and write to those, or return the "
-    "new values.",
-    "ArtifactError": "Save the artifact again, with the versions that its reader has; the message says what is wrong "
-    "where. Of a function that can't be stored it names the value or operator: leave that out of what is exported.",
+    "AttributeAssignedError": "Register the tensors as buffers (`register_buffer`) and write to the buffers, or "
+    "return the new values.",
+    "ArtifactError": "Save the artifact again, with the versions that its reader has; the message names the fault and "
+    "its place. For a function that can't be stored, the message names the value or operator: leave it out.",
     "ArtifactCallError": "Call it as it was exported (the message has the argument, or the setting, that differs), or "
-    "export once more for such calls: `artifact.specialize(...)`, `dynamic_shapes=`.",
+    "export once more for the new kind of call: `artifact.specialize(...)`, `dynamic_shapes=`.",
     "TensorTextError": "Print, log or save tensors after the call, or leave their values out: `x.shape` is known. With "
     "`foregrad.compile` the call runs eagerly, with a warning.",
-    "UnknownLeafError": "The message has the argument's path. Hand over the tensors and numbers in it, or register its "
+    "UnknownLeafError": "The message has the argument's path. Pass its tensors and numbers, or register its "
     "class as a container with `torch.utils._pytree.register_pytree_node`.",
-    "GraphError": "If you edited the graph, the message shows the nodes around the fault. If you did not, it is a "
-    "fault in foregrad: please report it.",
-    "PartitionError": "The message says what does not fit. With a partitioner of your own, return a forward with the "
+    "GraphError": "If you edited the graph, the message shows the nodes around the fault. Otherwise the "
+    "fault is foregrad's: please report it.",
+    "PartitionError": "The message names the fault. With a partitioner of your own, return a forward with the "
     "function's outputs first and the saved values after them, and a backward that takes the saved values first.",
-    "BudgetError": "Ask for at least the bytes that the message names, or for a fraction from 0.0 to 1.0 of the way "
-    "from the least feasible peak to that of saving everything.",
-    "BackendError": 'The message names the backend and the half. `backend="eager"` runs the same graphs with '
-    "PyTorch's own kernels, and tells whether the fault is the backend's.",
+    "BudgetError": "Ask for at least the bytes that the message names, or for a fraction from 0.0 (the least "
+    "feasible peak) to 1.0 (the peak of saving everything).",
+    "BackendError": 'The message names the backend and the half. `backend="eager"` runs the graphs with '
+    "PyTorch's own kernels: if they are right, the fault is the backend's.",
     "AnomalyError": "The message has the operator and your line that it differentiates. Eager raises a plain "
     "RuntimeError there.",
-    "InternalError": "Please report it, with the printed graph and the program that led to it. It is never your "
-    "mistake.",
+    "InternalError": "Please report it, with the printed graph and your program. It is never your mistake.",
 }
 
 HEAD = """# Errors
 
-<!-- Made by docs/generate.py from the docstrings in foregrad.errors: change those, then run `make docs`. -->
+<!-- Made by docs/generate.py from the docstrings in foregrad.errors: change the docstrings, then run `make docs`. -->
 
 Every error of foregrad's own is a class in `foregrad.errors` and a `ForegradError`, and also the built-in error that
-it is most like, so that code which catches, say, `TypeError` goes on working. Its message says what happened, where
-in your code, why, and what to do.
+it is most like, so that code that catches, say, `TypeError` goes on working. Its message gives the event, your line,
+the reason and the remedy.
 
-Where eager PyTorch itself raises an error, foregrad raises one of the same class where it can: that is no error of
-foregrad's, and not listed here.
+Where eager PyTorch itself raises an error, foregrad raises an error of PyTorch's class if it can. This page does not
+list PyTorch's errors.
 """
 
 
@@ -135,7 +134,7 @@ def errors_page() -> str:
         cls = getattr(errors, name)
         bases = " and ".join(f"`{base.__name__}`" for base in cls.__bases__)
         text = inspect.cleandoc(cls.__doc__)
-        sections.append(f"## `{name}`\n\nA kind of {bases}.\n\n**When.** {text}\n\n**What to do.** {REMEDIES[name]}\n")
+        sections.append(f"## `{name}`\n\nA kind of {bases}.\n\n**When.** {text}\n\n**Remedy.** {REMEDIES[name]}\n")
     return "\n".join(sections)
 
 
