@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import inspect
 import io
 import linecache
@@ -46,65 +47,80 @@ PAGES = (
     "training_step.md",
     "subclasses.md",
     "toy.md",
+    "howto/accelerate.md",
+    "howto/checkpoints.md",
+    "howto/choose.md",
+    "howto/inference.md",
+    "howto/lightning.md",
+    "howto/mixed_precision.md",
+    "howto/profiling.md",
+    "howto/trainer.md",
+    "howto/troubleshooting.md",
 )
+# The library that a page's examples import: without it the page stays as it is.
+NEEDS = {
+    "howto/accelerate.md": "accelerate",
+    "howto/inference.md": "transformers",
+    "howto/lightning.md": "lightning",
+    "howto/trainer.md": "accelerate",
+}
 
 REMEDIES = {
-    "ForegradError": "Catch it to tell foregrad's errors from those of your own code. Only its subclasses are raised.",
-    "ForegradWarning": "Filter it as any other warning. Nothing foregrad warns of makes a result wrong.",
+    "ForegradError": "Catch it to tell foregrad's errors from your own. Only its subclasses are raised.",
+    "ForegradWarning": "Filter it like any warning. Results stay right.",
     "UnsupportedError": "Call the part that its message names outside the compiled function, in eager mode. Only its "
     "subclasses are raised.",
-    "UnsupportedOpError": "Use another operator, or make the call that the message names outside the compiled "
+    "UnsupportedOpError": "Use a different operator, or make the call that the message names outside the compiled "
     "function.",
     "UnsupportedDataDependentError": "Choose with `torch.where` or a mask instead of `if`; make the size a constant, "
-    "or a property of an input's shape; or compute the deciding value before the call and hand it over as a Python "
+    "or a property of an input's shape; or compute the deciding value before the call and pass it as a Python "
     "number.",
-    "UnsupportedLayoutError": "Convert the tensor with `.to_dense()` before the call, or compute with it in a function "
+    "UnsupportedLayoutError": "Convert the tensor with `.to_dense()` before the call, or compute in a function "
     "that [`foregrad.eager_region`](regions.md) marks: the rest is compiled.",
-    "UnsupportedTensorError": "See [Tensor subclasses](subclasses.md). Hand over the plain tensors that it is made "
-    "of, and rebuild it inside the function.",
+    "UnsupportedTensorError": "See [Tensor subclasses](subclasses.md). Pass the plain tensors inside it, "
+    "and rebuild it in the function.",
     "UnsupportedMutationError": "Return the new value and assign it outside, or mutate a clone.",
-    "UnsupportedAliasError": "Give the compiled function a clone of one of the tensors, or return a clone.",
-    "UnsupportedSideEffectError": "Move the effect out of the compiled function: return what it needs.",
-    "ProgramOutputError": "Print or log outside the compiled function; return what it says.",
+    "UnsupportedAliasError": "Pass a clone of a tensor, or return a clone.",
+    "UnsupportedSideEffectError": "Move the effect out of the compiled function: return the values that it needs.",
+    "ProgramOutputError": "Print or log outside the compiled function; return the values to print.",
     "EscapedTensorError": "Warm the cache up by calling the function once in eager mode, or keep the part that fills "
     "it outside the compiled function.",
-    "AttributeAssignedError": "Register the tensors as buffers (`register_buffer`) and write to those, or return the "
-    "new values.",
-    "ArtifactError": "Save the artifact again, with the versions that its reader has; the message says what is wrong "
-    "where. Of a function that can't be stored it names the value or operator: leave that out of what is exported.",
+    "AttributeAssignedError": "Register the tensors as buffers (`register_buffer`) and write to the buffers, or "
+    "return the new values.",
+    "ArtifactError": "Save the artifact again, with the versions that its reader has; the message names the fault and "
+    "its place. For a function that can't be stored, the message names the value or operator: leave it out.",
     "ArtifactCallError": "Call it as it was exported (the message has the argument, or the setting, that differs), or "
-    "export once more for such calls: `artifact.specialize(...)`, `dynamic_shapes=`.",
+    "export once more for the new kind of call: `artifact.specialize(...)`, `dynamic_shapes=`.",
     "TensorTextError": "Print, log or save tensors after the call, or leave their values out: `x.shape` is known. With "
     "`foregrad.compile` the call runs eagerly, with a warning.",
-    "UnknownLeafError": "The message has the argument's path. Hand over the tensors and numbers in it, or register its "
+    "UnknownLeafError": "The message has the argument's path. Pass its tensors and numbers, or register its "
     "class as a container with `torch.utils._pytree.register_pytree_node`.",
-    "GraphError": "If you edited the graph, the message shows the nodes around the fault. If you did not, it is a "
-    "fault in foregrad: please report it.",
-    "PartitionError": "The message says what does not fit. With a partitioner of your own, return a forward with the "
+    "GraphError": "If you edited the graph, the message shows the nodes around the fault. Otherwise the "
+    "fault is foregrad's: please report it.",
+    "PartitionError": "The message names the fault. With a partitioner of your own, return a forward with the "
     "function's outputs first and the saved values after them, and a backward that takes the saved values first.",
-    "BudgetError": "Ask for at least the bytes that the message names, or for a fraction from 0.0 to 1.0 of the way "
-    "from the least feasible peak to that of saving everything.",
+    "BudgetError": "Ask for at least the bytes that the message names, or for a fraction from 0.0 (the least "
+    "feasible peak) to 1.0 (the peak of saving everything).",
     "PlanError": "The message names the argument, and what it may be. An optimizer that needs values can be left out "
     "(`optimizer=None`), and its state added by hand.",
-    "BackendError": 'The message names the backend and the half. `backend="eager"` runs the same graphs with '
-    "PyTorch's own kernels, and tells whether the fault is the backend's.",
+    "BackendError": 'The message names the backend and the half. `backend="eager"` runs the graphs with '
+    "PyTorch's own kernels: if they are right, the fault is the backend's.",
     "AnomalyError": "The message has the operator and your line that it differentiates. Eager raises a plain "
     "RuntimeError there.",
-    "InternalError": "Please report it, with the printed graph and the program that led to it. It is never your "
-    "mistake.",
+    "InternalError": "Please report it, with the printed graph and your program. It is never your mistake.",
 }
 
 HEAD = """# Errors
 
-<!-- Made by docs/generate.py from the docstrings in foregrad.errors: change those, then run `make docs`. -->
+<!-- Made by docs/generate.py from the docstrings in foregrad.errors: change the docstrings, then run `make docs`. -->
 
 Every error of foregrad's own is a class in `foregrad.errors` and a `ForegradError`, and also the built-in error that
-it is most like, so that code which catches, say, `TypeError` goes on working. Its message says what happened, where
-in your code, why, and what to do.
+it is most like, so that code that catches, say, `TypeError` goes on working. Its message gives the event, your line,
+the reason and the remedy.
 
-Where eager PyTorch itself raises an error, foregrad raises one of the same class where it can: that is no error of
-foregrad's, and not listed here. In the traceback of an error that your function raises, one frame is foregrad's;
-`foregrad.config.full_tracebacks = True`, or the environment variable `FOREGRAD_FULL_TRACEBACKS=1`, shows them all.
+Where eager PyTorch itself raises an error, foregrad raises an error of PyTorch's class if it can. This page does not
+list PyTorch's errors. In the traceback of an error that your function raises, a single frame is foregrad's;
+`foregrad.config.full_tracebacks = True`, or the environment variable `FOREGRAD_FULL_TRACEBACKS=1`, shows all frames.
 """
 
 
@@ -122,7 +138,7 @@ def errors_page() -> str:
         cls = getattr(errors, name)
         bases = " and ".join(f"`{base.__name__}`" for base in cls.__bases__)
         text = inspect.cleandoc(cls.__doc__)
-        sections.append(f"## `{name}`\n\nA kind of {bases}.\n\n**When.** {text}\n\n**What to do.** {REMEDIES[name]}\n")
+        sections.append(f"## `{name}`\n\nA kind of {bases}.\n\n**When.** {text}\n\n**Remedy.** {REMEDIES[name]}\n")
     return "\n".join(sections)
 
 
@@ -161,67 +177,96 @@ def closed_world_page() -> str:
 
     return f"""# The closed world
 
-While a function is captured, each thing that it does is
+While foregrad captures a function, it records operators on tensors, tracks reads and writes of Python state, and lets
+calls through that are known to be pure. Nearly all Python code does nothing else: your own, packages', and the standard
+library's. A call of anything else makes the whole call eager, with one warning that names the call, your line and the
+remedy.
 
-1. an operator on tensors, which is recorded, or
-2. a read or a write of a *holder* that is tracked (a dict, list, set, deque, cell, attribute, buffer, ...): reads
-   become guards or inputs, writes become effects that each compiled call repeats, or
-3. a call of something that this page says to be pure.
+## You do this, foregrad does that
 
-Anything else makes the call eager, with one warning that names it, your line and the remedy; `on_unsupported="raise"`,
-`capture` and `aot_function` raise `UnsupportedSideEffectError`. The call into C is refused before it is made, and what
-the capture wrote until then is put back: it leaves nothing behind. Of calls into C the interpreter tells (a profile
-function on the capturing thread, while the function runs). Code of packages and of the standard library is looked at
-like your own.
+| inside the function you | foregrad | do this |
+|---|---|---|
+| call operators and methods of tensors | records them | |
+| read globals, attributes, closures, containers | makes guards or inputs | |
+| write to older containers, attributes, globals, buffers | repeats the writes in each call | |
+| call `math`, `itertools`, `json`, `re`, `copy`, `len`, `sorted`, ... | runs them during the capture | |
+| print, log or warn | writes the text in each call | keep values of tensors out of the text |
+| call `open`, `os.listdir`, `subprocess.run`, a socket | runs the call eagerly | read before it, pass the result |
+| call an unknown C extension | runs the call eagerly | mark the part with [`foregrad.eager_region`](regions.md) |
+| ask for the time, a unique name, or system randomness | see [Guards](guards.md) | |
+| read the caller's frame (`f_back`) | runs the call eagerly | pass the information as an argument |
 
-What to do about a refusal: call it outside the compiled function, or put it into a function that
-`foregrad.eager_region` marks, which every call runs as it is.
+With `on_unsupported="raise"`, and from `capture` and `aot_function`, the refusal is an `UnsupportedSideEffectError`.
 
-A method that writes to its object is fine where the capture made the object, and where the object is tracked. Of any
-other object a copy is kept from before the write; when the write is still there at the end, it is taken back and the
-call is eager. Context variables: a capture runs in a context of its own.
+<details markdown="1">
+<summary>How a call is refused, and which calls are not seen</summary>
 
-What the function prints, logs and warns of is written by each call, once: numbers, and text that it makes. (A text of a
-tensor's values, and a `print` to another file than `sys.stdout` or `sys.stderr`, make the call eager.) `id` and `hash`
-are pure, but of a tensor, container or object among the arguments, which is another in each call. `sys._getframe` is
-pure where it finds a frame of the function's own. These, and `warnings.warn`, need the C++ part; without it they make
-the call eager. Code that names `f_back` makes it eager too.
+Calls into C are seen through Python's profiling hook, on the capturing thread, while the function runs. foregrad
+refuses the call before it is made and undoes the writes of the capture, so a refusal leaves no trace.
 
-Not seen: what C calls by itself (a method handed to `map`), objects of C that are called (`ctypes`, functions of Cython
-and NumPy's ufuncs), what C does to its other arguments (`heapq.heappush`), and other processes.
+A method may write to its object where the capture made the object, and where the object is tracked (a dict, list, set,
+deque, cell, attribute, buffer, ...). Before a write to an untracked object foregrad keeps a copy; if the write is
+still there at the end, foregrad undoes it and the call runs eagerly. A capture runs in its own context of context
+variables.
 
-## Functions of C that are pure
+Each compiled call writes the text of prints, log lines and warnings once. Text of a tensor's values, and a `print` to
+any file but `sys.stdout` and `sys.stderr`, make the call eager. `id` and `hash` are pure, except for tensors,
+containers and objects among the arguments, because their identity changes from call to call. `sys._getframe` is pure
+where it finds a frame of the function's own. Frames and `warnings.warn` need the C++ part; without it they make the
+call eager.
+
+Not seen: calls from C into C (a method passed to `map`), callable C objects (`ctypes`, Cython functions, NumPy's
+ufuncs), writes of C code to its arguments (`heapq.heappush`), and other processes.
+
+</details>
+
+## Pure functions in C
+
+<details markdown="1">
+<summary>By module</summary>
 
 | module | functions |
 |---|---|
 {rows(calls.PURE_FUNCTIONS)}
 
-Functions of C of these packages are operators, or have a way of their own: {packages}; but for
+C functions of these packages are operators, or foregrad handles them specially: {packages}; except
 
 | module | functions |
 |---|---|
 {rows(calls.NOT_OF_PACKAGES)}
 
+</details>
+
 ## Methods that write to their object
+
+<details markdown="1">
+<summary>By class</summary>
 
 | class | methods |
 |---|---|
 {rows(calls.WRITING_METHODS)}
 
 All other methods of these classes are pure, and all methods of {classes}, of exceptions, of `itertools`
-and of hashes, but for `update` of the last and
+and of hashes, except `update` of hashes and
 
 | class | methods |
 |---|---|
 {rows(calls.REFUSED_METHODS)}
 
-## Python of the standard library
+</details>
 
-Modules whose Python is known to call nothing of C that matters: {trusted}.
+## Python code of the standard library
 
-Modules that are not looked at, with all that they call: {opaque}.
+<details markdown="1">
+<summary>By module</summary>
 
-Functions of Python that are refused: {refused}.
+Modules that call only pure C functions: {trusted}.
+
+Modules that foregrad does not look into, nor into their callees: {opaque}.
+
+Python functions that are refused: {refused}.
+
+</details>
 """
 
 
@@ -269,7 +314,10 @@ def main() -> int:
     options = parser.parse_args()
     os.chdir(tempfile.mkdtemp())  # where a page's examples write
     pages = {"errors.md": errors_page(), "closed_world.md": closed_world_page()}
-    pages |= {name: fill((DOCS / name).read_text(encoding="utf-8")) for name in PAGES}
+    missing = {name: library for name, library in NEEDS.items() if importlib.util.find_spec(library) is None}
+    for name, library in missing.items():
+        print(f"docs/{name} is not run: {library} is not installed", file=sys.stderr)
+    pages |= {name: fill((DOCS / name).read_text(encoding="utf-8")) for name in PAGES if name not in missing}
     stale = [name for name, text in pages.items() if read(name) != text]
     for name in stale:
         if options.check:

@@ -133,7 +133,7 @@ def aot_function(
 def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     """Compile a module; `args` and `kwargs` as for `aot_function`.
 
-    The result is a module of the same class over the same state, as from `foregrad.compile`; a copy has a state of its
+    The result is a module of its class over its state, as from `foregrad.compile`; a copy has a state of its
     own. The original is `.orig_module` of the result.
 
     Examples:

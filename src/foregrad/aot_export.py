@@ -44,7 +44,7 @@ class BackwardSignature:
 class GraphSignature:
     """The inputs and outputs of an exported graph, by the names of their nodes.
 
-    Inputs: parameters, buffers, then those of the user. Outputs: new values of what is written to, the user's, then
+    Inputs: parameters, buffers, then the user's. Outputs: new values of written inputs, the user's, then
     gradients.
 
     Examples:
@@ -81,12 +81,12 @@ def aot_export_module(
     dynamic_shapes: bool | None = None,
     kwargs: dict[str, Any] | None = None,
 ) -> tuple[fx.GraphModule, GraphSignature]:
-    """The graph of a module, with parameters and buffers as inputs, and what its inputs and outputs are.
+    """The graph of a module, with parameters and buffers as inputs, and the meaning of its inputs and outputs.
 
     With `trace_joint` the module's result at `output_loss_index` must be a scalar loss, and its gradients by the
     parameters, and by arguments that require grad, are outputs too. Results other than the loss must require no
-    gradients then. `dynamic_shapes`: sizes of arguments are symbolic. Raises `RuntimeError` for what the module does
-    that such a graph can't say, as PyTorch's function does. `pre_dispatch` graphs are not made (`UnsupportedError`).
+    gradients then. `dynamic_shapes`: sizes of arguments are symbolic. Raises `RuntimeError` for an action of the module
+    that no exported graph can hold, as PyTorch does. `pre_dispatch` graphs are not made (`UnsupportedError`).
 
     Examples:
         >>> import torch, foregrad
@@ -115,11 +115,11 @@ def aot_export_joint_simple(
     num_params_buffers: int = 0,
     decompositions: Decompositions = None,
 ) -> fx.GraphModule:
-    """The graph of a function of tensors that writes to nothing: for those who call it as `(primals, tangents)`.
+    """The graph of a function of tensors that writes to nothing: to be called as `(primals, tangents)`.
 
     With `trace_joint` the result takes a list of arguments and a list of tangents, and returns results, then a gradient
     for each argument that requires grad; else it is called as the function is. Raises `RuntimeError` for functions that
-    write to their arguments, or return them or views of them.
+    write to their arguments, or return them or their views.
 
     Examples:
         >>> import torch, foregrad

@@ -152,38 +152,37 @@ def compile(
     """Compile a function or module: it behaves as before, and runs as two graphs.
 
     The first call captures forward and backward as one graph, splits it and compiles the halves. Later calls check
-    that the graph is right for them, and capture another one when it isn't. Parameters and tensors the function
+    that the graph is right for them, and capture a new graph when it isn't. Parameters and tensors the function
     reaches by itself become inputs that are read again on every call.
 
     Args:
-        fn_or_module: what to compile. Without it, `compile(...)` is a decorator.
+        fn_or_module: the function or module. Without it, `compile(...)` is a decorator.
         backend: a name from `list_backends()`, one compiler, or a pair (forward, backward) of compilers
             `(fx.GraphModule, example_inputs) -> callable`. "auto" is "inductor" where that can compile, else "eager";
             only with "eager" are results eager's bit for bit.
         partition: "default" (save the values that the backward reads), "min_cut" (save the fewest bytes), "fused"
-            (min-cut that prefers values which kernels write anyway), a `Policy` (`foregrad.dots_saveable`, ...), which
+            (min-cut that prefers values written by kernels anyway), a `Policy` (`foregrad.dots_saveable`, ...) that
             decides on each value, or a function with the signature of `default_partition`; None for the backend's
             choice. A policy can be combined with `memory_budget`.
-        memory_budget: the most bytes of storage that one step, forward to end of backward, may have alive beyond what
-            is alive before the call (arguments, parameters), gradients counted. An integer, text with a unit
-            ("600 MiB"), or a float from 0.0 (the least feasible peak) to 1.0 (that of saving everything). As little as
-            possible is computed again. A `Budget` has further settings: a solver's time, a cost model. A budget below
-            the least feasible raises `BudgetError`, which names that.
-        dynamic: which sizes of arguments the graphs are not specialized to. None: sizes that differed between two
+        memory_budget: the peak bytes of storage of one step, forward to end of backward, beyond the arguments and
+            parameters alive before the call, gradients counted. An integer, text with a unit ("600 MiB"), or a float
+            from 0.0 (the least feasible peak) to 1.0 (the peak of saving everything). As little as possible is
+            computed again. A `Budget` has further settings: a solver's time, a cost model. A budget below the least
+            feasible raises `BudgetError`, and the error names the least.
+        dynamic: the sizes of arguments that are symbols in graphs. None: sizes that differed between two
             captures, so a function called with many lengths compiles twice. True: all sizes from the beginning.
             False: only sizes marked by `mark_dynamic`.
         decompositions: operators to replace while capturing, `{operator: function}`.
-        on_unsupported: the treatment of calls that can't be compiled. "eager" runs the function eagerly, with one
-            warning that names the reason, and counts such calls in `explain_recompiles`; "raise" raises an
+        on_unsupported: the treatment of calls that can't be compiled. "eager" runs the function eagerly, warns once
+            with the reason, and counts eager calls in `explain_recompiles`; "raise" raises an
             `Unsupported...Error`, or `BackendError` if the backend fails. None stands for
             `foregrad.config.on_unsupported`, "eager" unless it was set.
-        regions: whether repeated parts of the graphs, such as a model's layers, are compiled once each and called at
-            each place, which takes less time if there are many. True: all repeated parts. "auto": parts with seven
-            copies or more and without convolutions, with Inductor and without a memory budget. False: only what
-            `foregrad.region` marked.
+        regions: whether repeated parts of the graphs (a model's layers) are compiled once each and called at each
+            place, to save time. True: all repeated parts. "auto": parts with seven copies or more and without
+            convolutions, with Inductor and without a memory budget. False: only parts marked by `foregrad.region`.
 
     Returns:
-        A function for a function; for a module, a module of the same class over the same parameters.
+        A function for a function; for a module, a module of its class over its parameters.
 
     Examples:
         >>> import torch, foregrad
@@ -355,7 +354,7 @@ def explain_recompiles(fn: Any) -> Recompiles:
 
 
 def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> JointGraph:
-    """The joint graph of `fn` called with these arguments; nothing runs for real. `str()` of it is Python.
+    """The joint graph of `fn` for the given arguments; nothing runs for real. Its `str()` is Python.
 
     Parameters and arguments may have no values: they are on `meta`, or fakes. What branches on values is refused then.
 
@@ -417,7 +416,7 @@ def partition(
 
 
 def pareto(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Pareto:
-    """The memory budgets of `fn` called with these arguments, and the cost of each: a table, or `data()` to plot.
+    """The memory budgets of `fn` for the given arguments, and the cost of each: a table, or `data()` to plot.
 
     Nothing runs. Raises as `capture` does, and `PartitionError` for a function without gradients.
 

@@ -65,10 +65,10 @@ def value_and_grad(
     create_graph: bool = False,
     **settings: Any,
 ) -> Callable[..., Any]:
-    """A function that returns the value of `fn` and its gradient, `value, gradient`, from one graph.
+    """A function that returns the value of `fn` and its gradient, `value, gradient`, computed by a single graph.
 
     Args:
-        fn: returns one real number as a tensor (any shape of one element), with `has_aux` a pair of that and anything.
+        fn: returns a real number as a tensor (one element, any shape); with `has_aux` a pair of it and anything.
             A module is called as it is.
         argnums: the positional argument to differentiate by, or several. An argument may be a container of tensors.
             None: by the parameters of the module `fn` that require grad.

@@ -42,7 +42,7 @@ class ForegradWarning(UserWarning):
 
 
 class UnsupportedError(ForegradError, RuntimeError):
-    """The function does something foregrad can't compile. Subclasses say what kind of thing."""
+    """The function does something foregrad can't compile. Subclasses name the kind."""
 
 
 class UnsupportedOpError(UnsupportedError):
@@ -50,15 +50,15 @@ class UnsupportedOpError(UnsupportedError):
 
 
 class UnsupportedDataDependentError(UnsupportedError):
-    """A value that a size or a Python branch depends on can't be known in time, or comes out in too many ways."""
+    """A value that a size or a Python branch depends on can't be known in time, or takes too many paths."""
 
 
 class UnsupportedLayoutError(UnsupportedError):
-    """A tensor whose layout is not strided (sparse, mkldnn, nested, quantized)."""
+    """A tensor with a layout that is not strided (sparse, mkldnn, nested, quantized)."""
 
 
 class UnsupportedTensorError(UnsupportedError, TypeError):
-    """A tensor subclass that foregrad can't look into, or a use of one that it can't compile."""
+    """A tensor subclass that foregrad can't look into, or a use that it can't compile."""
 
 
 class UnsupportedMutationError(UnsupportedError):
@@ -66,7 +66,7 @@ class UnsupportedMutationError(UnsupportedError):
 
 
 class UnsupportedAliasError(UnsupportedError):
-    """A relation between tensors that share memory which can't be rebuilt."""
+    """A relation between tensors that share memory, if a call can't rebuild it."""
 
 
 class UnsupportedSideEffectError(UnsupportedError):
@@ -78,7 +78,7 @@ class ProgramOutputError(UnsupportedSideEffectError):
 
 
 class EscapedTensorError(UnsupportedSideEffectError):
-    """A function filled a cache, or changed a state, that it had looked at."""
+    """A function filled a cache, or changed a state, that it had read before."""
 
 
 class AttributeAssignedError(UnsupportedSideEffectError):
@@ -86,8 +86,8 @@ class AttributeAssignedError(UnsupportedSideEffectError):
 
 
 class ArtifactError(ForegradError, ValueError):
-    """A file that is no artifact, is damaged, comes from another version, or names what is not there; or a function
-    that holds what no artifact can.
+    """A file that is no artifact, is damaged, comes from a different version, or names a missing operator; or a
+    function with a value that no artifact can hold.
     """
 
 
@@ -96,7 +96,7 @@ class ArtifactCallError(ForegradError, RuntimeError):
 
 
 class TensorTextError(UnsupportedDataDependentError):
-    """A function asks for the text of a tensor, or its pickle, which hold values. Such calls run eagerly."""
+    """A function asks for the text of a tensor, or its pickle: both hold values. The call runs eagerly."""
 
 
 class UnknownLeafError(ForegradError, TypeError):
@@ -118,7 +118,7 @@ class PlanError(ForegradError, ValueError):
 
 
 class BudgetError(PartitionError):
-    """A memory budget that no partition keeps to. The message has the least feasible one."""
+    """A memory budget below every partition's peak. The message has the least feasible budget."""
 
 
 class BackendError(ForegradError, RuntimeError):

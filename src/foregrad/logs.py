@@ -21,14 +21,14 @@ _LEVELS = {"+": logging.DEBUG, "-": logging.ERROR}
 
 
 def set_logs(names: str) -> None:
-    """Log what `names` says to stderr, as the environment variable `FOREGRAD_LOGS` does at the start.
+    """Log the topics in `names` to stderr, as the environment variable `FOREGRAD_LOGS` does at the start.
 
     Args:
         names: names separated by commas: `graphs`, `partition`, `guards`, `recompiles`, `eager`, `backends`, or `all`;
             with `+` before it more, with `-` errors alone. An empty text turns all off.
 
     Raises:
-        ValueError: for a name that there is not; the message lists those that there are.
+        ValueError: for an unknown name; the message lists the known names.
 
     Example:
         >>> import logging, foregrad

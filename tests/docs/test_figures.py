@@ -43,6 +43,48 @@ def test_the_comparison_in_readme():
 
 def test_the_times_of_plans():
     page = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
-    (times,) = re.findall(r"GPT-2 of 24 layers\s+takes ([\d.]+) s, one for 96 layers takes ([\d.]+) s", page)
+    (times,) = re.findall(
+        r"GPT-2 of 24 layers takes ([\d.]+) s, one for 96 layers takes ([\d.]+) s", " ".join(page.split())
+    )
     for name, seconds in zip(("gpt2-24", "gpt2-96"), times, strict=True):
         assert f"found in {seconds} s" in RESULTS[f"A memory budget: {name}"]["notes"]
+
+
+SPEED = (ROOT / "docs" / "howto" / "speed.md").read_text(encoding="utf-8")
+INDUCTOR = "Inductor inside foregrad against torch.compile(backend='inductor')"
+MODELS = {
+    "GPT-2": "gpt2",
+    "ResNet-50": "resnet-50",
+    "BERT of transformers": "transformers-bert",
+    "GPT-2 of transformers": "transformers-gpt2",
+    "perceptron": "mlp",
+}
+
+
+def test_the_ratios_to_torch_compile():
+    rows = {tuple(row[:2]): row for row in RESULTS[INDUCTOR]["rows"]}
+    for model, key in MODELS.items():
+        _, _, compiling, step, _ = rows[key, "foregrad.compile"]
+        ratios = [re.search(r"\((.+)x\)", cell)[1] for cell in (compiling, step)]
+        assert f"| {model} | {ratios[0]} | {ratios[1]} |" in SPEED
+
+
+def test_the_steps_on_kernels_of_eager():
+    rows = {row[0]: row for row in RESULTS["A training step"]["rows"]}
+    for model, key in {
+        "GPT-2 of 24 layers": "gpt2-24",
+        "ResNet-50": "resnet-50",
+        "GPT-2 of 6 layers": "gpt2-6",
+    }.items():
+        eager, ours = (cell.partition(" ")[0] for cell in rows[key][1:3])
+        assert f"| a training step, {model} | {eager} ms | {ours} ms |" in SPEED
+    demo = {row[0]: row for row in RESULTS["The demo"]["rows"]}["median step"]
+    assert f"| the demo's GPT | {demo[1]} | {demo[2]} |" in SPEED
+
+
+def test_the_overhead_of_a_call():
+    table = RESULTS["Overhead of a call"]
+    named = [table["columns"].index(name) for name in ("ours - graphs", "PyTorch - graphs")]
+    (ours, theirs), (ours_both, theirs_both) = ([row[column] for column in named] for row in table["rows"][:2])
+    assert f"{ours} microseconds for a tiny function (AOTAutograd: {theirs}), {ours_both} with its" in SPEED
+    assert f"({theirs_both})" in SPEED

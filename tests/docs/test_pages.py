@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,9 @@ SHOWING = [page for page in PAGES if generate.EXAMPLE.search((ROOT / page).read_
 
 @pytest.mark.parametrize("page", SHOWING)
 def test_the_code_on_a_page_runs(page, monkeypatch, tmp_path):
+    if library := generate.NEEDS.get(page.removeprefix("docs/")):
+        pytest.importorskip(library)
+        warnings.simplefilter("ignore")  # the libraries' own
     text = (ROOT / page).read_text(encoding="utf-8")
     # Backends that other tests registered are on no page, and those of a page are in no other test.
     monkeypatch.setattr(registry, "_backends", {name: registry._backends[name] for name in OF_FOREGRAD})

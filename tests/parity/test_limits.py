@@ -13,7 +13,10 @@ from tests.parity.programs import load
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use of .* on expanded tensors")
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "limits.md"
-MEMORY, OTHERS = re.split(r"^## Gradients and hooks$", PAGE.read_text(), maxsplit=1, flags=re.MULTILINE)
+# The page's first table sums up the rows below it, which the programs here run.
+_, MEMORY, OTHERS = re.split(
+    r"^## (?:Memory, views and sizes|Gradients and hooks)$", PAGE.read_text(), flags=re.MULTILINE
+)
 ROWS = re.findall(r"^\| (.+?) \| eager by name \(`(Unsupported\w+)`\) \| .+ \|$", MEMORY, flags=re.MULTILINE)
 
 LEAF = "torch.randn(2, 3, requires_grad=True)"

@@ -210,13 +210,13 @@ def export(
     """Capture a function or module, with its gradient, as data that can be saved, and run without its Python.
 
     Args:
-        fn_or_module: what to capture, in its present mode (train, eval) and under the present grad mode and autocast. A
+        fn_or_module: a function, or a module in its present mode, under the present grad mode and autocast. A
             `torch.export.ExportedProgram` gets a backward.
-        args: positional arguments to capture it for; `kwargs` the others.
-        dynamic_shapes: which sizes may vary: True for all, or a dict by argument name (or a sequence, as `args`) of
+        args: positional arguments to capture it for; `kwargs`: keyword arguments.
+        dynamic_shapes: sizes that may vary: True for all, or a dict by argument name (or a sequence, as `args`) of
             dicts or sequences of dimensions: None (static), True, a `torch.export.Dim`, or (least, greatest).
         derivatives: how often the artifact can be differentiated: 0 for the forward alone, 2 for `create_graph=True`.
-        closed_over: the treatment of tensors that a function closes over: "constants" are saved with it (and train, if
+        closed_over: the treatment of tensors that a function closes over: "constants" are saved too (and train, if
             they require grad), "inputs" are passed to each call by name.
         decompositions: operators to replace, `{operator: function}`.
 
@@ -249,8 +249,8 @@ def load(path: str | os.PathLike[str], *, backend: Any = "eager", **settings: An
     """The artifact saved in a file, as a module that can be called, trained and differentiated.
 
     Nothing in the file is executed, and its graphs may only name operators that are registered here. `backend` and
-    `settings` (`partition`, `memory_budget`) are those of `foregrad.compile`. Raises `ArtifactError` for a file that
-    is no artifact, is damaged, or comes from another version.
+    `settings` (`partition`, `memory_budget`) are as in `foregrad.compile`. Raises `ArtifactError` for a file that
+    is no artifact, is damaged, or comes from an incompatible version.
 
     Examples:
         >>> import tempfile, torch, foregrad

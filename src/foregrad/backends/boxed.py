@@ -38,7 +38,7 @@ def nop(fx_g: torch.fx.GraphModule, inps: Sequence[Any]) -> torch.fx.GraphModule
 
 
 def make_boxed_func(f: Callable[..., Any]) -> Boxed:
-    """`f(*args)` as a function of one list, which it empties. Returns what `f` returns.
+    """`f(*args)` as a function that takes a list and empties it. Returns the result of `f`.
 
     No frame between the caller and `f` holds an argument, so `f` may free it. A graph module, or its `forward`,
     runs as the eager backend's code for the present graph.
@@ -62,7 +62,7 @@ def make_boxed_func(f: Callable[..., Any]) -> Boxed:
 
 
 def make_boxed_compiler(compiler: Callable[..., Any]) -> Callable[..., Boxed]:
-    """A compiler whose result takes separate arguments, as one whose result takes a list.
+    """A compiler with a result that takes separate arguments, as a compiler with a result that takes a list.
 
     Examples:
         >>> import torch, foregrad

@@ -17,9 +17,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 def region(fn: F) -> F:
     """Mark a function, a method or a module that is called several times; usable as a decorator.
 
-    Two or more calls that compute the same thing in a compiled function are compiled once, forward and backward. The
+    Two or more equal calls in a compiled function are compiled once, forward and backward. The
     calls may be anywhere in the graph, and `regions` may be False. Calls are compiled apart if they differ in an
-    operator, a constant, a shape, or in which operands are the same. Of marks inside one another the innermost counts.
+    operator, a constant, a shape, or in shared operands. Of nested marks the innermost counts.
     Outside of a compiled function the mark has no effect, nor has it behind `torch.compile`, where Dynamo takes calls
     apart.
 
@@ -71,8 +71,8 @@ def eager_region(fn: F) -> F:
     """Mark a function, a method or a module as an eager region; usable as a decorator.
 
     A compiled function calls it on real tensors, each time, as one node of its graph: it may use NumPy and other
-    libraries, print, log and keep a state of its own. Its gradients are those of its own autograd graph, and reach its
-    arguments and the parameters that it uses. What is around it stays compiled. Elsewhere it is called as ever, and
+    libraries, print, log and keep a state of its own. Its gradients come from its own autograd graph, and reach its
+    arguments and the parameters that it uses. The code around it stays compiled. Elsewhere it is called as ever, and
     `torch.compile` leaves it alone. `torch.compiler.disable` marks regions too.
 
     Returns:

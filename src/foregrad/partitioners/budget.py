@@ -47,13 +47,13 @@ _UNITS = {
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """A memory budget with the way to keep to it.
+    """A memory budget and its settings.
 
     `limit`: bytes, text with a unit, or a fraction. `solver_seconds`: how long an integer program may look for a better
     plan of a small graph, and for a bound (extra `solver`); 0.0 for not at all. `offload`: whether saved values may be
     in host memory; a number is the cost of a byte moved there and back, in the cost model's operations. `cost_model`:
     the time of computing a node again. `replay`: whether random operators may run again from a saved state of their
-    generator, with backends that keep a graph's order; a second derivative can't be taken through those that do.
+    generator, with backends that keep a graph's order; replayed operators have no second derivative.
 
     Examples:
         >>> import torch, foregrad
@@ -131,13 +131,13 @@ def budget_partition(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split a joint graph so that one step, forward to end of backward, peaks within `memory_budget`.
 
-    Besides the budget the arguments are those of PyTorch's partitioners. The budget counts bytes of live storage
-    beyond what is alive before the call, gradients included: an integer, text with a unit ("600 MiB"), or a float from
-    0 (the least feasible peak) to 1 (that of saving everything). `cost_model` gives the time of recomputing a node. The
+    Besides the budget the arguments are as in PyTorch's partitioners. The budget counts bytes of live storage
+    beyond the storage before the call, gradients included: an integer, text with a unit ("600 MiB"), or a float from
+    0 (the least feasible peak) to 1 (saving everything). `cost_model` gives the time of recomputing a node. The
     answers of `policy` are followed, and the other values chosen. With `replay` random operators may run again from a
     saved state of their generator; then the halves must run node by node in their order.
 
-    Raises `BudgetError`, with the least feasible budget, if no plan keeps to it; `ValueError` for anything that is no
+    Raises `BudgetError`, with the least feasible budget, if no plan fits; `ValueError` for anything that is no
     budget.
 
     Examples:

@@ -25,9 +25,9 @@ def default_partition(
     static_lifetime_input_indices: Sequence[int] | None = None,
     static_lifetime_input_nodes: Any = None,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Split a joint graph into forward and backward, recomputing only what is tagged for it.
+    """Split a joint graph into forward and backward, recomputing only values tagged for recomputation.
 
-    The arguments are those of PyTorch's partitioner of that name; `num_fwd_outputs` is how many of the joint
+    The arguments are as in PyTorch's partitioner; `num_fwd_outputs` is how many of the joint
     graph's outputs are the forward's. Values tagged by `torch.utils.checkpoint` are recomputed as asked.
 
     Examples:

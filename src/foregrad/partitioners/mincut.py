@@ -35,10 +35,10 @@ def min_cut_rematerialization_partition(
     num_fwd_outputs: int,
     static_lifetime_input_indices: Sequence[int] | None = None,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Split a joint graph so that the fewest bytes are saved for the backward, recomputing what is cheap.
+    """Split a joint graph so that the fewest bytes are saved for the backward, recomputing cheap values.
 
-    The arguments are those of PyTorch's partitioner of that name. `static_lifetime_input_indices` are the inputs
-    that live on anyway, as parameters do; when given, keeping another input alive has its price in bytes, otherwise
+    The arguments are as in PyTorch's partitioner. `static_lifetime_input_indices` are the inputs
+    that live on anyway, as parameters do; when given, keeping any further input alive has its price in bytes, otherwise
     inputs are free. `compiler` is accepted and not used. Values tagged by `torch.utils.checkpoint` are saved and
     recomputed as asked.
 

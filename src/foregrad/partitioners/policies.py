@@ -43,7 +43,7 @@ _MEANING: dict[Any, str | None] = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Candidate:
-    """A value that a policy is asked about. `names`: what `checkpoint_name` called it.
+    """A value that a policy is asked about. `names`: its names from `checkpoint_name`.
 
     Examples:
         >>> import torch, foregrad
@@ -90,7 +90,7 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """A policy from a function of a `Candidate`, which answers "save", "recompute", "offload", or None: no matter.
+    """A policy from a function of a `Candidate` that answers "save", "recompute", "offload", or None: no matter.
 
     True and False mean the first two, and a `CheckpointPolicy` of PyTorch's what its name says. Values answered by
     None are left to the partition: to the solver if there is a memory budget, else they are saved if the backward
@@ -172,7 +172,7 @@ dots_with_no_batch_dims_saveable = Policy(_Operators(_UNBATCHED))
 
 
 def save_only_these_names(*names: str) -> Policy:
-    """Save what `checkpoint_name` called one of `names`; compute all else again.
+    """Save values that `checkpoint_name` named in `names`; compute all else again.
 
     Examples:
         >>> import foregrad
@@ -183,7 +183,7 @@ def save_only_these_names(*names: str) -> Policy:
 
 
 def offload_names(*names: str, saved: Collection[str] = ()) -> Policy:
-    """Keep in host memory what `checkpoint_name` called one of `names`, save `saved`; compute all else again.
+    """Keep values that `checkpoint_name` named in `names` in host memory, save `saved`; compute all else again.
 
     Examples:
         >>> import torch, foregrad

@@ -48,30 +48,30 @@ def explain(
     measure: bool = True,
     **kwargs: Any,
 ) -> Explanation:
-    """Say how a function or module is compiled for a call with these arguments, and what the call costs.
+    """Report how a function or module is compiled for the given arguments, and the cost of the call.
 
     The explanation prints (as tables where rich is installed, as HTML in notebooks), and `save("report.html")` writes
-    a report to look at. It has what was captured, written, shared, read and guarded; what is saved for the backward and
-    why; what runs twice; the peak of memory, operations and bytes, foreseen and measured; a step's time, eager and
-    compiled; compilations and why; what runs eagerly and what would change that; and advice that was tried.
+    the report. It lists the graph, writes, shared memory, reads and guards; values saved for the backward and why;
+    operators that run twice; the peak of memory, operations and bytes, foreseen and measured; a step's time, eager and
+    compiled; compilations and why; parts that run eagerly, with a remedy; and advice that was tried.
 
-    Everything runs on copies of the module and the arguments, so memory for these is needed once more. Parameters,
+    Everything runs on copies of the module and the arguments, so they need their memory once more. Parameters,
     buffers, `.grad`, the training mode and the state of random generators are as before afterwards. A call that would
     write to something that can't be copied is not run, and the explanation says so under `not_measured`.
 
     Args:
-        fn: a function or module, also one that `foregrad.compile` or `torch.compile` made. Of the first the report has
-            the compilations so far, and its backend and partition unless others are given; of the second, where Dynamo
-            breaks the graph.
-        *args: what it is called with.
-        backend: as in `compile`; None is what `fn` was compiled with, or "auto".
+        fn: a function or module, plain or compiled. For a result of `foregrad.compile` the report has the compilations
+            so far, and uses its backend and partition by default; for a result of `torch.compile`, the places where
+            Dynamo breaks the graph.
+        *args: its positional arguments.
+        backend: as in `compile`; None is the backend of a compiled `fn`, or "auto".
         partition: as in `compile`.
         memory_budget: as in `compile`.
         measure: run steps to measure memory and time. Without it nothing runs for real.
-        **kwargs: what it is called with, but for the names above.
+        **kwargs: its keyword arguments, except the names above.
 
     Raises:
-        Whatever the function raises when it is called with these arguments.
+        The errors that the function raises for its arguments.
 
     Example:
         >>> import torch, foregrad

@@ -32,7 +32,7 @@ class StageResult:
 class Verification:
     """How a compiled function is to eager. `str()` is a report.
 
-    `stages`: each by itself, in order; `differences`: what the user could see of it, by name; `culprit`: the first
+    `stages`: each by itself, in order; `differences`: visible differences, by name; `culprit`: the first
     operator that is wrong; `reproducer`: the path of a program that shows it. `seconds`: of all, and of the compilation
     among it.
 

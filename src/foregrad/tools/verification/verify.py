@@ -40,13 +40,13 @@ def verify(
 ) -> Verification:
     """Compare a function or module, compiled, with eager: values, gradients, strides, aliasing, mutations.
 
-    Both run once for real on copies of the arguments and of the module, from the same random state, which is put back.
+    Both run once for real on copies of the arguments and the module, from an equal random state, restored afterwards.
     Where they differ, each stage is looked at by itself (capture, decompositions, the backend's passes, partition, each
-    compiled half) on eager's kernels and, for what is rounding and what is wrong, in float64. Of the first stage that
+    compiled half) on eager's kernels and, to tell rounding from wrong, in float64. Of the first stage that
     is wrong the first operator is named, and a program is written that shows it.
 
     Args:
-        fn_or_module: a function or module; or what `foregrad.compile` made of one, to verify as it was compiled.
+        fn_or_module: a function or module; or a result of `foregrad.compile`, to verify as it was compiled.
         args: its arguments.
         order: how many times to differentiate: 0 compares values alone, 2 second derivatives too. Gradients are taken
             from all outputs, with random cotangents.
