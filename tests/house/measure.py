@@ -172,7 +172,7 @@ def main() -> int:
     if options.arrows:
         for (module, target), (ours, theirs) in sorted(found.items(), key=lambda item: (item[1], item[0])):
             print(f"  {ours} -> {theirs}: {module} -> {target}")
-    recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else now
+    recorded = now | json.loads(RECORDED.read_text()) if RECORDED.exists() else now  # an annex may be new
     for name, value in now.items():
         print(f"{name}: {value:g}" + ("" if recorded[name] == value else f" (recorded: {recorded[name]:g})"))
     higher = risen(recorded, now)
