@@ -1,0 +1,92 @@
+"""Operators of PyTorch's database, each as a forward and a backward graph."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from foregrad._torch.testing import OperatorCall, operator_calls, operator_dtypes, operator_names
+from foregrad._torch.tools import mapped
+
+from .cases import Case, Program
+
+# What most models are made of.
+COMMON = (
+    "add", "sub", "mul", "div", "floor_divide", "remainder", "pow", "neg", "abs", "exp", "log", "log1p", "sin", "tanh",
+    "sigmoid", "sqrt", "rsqrt", "reciprocal", "clamp", "where", "maximum", "round", "sign", "erf", "eq", "logical_and",
+    "isnan", "bitwise_xor", "nn.functional.gelu", "nn.functional.relu", "nn.functional.silu", "nn.functional.softplus",
+    "softmax", "log_softmax", "nn.functional.layer_norm", "nn.functional.group_norm", "nn.functional.batch_norm",
+    "nn.functional.embedding", "nn.functional.cross_entropy", "nn.functional.mse_loss", "nn.functional.conv2d",
+    "nn.functional.max_pool2d", "nn.functional.avg_pool2d", "nn.functional.linear", "nn.functional.pad_constant",
+    "nn.functional.scaled_dot_product_attention", "nn.functional.interpolate_nearest", "matmul", "bmm", "addmm",
+    "sum", "mean", "amax", "var", "argmax", "cumsum", "logsumexp", "topk", "sort", "gather", "scatter_add",
+    "index_select", "index_put", "masked_fill", "cat", "stack", "split", "reshape", "transpose", "permute", "expand",
+    "select_scatter", "tril", "flip", "roll",
+)  # fmt: skip
+# Of these further dtypes are in the short suite.
+_NARROW = ("add", "mul", "div", "sum", "matmul", "nn.functional.gelu", "softmax", "nn.functional.layer_norm")
+_SHORT = {"bfloat16": _NARROW, "int64": ("add", "floor_divide", "sum", "cumsum", "bitwise_xor"), "bool": ("where", "eq")}
+_FULL = ("float32", "float64", "bfloat16", "float16", "int64", "bool", "complex64")
+_MOST = 8  # calls of one operator in the full suite
+
+
+def operator_cases(*, is_full: bool, dtypes: Sequence[str]) -> Iterator[Case]:
+    """The cases; `dtypes` in place of those of the suite's size.
+
+    In the short suite an operator has its first call, and the first one of an empty tensor or a single number. The full
+    suite has up to eight, the first also with strided arguments and with symbolic sizes.
+    """
+    known = frozenset(operator_names())
+    for name in operator_names() if is_full else [_found(name, known) for name in COMMON]:
+        supported = operator_dtypes(name)
+        for dtype in dtypes or (_FULL if is_full else ("float32", "int64", "bool", "bfloat16")):
+            wanted = is_full or bool(dtypes) or dtype == "float32" or name in _SHORT[dtype]
+            if not wanted or getattr(torch, dtype) not in supported:
+                if not (name == "bitwise_xor" and dtype == "int64"):
+                    continue
+            title = f"operators/{name} {dtype}"
+            for which in range(_MOST) if is_full else ("first", "small") if dtype == "float32" else ("first",):
+                yield Case(f"{title} {which}", functools.partial(_program, name, dtype, which))
+            if is_full:
+                yield Case(f"{title} strided", functools.partial(_program, name, dtype, "strided"))
+                yield Case(f"{title} symbolic", functools.partial(_program, name, dtype, "symbolic"))
+
+
+def _found(name: str, known: frozenset[str]) -> str:
+    """The name in the database: PyTorch's versions tell variants apart in different ways."""
+    for one in (name, name.replace("_", ".", 1), ".".join(name.rsplit("_", 1)), f"{name}.with_dtype"):
+        if one in known:
+            return one
+    return next((one for one in sorted(known) if one.startswith(name)), name)
+
+
+class NoSuchCall(Exception):
+    """The database has no call of this kind for an operator and dtype."""
+
+
+def _program(name: str, dtype: str, which: int | str) -> Program:
+    calls = list(operator_calls(name, getattr(torch, dtype)))
+    number = which if isinstance(which, int) else 0
+    if which == "small":
+        number = next((i for i, call in enumerate(calls) if i and _is_small(call)), len(calls))
+    if number >= len(calls):
+        raise NoSuchCall("PyTorch's database has no such call")
+    call = calls[number]
+    args, kwargs = (call.args, call.kwargs) if which != "strided" else mapped((call.args, call.kwargs), torch.Tensor, spread)
+    return Program(call.function, args, kwargs, {"dynamic": which == "symbolic"}, versus_eager=False)
+
+
+def _is_small(call: OperatorCall) -> bool:
+    tensors = [value for value in call.args if isinstance(value, torch.Tensor)]
+    return any(tensor.dim() == 0 or tensor.numel() == 0 for tensor in tensors)
+
+
+def spread(tensor: torch.Tensor) -> Any:
+    """A tensor of the same content, whose elements stand two apart."""
+    wide = torch.zeros((*tensor.shape, 2), dtype=tensor.dtype)[..., 0]
+    with torch.no_grad():
+        wide.copy_(tensor)
+    return wide.requires_grad_(tensor.requires_grad)
