@@ -1,0 +1,358 @@
+"""One case tried on a compiler or a partitioner: what came of it, the operator at fault, a program that shows it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+import foregrad
+from foregrad._torch.tools import is_random, named_leaves
+from foregrad.errors import BackendError, ForegradError, UnsupportedError
+from foregrad.extend import CompileStage, Watcher, watching
+from foregrad.graph.role import GraphRole
+from foregrad.tools.verification.compare import Gap
+from foregrad.tools.verification.compare import Verdict as Closeness
+from foregrad.tools.verification.locate import Culprit, Piece, gap_of
+from foregrad.tools.verification.lockstep import evaluate, gives_nothing, steps
+from foregrad.tools.verification.reproducer import write_reproducer
+from foregrad.tools.verification.search import Maker, smallest_wrong
+from foregrad.tools.verification.verify import Comparison, Outcome, make_side
+
+from .cases import Broken, Case, Program
+from .models import NoTransformers
+from .operators import NoSuchCall
+from .probe import Compiler, GraphCall, Probe, copy_of_graph
+from .report import Finding, Verdict
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """What is checked: a compiler, or a partition of joint graphs, whose halves run on eager's kernels then.
+
+    `backend`: the name that the compiler is registered by, if it is. `folder`: where programs are written.
+    """
+
+    name: str
+    compiler: Compiler
+    partition: Callable[..., Any] | None = None
+    decompositions: Any = None
+    backend: str = ""
+    folder: str | None = None
+    about_to: Callable[[fx.GraphModule, list[Any] | None], None] = lambda module, inputs: None
+
+    def compiled(self, probe: Probe, function: Any, **settings: Any) -> Any:
+        """The function compiled, its graphs by the probe."""
+        door = foregrad.aot_module if isinstance(function, nn.Module) else foregrad.aot_function
+        settings = {"decompositions": self.decompositions, **settings}
+        if self.partition is not None:
+            settings["partition_fn"] = self.partition
+        return door(function, probe.as_compiler, **settings)
+
+
+@dataclasses.dataclass
+class _Fault(Exception):
+    """A verdict that is no `PASSED`."""
+
+    verdict: Verdict
+    detail: str
+    graph: str = ""
+    culprit: Culprit | None = None
+
+
+def tried(case: Case, subject: Subject) -> Finding:
+    """Try a case. The random state is the same for each, and put back."""
+    begin = time.perf_counter()
+    finding = Finding(case.name, Verdict.PASSED)
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), foregrad.config.override(check=True):
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        try:
+            _Trial(case, subject).run()
+        except (NoSuchCall, NoTransformers) as reason:
+            finding = Finding(case.name, Verdict.SKIPPED, str(reason))
+        except _Fault as fault:
+            program, operator = None, ""
+            if fault.culprit is not None:
+                operator = fault.culprit.operator
+                program = write_reproducer(fault.culprit, subject.backend or subject.name, subject.folder)
+            finding = Finding(case.name, fault.verdict, fault.detail, fault.graph, operator, program)
+    return dataclasses.replace(finding, seconds=time.perf_counter() - begin)
+
+
+@dataclasses.dataclass
+class _Partitions(Watcher):
+    """Keeps what a partition was given and made."""
+
+    split: list[CompileStage] = dataclasses.field(default_factory=list)
+
+    def stage(self, stage: CompileStage) -> None:
+        if stage.name == "partition" and not stage.joint.signature.is_inference:
+            self.split.append(stage)
+
+
+class _Trial:
+    def __init__(self, case: Case, subject: Subject) -> None:
+        self.case, self.subject = case, subject
+        self.probe = Probe(subject.compiler, subject.about_to)
+        self.partitions = _Partitions()
+
+    def run(self) -> None:
+        """Raises `_Fault` unless the case passes."""
+        with watching(self.partitions):
+            error = self._called()
+        if self.probe.refused is not None:
+            raise self._refused(*self.probe.refused)
+        for call in self.probe.calls:
+            if call.error is not None:
+                raise self._crashed(call, call.error)
+        closeness = [self._judged(call) for call in self.probe.calls]
+        for call in self.probe.calls:
+            if call.changed:
+                raise self._of_graph(call, f"it writes to its argument {', '.join(call.changed)}, which the graph only reads")
+        if error is not None:
+            raise error
+        self._versus_eager(closeness)
+
+    # ---------------------------------------------------------------- running
+
+    def _called(self) -> _Fault | None:
+        """Run the case; what it found that is no fault of one graph."""
+        compile = functools.partial(self.subject.compiled, self.probe)
+        self.program: Program | None = None
+        self.outcome: Outcome | None = None
+        try:
+            if self.case.script is not None:
+                self.case.script(compile)
+            elif self.case.make is not None:
+                with torch.enable_grad():
+                    self.program = self.case.make()
+                    return self._called_twice(compile, self.program)
+        except (_Fault, NoSuchCall, NoTransformers):
+            raise
+        except Broken as reason:
+            return _Fault(Verdict.WRONG, str(reason))
+        except Exception as error:
+            return self._raised(error)
+        return None
+
+    def _raised(self, error: BaseException) -> _Fault:
+        if isinstance(error, UnsupportedError):
+            return _Fault(Verdict.SKIPPED, f"foregrad does not capture it: {_first_line(error)}")
+        if isinstance(error, BackendError) or self.subject.partition is not None:
+            return _Fault(Verdict.WRONG, _said(error))
+        if isinstance(error, ForegradError):
+            return _Fault(Verdict.SKIPPED, _said(error))
+        return _Fault(Verdict.CRASHED, _said(error))
+
+    def _called_twice(self, compile: Callable[..., Any], program: Program) -> _Fault | None:
+        """Two calls with equal arguments: the second gives what the first gave, and changes nothing of it."""
+        function = program.function
+        is_module = isinstance(function, nn.Module)
+        run: Any = None if is_module else compile(function, **program.settings)
+        results: list[list[tuple[str, Any]]] = []
+        outcomes: list[Outcome] = []
+        for _ in range(2):
+            side = make_side(function, program.args, program.kwargs)
+            own = compile(side.function, **program.settings) if is_module else run
+
+            def call(*args: Any, own: Any = own, **kwargs: Any) -> Any:
+                out = own(*args, **kwargs)
+                results.append(named_leaves(out, "out"))
+                return out
+
+            torch.manual_seed(0)
+            outcomes.append(side.run(call, 1, dict))
+            error = outcomes[-1].error
+            if error is not None:
+                eager = self._eager(program)
+                return None if type(eager.error) is type(error) else self._raised(error)
+        self.outcome = outcomes[0]
+        del side, own, call
+        for name in _changed(results[0], outcomes[0]):
+            return _Fault(Verdict.WRONG, f"{name} of the first call is changed by the second: its memory is used again")
+        results.clear()
+        if not is_module and (kept := self._kept()):
+            return _Fault(Verdict.WRONG, f"it keeps arguments of calls that are over: {', '.join(kept[:4])}")
+        return None
+
+    def _kept(self) -> list[str]:
+        if self.probe.kept():
+            gc.collect()
+        return self.probe.kept()
+
+    def _eager(self, program: Program) -> Outcome:
+        side = make_side(program.function, program.args, program.kwargs)
+        torch.manual_seed(0)
+        return side.run(side.function, 1, dict)
+
+    # ---------------------------------------------------------------- judging
+
+    def _judged(self, call: GraphCall) -> Closeness | None:
+        """How a graph's results are to eager's kernels'; None where these say nothing. Raises `_Fault` if wrong."""
+        if any(gives_nothing(node.target) or is_random(node) for node in call.module.graph.nodes):
+            return None
+
+        def exact() -> Any:
+            call.generators.put_back()
+            return list(steps(call.module, call.inputs, exactly=True))[-1].exact()
+
+        skipped = {output for _, output in call.role.updates}
+        expected = call.expected()
+        actual = [e if i in skipped else a for i, (a, e) in enumerate(zip(call.results, expected, strict=False))]
+        if len(call.results) != len(expected):
+            actual = call.results
+        gap = gap_of(actual, expected, exact)
+        if gap.verdict is Closeness.WRONG:
+            raise self._of_graph(call, gap.described())
+        return gap.verdict
+
+    def _versus_eager(self, closeness: Sequence[Closeness | None]) -> None:
+        """Compare what the caller sees. Where graphs differ by rounding, only what is no number."""
+        if self.program is None or self.outcome is None:
+            return
+        is_partition = self.subject.partition is not None
+        if not self.program.versus_eager and not is_partition:
+            return
+        comparison = Comparison.of(self._eager(self.program), self.outcome)
+        is_exact = all(verdict is Closeness.EQUAL for verdict in closeness)
+        if comparison.verdict is Closeness.WRONG and (comparison.layouts_differ or is_exact):
+            culprit = self._of_partition() if is_partition else None
+            raise _Fault(Verdict.WRONG, "\n".join(comparison.lines[:4]), culprit=culprit)
+
+    # ---------------------------------------------------------------- the program that shows a fault
+
+    def _of_graph(self, call: GraphCall, text: str) -> _Fault:
+        """A fault of one compiled graph, whose smallest part is looked for."""
+        again = functools.partial(self._alone, call.role)
+        return _Fault(Verdict.WRONG, text, call.role.phase, self._smallest(call, again, text))
+
+    def _refused(self, module: fx.GraphModule, role: GraphRole, error: Exception) -> _Fault:
+        eager = Probe(_as_it_is)
+        other = _Trial(self.case, dataclasses.replace(self.subject, compiler=_as_it_is))
+        other.probe = eager
+        other._called()
+        call = next((c for c in eager.calls if c.role.phase == role.phase), None)
+        culprit = None
+        if call is not None:
+            culprit = self._smallest(call, functools.partial(self._failing, role, type(error)), _said(error))
+        return _Fault(Verdict.REFUSED, _said(error), role.phase, culprit)
+
+    def _crashed(self, call: GraphCall, error: BaseException) -> _Fault:
+        again = functools.partial(self._failing, call.role, type(error))
+        verdict = Verdict.WRONG if isinstance(error, BackendError) else Verdict.CRASHED
+        return _Fault(verdict, _said(error), call.role.phase, self._smallest(call, again, _said(error)))
+
+    def _smallest(self, call: GraphCall, again: Callable[..., Any], text: str) -> Culprit | None:
+        maker = Maker("compiler", self.subject.compiler, again)
+        try:
+            found = smallest_wrong(call.module, call.inputs, call.generators, maker)
+        except Exception:  # parts of the graph are no programs that the compiler takes
+            found = None
+        if found is None:
+            return _whole(call, maker, text)
+        return found if again.func is not self._failing else dataclasses.replace(found, gap=Gap(Closeness.WRONG, text))  # type: ignore[attr-defined]
+
+    def _alone(self, role: GraphRole, module: fx.GraphModule) -> Callable[[list[Any]], list[Any]]:
+        """A part of a graph compiled by itself; what it writes to without leave is a wrong result."""
+        run = compiled_alone(self.subject.compiler, module)
+
+        def call(values: list[Any]) -> list[Any]:
+            copies = [v.clone() if isinstance(v, torch.Tensor) else v for v in values]
+            held = list(values)
+            results = run(values)
+            for value, copy in zip(held, copies, strict=True):
+                if isinstance(value, torch.Tensor) and gap_of(value, copy, lambda: None).verdict is Closeness.WRONG:
+                    return [f"argument {value.shape} written to"] * len(results)
+            return results
+
+        return call
+
+    def _failing(self, role: GraphRole, kind: type, module: fx.GraphModule) -> Callable[[list[Any]], list[Any]]:
+        """A part of a graph whose results are wrong where the compiler fails as it did, and right elsewhere."""
+
+        def call(values: list[Any]) -> list[Any]:
+            copies = [v.clone() if isinstance(v, torch.Tensor) else v for v in values]
+            try:
+                compiled_alone(self.subject.compiler, module)(values)
+            except kind as error:
+                return [error] * len(next(iter(reversed(module.graph.nodes))).args[0])
+            except Exception:
+                pass
+            return evaluate(module, copies)
+
+        return call
+
+    def _of_partition(self) -> Culprit | None:
+        """The operator that a partition loses; None where the whole is needed to see it."""
+        forward = next((call for call in self.probe.calls if call.role.phase == "forward"), None)
+        backward = next((call for call in self.probe.calls if call.role.phase == "backward"), None)
+        if not self.partitions.split or forward is None or backward is None or self.subject.partition is None:
+            return None
+        joint = self.partitions.split[0].joint
+        by_name: dict[str, Any] = {}
+        for call in (backward, forward):
+            names = [node.name for node in call.module.graph.nodes if node.op == "placeholder"]
+            by_name |= dict(zip(names, call.inputs, strict=True))
+        try:
+            inputs = [by_name[node.name] for node in joint.placeholders()]
+            maker = Maker("partition", self.subject.partition)
+            return smallest_wrong(joint.module, inputs, forward.generators, maker)
+        except Exception:
+            return None
+
+
+def _changed(results: Sequence[tuple[str, Any]], outcome: Outcome) -> list[str]:
+    """The results of a call that no longer are what they were when it ended, but for arguments that it wrote to."""
+    return [
+        name
+        for name, value in results
+        if isinstance(value, torch.Tensor) and f"{name} afterwards" not in outcome.values
+        if gap_of(value, outcome.values[name], lambda: None).verdict is Closeness.WRONG
+    ]
+
+
+def compiled_alone(compiler: Compiler, module: fx.GraphModule) -> Callable[[list[Any]], list[Any]]:
+    """A graph compiled by itself, without gradients, as a function of one list."""
+    graph = copy_of_graph(module)
+    count = len(next(iter(reversed(graph.graph.nodes))).args[0])
+    GraphRole("inference", (), tuple(range(count))).put_on(graph)
+    examples = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
+    with torch.no_grad():
+        made = compiler(graph, examples)
+    if isinstance(made, fx.GraphModule):
+        made.recompile()
+
+    def run(values: list[Any]) -> list[Any]:
+        results = made(values) if getattr(made, "_boxed_call", False) else made(*values)
+        return list(results) if isinstance(results, (list, tuple)) else [results]
+
+    return run
+
+
+def _as_it_is(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    module = copy_of_graph(gm)
+    return lambda *values: evaluate(module, values)
+
+
+def _whole(call: GraphCall, maker: Maker, text: str) -> Culprit:
+    """The whole graph as the program, where no part shows the fault by itself."""
+    operators = [n for n in call.module.graph.nodes if n.op == "call_function"]
+    named = str(operators[0].target) if len(operators) == 1 else ""
+    piece = Piece(call.module, call.inputs, call.generators)
+    return Culprit("graph", named, None, Gap(Closeness.WRONG, text), (), piece, maker=maker)
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {_first_line(error)}"
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
