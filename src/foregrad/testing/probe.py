@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import threading
 import weakref
@@ -125,8 +126,13 @@ class Probe:
         return [node.name for node in module.graph.nodes if node.op == "placeholder"]
 
     def kept(self) -> list[str]:
-        """The names of tensors that went into compiled graphs and are still there."""
-        return list(dict.fromkeys(name for name, tensor in self.given if tensor() is not None))
+        """The names of tensors that went into compiled graphs and are still there.
+
+        A tensor that went into a graph in several calls stays by itself: the function closes over it.
+        """
+        alive = collections.Counter((name, id(t)) for name, ref in self.given if (t := ref()) is not None)
+        stays = {key for (_, key), count in alive.items() if count > 1}
+        return list(dict.fromkeys(name for name, key in alive if key not in stays))
 
 
 def name_of(function: Any) -> str:

@@ -350,6 +350,30 @@ def _whole(call: GraphCall, maker: Maker, text: str) -> Culprit:
     return Culprit("graph", named, None, Gap(Closeness.WRONG, text), (), piece, maker=maker)
 
 
+def write_whole(
+    subject: Subject, backend: str, module: fx.GraphModule, inputs: list[Any] | None, folder: str
+) -> str | None:
+    """Write the program of a graph that is about to be compiled, or called with `inputs`; its path.
+
+    Before there are inputs, sizes and dtypes of the graph's own make some; a symbolic size has its value at capture.
+    """
+    if inputs is None:
+        inputs = [_drawn(node.meta["val"]) for node in module.graph.nodes if node.op == "placeholder"]
+    text = "the process ended, or stood still, at this graph"
+    maker = Maker("compiler", subject.compiler)
+    piece = Piece(module, inputs, None)
+    culprit = Culprit("graph", "graph", None, Gap(Closeness.WRONG, text), (), piece, maker=maker)
+    return write_reproducer(culprit, backend, folder, tries=False)
+
+
+def _drawn(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return int(value) if isinstance(value, torch.SymInt) else value
+    shape, strides = ([int(n) for n in numbers] for numbers in (value.shape, value.stride()))
+    tensor = torch.empty_strided(shape, strides, dtype=value.dtype)
+    return tensor.fill_(1)
+
+
 def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {_first_line(error)}"
 

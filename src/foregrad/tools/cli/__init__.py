@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import foregrad
 from foregrad.errors import ForegradError
@@ -27,14 +28,17 @@ example: foregrad doctor
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line `arguments` (default: those of the process) and return its exit code."""
+def main(arguments: Sequence[str] | None = None, more: Sequence[Callable[[Any], None]] = ()) -> int:
+    """Run the command line `arguments` (default: those of the process) and return its exit code.
+
+    `more` are commands besides those of this package: each is given the parsers to add its own to.
+    """
     parser = argparse.ArgumentParser(
         prog="foregrad", description="Ahead-of-time autograd for PyTorch.", epilog=_EPILOG, formatter_class=_Raw
     )
     parser.add_argument("--version", action="version", version=f"foregrad {foregrad.__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="command")
-    for add in (add_demo, add_explain, add_verify, add_bench, add_doctor, add_inspect, add_cache, add_build_native):
+    for add in (add_demo, add_explain, add_verify, add_bench, add_doctor, add_inspect, add_cache, add_build_native, *more):
         add(commands)
     options, rest = parser.parse_known_args(arguments)
     if rest and not getattr(options, "takes_rest", False):

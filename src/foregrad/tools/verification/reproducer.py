@@ -29,14 +29,17 @@ from .lockstep import evaluate, exact_call
 from .search import Maker, made_gap, run_in_halves, run_with_gradients
 
 
-def write_reproducer(culprit: Culprit, backend: str, folder: str | None) -> str | None:
-    """Write the program for a culprit that has a piece; its path. None where it can't be written."""
+def write_reproducer(culprit: Culprit, backend: str, folder: str | None, *, tries: bool = True) -> str | None:
+    """Write the program for a culprit that has a piece; its path. None where it can't be written.
+
+    `tries`: whether random inputs are tried first, for which what is at fault runs; else the real ones are stored.
+    """
     if culprit.piece is None:
         return None
     place = Path(folder) if folder is not None else Path(tempfile.mkdtemp(prefix="foregrad_verify_"))
     place.mkdir(parents=True, exist_ok=True)
     path = place / f"reproduce_{''.join(c if c.isalnum() else '_' for c in culprit.node)}.py"
-    piece, gap = _with_plain_inputs(culprit)
+    piece, gap = _with_plain_inputs(culprit) if tries else (culprit.piece, culprit.gap)
     seeded = piece is not culprit.piece
     inputs = _seeded(piece.inputs) if seeded else _stored(piece.inputs, path)
     path.write_text(_program(culprit, piece, gap, inputs, backend), encoding="utf-8")
