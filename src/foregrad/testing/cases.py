@@ -28,6 +28,7 @@ class Program:
     """A function or module with its arguments, to be compared with eager.
 
     `settings` are those of `aot_function`. `versus_eager`: compare what the caller sees with eager, besides each graph.
+    `title` tells the programs of one case apart.
     """
 
     function: Callable[..., Any]
@@ -35,14 +36,15 @@ class Program:
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     versus_eager: bool = True
+    title: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Case:
-    """One case, `group/what`. It has a program to compare, or a script that asks for a contract by `expect`."""
+    """One case, `group/what`. It has programs to compare, or a script that asks for a contract by `expect`."""
 
     name: str
-    make: Callable[[], Program] | None = None
+    programs: Callable[[], Iterable[Program]] | None = None
     script: Callable[[Compile], None] | None = None
 
 

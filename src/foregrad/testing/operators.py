@@ -47,12 +47,7 @@ def operator_cases(*, is_full: bool, dtypes: Sequence[str]) -> Iterator[Case]:
             if not wanted or getattr(torch, dtype) not in supported:
                 if not (name == "bitwise_xor" and dtype == "int64"):
                     continue
-            title = f"operators/{name} {dtype}"
-            for which in range(_MOST) if is_full else ("first", "small") if dtype == "float32" else ("first",):
-                yield Case(f"{title} {which}", functools.partial(_program, name, dtype, which))
-            if is_full:
-                yield Case(f"{title} strided", functools.partial(_program, name, dtype, "strided"))
-                yield Case(f"{title} symbolic", functools.partial(_program, name, dtype, "symbolic"))
+            yield Case(f"operators/{name} {dtype}", functools.partial(_programs, name, dtype, is_full))
 
 
 def _found(name: str, known: frozenset[str]) -> str:
@@ -63,20 +58,18 @@ def _found(name: str, known: frozenset[str]) -> str:
     return next((one for one in sorted(known) if one.startswith(name)), name)
 
 
-class NoSuchCall(Exception):
-    """The database has no call of this kind for an operator and dtype."""
-
-
-def _program(name: str, dtype: str, which: int | str) -> Program:
+def _programs(name: str, dtype: str, is_full: bool) -> Iterator[Program]:
     calls = list(operator_calls(name, getattr(torch, dtype)))
-    number = which if isinstance(which, int) else 0
-    if which == "small":
-        number = next((i for i, call in enumerate(calls) if i and _is_small(call)), len(calls))
-    if number >= len(calls):
-        raise NoSuchCall("PyTorch's database has no such call")
-    call = calls[number]
-    args, kwargs = (call.args, call.kwargs) if which != "strided" else mapped((call.args, call.kwargs), torch.Tensor, spread)
-    return Program(call.function, args, kwargs, {"dynamic": which == "symbolic"}, versus_eager=False)
+    numbers = range(_MOST) if is_full else [0, *[i for i, call in enumerate(calls) if i and _is_small(call)][:1]]
+    for number, call in enumerate(calls):
+        if number in numbers:
+            yield Program(call.function, call.args, call.kwargs, versus_eager=False, title=f"call {number}")
+    if is_full and calls:
+        function, args, kwargs = calls[0]
+        dynamic = {"dynamic": True}
+        yield Program(function, args, kwargs, dynamic, versus_eager=False, title="call 0 with symbolic sizes")
+        args, kwargs = mapped((args, kwargs), torch.Tensor, spread)
+        yield Program(function, args, kwargs, versus_eager=False, title="call 0 with strided arguments")
 
 
 def _is_small(call: OperatorCall) -> bool:

@@ -21,7 +21,11 @@ def numbers(*shape: int, grad: bool = True, dtype: torch.dtype = torch.float32) 
 
 
 def _add(name: str, function: Callable[..., Any], make: Callable[[], Sequence[Any]], **settings: Any) -> None:
-    PROGRAMS.append(Case(name, lambda: Program(function, tuple(make()), settings=settings)))
+    _add_program(name, lambda: Program(function, tuple(make()), settings=settings))
+
+
+def _add_program(name: str, make: Make) -> None:
+    PROGRAMS.append(Case(name, lambda: [make()]))
 
 
 # -------------------------------------------------------------------- sizes and strides
@@ -151,8 +155,8 @@ _add("writes/an argument", _writes_its_argument, lambda: (numbers(3, grad=False)
 _add("writes/an argument, in the graph", _writes_its_argument, lambda: (numbers(3, grad=False), numbers(3, grad=False)),
      keep_inference_input_mutations=True)  # fmt: skip
 _add("writes/part of an argument", _writes_a_part, lambda: (numbers(2, 3, grad=False), numbers(3)))
-PROGRAMS.append(Case("writes/the statistics of a batch norm", _buffer))
-PROGRAMS.append(Case("constants/tensors of the program's own", _own_constant))
-PROGRAMS.append(Case("constants/a tied weight", _tied))
+_add_program("writes/the statistics of a batch norm", _buffer)
+_add_program("constants/tensors of the program's own", _own_constant)
+_add_program("constants/a tied weight", _tied)
 _add("constants/made inside", lambda x: x * torch.arange(3) + torch.full((3,), 2.0), lambda: (numbers(3),))
 _add("constants/only constants", lambda x: torch.zeros(3) + 1, lambda: (numbers(3, grad=False),))

@@ -5,9 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import glob
+import inspect
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +32,7 @@ from foregrad.tools.verification.verify import Comparison, Outcome, make_side
 
 from .cases import Broken, Case, Program
 from .models import NoTransformers
-from .operators import NoSuchCall
+from .names import name_for
 from .probe import Compiler, GraphCall, Probe, copy_of_graph
 from .report import Finding, Verdict
 
@@ -75,14 +79,16 @@ def tried(case: Case, subject: Subject) -> Finding:
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
         try:
-            _Trial(case, subject).run()
-        except (NoSuchCall, NoTransformers) as reason:
+            _try_all(case, subject)
+        except NoTransformers as reason:
             finding = Finding(case.name, Verdict.SKIPPED, str(reason))
         except _Fault as fault:
             program, operator = None, ""
             if fault.culprit is not None:
                 operator = fault.culprit.operator
                 program = write_reproducer(fault.culprit, subject.backend or subject.name, subject.folder)
+            elif fault.verdict is not Verdict.SKIPPED:
+                program = write_rerun(case, subject, fault.detail)
             finding = Finding(case.name, fault.verdict, fault.detail, fault.graph, operator, program)
     return dataclasses.replace(finding, seconds=time.perf_counter() - begin)
 
@@ -98,9 +104,34 @@ class _Partitions(Watcher):
             self.split.append(stage)
 
 
+def _try_all(case: Case, subject: Subject) -> None:
+    """Try the programs of a case, or its script. Raises `_Fault` for the first that does not pass.
+
+    A case of several programs is skipped where each of them is.
+    """
+    if case.programs is None:
+        return _Trial(case, subject).run()
+    skipped: list[_Fault] = []
+    count = 0
+    for count, program in enumerate(case.programs(), 1):
+        try:
+            with torch.enable_grad():
+                _Trial(case, subject, program).run()
+        except _Fault as fault:
+            fault.detail += f" ({program.title})" if program.title else ""
+            if fault.verdict is not Verdict.SKIPPED:
+                raise
+            skipped.append(fault)
+    if not count:
+        raise _Fault(Verdict.SKIPPED, "PyTorch's database has no call of it")
+    if len(skipped) == count:
+        raise skipped[0]
+    return None
+
+
 class _Trial:
-    def __init__(self, case: Case, subject: Subject) -> None:
-        self.case, self.subject = case, subject
+    def __init__(self, case: Case, subject: Subject, program: Program | None = None) -> None:
+        self.case, self.subject, self.program = case, subject, program
         self.probe = Probe(subject.compiler, subject.about_to)
         self.partitions = _Partitions()
 
@@ -113,10 +144,10 @@ class _Trial:
         for call in self.probe.calls:
             if call.error is not None:
                 raise self._crashed(call, call.error)
-        closeness = [self._judged(call) for call in self.probe.calls]
         for call in self.probe.calls:
             if call.changed:
                 raise self._of_graph(call, f"it writes to its argument {', '.join(call.changed)}, which the graph only reads")
+        closeness = [self._judged(call) for call in self.probe.calls]
         if error is not None:
             raise error
         self._versus_eager(closeness)
@@ -126,16 +157,13 @@ class _Trial:
     def _called(self) -> _Fault | None:
         """Run the case; what it found that is no fault of one graph."""
         compile = functools.partial(self.subject.compiled, self.probe)
-        self.program: Program | None = None
         self.outcome: Outcome | None = None
         try:
+            if self.program is not None:
+                return self._called_twice(compile, self.program)
             if self.case.script is not None:
                 self.case.script(compile)
-            elif self.case.make is not None:
-                with torch.enable_grad():
-                    self.program = self.case.make()
-                    return self._called_twice(compile, self.program)
-        except (_Fault, NoSuchCall, NoTransformers):
+        except _Fault:
             raise
         except Broken as reason:
             return _Fault(Verdict.WRONG, str(reason))
@@ -208,7 +236,9 @@ class _Trial:
         expected = call.expected()
         actual = [e if i in skipped else a for i, (a, e) in enumerate(zip(call.results, expected, strict=False))]
         if len(call.results) != len(expected):
-            actual = call.results
+            text = f"the graph has {len(expected)} results, and the compiled graph gives {len(call.results)}"
+            culprit = _whole(call, Maker("compiler", self.subject.compiler, self._alone), text)
+            raise _Fault(Verdict.WRONG, text, call.role.phase, culprit)
         gap = gap_of(actual, expected, exact)
         if gap.verdict is Closeness.WRONG:
             raise self._of_graph(call, gap.described())
@@ -231,22 +261,22 @@ class _Trial:
 
     def _of_graph(self, call: GraphCall, text: str) -> _Fault:
         """A fault of one compiled graph, whose smallest part is looked for."""
-        again = functools.partial(self._alone, call.role)
+        again = self._alone
         return _Fault(Verdict.WRONG, text, call.role.phase, self._smallest(call, again, text))
 
     def _refused(self, module: fx.GraphModule, role: GraphRole, error: Exception) -> _Fault:
         eager = Probe(_as_it_is)
-        other = _Trial(self.case, dataclasses.replace(self.subject, compiler=_as_it_is))
+        other = _Trial(self.case, dataclasses.replace(self.subject, compiler=_as_it_is), self.program)
         other.probe = eager
         other._called()
         call = next((c for c in eager.calls if c.role.phase == role.phase), None)
         culprit = None
         if call is not None:
-            culprit = self._smallest(call, functools.partial(self._failing, role, type(error)), _said(error))
+            culprit = self._smallest(call, functools.partial(self._failing, type(error)), _said(error))
         return _Fault(Verdict.REFUSED, _said(error), role.phase, culprit)
 
     def _crashed(self, call: GraphCall, error: BaseException) -> _Fault:
-        again = functools.partial(self._failing, call.role, type(error))
+        again = functools.partial(self._failing, type(error))
         verdict = Verdict.WRONG if isinstance(error, BackendError) else Verdict.CRASHED
         return _Fault(verdict, _said(error), call.role.phase, self._smallest(call, again, _said(error)))
 
@@ -258,9 +288,10 @@ class _Trial:
             found = None
         if found is None:
             return _whole(call, maker, text)
-        return found if again.func is not self._failing else dataclasses.replace(found, gap=Gap(Closeness.WRONG, text))  # type: ignore[attr-defined]
+        # Where it is no number that differs, the text says what does.
+        return dataclasses.replace(found, gap=Gap(Closeness.WRONG, text)) if found.gap.what else found
 
-    def _alone(self, role: GraphRole, module: fx.GraphModule) -> Callable[[list[Any]], list[Any]]:
+    def _alone(self, module: fx.GraphModule) -> Callable[[list[Any]], list[Any]]:
         """A part of a graph compiled by itself; what it writes to without leave is a wrong result."""
         run = compiled_alone(self.subject.compiler, module)
 
@@ -275,7 +306,7 @@ class _Trial:
 
         return call
 
-    def _failing(self, role: GraphRole, kind: type, module: fx.GraphModule) -> Callable[[list[Any]], list[Any]]:
+    def _failing(self, kind: type, module: fx.GraphModule) -> Callable[[list[Any]], list[Any]]:
         """A part of a graph whose results are wrong where the compiler fails as it did, and right elsewhere."""
 
         def call(values: list[Any]) -> list[Any]:
@@ -307,6 +338,35 @@ class _Trial:
             return smallest_wrong(joint.module, inputs, forward.generators, maker)
         except Exception:
             return None
+
+
+def write_rerun(case: Case, subject: Subject, text: str) -> str | None:
+    """Write a program that runs the case alone, for a fault that no graph shows by itself; its path."""
+    try:
+        name = subject.backend if subject.partition is None else ""
+        name = name or name_for(subject.compiler if subject.partition is None else subject.partition)
+    except ValueError:
+        return None
+    folder = Path(subject.folder or tempfile.mkdtemp(prefix="foregrad_check_"))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"reproduce_{''.join(c if c.isalnum() else '_' for c in case.name)}.py"
+    check = "check_compiler" if subject.partition is None else "check_partitioner"
+    said = " ".join(text.replace("\\", "/").replace('"' * 3, "'" * 3).split())
+    path.write_text(
+        f'"""{case.name}: {said}\n\nExits with 1 while that is so."""\n\nimport sys\n\n'
+        f"from foregrad.testing import {check}\n\n{_source_of(case)}"
+        f"report = {check}({name!r}, only={glob.escape(case.name)!r})\nprint(report)\nsys.exit(not report.ok)\n",
+        encoding="utf-8",
+    )
+    return str(path)
+
+
+def _source_of(case: Case) -> str:
+    """What the case does, as a comment."""
+    if case.script is None:
+        return ""
+    text = inspect.getsource(case.script)
+    return "# What it does:\n#\n" + "".join(f"# {line}\n" for line in text.splitlines()[1:]) + "\n"
 
 
 def _changed(results: Sequence[tuple[str, Any]], outcome: Outcome) -> list[str]:
