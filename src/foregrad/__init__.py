@@ -182,7 +182,7 @@ ASPECTS = [
     "foregrad.tracing.effects.output",
 ]
 # As `foregrad.graph`, without an import of it.
-_PARTS = {"backends", "dynamo", "extend", "graph", "partitioners", "passes"}
+_PARTS = {"backends", "dynamo", "extend", "graph", "partitioners", "passes", "testing"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 

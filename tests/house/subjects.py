@@ -101,6 +101,7 @@ ANNEXES: dict[str, tuple[str, ...]] = {
     "dynamo": ("dynamo.py", "_torch/dynamo.py", "_torch/dynamo_off.py", "_torch/function_bodies.py"),
     "store": ("artifacts/*", "cache/*", "serialize/*"),
     "tools": ("_torch/tools.py", "partitioners/report.py"),
+    "testing": ("_torch/testing.py",),
 }
 
 # Words by which a core file names an annex's subject, in code or text.
@@ -116,12 +117,13 @@ NAMED_BY = {
     "dynamo": r"dynamo",
     "store": r"artifact|\bcached?\b|keeper",
     "tools": r"explain|explanation|verif",
+    "testing": r"conformance|check_compiler|check_partitioner",
 }
 
 # The doors load what they offer when it is first asked for: their imports are no arrows.
 DOORS = ("__init__.py", "__main__.py")
 
-ALLOWED = {("store", "python"), ("tools", "store"), ("dynamo", "transforms"), ("regions", "python")}
+ALLOWED = {("store", "python"), ("tools", "store"), ("testing", "tools"), ("dynamo", "transforms"), ("regions", "python")}
 
 
 def subject_of(path: Path) -> str:

@@ -30,7 +30,8 @@ from .probe import name_of
 from .report import Finding, Report, Verdict
 from .trial import tried, write_whole
 
-_START = 120.0  # seconds that a child may take to import all it needs
+_START = 300.0  # seconds that a child may take to import all it needs
+_LAST_BREATH = 10.0  # seconds from the end of a child's output to the end of its process
 _PREFIX = "\x1eforegrad "
 
 
@@ -109,21 +110,28 @@ class _Child:
         begin = time.perf_counter()
         if self.process is None:
             self._start()
-            if self._line(_START) is None:
-                return Finding(name, Verdict.CRASHED, f"the child process did not start: {self._tail()}")
+            try:
+                started = self._line(_START) is not None
+            except queue.Empty:
+                started = False
+            if not started:
+                self._end()
+                return Finding(name, Verdict.CRASHED, f"the child process did not start\n{self._tail()}")
         assert self.process is not None
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(name + "\n")
             self.process.stdin.flush()
             line = self._line(timeout)
-        except OSError:
-            line = None
+        except (OSError, queue.Empty) as error:
+            line, is_late = None, isinstance(error, queue.Empty)
+        else:
+            is_late = False
         if line is not None:
             return Finding.from_json(json.loads(line))
         seconds = time.perf_counter() - begin
-        code = self._end()
-        text = f"the case still ran after {timeout:.0f} s" if code is None else f"the process ended by {_ending(code)}"
+        code = self._end(0 if is_late else _LAST_BREATH)
+        text = f"the case still ran after {timeout:.0f} s" if is_late else f"the process ended by {_ending(code)}"
         tail = self._tail()
         return Finding(name, Verdict.CRASHED, text + (f"\n{tail}" if tail else ""), program=self._kept(name), seconds=seconds)
 
@@ -154,22 +162,19 @@ class _Child:
         lines.put(None)
 
     def _line(self, seconds: float) -> str | None:
-        try:
-            return self.lines.get(timeout=seconds)
-        except queue.Empty:
-            return None
+        """The next answer; None where the child ended. Raises `queue.Empty` after that many seconds."""
+        return self.lines.get(timeout=seconds)
 
-    def _end(self) -> int | None:
-        """End the child; its exit code where it had ended by itself."""
+    def _end(self, patience: float = 0) -> int:
+        """End the child, which has that many seconds to end by itself; its exit code, negative for a signal."""
         process, self.process = self.process, None
         if process is None:
-            return None
-        code = None
+            return 0
         with contextlib.suppress(subprocess.TimeoutExpired):
-            code = process.wait(0 if self.lines.empty() else 1)
+            process.wait(patience)
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        code = process.wait()
         for stream in (process.stdin, process.stdout):
             with contextlib.suppress(OSError):
                 if stream is not None:

@@ -15,19 +15,19 @@ from .cases import Case, Program
 
 # What most models are made of.
 COMMON = (
-    "add", "sub", "mul", "div", "floor_divide", "remainder", "pow", "neg", "abs", "exp", "log", "log1p", "sin", "tanh",
+    "add", "sub", "mul", "div.no_rounding_mode", "floor_divide", "remainder", "pow", "neg", "abs", "exp", "log", "log1p", "sin", "tanh",
     "sigmoid", "sqrt", "rsqrt", "reciprocal", "clamp", "where", "maximum", "round", "sign", "erf", "eq", "logical_and",
     "isnan", "bitwise_xor", "nn.functional.gelu", "nn.functional.relu", "nn.functional.silu", "nn.functional.softplus",
     "softmax", "log_softmax", "nn.functional.layer_norm", "nn.functional.group_norm", "nn.functional.batch_norm",
     "nn.functional.embedding", "nn.functional.cross_entropy", "nn.functional.mse_loss", "nn.functional.conv2d",
-    "nn.functional.max_pool2d", "nn.functional.avg_pool2d", "nn.functional.linear", "nn.functional.pad_constant",
-    "nn.functional.scaled_dot_product_attention", "nn.functional.interpolate_nearest", "matmul", "bmm", "addmm",
+    "nn.functional.max_pool2d", "nn.functional.avg_pool2d", "nn.functional.linear", "nn.functional.pad.constant",
+    "nn.functional.scaled_dot_product_attention", "nn.functional.interpolate.nearest", "matmul", "bmm", "addmm",
     "sum", "mean", "amax", "var", "argmax", "cumsum", "logsumexp", "topk", "sort", "gather", "scatter_add",
     "index_select", "index_put", "masked_fill", "cat", "stack", "split", "reshape", "transpose", "permute", "expand",
     "select_scatter", "tril", "flip", "roll",
 )  # fmt: skip
 # Of these further dtypes are in the short suite.
-_NARROW = ("add", "mul", "div", "sum", "matmul", "nn.functional.gelu", "softmax", "nn.functional.layer_norm")
+_NARROW = ("add", "mul", "div.no_rounding_mode", "sum", "matmul", "nn.functional.gelu", "softmax", "nn.functional.layer_norm")
 _SHORT = {"bfloat16": _NARROW, "int64": ("add", "floor_divide", "sum", "cumsum", "bitwise_xor"), "bool": ("where", "eq")}
 _FULL = ("float32", "float64", "bfloat16", "float16", "int64", "bool", "complex64")
 _MOST = 8  # calls of one operator in the full suite
@@ -36,26 +36,15 @@ _MOST = 8  # calls of one operator in the full suite
 def operator_cases(*, is_full: bool, dtypes: Sequence[str]) -> Iterator[Case]:
     """The cases; `dtypes` in place of those of the suite's size.
 
-    In the short suite an operator has its first call, and the first one of an empty tensor or a single number. The full
-    suite has up to eight, the first also with strided arguments and with symbolic sizes.
+    In the short suite an operator is called as in the database's first call, and in the first one with an empty tensor
+    or a single number. The full suite has up to eight calls, the first also with strided arguments and symbolic sizes.
     """
-    known = frozenset(operator_names())
-    for name in operator_names() if is_full else [_found(name, known) for name in COMMON]:
+    for name in operator_names() if is_full else COMMON:
         supported = operator_dtypes(name)
         for dtype in dtypes or (_FULL if is_full else ("float32", "int64", "bool", "bfloat16")):
             wanted = is_full or bool(dtypes) or dtype == "float32" or name in _SHORT[dtype]
-            if not wanted or getattr(torch, dtype) not in supported:
-                if not (name == "bitwise_xor" and dtype == "int64"):
-                    continue
-            yield Case(f"operators/{name} {dtype}", functools.partial(_programs, name, dtype, is_full))
-
-
-def _found(name: str, known: frozenset[str]) -> str:
-    """The name in the database: PyTorch's versions tell variants apart in different ways."""
-    for one in (name, name.replace("_", ".", 1), ".".join(name.rsplit("_", 1)), f"{name}.with_dtype"):
-        if one in known:
-            return one
-    return next((one for one in sorted(known) if one.startswith(name)), name)
+            if wanted and getattr(torch, dtype) in supported:
+                yield Case(f"operators/{name} {dtype}", functools.partial(_programs, name, dtype, is_full))
 
 
 def _programs(name: str, dtype: str, is_full: bool) -> Iterator[Program]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from foregrad._torch.tools import make_graph_module
+from foregrad._torch.tools import make_graph_module, storage_key, tensors_in
 from foregrad.graph.role import GraphRole, role_of
 from foregrad.tools.verification.lockstep import evaluate
 from foregrad.tools.verification.watched import Generators, copy_of_tensor
@@ -27,7 +27,8 @@ _SAYS = ("_boxed_call", "output_strides", "writes_into", "updated", "returns_lis
 class GraphCall:
     """A call of a compiled graph: copies of what went in and came out. `error`: what it raised.
 
-    `changed`: the inputs that it wrote to without leave, by name.
+    `changed`: the inputs that it wrote to without leave, by name. `reused`: the results of the graph's first call that
+    this one changed, by number.
     """
 
     module: fx.GraphModule
@@ -37,6 +38,7 @@ class GraphCall:
     results: list[Any] = dataclasses.field(default_factory=list)
     error: BaseException | None = None
     changed: tuple[str, ...] = ()
+    reused: tuple[int, ...] = ()
 
     def expected(self) -> list[Any]:
         """The results of the graph on eager's kernels, for the same inputs."""
@@ -58,6 +60,7 @@ class Probe:
     calls: list[GraphCall] = dataclasses.field(default_factory=list)
     refused: tuple[fx.GraphModule, GraphRole, Exception] | None = None
     given: list[tuple[str, weakref.ref[torch.Tensor]]] = dataclasses.field(default_factory=list)
+    held: list[dict[int, tuple[torch.Tensor, torch.Tensor]]] = dataclasses.field(default_factory=list)
     lock: Any = dataclasses.field(default_factory=threading.Lock)
 
     @property
@@ -87,6 +90,8 @@ class Probe:
         is_boxed = getattr(made, "_boxed_call", False)
         free = {*getattr(made, "writes_into", ()), *(number for number, _ in getattr(made, "updated", ()))}
         free |= _written(module)
+        first: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.held.append(first)  # results of the graph's first call, and copies
 
         def run(*args: Any) -> Any:
             values = args[0] if is_boxed else args
@@ -101,7 +106,11 @@ class Probe:
                 self._names(module)[i] for i, value in watched if not _same_content(value, call.inputs[i])
             )
             listed = results if isinstance(results, (list, tuple)) else [results]
+            call.reused = tuple(i for i, (result, copy) in first.items() if not _same_content(result, copy))
             call.results = [copy_of_tensor(r) if isinstance(r, torch.Tensor) else r for r in listed]
+            with self.lock:
+                if not first and not call.reused:
+                    first.update(_fresh(listed, call.results, role, args))
             return results
 
         for name in _SAYS:
@@ -128,11 +137,30 @@ class Probe:
     def kept(self) -> list[str]:
         """The names of tensors that went into compiled graphs and are still there.
 
-        A tensor that went into a graph in several calls stays by itself: the function closes over it.
+        A tensor that went into a graph in several calls stays by itself: the function closes over it. Results are no
+        longer watched from then on.
         """
+        for first in self.held:
+            first.clear()
         alive = collections.Counter((name, id(t)) for name, ref in self.given if (t := ref()) is not None)
         stays = {key for (_, key), count in alive.items() if count > 1}
         return list(dict.fromkeys(name for name, key in alive if key not in stays))
+
+
+def _fresh(
+    results: Sequence[Any], copies: Sequence[Any], role: GraphRole, args: Sequence[Any]
+) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+    """The visible results that share no memory with what the caller still has, by number, with their copies."""
+    written = {output for _, output in role.updates}
+    fresh: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    given = {storage_key(v) for v in tensors_in(args) if v.layout is torch.strided}
+    for i in role.visible_outputs:
+        if i in written or i >= len(results):
+            continue
+        value = results[i]
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and storage_key(value) not in given:
+            fresh[i] = value, copies[i]
+    return fresh
 
 
 def name_of(function: Any) -> str:

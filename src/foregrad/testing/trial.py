@@ -147,6 +147,10 @@ class _Trial:
         for call in self.probe.calls:
             if call.changed:
                 raise self._of_graph(call, f"it writes to its argument {', '.join(call.changed)}, which the graph only reads")
+            if call.reused:
+                numbers = ", ".join(map(str, call.reused))
+                text = f"a later call changes result {numbers} of the graph's first call: its memory is used again"
+                raise _Fault(Verdict.WRONG, text, call.role.phase)
         closeness = [self._judged(call) for call in self.probe.calls]
         if error is not None:
             raise error
