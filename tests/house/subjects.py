@@ -123,7 +123,13 @@ NAMED_BY = {
 # The doors load what they offer when it is first asked for: their imports are no arrows.
 DOORS = ("__init__.py", "__main__.py")
 
-ALLOWED = {("store", "python"), ("tools", "store"), ("testing", "tools"), ("dynamo", "transforms"), ("regions", "python")}
+ALLOWED = {
+    ("store", "python"),
+    ("tools", "store"),
+    ("testing", "tools"),
+    ("dynamo", "transforms"),
+    ("regions", "python"),
+}
 
 
 def subject_of(path: Path) -> str:

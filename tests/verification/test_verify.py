@@ -60,7 +60,7 @@ def test_second_derivatives_on_request():
 
 
 def test_another_layout_of_a_result_is_wrong_and_of_a_gradient_is_listed():
-    from foregrad.tools.verification.verify import Outcome, Comparison
+    from foregrad.tools.verification.verify import Comparison, Outcome
 
     value = torch.ones(2, 2)
     for name, verdict in (("out", Verdict.WRONG), ("gradient of args[0]", Verdict.ROUNDING)):

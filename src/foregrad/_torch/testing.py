@@ -72,7 +72,9 @@ def _unseeded(op: Any) -> Any:
     """An operator of the database that does not seed the generator ahead of each call, as random ones do there."""
     if not isinstance(op, FunctionType) or _SEEDING not in op.__code__.co_names:
         return op
-    return FunctionType(op.__code__, {**op.__globals__, _SEEDING: _called}, op.__name__, op.__defaults__, op.__closure__)
+    return FunctionType(
+        op.__code__, {**op.__globals__, _SEEDING: _called}, op.__name__, op.__defaults__, op.__closure__
+    )
 
 
 _SEEDING = "wrapper_set_seed"

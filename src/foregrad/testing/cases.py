@@ -13,14 +13,14 @@ Compile = Callable[..., Callable[..., Any]]
 """`compile(function, dynamic=False, keep_inference_input_mutations=False)`, by the compiler that is checked."""
 
 
-class Broken(Exception):
+class BrokenContractError(Exception):
     """The contract does not hold; the message says where."""
 
 
 def expect(condition: Any, text: str) -> None:
-    """Raise `Broken` unless the condition holds."""
+    """Raise `BrokenContractError` unless the condition holds."""
     if not condition:
-        raise Broken(text)
+        raise BrokenContractError(text)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,7 +83,9 @@ class Selection:
         """Whether a group is worth listing: PyTorch's database takes seconds to load."""
         if group not in ("operators", "models") or not self.only:
             return True
-        return any(any(character in "*?[" for character in p.partition("/")[0]) or p.startswith(f"{group}/") for p in self.only)
+        return any(
+            any(character in "*?[" for character in p.partition("/")[0]) or p.startswith(f"{group}/") for p in self.only
+        )
 
     def _has(self, name: str) -> bool:
         return not self.only or any(fnmatch.fnmatchcase(name, pattern) for pattern in self.only)

@@ -133,7 +133,9 @@ class _Child:
         code = self._end(0 if is_late else _LAST_BREATH)
         text = f"the case still ran after {timeout:.0f} s" if is_late else f"the process ended by {_ending(code)}"
         tail = self._tail()
-        return Finding(name, Verdict.CRASHED, text + (f"\n{tail}" if tail else ""), program=self._kept(name), seconds=seconds)
+        return Finding(
+            name, Verdict.CRASHED, text + (f"\n{tail}" if tail else ""), program=self._kept(name), seconds=seconds
+        )
 
     def _start(self) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -41,11 +41,24 @@ def _pixels() -> dict[str, Any]:
 # By name: the classes of the model and of its configuration, the settings, the inputs.
 _MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[[], dict[str, Any]]]] = {
     "llama": ("LlamaForCausalLM", "LlamaConfig", _LLAMA, _generated),
-    "bert": ("BertForMaskedLM", "BertConfig", {**_SIZES, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}, _text),
+    "bert": (
+        "BertForMaskedLM",
+        "BertConfig",
+        {**_SIZES, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+        _text,
+    ),
     "gpt2": (
         "GPT2LMHeadModel",
         "GPT2Config",
-        {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32, "bos_token_id": 0, "eos_token_id": 1},
+        {
+            "vocab_size": 64,
+            "n_embd": 32,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_positions": 32,
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+        },
         _generated,
     ),
     "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", {**_SIZES, "num_key_value_heads": 2}, _generated),
@@ -57,13 +70,23 @@ _MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[[], dict[str, Any]]]
         _translation,
     ),
     "vit": ("ViTModel", "ViTConfig", _IMAGES, _pixels),
-    "convnext": ("ConvNextModel", "ConvNextConfig", {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2}, _pixels),
-    "resnet": ("ResNetModel", "ResNetConfig", {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"}, _pixels),
+    "convnext": (
+        "ConvNextModel",
+        "ConvNextConfig",
+        {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2},
+        _pixels,
+    ),
+    "resnet": (
+        "ResNetModel",
+        "ResNetConfig",
+        {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"},
+        _pixels,
+    ),
 }
 _SHORT = ("llama", "bert")
 
 
-class NoTransformers(Exception):
+class NoTransformersError(Exception):
     """The package `transformers` is not installed."""
 
 
@@ -75,7 +98,7 @@ def model_cases(*, is_full: bool) -> Iterator[Case]:
 
 def _programs(name: str) -> Iterator[Program]:
     if importlib.util.find_spec("transformers") is None:
-        raise NoTransformers("`transformers` is not installed")
+        raise NoTransformersError("`transformers` is not installed")
     import transformers  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     model, config, settings, inputs = _MODELS[name]

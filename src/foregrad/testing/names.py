@@ -11,20 +11,20 @@ from typing import Any
 from foregrad.tools.cli.target import load_module
 
 
-class NoSuchName(ValueError):
+class UnknownNameError(ValueError):
     """A text names nothing that can be imported."""
 
 
 def load(name: str) -> Any:
-    """The value that a text names. Raises `NoSuchName`."""
+    """The value that a text names. Raises `UnknownNameError`."""
     where, colon, path = name.rpartition(":")
     if not colon or not where or not path:
-        raise NoSuchName(f"`{name}` is not of the form package.module:name or file.py:name")
+        raise UnknownNameError(f"`{name}` is not of the form package.module:name or file.py:name")
     try:
         module = _file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
         return functools.reduce(getattr, path.split("."), module)
     except (ImportError, AttributeError, FileNotFoundError) as error:
-        raise NoSuchName(f"`{name}` can't be imported: {error}") from error
+        raise UnknownNameError(f"`{name}` can't be imported: {error}") from error
 
 
 def _file(path: Path) -> Any:
@@ -36,15 +36,17 @@ def _file(path: Path) -> Any:
 
 
 def name_for(value: Any) -> str:
-    """The text that names a function, for another process. Raises `NoSuchName` where there is none."""
+    """The text that names a function, for another process. Raises `UnknownNameError` where there is none."""
     if isinstance(value, str):
         return value
     module, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if module is None or path is None or "<" in path:
-        raise NoSuchName(f"{value!r} has no name that another process can import: give it one, or leave `isolated` out")
+        raise UnknownNameError(
+            f"{value!r} has no name that another process can import: give it one, or leave `isolated` out"
+        )
     file = getattr(sys.modules.get(module), "__file__", None)
     if module == "__main__" or module.startswith("foregrad_checked_"):
         if file is None:
-            raise NoSuchName(f"`{path}` is defined in no file, so that no other process can import it")
+            raise UnknownNameError(f"`{path}` is defined in no file, so that no other process can import it")
         return f"{file}:{path}"
     return f"{module}:{path}"

@@ -15,8 +15,8 @@ from .cases import Case, Program
 
 # What most models are made of.
 COMMON = (
-    "add", "sub", "mul", "div.no_rounding_mode", "floor_divide", "remainder", "pow", "neg", "abs", "exp", "log", "log1p", "sin", "tanh",
-    "sigmoid", "sqrt", "rsqrt", "reciprocal", "clamp", "where", "maximum", "round", "sign", "erf", "eq", "logical_and",
+    "add", "sub", "mul", "div.no_rounding_mode", "floor_divide", "remainder", "pow", "neg", "abs", "exp", "log",
+    "log1p", "sin", "tanh", "sigmoid", "sqrt", "rsqrt", "reciprocal", "clamp", "where", "maximum", "round", "sign", "erf", "eq", "logical_and",
     "isnan", "bitwise_xor", "nn.functional.gelu", "nn.functional.relu", "nn.functional.silu", "nn.functional.softplus",
     "softmax", "log_softmax", "nn.functional.layer_norm", "nn.functional.group_norm", "nn.functional.batch_norm",
     "nn.functional.embedding", "nn.functional.cross_entropy", "nn.functional.mse_loss", "nn.functional.conv2d",
@@ -27,8 +27,21 @@ COMMON = (
     "select_scatter", "tril", "flip", "roll",
 )  # fmt: skip
 # Of these further dtypes are in the short suite.
-_NARROW = ("add", "mul", "div.no_rounding_mode", "sum", "matmul", "nn.functional.gelu", "softmax", "nn.functional.layer_norm")
-_SHORT = {"bfloat16": _NARROW, "int64": ("add", "floor_divide", "sum", "cumsum", "bitwise_xor"), "bool": ("where", "eq")}
+_NARROW = (
+    "add",
+    "mul",
+    "div.no_rounding_mode",
+    "sum",
+    "matmul",
+    "nn.functional.gelu",
+    "softmax",
+    "nn.functional.layer_norm",
+)
+_SHORT = {
+    "bfloat16": _NARROW,
+    "int64": ("add", "floor_divide", "sum", "cumsum", "bitwise_xor"),
+    "bool": ("where", "eq"),
+}
 _FULL = ("float32", "float64", "bfloat16", "float16", "int64", "bool", "complex64")
 _MOST = 8  # calls of one operator in the full suite
 

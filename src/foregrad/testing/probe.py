@@ -75,6 +75,19 @@ class Probe:
         probed.__name__ = name_of(self.compiler)
         return probed
 
+    def noting_refusals(self, partition: Callable[..., Any]) -> Callable[..., Any]:
+        """The partition, whose errors are kept as `refused`."""
+
+        def split(joint: fx.GraphModule, *args: Any, **settings: Any) -> Any:
+            try:
+                return partition(joint, *args, **settings)
+            except Exception as error:
+                self.refused = joint, GraphRole("joint"), error
+                raise
+
+        split.__module__ = getattr(partition, "__module__", None) or "partition"
+        return split
+
     def _compiled(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         module, role = copy_of_graph(gm), role_of(gm)
         self.about_to(module, None)
@@ -96,7 +109,9 @@ class Probe:
         def run(*args: Any) -> Any:
             values = args[0] if is_boxed else args
             call = self._begun(module, role, values)
-            watched = [(i, value) for i, value in enumerate(values) if isinstance(value, torch.Tensor) and i not in free]
+            watched = [
+                (i, value) for i, value in enumerate(values) if isinstance(value, torch.Tensor) and i not in free
+            ]
             try:
                 results = made(*args)
             except BaseException as error:
@@ -187,6 +202,4 @@ def _written(module: fx.GraphModule) -> set[int]:
 def _same_content(value: torch.Tensor, copy: torch.Tensor) -> bool:
     if value.layout is not torch.strided or value.shape != copy.shape:
         return value.shape == copy.shape
-    if value.is_floating_point() or value.is_complex():
-        return bool(((value == copy) | ((value != value) & (copy != copy))).all())
-    return torch.equal(value, copy)
+    return bool(((value == copy) | (value.isnan() & copy.isnan())).all())

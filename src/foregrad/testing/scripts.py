@@ -1,4 +1,4 @@
-"""Scripts that call compiled functions in ways that show one rule each: calls again, random numbers, threads, memory."""
+"""Scripts that call compiled functions in ways that show one rule each: repeated calls, memory, threads."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def _other_values(compile: Compile) -> None:
         inputs = _inputs()
         out, expected = call(*inputs), _layer(*inputs)
         _near(out, expected, f"call {number + 1}, with other values, gives another result than eager")
-        _near(_gradients(out, inputs), _gradients(expected, inputs), f"call {number + 1} has other gradients than eager")
+        _near(
+            _gradients(out, inputs), _gradients(expected, inputs), f"call {number + 1} has other gradients than eager"
+        )
 
 
 @_script("calls/two calls at once")
@@ -77,7 +79,9 @@ def _results_stay(compile: Compile) -> None:
         kept.append((made, [value.detach().clone() for value in made]))
     for made, copies in kept:
         for what, value, copy in zip(("result", "gradient", "gradient"), made, copies, strict=True):
-            expect(torch.equal(value, copy), f"a {what} of one call is changed by a later call: its memory is used again")
+            expect(
+                torch.equal(value, copy), f"a {what} of one call is changed by a later call: its memory is used again"
+            )
 
 
 @_script("calls/backward twice")
@@ -98,7 +102,9 @@ def _some_gradients(compile: Compile) -> None:
     call = compile(_layer)
     for number in range(2):
         out = call(*inputs)
-        _near(_gradients(out, [inputs[number]]), [expected[number]], f"the gradient of argument {number} alone is wrong")
+        _near(
+            _gradients(out, [inputs[number]]), [expected[number]], f"the gradient of argument {number} alone is wrong"
+        )
 
 
 @_script("calls/some tangents only")
@@ -119,7 +125,11 @@ def _strided_tangents(compile: Compile) -> None:
     inputs = _inputs()
     out, tangent = compile(_layer)(*inputs), torch.randn(4, 3).t()
     actual = torch.autograd.grad(out, inputs, tangent)
-    _near(list(actual), list(torch.autograd.grad(_layer(*inputs), inputs, tangent)), "gradients of a transposed tangent are wrong")
+    _near(
+        list(actual),
+        list(torch.autograd.grad(_layer(*inputs), inputs, tangent)),
+        "gradients of a transposed tangent are wrong",
+    )
 
 
 @_script("calls/sizes that change")

@@ -30,8 +30,8 @@ from foregrad.tools.verification.reproducer import write_reproducer
 from foregrad.tools.verification.search import Maker, smallest_wrong
 from foregrad.tools.verification.verify import Comparison, Outcome, make_side
 
-from .cases import Broken, Case, Program
-from .models import NoTransformers
+from .cases import BrokenContractError, Case, Program
+from .models import NoTransformersError
 from .names import name_for
 from .probe import Compiler, GraphCall, Probe, copy_of_graph
 from .report import Finding, Verdict
@@ -57,12 +57,12 @@ class Subject:
         door = foregrad.aot_module if isinstance(function, nn.Module) else foregrad.aot_function
         settings = {"decompositions": self.decompositions, **settings}
         if self.partition is not None:
-            settings["partition_fn"] = self.partition
+            settings["partition_fn"] = probe.noting_refusals(self.partition)
         return door(function, probe.as_compiler, **settings)
 
 
 @dataclasses.dataclass
-class _Fault(Exception):
+class _FaultError(Exception):
     """A verdict that is no `PASSED`."""
 
     verdict: Verdict
@@ -80,9 +80,9 @@ def tried(case: Case, subject: Subject) -> Finding:
         torch.manual_seed(0)
         try:
             _try_all(case, subject)
-        except NoTransformers as reason:
+        except NoTransformersError as reason:
             finding = Finding(case.name, Verdict.SKIPPED, str(reason))
-        except _Fault as fault:
+        except _FaultError as fault:
             program, operator = None, ""
             if fault.culprit is not None:
                 operator = fault.culprit.operator
@@ -105,26 +105,26 @@ class _Partitions(Watcher):
 
 
 def _try_all(case: Case, subject: Subject) -> None:
-    """Try the programs of a case, or its script. Raises `_Fault` for the first that does not pass.
+    """Try the programs of a case, or its script. Raises `_FaultError` for the first that does not pass.
 
     A case of several programs is skipped where each of them is.
     """
     if case.programs is None:
         return _Trial(case, subject).run()
-    skipped: list[_Fault] = []
-    count = 0
-    for count, program in enumerate(case.programs(), 1):
+    skipped: list[_FaultError] = []
+    programs = list(case.programs())
+    for program in programs:
         try:
             with torch.enable_grad():
                 _Trial(case, subject, program).run()
-        except _Fault as fault:
+        except _FaultError as fault:
             fault.detail += f" ({program.title})" if program.title else ""
             if fault.verdict is not Verdict.SKIPPED:
                 raise
             skipped.append(fault)
-    if not count:
-        raise _Fault(Verdict.SKIPPED, "PyTorch's database has no call of it")
-    if len(skipped) == count:
+    if not programs:
+        raise _FaultError(Verdict.SKIPPED, "PyTorch's database has no call of it")
+    if len(skipped) == len(programs):
         raise skipped[0]
     return None
 
@@ -136,21 +136,23 @@ class _Trial:
         self.partitions = _Partitions()
 
     def run(self) -> None:
-        """Raises `_Fault` unless the case passes."""
+        """Raises `_FaultError` unless the case passes."""
         with watching(self.partitions):
             error = self._called()
         if self.probe.refused is not None:
-            raise self._refused(*self.probe.refused)
+            raise self._refused(self.probe.refused[1], self.probe.refused[2])
         for call in self.probe.calls:
             if call.error is not None:
                 raise self._crashed(call, call.error)
         for call in self.probe.calls:
             if call.changed:
-                raise self._of_graph(call, f"it writes to its argument {', '.join(call.changed)}, which the graph only reads")
+                raise self._of_graph(
+                    call, f"it writes to its argument {', '.join(call.changed)}, which the graph only reads"
+                )
             if call.reused:
                 numbers = ", ".join(map(str, call.reused))
                 text = f"a later call changes result {numbers} of the graph's first call: its memory is used again"
-                raise _Fault(Verdict.WRONG, text, call.role.phase)
+                raise _FaultError(Verdict.WRONG, text, call.role.phase)
         closeness = [self._judged(call) for call in self.probe.calls]
         if error is not None:
             raise error
@@ -158,7 +160,7 @@ class _Trial:
 
     # ---------------------------------------------------------------- running
 
-    def _called(self) -> _Fault | None:
+    def _called(self) -> _FaultError | None:
         """Run the case; what it found that is no fault of one graph."""
         compile = functools.partial(self.subject.compiled, self.probe)
         self.outcome: Outcome | None = None
@@ -167,24 +169,24 @@ class _Trial:
                 return self._called_twice(compile, self.program)
             if self.case.script is not None:
                 self.case.script(compile)
-        except _Fault:
+        except _FaultError:
             raise
-        except Broken as reason:
-            return _Fault(Verdict.WRONG, str(reason))
+        except BrokenContractError as reason:
+            return _FaultError(Verdict.WRONG, str(reason))
         except Exception as error:
             return self._raised(error)
         return None
 
-    def _raised(self, error: BaseException) -> _Fault:
+    def _raised(self, error: BaseException) -> _FaultError:
         if isinstance(error, UnsupportedError):
-            return _Fault(Verdict.SKIPPED, f"foregrad does not capture it: {_first_line(error)}")
+            return _FaultError(Verdict.SKIPPED, f"foregrad does not capture it: {_first_line(error)}")
         if isinstance(error, BackendError) or self.subject.partition is not None:
-            return _Fault(Verdict.WRONG, _said(error))
+            return _FaultError(Verdict.WRONG, _said(error))
         if isinstance(error, ForegradError):
-            return _Fault(Verdict.SKIPPED, _said(error))
-        return _Fault(Verdict.CRASHED, _said(error))
+            return _FaultError(Verdict.SKIPPED, _said(error))
+        return _FaultError(Verdict.CRASHED, _said(error))
 
-    def _called_twice(self, compile: Callable[..., Any], program: Program) -> _Fault | None:
+    def _called_twice(self, compile: Callable[..., Any], program: Program) -> _FaultError | None:
         """Two calls with equal arguments: the second gives what the first gave, and changes nothing of it."""
         function = program.function
         is_module = isinstance(function, nn.Module)
@@ -209,10 +211,12 @@ class _Trial:
         self.outcome = outcomes[0]
         del side, own, call
         for name in _changed(results[0], outcomes[0]):
-            return _Fault(Verdict.WRONG, f"{name} of the first call is changed by the second: its memory is used again")
+            return _FaultError(
+                Verdict.WRONG, f"{name} of the first call is changed by the second: its memory is used again"
+            )
         results.clear()
         if not is_module and (kept := self._kept()):
-            return _Fault(Verdict.WRONG, f"it keeps arguments of calls that are over: {', '.join(kept[:4])}")
+            return _FaultError(Verdict.WRONG, f"it keeps arguments of calls that are over: {', '.join(kept[:4])}")
         return None
 
     def _kept(self) -> list[str]:
@@ -228,7 +232,7 @@ class _Trial:
     # ---------------------------------------------------------------- judging
 
     def _judged(self, call: GraphCall) -> Closeness | None:
-        """How a graph's results are to eager's kernels'; None where these say nothing. Raises `_Fault` if wrong."""
+        """How a graph's results are to eager's kernels'; None where these say nothing. Raises `_FaultError` if wrong."""
         if any(gives_nothing(node.target) or is_random(node) for node in call.module.graph.nodes):
             return None
 
@@ -242,33 +246,35 @@ class _Trial:
         if len(call.results) != len(expected):
             text = f"the graph has {len(expected)} results, and the compiled graph gives {len(call.results)}"
             culprit = _whole(call, Maker("compiler", self.subject.compiler, self._alone), text)
-            raise _Fault(Verdict.WRONG, text, call.role.phase, culprit)
+            raise _FaultError(Verdict.WRONG, text, call.role.phase, culprit)
         gap = gap_of(actual, expected, exact)
         if gap.verdict is Closeness.WRONG:
             raise self._of_graph(call, gap.described())
         return gap.verdict
 
     def _versus_eager(self, closeness: Sequence[Closeness | None]) -> None:
-        """Compare what the caller sees. Where graphs differ by rounding, only what is no number."""
+        """Compare what the caller sees: numbers only where each graph gives eager's bits and none was decomposed."""
         if self.program is None or self.outcome is None:
             return
         is_partition = self.subject.partition is not None
         if not self.program.versus_eager and not is_partition:
             return
         comparison = Comparison.of(self._eager(self.program), self.outcome)
-        is_exact = all(verdict is Closeness.EQUAL for verdict in closeness)
+        is_exact = not self.subject.decompositions and all(verdict is Closeness.EQUAL for verdict in closeness)
         if comparison.verdict is Closeness.WRONG and (comparison.layouts_differ or is_exact):
             culprit = self._of_partition() if is_partition else None
-            raise _Fault(Verdict.WRONG, "\n".join(comparison.lines[:4]), culprit=culprit)
+            raise _FaultError(Verdict.WRONG, "\n".join(comparison.lines[:4]), culprit=culprit)
 
     # ---------------------------------------------------------------- the program that shows a fault
 
-    def _of_graph(self, call: GraphCall, text: str) -> _Fault:
+    def _of_graph(self, call: GraphCall, text: str) -> _FaultError:
         """A fault of one compiled graph, whose smallest part is looked for."""
         again = self._alone
-        return _Fault(Verdict.WRONG, text, call.role.phase, self._smallest(call, again, text))
+        return _FaultError(Verdict.WRONG, text, call.role.phase, self._smallest(call, again, text))
 
-    def _refused(self, module: fx.GraphModule, role: GraphRole, error: Exception) -> _Fault:
+    def _refused(self, role: GraphRole, error: Exception) -> _FaultError:
+        if self.subject.partition is not None:
+            return _FaultError(Verdict.REFUSED, _said(error), role.phase)
         eager = Probe(_as_it_is)
         other = _Trial(self.case, dataclasses.replace(self.subject, compiler=_as_it_is), self.program)
         other.probe = eager
@@ -277,12 +283,12 @@ class _Trial:
         culprit = None
         if call is not None:
             culprit = self._smallest(call, functools.partial(self._failing, type(error)), _said(error))
-        return _Fault(Verdict.REFUSED, _said(error), role.phase, culprit)
+        return _FaultError(Verdict.REFUSED, _said(error), role.phase, culprit)
 
-    def _crashed(self, call: GraphCall, error: BaseException) -> _Fault:
+    def _crashed(self, call: GraphCall, error: BaseException) -> _FaultError:
         again = functools.partial(self._failing, type(error))
         verdict = Verdict.WRONG if isinstance(error, BackendError) else Verdict.CRASHED
-        return _Fault(verdict, _said(error), call.role.phase, self._smallest(call, again, _said(error)))
+        return _FaultError(verdict, _said(error), call.role.phase, self._smallest(call, again, _said(error)))
 
     def _smallest(self, call: GraphCall, again: Callable[..., Any], text: str) -> Culprit | None:
         maker = Maker("compiler", self.subject.compiler, again)
@@ -310,7 +316,7 @@ class _Trial:
 
         return call
 
-    def _failing(self, kind: type, module: fx.GraphModule) -> Callable[[list[Any]], list[Any]]:
+    def _failing(self, kind: type[BaseException], module: fx.GraphModule) -> Callable[[list[Any]], list[Any]]:
         """A part of a graph whose results are wrong where the compiler fails as it did, and right elsewhere."""
 
         def call(values: list[Any]) -> list[Any]:
@@ -319,8 +325,8 @@ class _Trial:
                 compiled_alone(self.subject.compiler, module)(values)
             except kind as error:
                 return [error] * len(next(iter(reversed(module.graph.nodes))).args[0])
-            except Exception:
-                pass
+            except Exception:  # another failure than the one that is looked for
+                return evaluate(module, copies)
             return evaluate(module, copies)
 
         return call

@@ -38,7 +38,17 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Callable[[Any], 
     )
     parser.add_argument("--version", action="version", version=f"foregrad {foregrad.__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="command")
-    for add in (add_demo, add_explain, add_verify, add_bench, add_doctor, add_inspect, add_cache, add_build_native, *more):
+    for add in (
+        add_demo,
+        add_explain,
+        add_verify,
+        add_bench,
+        add_doctor,
+        add_inspect,
+        add_cache,
+        add_build_native,
+        *more,
+    ):
         add(commands)
     options, rest = parser.parse_known_args(arguments)
     if rest and not getattr(options, "takes_rest", False):
