@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import foregrad
@@ -101,7 +101,7 @@ def subject_for(kind: str, value: Any, folder: str | None = None, decompositions
 
     backend = ""
     if isinstance(value, str):
-        if kind == "compiler" and ":" not in value:
+        if kind == "compiler" and (":" not in value or value.startswith(_MADE)):
             registered = foregrad.get_backend(value)
             compiler: Any = registered.inference_compiler
             table = decompositions if decompositions is not None else registered.decompositions
@@ -128,4 +128,4 @@ def checked(subject: Subject, selection: Selection, progress: Advance | None = N
     return Report(subject.name, selection.size, tuple(findings), time.perf_counter() - begin)
 
 
-Check = Callable[..., Report]
+_MADE = ("torch:", "crash-on:")  # backends that are made of what follows

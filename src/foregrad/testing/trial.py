@@ -211,9 +211,7 @@ class _Trial:
         self.outcome = outcomes[0]
         del side, own, call
         for name in _changed(results[0], outcomes[0]):
-            return _FaultError(
-                Verdict.WRONG, f"{name} of the first call is changed by the second: its memory is used again"
-            )
+            return _FaultError(Verdict.WRONG, f"the second call changes {name} of the first: its memory is used again")
         results.clear()
         if not is_module and (kept := self._kept()):
             return _FaultError(Verdict.WRONG, f"it keeps arguments of calls that are over: {', '.join(kept[:4])}")
@@ -232,7 +230,7 @@ class _Trial:
     # ---------------------------------------------------------------- judging
 
     def _judged(self, call: GraphCall) -> Closeness | None:
-        """How a graph's results are to eager's kernels'; None where these say nothing. Raises `_FaultError` if wrong."""
+        """How a graph's results are to eager's kernels'; None where these say nothing."""
         if any(gives_nothing(node.target) or is_random(node) for node in call.module.graph.nodes):
             return None
 
