@@ -100,6 +100,12 @@ def refuses_softmax(gm, inputs):
     return gm
 
 
+def refuses_constants(gm, inputs):
+    if any(node.op == "get_attr" for node in gm.graph.nodes):
+        raise NotImplementedError("no constants")
+    return gm
+
+
 def raises_when_called(gm, inputs):
     def run(*values):
         if _has(gm, aten.cumsum.default):

@@ -50,6 +50,7 @@ FOUND = {
     planted.mistakes_a_size_for_a_constant: ("calls/two calls with other values", Verdict.WRONG, "elements differ"),
     planted.seeds_by_itself: ("random/a seed gives the same numbers", Verdict.WRONG, "two seeds give one result"),
     planted.refuses_softmax: ("symbolic sizes/attention", Verdict.REFUSED, "aten._softmax.default"),
+    planted.refuses_constants: ("constants/tensors of the program's own", Verdict.REFUSED, "no constants"),
     planted.raises_when_called: ("dtypes/double", Verdict.CRASHED, "aten.cumsum.default"),
 }
 
@@ -68,7 +69,7 @@ def test_a_planted_fault_is_found_and_named(compiler, tmp_path):
 
 @pytest.mark.parametrize(
     "compiler",
-    [planted.gelu_by_tanh, planted.drops_none_gradients, planted.refuses_softmax, planted.keeps_its_arguments],
+    [planted.gelu_by_tanh, planted.drops_none_gradients, planted.refuses_constants],
 )
 def test_the_program_of_a_finding_shows_the_fault_by_itself(compiler, tmp_path):
     (finding,) = check_compiler(compiler, only=FOUND[compiler][0], folder=str(tmp_path)).findings

@@ -16,15 +16,16 @@ from .cases import Case, Program
 # What most models are made of.
 COMMON = (
     "add", "sub", "mul", "div.no_rounding_mode", "floor_divide", "remainder", "pow", "neg", "abs", "exp", "log",
-    "log1p", "sin", "tanh", "sigmoid", "sqrt", "rsqrt", "reciprocal", "clamp", "where", "maximum", "round", "sign", "erf", "eq", "logical_and",
-    "isnan", "bitwise_xor", "nn.functional.gelu", "nn.functional.relu", "nn.functional.silu", "nn.functional.softplus",
-    "softmax", "log_softmax", "nn.functional.layer_norm", "nn.functional.group_norm", "nn.functional.batch_norm",
-    "nn.functional.embedding", "nn.functional.cross_entropy", "nn.functional.mse_loss", "nn.functional.conv2d",
-    "nn.functional.max_pool2d", "nn.functional.avg_pool2d", "nn.functional.linear", "nn.functional.pad.constant",
+    "log1p", "sin", "tanh", "sigmoid", "sqrt", "rsqrt", "reciprocal", "clamp", "where", "maximum", "round", "sign",
+    "erf", "eq", "logical_and", "isnan", "bitwise_xor", "nn.functional.gelu", "nn.functional.relu",
+    "nn.functional.silu", "nn.functional.softplus", "softmax", "log_softmax", "nn.functional.layer_norm",
+    "nn.functional.group_norm", "nn.functional.batch_norm", "nn.functional.embedding",
+    "nn.functional.cross_entropy", "nn.functional.mse_loss", "nn.functional.conv2d", "nn.functional.max_pool2d",
+    "nn.functional.avg_pool2d", "nn.functional.linear", "nn.functional.pad.constant",
     "nn.functional.scaled_dot_product_attention", "nn.functional.interpolate.nearest", "matmul", "bmm", "addmm",
     "sum", "mean", "amax", "var", "argmax", "cumsum", "logsumexp", "topk", "sort", "gather", "scatter_add",
-    "index_select", "index_put", "masked_fill", "cat", "stack", "split", "reshape", "transpose", "permute", "expand",
-    "select_scatter", "tril", "flip", "roll",
+    "index_select", "index_put", "masked_fill", "cat", "stack", "split", "reshape", "transpose", "permute",
+    "expand", "select_scatter", "tril", "flip", "roll",
 )  # fmt: skip
 # Of these further dtypes are in the short suite.
 _NARROW = (

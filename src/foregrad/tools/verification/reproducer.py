@@ -137,7 +137,7 @@ def _stored(values: Sequence[Any], path: Path) -> str:
 
 
 def _program(culprit: Culprit, piece: Piece, gap: Gap, inputs: str, backend: str) -> str:
-    graph = print_graph(piece.module, name="graph")
+    graph = print_graph(piece.module, name="graph") + _constants(piece.module)
     whose = "its decomposition" if culprit.maker is None else _WHOSE[culprit.maker.kind].format(backend)
     said = f"{culprit.operator}: {whose} differs from {'eager' if whose == _WHOSE['capture'] else 'its kernel'}. {gap}"
     expected, allowed = "graph(*inputs)", gap.allowed if gap.allowed is not None else 0.0
@@ -163,6 +163,28 @@ def _program(culprit: Culprit, piece: Piece, gap: Gap, inputs: str, backend: str
         f"{_COMPARED.format(allowed=allowed)}"
     )
 
+
+def _constants(module: fx.GraphModule) -> str:
+    """The lines that give a printed graph the tensors that it reads of its module."""
+    names = dict.fromkeys(str(node.target) for node in module.graph.nodes if node.op == "get_attr")
+    tensors = {name: value for name in names if isinstance(value := getattr(module, name, None), torch.Tensor)}
+    if not tensors or len(tensors) != len(names):
+        return ""
+    lines = "".join(f"    {name} = {_constant(value)}\n" for name, value in tensors.items())
+    return (
+        f"\n\nclass Constants:\n{lines}\n\nof_constants = graph\n\n\n"
+        "def graph(*inputs):\n    return of_constants(Constants, *inputs)\n"
+    )
+
+
+def _constant(value: torch.Tensor) -> str:
+    """An expression for a tensor; for a large one, of random numbers in its range."""
+    if value.numel() > _MOST_NUMBERS or value.layout is not torch.strided:
+        return _drawing(value)
+    return f"torch.tensor({value.tolist()}, dtype={value.dtype}, device={str(value.device)!r})"
+
+
+_MOST_NUMBERS = 64
 
 _WHOSE = {
     "compiler": "the backend {}",
