@@ -28,7 +28,7 @@ from .check import subject_for
 from .names import name_for
 from .probe import name_of
 from .report import Finding, Report, Verdict
-from .trial import tried, write_whole
+from .trial import stem_of, tried, write_whole
 
 _START = 300.0  # seconds that a child may take to import all it needs
 _LAST_BREATH = 10.0  # seconds from the end of a child's output to the end of its process
@@ -198,7 +198,7 @@ class _Child:
             return None
         folder = Path(self.request.folder or tempfile.mkdtemp(prefix="foregrad_check_"))
         folder.mkdir(parents=True, exist_ok=True)
-        stem = "".join(c if c.isalnum() else "_" for c in case)
+        stem = stem_of(case)
         for program in programs:
             text = program.read_bytes()
             if program.suffix == ".py":

@@ -86,7 +86,9 @@ def tried(case: Case, subject: Subject) -> Finding:
             program, operator = None, ""
             if fault.culprit is not None:
                 operator = fault.culprit.operator
-                program = write_reproducer(fault.culprit, subject.backend or subject.name, subject.folder)
+                # Each case has a folder: two programs may have one name.
+                folder = None if subject.folder is None else str(Path(subject.folder, stem_of(case.name)))
+                program = write_reproducer(fault.culprit, subject.backend or subject.name, folder)
             elif fault.verdict is not Verdict.SKIPPED:
                 program = write_rerun(case, subject, fault.detail)
             finding = Finding(case.name, fault.verdict, fault.detail, fault.graph, operator, program)
@@ -348,6 +350,11 @@ class _Trial:
             return None
 
 
+def stem_of(name: str) -> str:
+    """A case's name for files."""
+    return "".join(c if c.isalnum() else "_" for c in name)
+
+
 def write_rerun(case: Case, subject: Subject, text: str) -> str | None:
     """Write a program that runs the case alone, for a fault that no graph shows by itself; its path."""
     try:
@@ -357,7 +364,7 @@ def write_rerun(case: Case, subject: Subject, text: str) -> str | None:
         return None
     folder = Path(subject.folder or tempfile.mkdtemp(prefix="foregrad_check_"))
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"reproduce_{''.join(c if c.isalnum() else '_' for c in case.name)}.py"
+    path = folder / f"reproduce_{stem_of(case.name)}.py"
     check = "check_compiler" if subject.partition is None else "check_partitioner"
     said = " ".join(text.replace("\\", "/").replace('"' * 3, "'" * 3).split())
     path.write_text(
