@@ -45,6 +45,7 @@ PAGES = (
     "training_step.md",
     "subclasses.md",
     "toy.md",
+    "write_a_compiler.md",
 )
 
 REMEDIES = {

@@ -36,7 +36,7 @@ def check_compiler(
     Args:
         compiler: takes (fx.GraphModule, example inputs) and gives a callable; or the name of a registered backend; or
             the text `package.module:name` or `file.py:name`.
-        size: "short", some 200 cases; or "full", all operators of PyTorch's database in seven dtypes.
+        size: "short", some 180 cases; or "full", all operators of PyTorch's database in seven dtypes.
         only: names of cases, `group/what`, as patterns of a shell: `"operators/softmax*"`.
         dtypes: those of the operators, as `("float32", "complex64")`, in place of those of the suite's size.
         decompositions: as for `aot_function`: operators that the compiler wants captured as others.

@@ -199,3 +199,33 @@ _add_program("constants/tensors of the program's own", _own_constant)
 _add_program("constants/a tied weight", _tied)
 _add("constants/made inside", lambda x: x * torch.arange(3) + torch.full((3,), 2.0), lambda: (numbers(3),))
 _add("constants/only constants", lambda x: torch.zeros(3) + 1, lambda: (numbers(3, grad=False),))
+
+# -------------------------------------------------------------------- what compilers fuse
+
+
+def _read_twice(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    total = x + y
+    return total.relu() * total
+
+
+def _masked(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return torch.softmax((scores * 0.5).masked_fill(mask, -torch.inf), -1)
+
+
+_add("fusions/a sum and a ReLU", lambda x, y: (x + y).relu(), lambda: (numbers(3, 4), numbers(3, 4)))
+_add("fusions/a sum and a ReLU, broadcast", lambda x, y: (x + y).relu(), lambda: (numbers(4), numbers(3, 4)))
+_add("fusions/a sum and a ReLU, of two dtypes", lambda x, i: (x + i).relu(), lambda: (numbers(4), torch.arange(4)))
+_add(
+    "fusions/a sum with a factor, and a ReLU",
+    lambda x, y: torch.add(x, y, alpha=2).relu(),
+    lambda: (numbers(4), numbers(4)),
+)
+_add("fusions/a sum that is read twice", _read_twice, lambda: (numbers(3, 4), numbers(3, 4)))
+_add("fusions/a bias and a GELU", lambda x, b: functional.gelu(x + b), lambda: (numbers(3, 4), numbers(4)))
+_add("fusions/a gated SiLU", lambda x, y: functional.silu(x) * y, lambda: (numbers(3, 4), numbers(3, 4)))
+_add(
+    "fusions/a residual and a layer norm",
+    lambda x, y: functional.layer_norm(x + y, (4,)),
+    lambda: (numbers(3, 4), numbers(3, 4)),
+)
+_add("fusions/a scaled and masked softmax", _masked, lambda: (numbers(3, 4), torch.eye(3, 4, dtype=torch.bool)))
