@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import os
 import subprocess
@@ -244,3 +245,10 @@ def test_the_plugin_imports_nothing_heavy_until_it_is_asked():
     code = "import sys, foregrad.testing.pytest_plugin; print('torch' in sys.modules, 'foregrad.testing.trial' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize("value", [foregrad.testing, check_compiler, check_partitioner], ids=lambda v: v.__name__)
+def test_the_example_of_a_public_name_runs(value):
+    (example,) = doctest.DocTestFinder(recurse=False).find(value, module=False, globs={})
+    assert example.examples
+    assert doctest.DocTestRunner().run(example).failed == 0

@@ -21,6 +21,7 @@ MOST_PARAMETERS = 8
 parsed = functools.cache(ast.parse)
 # Doors that have the parameters of PyTorch's, or a setting each.
 DOORS = {"compile", "aot_function", "aot_module_simplified", "budget_partition", "register_backend", "verify"}
+DOORS |= {"check_compiler", "check_partitioner"}
 
 # foregrad stands in for these; it may not lean on them.
 REPLACED = (

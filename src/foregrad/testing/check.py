@@ -53,7 +53,7 @@ def check_compiler(
 
     Example:
         >>> import foregrad
-        >>> foregrad.testing.check_compiler("eager", only="programs/*").ok
+        >>> foregrad.testing.check_compiler("eager", only="sizes/*").ok
         True
     """
     selection = Selection(size, (only,) if isinstance(only, str) else tuple(only), tuple(dtypes))
