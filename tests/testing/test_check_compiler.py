@@ -132,6 +132,7 @@ def test_a_partition_that_raises_an_error_refuses():
 # -------------------------------------------------------------------- child processes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("compiler", "words"),
     [
@@ -228,6 +229,7 @@ def pytest_with(*options):
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=300, env=environment, cwd=HERE)
 
 
+@pytest.mark.slow
 def test_the_plugin_adds_a_test_for_each_case(tmp_path):
     only = ["--foregrad-only", "gradients/None f*", str(tmp_path)]
     right = pytest_with(f"--foregrad-compiler={name(planted.right)}", *only)

@@ -175,7 +175,7 @@ class _Child:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(patience)
         with contextlib.suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
         code = process.wait()
         for stream in (process.stdin, process.stdout):
             with contextlib.suppress(OSError):
