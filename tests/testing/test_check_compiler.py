@@ -13,8 +13,8 @@ import pytest
 
 import foregrad
 from foregrad.errors import UnsupportedError
-from foregrad.testing import ConformanceError, Report, Verdict, check_compiler, check_partitioner
-from foregrad.testing.cases import Case, Program, Selection
+from foregrad.testing import CaseVerdict, ConformanceError, ConformanceReport, check_compiler, check_partitioner
+from foregrad.testing.cases import Case, CaseProgram, Selection
 from foregrad.testing.check import subject_for
 from foregrad.testing.command import add_check_compiler, add_check_partitioner
 from foregrad.testing.trial import tried
@@ -43,16 +43,24 @@ def test_a_right_compiler_passes(compiler):
 
 # By planted compiler: a case that finds it, the verdict, and words of the finding.
 FOUND = {
-    planted.gelu_by_tanh: ("gradients/None for a frozen weight", Verdict.WRONG, "aten.gelu.default"),
-    planted.drops_none_gradients: ("gradients/None first", Verdict.WRONG, "2 results, and the compiled graph gives 1"),
-    planted.keeps_its_arguments: ("arguments/are let go", Verdict.WRONG, "keeps 2 of the 2 arguments"),
-    planted.overwrites_its_arguments: ("arguments/stay as they are", Verdict.WRONG, "writes to its argument primals_1"),
-    planted.uses_its_memory_again: ("calls/results stay as they are", Verdict.WRONG, "memory"),
-    planted.mistakes_a_size_for_a_constant: ("calls/two calls with other values", Verdict.WRONG, "elements differ"),
-    planted.seeds_by_itself: ("random/a seed gives the same numbers", Verdict.WRONG, "two seeds give one result"),
-    planted.refuses_softmax: ("symbolic sizes/attention", Verdict.REFUSED, "aten._softmax.default"),
-    planted.refuses_constants: ("constants/tensors of the program's own", Verdict.REFUSED, "no constants"),
-    planted.raises_when_called: ("dtypes/double", Verdict.CRASHED, "aten.cumsum.default"),
+    planted.gelu_by_tanh: ("gradients/None for a frozen weight", CaseVerdict.WRONG, "aten.gelu.default"),
+    planted.drops_none_gradients: (
+        "gradients/None first",
+        CaseVerdict.WRONG,
+        "2 results, and the compiled graph gives 1",
+    ),
+    planted.keeps_its_arguments: ("arguments/are let go", CaseVerdict.WRONG, "keeps 2 of the 2 arguments"),
+    planted.overwrites_its_arguments: (
+        "arguments/stay as they are",
+        CaseVerdict.WRONG,
+        "writes to its argument primals_1",
+    ),
+    planted.uses_its_memory_again: ("calls/results stay as they are", CaseVerdict.WRONG, "memory"),
+    planted.mistakes_a_size_for_a_constant: ("calls/two calls with other values", CaseVerdict.WRONG, "elements differ"),
+    planted.seeds_by_itself: ("random/a seed gives the same numbers", CaseVerdict.WRONG, "two seeds give one result"),
+    planted.refuses_softmax: ("symbolic sizes/attention", CaseVerdict.REFUSED, "aten._softmax.default"),
+    planted.refuses_constants: ("constants/tensors of the program's own", CaseVerdict.REFUSED, "no constants"),
+    planted.raises_when_called: ("dtypes/double", CaseVerdict.CRASHED, "aten.cumsum.default"),
 }
 
 
@@ -63,7 +71,7 @@ def test_a_planted_fault_is_found_and_named(compiler, tmp_path):
     (finding,) = report.findings
     assert finding.verdict is verdict, str(report)
     assert words in str(finding)
-    assert report.ok == (verdict is Verdict.REFUSED)
+    assert report.ok == (verdict is CaseVerdict.REFUSED)
     assert finding.program is not None
     assert Path(finding.program).is_relative_to(tmp_path)
 
@@ -99,11 +107,11 @@ def test_what_foregrad_does_not_capture_is_skipped_by_name():
 
     import torch
 
-    case = Case("own/seeds", lambda: [Program(seeds, (torch.ones(2),))])
+    case = Case("own/seeds", lambda: [CaseProgram(seeds, (torch.ones(2),))])
     with pytest.raises(UnsupportedError):
         foregrad.aot_function(seeds, foregrad.nop)(torch.ones(2))
     finding = tried(case, subject_for("compiler", foregrad.nop))
-    assert finding.verdict is Verdict.SKIPPED
+    assert finding.verdict is CaseVerdict.SKIPPED
     assert "seeds" in finding.detail
 
 
@@ -118,14 +126,14 @@ def test_a_right_partition_passes():
 def test_a_partition_that_changes_a_gradient_is_found(tmp_path):
     only = "layouts/transposed"
     (finding,) = check_partitioner(planted.partition_that_loses_a_sine, only=only, folder=str(tmp_path)).findings
-    assert finding.verdict is Verdict.WRONG
+    assert finding.verdict is CaseVerdict.WRONG
     assert finding.operator == "aten.mul.Tensor"  # which gets the wrong factor
     assert Path(finding.program).read_text().count("torch.ops.aten.") == 2  # that factor is computed there
 
 
 def test_a_partition_that_raises_an_error_refuses():
     (finding,) = check_partitioner(planted.partition_that_refuses, only="layouts/transposed").findings
-    assert finding.verdict is Verdict.REFUSED
+    assert finding.verdict is CaseVerdict.REFUSED
     assert "no split for this graph" in finding.detail
 
 
@@ -147,10 +155,10 @@ def test_a_process_that_ends_is_a_finding_and_the_suite_goes_on(compiler, words,
     timeout = 15.0 if compiler is planted.stands_still else 120.0
     report = check_compiler(name(compiler), only=only, isolated=True, timeout=timeout, folder=str(tmp_path))
     first, second = report.findings
-    assert first.verdict is Verdict.CRASHED
+    assert first.verdict is CaseVerdict.CRASHED
     assert words in first.detail
     assert "aten.cumsum.default" in Path(first.program).read_text()
-    assert second.verdict is Verdict.PASSED, str(report)
+    assert second.verdict is CaseVerdict.PASSED, str(report)
 
 
 def test_a_compiler_without_a_name_is_not_isolated():
@@ -173,7 +181,7 @@ def test_a_report_is_a_table_and_plain_data():
 
 
 def test_a_report_with_a_fault_raises():
-    report: Report = check_compiler(planted.drops_none_gradients, only="gradients/None first")
+    report: ConformanceReport = check_compiler(planted.drops_none_gradients, only="gradients/None first")
     with pytest.raises(ConformanceError, match="gradients/None first, backward graph"):
         report.raise_if_wrong()
 

@@ -2,7 +2,7 @@
 
 `check_compiler(compiler)` hands a compiler the forward and backward graphs of operators, of small programs that each
 show one thing a graph may ask for, and of models; it compares with eager. `check_partitioner(partition)` does the same
-for a function that splits joint graphs. Both give a `Report`.
+for a function that splits joint graphs. Both give a `ConformanceReport`.
 
 Example:
     >>> import foregrad
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .check import check_compiler, check_partitioner
-    from .report import ConformanceError, Finding, Report, Verdict
+    from .report import CaseVerdict, ConformanceError, ConformanceReport, Finding
 
-__all__ = ["ConformanceError", "Finding", "Report", "Verdict", "check_compiler", "check_partitioner"]
+__all__ = ["CaseVerdict", "ConformanceError", "ConformanceReport", "Finding", "check_compiler", "check_partitioner"]
 
 _HOMES = {"check_compiler": "check", "check_partitioner": "check"}
 

@@ -24,7 +24,7 @@ def expect(condition: Any, text: str) -> None:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Program:
+class CaseProgram:
     """A function or module with its arguments, to be compared with eager.
 
     `settings` are those of `aot_function`. `versus_eager`: compare what the caller sees with eager, besides each graph.
@@ -44,7 +44,7 @@ class Case:
     """One case, `group/what`. It has programs to compare, or a script that asks for a contract by `expect`."""
 
     name: str
-    programs: Callable[[], Iterable[Program]] | None = None
+    programs: Callable[[], Iterable[CaseProgram]] | None = None
     script: Callable[[Compile], None] | None = None
 
 

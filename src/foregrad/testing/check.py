@@ -11,8 +11,8 @@ from foregrad.tools.cli.screen import Advance
 
 from .cases import Selection
 from .probe import name_of
-from .report import Finding, Report
-from .trial import Subject, tried
+from .report import ConformanceReport, Finding
+from .trial import Checked, tried
 
 
 def check_compiler(
@@ -27,7 +27,7 @@ def check_compiler(
     timeout: float = 120.0,
     folder: str | None = None,
     progress: Advance | None = None,
-) -> Report:
+) -> ConformanceReport:
     """Check a compiler of graphs against eager: operators, small programs, calls, threads, models.
 
     The compiler gets forward and backward graphs as `aot_function` hands them over. Each compiled graph is compared
@@ -76,7 +76,7 @@ def check_partitioner(
     timeout: float = 120.0,
     folder: str | None = None,
     progress: Advance | None = None,
-) -> Report:
+) -> ConformanceReport:
     """Check a function that splits joint graphs: `partition(joint, inputs, *, num_fwd_outputs, ...)` gives two graphs.
 
     The halves run on eager's kernels. Arguments, errors and the cases are those of `check_compiler`.
@@ -95,7 +95,7 @@ def check_partitioner(
     return checked(subject_for("partition", partition, folder), selection, progress)
 
 
-def subject_for(kind: str, value: Any, folder: str | None = None, decompositions: Any = None) -> Subject:
+def subject_for(kind: str, value: Any, folder: str | None = None, decompositions: Any = None) -> Checked:
     """What is checked, of a function, a text that names one, or the name of a backend."""
     from .names import load
 
@@ -105,16 +105,16 @@ def subject_for(kind: str, value: Any, folder: str | None = None, decompositions
             registered = foregrad.get_backend(value)
             compiler: Any = registered.inference_compiler
             table = decompositions if decompositions is not None else registered.decompositions
-            return Subject(value, compiler, None, table, value, folder)
+            return Checked(value, compiler, None, table, value, folder)
         backend, value = "", load(value)
     if not callable(value):
         raise TypeError(f"a {kind} is a function, not {value!r}")
     if kind == "partition":
-        return Subject(name_of(value), foregrad.get_backend("eager").inference_compiler, value, None, "eager", folder)
-    return Subject(name_of(value), value, None, decompositions, backend, folder)
+        return Checked(name_of(value), foregrad.get_backend("eager").inference_compiler, value, None, "eager", folder)
+    return Checked(name_of(value), value, None, decompositions, backend, folder)
 
 
-def checked(subject: Subject, selection: Selection, progress: Advance | None = None) -> Report:
+def checked(subject: Checked, selection: Selection, progress: Advance | None = None) -> ConformanceReport:
     """Run the selected cases in this process."""
     begin = time.perf_counter()
     cases = selection.cases()
@@ -125,7 +125,7 @@ def checked(subject: Subject, selection: Selection, progress: Advance | None = N
         findings.append(tried(case, subject))
         if progress is not None:
             progress(number + 1, case.name)
-    return Report(subject.name, selection.size, tuple(findings), time.perf_counter() - begin)
+    return ConformanceReport(subject.name, selection.size, tuple(findings), time.perf_counter() - begin)
 
 
 _MADE = ("torch:", "crash-on:")  # backends that are made of what follows

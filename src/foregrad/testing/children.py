@@ -27,7 +27,7 @@ from .cases import Selection
 from .check import subject_for
 from .names import name_for
 from .probe import name_of
-from .report import Finding, Report, Verdict
+from .report import CaseVerdict, ConformanceReport, Finding
 from .trial import stem_of, tried, write_whole
 
 _START = 300.0  # seconds that a child may take to import all it needs
@@ -54,7 +54,7 @@ class Request:
         return cls(kind, title, name_for(value), selection, folder)
 
 
-def run_isolated(request: Request, *, jobs: int, timeout: float, progress: Advance | None = None) -> Report:
+def run_isolated(request: Request, *, jobs: int, timeout: float, progress: Advance | None = None) -> ConformanceReport:
     """Run the cases in `jobs` child processes. Raises `ValueError` where nothing is selected or can be imported."""
     begin = time.perf_counter()
     subject_for(request.kind, request.target)  # an error of this process's, not of each child's
@@ -83,7 +83,7 @@ def run_isolated(request: Request, *, jobs: int, timeout: float, progress: Advan
     for worker in workers:
         worker.join()
     findings = tuple(found[name] for name in names if name in found)
-    return Report(request.name, request.selection.size, findings, time.perf_counter() - begin)
+    return ConformanceReport(request.name, request.selection.size, findings, time.perf_counter() - begin)
 
 
 class _Child:
@@ -116,7 +116,7 @@ class _Child:
                 started = False
             if not started:
                 self._end()
-                return Finding(name, Verdict.CRASHED, f"the child process did not start\n{self._tail()}")
+                return Finding(name, CaseVerdict.CRASHED, f"the child process did not start\n{self._tail()}")
         assert self.process is not None
         assert self.process.stdin is not None
         try:
@@ -134,7 +134,7 @@ class _Child:
         text = f"the case still ran after {timeout:.0f} s" if is_late else f"the process ended by {_ending(code)}"
         tail = self._tail()
         return Finding(
-            name, Verdict.CRASHED, text + (f"\n{tail}" if tail else ""), program=self._kept(name), seconds=seconds
+            name, CaseVerdict.CRASHED, text + (f"\n{tail}" if tail else ""), program=self._kept(name), seconds=seconds
         )
 
     def _start(self) -> None:

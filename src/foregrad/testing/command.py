@@ -72,3 +72,6 @@ def run_check(options: argparse.Namespace) -> int:
         return 2
     print_json(report.to_json()) if options.json else print(report)
     return 0 if report.ok else 1
+
+
+COMMANDS = (add_check_compiler, add_check_partitioner)

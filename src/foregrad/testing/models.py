@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from .cases import Case, Program
+from .cases import Case, CaseProgram
 
 _SIZES = {
     "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
@@ -96,14 +97,14 @@ def model_cases(*, is_full: bool) -> Iterator[Case]:
         yield Case(f"models/{name}", functools.partial(_programs, name))
 
 
-def _programs(name: str) -> Iterator[Program]:
+def _programs(name: str) -> Iterator[CaseProgram]:
     if importlib.util.find_spec("transformers") is None:
         raise NoTransformersError("`transformers` is not installed")
-    import transformers  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    transformers = importlib.import_module("transformers")
 
     model, config, settings, inputs = _MODELS[name]
     module = getattr(transformers, model)(getattr(transformers, config)(**settings)).train()
-    yield Program(_FirstResult(module), (), inputs())
+    yield CaseProgram(_FirstResult(module), (), inputs())
 
 
 class _FirstResult(torch.nn.Module):

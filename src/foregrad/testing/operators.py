@@ -11,7 +11,7 @@ import torch
 from foregrad._torch.testing import OperatorCall, operator_calls, operator_dtypes, operator_names
 from foregrad._torch.tools import mapped
 
-from .cases import Case, Program
+from .cases import Case, CaseProgram
 
 # What most models are made of.
 COMMON = (
@@ -61,18 +61,18 @@ def operator_cases(*, is_full: bool, dtypes: Sequence[str]) -> Iterator[Case]:
                 yield Case(f"operators/{name} {dtype}", functools.partial(_programs, name, dtype, is_full))
 
 
-def _programs(name: str, dtype: str, is_full: bool) -> Iterator[Program]:
+def _programs(name: str, dtype: str, is_full: bool) -> Iterator[CaseProgram]:
     calls = list(operator_calls(name, getattr(torch, dtype)))
     numbers = range(_MOST) if is_full else [0, *[i for i, call in enumerate(calls) if i and _is_small(call)][:1]]
     for number, call in enumerate(calls):
         if number in numbers:
-            yield Program(call.function, call.args, call.kwargs, versus_eager=False, title=f"call {number}")
+            yield CaseProgram(call.function, call.args, call.kwargs, versus_eager=False, title=f"call {number}")
     if is_full and calls:
         function, args, kwargs = calls[0]
         dynamic = {"dynamic": True}
-        yield Program(function, args, kwargs, dynamic, versus_eager=False, title="call 0 with symbolic sizes")
+        yield CaseProgram(function, args, kwargs, dynamic, versus_eager=False, title="call 0 with symbolic sizes")
         args, kwargs = mapped((args, kwargs), torch.Tensor, spread)
-        yield Program(function, args, kwargs, versus_eager=False, title="call 0 with strided arguments")
+        yield CaseProgram(function, args, kwargs, versus_eager=False, title="call 0 with strided arguments")
 
 
 def _is_small(call: OperatorCall) -> bool:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from .cases import Case, Program
+from .cases import Case, CaseProgram
 
-Make = Callable[[], Program]
+Make = Callable[[], CaseProgram]
 
 PROGRAMS: list[Case] = []
 
@@ -21,7 +21,7 @@ def numbers(*shape: int, grad: bool = True, dtype: torch.dtype = torch.float32) 
 
 
 def _add(name: str, function: Callable[..., Any], make: Callable[[], Sequence[Any]], **settings: Any) -> None:
-    _add_program(name, lambda: Program(function, tuple(make()), settings=settings))
+    _add_program(name, lambda: CaseProgram(function, tuple(make()), settings=settings))
 
 
 def _add_program(name: str, make: Make) -> None:
@@ -159,17 +159,17 @@ def _with_its_view(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return y, y.t()
 
 
-def _buffer() -> Program:
+def _buffer() -> CaseProgram:
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
-    return Program(model, (torch.randn(2, 3, 6, 6),))
+    return CaseProgram(model, (torch.randn(2, 3, 6, 6),))
 
 
-def _own_constant() -> Program:
+def _own_constant() -> CaseProgram:
     table = torch.tensor([1.0, 2.0, 3.0])
-    return Program(lambda x: x * table + torch.tensor([0.5, 0.0, 1.0]), (numbers(3),))
+    return CaseProgram(lambda x: x * table + torch.tensor([0.5, 0.0, 1.0]), (numbers(3),))
 
 
-def _tied() -> Program:
+def _tied() -> CaseProgram:
     class Tied(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -180,7 +180,7 @@ def _tied() -> Program:
         def forward(self, ids: torch.Tensor) -> Any:
             return self.head(self.embed(ids))
 
-    return Program(Tied(), (torch.tensor([1, 3, 3]),))
+    return CaseProgram(Tied(), (torch.tensor([1, 3, 3]),))
 
 
 _add("views/of an argument", lambda x: x.view(-1)[1:], lambda: (numbers(2, 3),))

@@ -12,7 +12,7 @@ import pytest
 
 if TYPE_CHECKING:
     from .cases import Case
-    from .trial import Subject
+    from .trial import Checked
 
 
 def pytest_addoption(parser: Any) -> None:
@@ -52,19 +52,19 @@ def _items(session: Any, config: Any, kind: str, name: str) -> Iterator[Any]:
 class ConformanceItem(pytest.Item):
     """A case of the suite as a test: skipped where the compiler refuses the graph."""
 
-    def __init__(self, *, case: Case, subject: Subject, **settings: Any) -> None:
+    def __init__(self, *, case: Case, subject: Checked, **settings: Any) -> None:
         super().__init__(**settings)
         self.case, self.subject = case, subject
 
     def runtest(self) -> None:
         """Try the case."""
-        from .report import ConformanceError, Verdict
+        from .report import CaseVerdict, ConformanceError
         from .trial import tried
 
         finding = tried(self.case, self.subject)
         if finding.is_fault:
             raise ConformanceError(str(finding))
-        if finding.verdict is not Verdict.PASSED:
+        if finding.verdict is not CaseVerdict.PASSED:
             pytest.skip(f"{finding.verdict.value}: {finding.detail}")
 
     def repr_failure(self, excinfo: Any, style: Any = None) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-class Verdict(enum.Enum):
+class CaseVerdict(enum.Enum):
     """What came of a case.
 
     `REFUSED`: the compiler raised an error for a graph; foregrad runs such a graph on eager's kernels. `WRONG`: it
@@ -32,7 +32,7 @@ class Finding:
     """
 
     case: str
-    verdict: Verdict
+    verdict: CaseVerdict
     detail: str = ""
     graph: str = ""
     operator: str = ""
@@ -47,7 +47,7 @@ class Finding:
     @property
     def is_fault(self) -> bool:
         """Whether the compiler broke the contract: wrong or crashed."""
-        return self.verdict in (Verdict.WRONG, Verdict.CRASHED)
+        return self.verdict in (CaseVerdict.WRONG, CaseVerdict.CRASHED)
 
     def to_json(self) -> dict[str, Any]:
         """The finding as plain data."""
@@ -56,7 +56,7 @@ class Finding:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Finding:
         """The finding that `to_json` wrote."""
-        return cls(**{**data, "verdict": Verdict(data["verdict"])})
+        return cls(**{**data, "verdict": CaseVerdict(data["verdict"])})
 
     def __str__(self) -> str:
         graph = f", {self.graph} graph" if self.graph else ""
@@ -66,11 +66,11 @@ class Finding:
 
 
 class ConformanceError(AssertionError):
-    """Raised by `Report.raise_if_wrong`: the message is the report."""
+    """Raised by `ConformanceReport.raise_if_wrong`: the message is the report."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class ConformanceReport:
     """What the suite found about a compiler or partitioner. `str()` is a table and the faults.
 
     `name` is that of the compiler, `size` of the suite; `findings` are in the suite's order; `seconds` of all.
@@ -121,7 +121,7 @@ class Report:
 
     def table(self) -> str:
         """The counts of each part of the suite, as text."""
-        columns = [verdict.value for verdict in Verdict]
+        columns = [verdict.value for verdict in CaseVerdict]
         rows = [["", *columns]]
         rows += [[name, *(str(counts[c]) for c in columns)] for name, counts in self.groups.items()]
         rows.append(["all", *(str(self.counts[c]) for c in columns)])
@@ -132,16 +132,16 @@ class Report:
         said = "nothing is wrong" if self.ok else f"{len(self.faults)} cases are wrong or crash"
         lines = [f"{self.name}, {self.size} suite, {len(self.findings)} cases in {self.seconds:.0f} s: {said}", ""]
         lines.append(self.table())
-        for title, findings in (("", self.faults), ("refused:", self._with(Verdict.REFUSED))):
+        for title, findings in (("", self.faults), ("refused:", self._with(CaseVerdict.REFUSED))):
             lines += ["", title] if title and findings else [""] if findings else []
             lines += [str(finding) for finding in findings[:_MOST]]
             if len(findings) > _MOST:
                 lines.append(f"... and {len(findings) - _MOST} more, see `findings`")
-        skipped = dict.fromkeys(f"{finding.group}: {finding.detail}" for finding in self._with(Verdict.SKIPPED))
+        skipped = dict.fromkeys(f"{finding.group}: {finding.detail}" for finding in self._with(CaseVerdict.SKIPPED))
         lines += ["", *(f"skipped: {text}" for text in skipped)] if skipped else []
         return "\n".join(lines)
 
-    def _with(self, verdict: Verdict) -> tuple[Finding, ...]:
+    def _with(self, verdict: CaseVerdict) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.verdict is verdict)
 
 
@@ -149,4 +149,4 @@ _MOST, _MOST_LINES = 20, 6
 
 
 def _counts(findings: Sequence[Finding]) -> dict[str, int]:
-    return {verdict.value: sum(f.verdict is verdict for f in findings) for verdict in Verdict}
+    return {verdict.value: sum(f.verdict is verdict for f in findings) for verdict in CaseVerdict}

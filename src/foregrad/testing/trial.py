@@ -30,15 +30,15 @@ from foregrad.tools.verification.reproducer import write_reproducer
 from foregrad.tools.verification.search import Maker, smallest_wrong
 from foregrad.tools.verification.verify import Comparison, Outcome, make_side
 
-from .cases import BrokenContractError, Case, Program
+from .cases import BrokenContractError, Case, CaseProgram
 from .models import NoTransformersError
 from .names import name_for
 from .probe import Compiler, GraphCall, Probe, copy_of_graph
-from .report import Finding, Verdict
+from .report import CaseVerdict, Finding
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
+class Checked:
     """What is checked: a compiler, or a partition of joint graphs, whose halves run on eager's kernels then.
 
     `backend`: the name that the compiler is registered by, if it is. `folder`: where programs are written.
@@ -65,23 +65,23 @@ class Subject:
 class _FaultError(Exception):
     """A verdict that is no `PASSED`."""
 
-    verdict: Verdict
+    verdict: CaseVerdict
     detail: str
     graph: str = ""
     culprit: Culprit | None = None
 
 
-def tried(case: Case, subject: Subject) -> Finding:
+def tried(case: Case, subject: Checked) -> Finding:
     """Try a case. The random state is the same for each, and put back."""
     begin = time.perf_counter()
-    finding = Finding(case.name, Verdict.PASSED)
+    finding = Finding(case.name, CaseVerdict.PASSED)
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), foregrad.config.override(check=True):
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
         try:
             _try_all(case, subject)
         except NoTransformersError as reason:
-            finding = Finding(case.name, Verdict.SKIPPED, str(reason))
+            finding = Finding(case.name, CaseVerdict.SKIPPED, str(reason))
         except _FaultError as fault:
             program, operator = None, ""
             if fault.culprit is not None:
@@ -89,7 +89,7 @@ def tried(case: Case, subject: Subject) -> Finding:
                 # Each case has a folder: two programs may have one name.
                 folder = None if subject.folder is None else str(Path(subject.folder, stem_of(case.name)))
                 program = write_reproducer(fault.culprit, subject.backend or subject.name, folder)
-            elif fault.verdict is not Verdict.SKIPPED:
+            elif fault.verdict is not CaseVerdict.SKIPPED:
                 program = write_rerun(case, subject, fault.detail)
             finding = Finding(case.name, fault.verdict, fault.detail, fault.graph, operator, program)
     return dataclasses.replace(finding, seconds=time.perf_counter() - begin)
@@ -106,7 +106,7 @@ class _Partitions(Watcher):
             self.split.append(stage)
 
 
-def _try_all(case: Case, subject: Subject) -> None:
+def _try_all(case: Case, subject: Checked) -> None:
     """Try the programs of a case, or its script. Raises `_FaultError` for the first that does not pass.
 
     A case of several programs is skipped where each of them is.
@@ -121,18 +121,18 @@ def _try_all(case: Case, subject: Subject) -> None:
                 _Trial(case, subject, program).run()
         except _FaultError as fault:
             fault.detail += f" ({program.title})" if program.title else ""
-            if fault.verdict is not Verdict.SKIPPED:
+            if fault.verdict is not CaseVerdict.SKIPPED:
                 raise
             skipped.append(fault)
     if not programs:
-        raise _FaultError(Verdict.SKIPPED, "PyTorch's database has no call of it")
+        raise _FaultError(CaseVerdict.SKIPPED, "PyTorch's database has no call of it")
     if len(skipped) == len(programs):
         raise skipped[0]
     return None
 
 
 class _Trial:
-    def __init__(self, case: Case, subject: Subject, program: Program | None = None) -> None:
+    def __init__(self, case: Case, subject: Checked, program: CaseProgram | None = None) -> None:
         self.case, self.subject, self.program = case, subject, program
         self.probe = Probe(subject.compiler, subject.about_to)
         self.partitions = _Partitions()
@@ -154,7 +154,7 @@ class _Trial:
             if call.reused:
                 numbers = ", ".join(map(str, call.reused))
                 text = f"a later call changes result {numbers} of the graph's first call: its memory is used again"
-                raise _FaultError(Verdict.WRONG, text, call.role.phase)
+                raise _FaultError(CaseVerdict.WRONG, text, call.role.phase)
         closeness = [self._judged(call) for call in self.probe.calls]
         if error is not None:
             raise error
@@ -174,21 +174,21 @@ class _Trial:
         except _FaultError:
             raise
         except BrokenContractError as reason:
-            return _FaultError(Verdict.WRONG, str(reason))
+            return _FaultError(CaseVerdict.WRONG, str(reason))
         except Exception as error:
             return self._raised(error)
         return None
 
     def _raised(self, error: BaseException) -> _FaultError:
         if isinstance(error, UnsupportedError):
-            return _FaultError(Verdict.SKIPPED, f"foregrad does not capture it: {_first_line(error)}")
+            return _FaultError(CaseVerdict.SKIPPED, f"foregrad does not capture it: {_first_line(error)}")
         if isinstance(error, BackendError) or self.subject.partition is not None:
-            return _FaultError(Verdict.WRONG, _said(error))
+            return _FaultError(CaseVerdict.WRONG, _said(error))
         if isinstance(error, ForegradError):
-            return _FaultError(Verdict.SKIPPED, _said(error))
-        return _FaultError(Verdict.CRASHED, _said(error))
+            return _FaultError(CaseVerdict.SKIPPED, _said(error))
+        return _FaultError(CaseVerdict.CRASHED, _said(error))
 
-    def _called_twice(self, compile: Callable[..., Any], program: Program) -> _FaultError | None:
+    def _called_twice(self, compile: Callable[..., Any], program: CaseProgram) -> _FaultError | None:
         """Two calls with equal arguments: the second gives what the first gave, and changes nothing of it."""
         function = program.function
         is_module = isinstance(function, nn.Module)
@@ -213,10 +213,12 @@ class _Trial:
         self.outcome = outcomes[0]
         del side, own, call
         for name in _changed(results[0], outcomes[0]):
-            return _FaultError(Verdict.WRONG, f"the second call changes {name} of the first: its memory is used again")
+            return _FaultError(
+                CaseVerdict.WRONG, f"the second call changes {name} of the first: its memory is used again"
+            )
         results.clear()
         if not is_module and (kept := self._kept()):
-            return _FaultError(Verdict.WRONG, f"it keeps arguments of calls that are over: {', '.join(kept[:4])}")
+            return _FaultError(CaseVerdict.WRONG, f"it keeps arguments of calls that are over: {', '.join(kept[:4])}")
         return None
 
     def _kept(self) -> list[str]:
@@ -224,7 +226,7 @@ class _Trial:
             gc.collect()
         return self.probe.kept()
 
-    def _eager(self, program: Program) -> Outcome:
+    def _eager(self, program: CaseProgram) -> Outcome:
         side = make_side(program.function, program.args, program.kwargs)
         torch.manual_seed(0)
         return side.run(side.function, 1, dict)
@@ -246,7 +248,7 @@ class _Trial:
         if len(call.results) != len(expected):
             text = f"the graph has {len(expected)} results, and the compiled graph gives {len(call.results)}"
             culprit = _whole(call, Maker("compiler", self.subject.compiler, self._alone), text)
-            raise _FaultError(Verdict.WRONG, text, call.role.phase, culprit)
+            raise _FaultError(CaseVerdict.WRONG, text, call.role.phase, culprit)
         gap = gap_of(actual, expected, exact)
         if gap.verdict is Closeness.WRONG:
             raise self._of_graph(call, gap.described())
@@ -263,18 +265,18 @@ class _Trial:
         is_exact = not self.subject.decompositions and all(verdict is Closeness.EQUAL for verdict in closeness)
         if comparison.verdict is Closeness.WRONG and (comparison.layouts_differ or is_exact):
             culprit = self._of_partition() if is_partition else None
-            raise _FaultError(Verdict.WRONG, "\n".join(comparison.lines[:4]), culprit=culprit)
+            raise _FaultError(CaseVerdict.WRONG, "\n".join(comparison.lines[:4]), culprit=culprit)
 
     # ---------------------------------------------------------------- the program that shows a fault
 
     def _of_graph(self, call: GraphCall, text: str) -> _FaultError:
         """A fault of one compiled graph, whose smallest part is looked for."""
         again = self._alone
-        return _FaultError(Verdict.WRONG, text, call.role.phase, self._smallest(call, again, text))
+        return _FaultError(CaseVerdict.WRONG, text, call.role.phase, self._smallest(call, again, text))
 
     def _refused(self, role: GraphRole, error: Exception) -> _FaultError:
         if self.subject.partition is not None:
-            return _FaultError(Verdict.REFUSED, _said(error), role.phase)
+            return _FaultError(CaseVerdict.REFUSED, _said(error), role.phase)
         eager = Probe(_as_it_is)
         other = _Trial(self.case, dataclasses.replace(self.subject, compiler=_as_it_is), self.program)
         other.probe = eager
@@ -283,11 +285,11 @@ class _Trial:
         culprit = None
         if call is not None:
             culprit = self._smallest(call, functools.partial(self._failing, type(error)), _said(error))
-        return _FaultError(Verdict.REFUSED, _said(error), role.phase, culprit)
+        return _FaultError(CaseVerdict.REFUSED, _said(error), role.phase, culprit)
 
     def _crashed(self, call: GraphCall, error: BaseException) -> _FaultError:
         again = functools.partial(self._failing, type(error))
-        verdict = Verdict.WRONG if isinstance(error, BackendError) else Verdict.CRASHED
+        verdict = CaseVerdict.WRONG if isinstance(error, BackendError) else CaseVerdict.CRASHED
         return _FaultError(verdict, _said(error), call.role.phase, self._smallest(call, again, _said(error)))
 
     def _smallest(self, call: GraphCall, again: Callable[..., Any], text: str) -> Culprit | None:
@@ -355,7 +357,7 @@ def stem_of(name: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in name)
 
 
-def write_rerun(case: Case, subject: Subject, text: str) -> str | None:
+def write_rerun(case: Case, subject: Checked, text: str) -> str | None:
     """Write a program that runs the case alone, for a fault that no graph shows by itself; its path."""
     try:
         name = subject.backend if subject.partition is None else ""
@@ -426,7 +428,7 @@ def _whole(call: GraphCall, maker: Maker, text: str) -> Culprit:
 
 
 def write_whole(
-    subject: Subject, backend: str, module: fx.GraphModule, inputs: list[Any] | None, folder: str
+    subject: Checked, backend: str, module: fx.GraphModule, inputs: list[Any] | None, folder: str
 ) -> str | None:
     """Write the program of a graph that is about to be compiled, or called with `inputs`; its path.
 
