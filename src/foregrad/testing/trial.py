@@ -388,7 +388,7 @@ def _source_of(case: Case) -> str:
 
 
 def _draws(call: GraphCall) -> bool:
-    """Whether a graph's results depend on random numbers: attention without dropout counts as random, and draws none."""
+    """Whether results depend on random numbers: attention without dropout is an operator that may, and does not."""
     torch.manual_seed(1)
     other = evaluate(call.module, call.inputs)
     return gap_of(other, call.expected(), lambda: None).verdict is not Closeness.EQUAL
