@@ -56,6 +56,7 @@ PAGES = (
     "howto/profiling.md",
     "howto/trainer.md",
     "howto/troubleshooting.md",
+    "write_a_compiler.md",
 )
 # The library that a page's examples import: without it the page stays as it is.
 NEEDS = {

@@ -196,7 +196,7 @@ ASPECTS = [
     "foregrad.tracing.effects.output",
 ]
 # As `foregrad.graph`, without an import of it.
-_PARTS = {"backends", "descriptors", "dynamo", "extend", "graph", "partitioners", "passes", "planning"}
+_PARTS = {"backends", "descriptors", "dynamo", "extend", "graph", "partitioners", "passes", "planning", "testing"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 

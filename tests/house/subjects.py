@@ -103,6 +103,7 @@ ANNEXES: dict[str, tuple[str, ...]] = {
     "planning": (),
     "tools": ("_torch/tools.py", "partitioners/report.py"),
     "joints": ("descriptors.py", "_torch/descriptors.py"),
+    "testing": ("_torch/testing.py",),
 }
 
 # Words by which a core file names an annex's subject, in code or text.
@@ -120,6 +121,7 @@ NAMED_BY = {
     "planning": r"\bplanning\b|foregrad\.plan\b",
     "tools": r"explain|explanation|verif",
     "joints": r"descriptor",
+    "testing": r"conformance|check_compiler|check_partitioner",
 }
 
 # The doors load what they offer when it is first asked for: their imports are no arrows.
@@ -128,14 +130,15 @@ DOORS = ("__init__.py", "__main__.py")
 ALLOWED = {
     ("store", "python"),
     ("tools", "store"),
-    ("dynamo", "transforms"),
-    ("regions", "python"),
     # A joint graph to be edited takes tensor subclasses apart as its call does, names what the module reaches by itself,
     # may come of Dynamo, and may become an artifact.
     ("joints", "classes"),
     ("joints", "python"),
     ("joints", "dynamo"),
     ("joints", "store"),
+    ("testing", "tools"),
+    ("dynamo", "transforms"),
+    ("regions", "python"),
 }
 
 

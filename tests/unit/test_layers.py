@@ -26,6 +26,8 @@ DOORS = {
     "aot_function",
     "aot_module_simplified",
     "budget_partition",
+    "check_compiler",
+    "check_partitioner",
     "plan",
     "register_backend",
     "verify",

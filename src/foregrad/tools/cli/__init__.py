@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import foregrad
 from foregrad.errors import ForegradError
@@ -27,8 +28,11 @@ example: foregrad doctor
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line `arguments` (default: those of the process) and return its exit code."""
+def main(arguments: Sequence[str] | None = None, more: Sequence[Callable[[Any], None]] = ()) -> int:
+    """Run the command line `arguments` (default: those of the process) and return its exit code.
+
+    `more` are commands besides those of this package: each is given the parsers to add its own to.
+    """
     parser = argparse.ArgumentParser(
         prog="foregrad", description="Ahead-of-time autograd for PyTorch.", epilog=_EPILOG, formatter_class=_Raw
     )
@@ -44,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         add_inspect,
         add_cache,
         add_build_native,
+        *more,
     ):
         add(commands)
     options, rest = parser.parse_known_args(arguments)

@@ -29,14 +29,17 @@ from .lockstep import evaluate, exact_call
 from .search import Maker, made_gap, run_in_halves, run_with_gradients
 
 
-def write_reproducer(culprit: Culprit, backend: str, folder: str | None) -> str | None:
-    """Write the program for a culprit that has a piece; its path. None where it can't be written."""
+def write_reproducer(culprit: Culprit, backend: str, folder: str | None, *, tries: bool = True) -> str | None:
+    """Write the program for a culprit that has a piece; its path. None where it can't be written.
+
+    `tries`: whether random inputs are tried first, for which what is at fault runs; else the real ones are stored.
+    """
     if culprit.piece is None:
         return None
     place = Path(folder) if folder is not None else Path(tempfile.mkdtemp(prefix="foregrad_verify_"))
     place.mkdir(parents=True, exist_ok=True)
     path = place / f"reproduce_{''.join(c if c.isalnum() else '_' for c in culprit.node)}.py"
-    piece, gap = _with_plain_inputs(culprit)
+    piece, gap = _with_plain_inputs(culprit) if tries else (culprit.piece, culprit.gap)
     seeded = piece is not culprit.piece
     inputs = _seeded(piece.inputs) if seeded else _stored(piece.inputs, path)
     path.write_text(_program(culprit, piece, gap, inputs, backend), encoding="utf-8")
@@ -134,7 +137,7 @@ def _stored(values: Sequence[Any], path: Path) -> str:
 
 
 def _program(culprit: Culprit, piece: Piece, gap: Gap, inputs: str, backend: str) -> str:
-    graph = print_graph(piece.module, name="graph")
+    graph = print_graph(piece.module, name="graph") + _constants(piece.module)
     whose = "its decomposition" if culprit.maker is None else _WHOSE[culprit.maker.kind].format(backend)
     said = f"{culprit.operator}: {whose} differs from {'eager' if whose == _WHOSE['capture'] else 'its kernel'}. {gap}"
     expected, allowed = "graph(*inputs)", gap.allowed if gap.allowed is not None else 0.0
@@ -160,6 +163,28 @@ def _program(culprit: Culprit, piece: Piece, gap: Gap, inputs: str, backend: str
         f"{_COMPARED.format(allowed=allowed)}"
     )
 
+
+def _constants(module: fx.GraphModule) -> str:
+    """The lines that give a printed graph the tensors that it reads of its module."""
+    names = dict.fromkeys(str(node.target) for node in module.graph.nodes if node.op == "get_attr")
+    tensors = {name: value for name in names if isinstance(value := getattr(module, name, None), torch.Tensor)}
+    if not tensors or len(tensors) != len(names):
+        return ""
+    lines = "".join(f"    {name} = {_constant(value)}\n" for name, value in tensors.items())
+    return (
+        f"\n\nclass Constants:\n{lines}\n\nof_constants = graph\n\n\n"
+        "def graph(*inputs):\n    return of_constants(Constants, *inputs)\n"
+    )
+
+
+def _constant(value: torch.Tensor) -> str:
+    """An expression for a tensor; for a large one, of random numbers in its range."""
+    if value.numel() > _MOST_NUMBERS or value.layout is not torch.strided:
+        return _drawing(value)
+    return f"torch.tensor({value.tolist()}, dtype={value.dtype}, device={str(value.device)!r})"
+
+
+_MOST_NUMBERS = 64
 
 _WHOSE = {
     "compiler": "the backend {}",

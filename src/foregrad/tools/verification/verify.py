@@ -127,7 +127,7 @@ class _Verifier:
         compile_seconds = time.perf_counter() - start
         with phase("eager run", compiles=False):
             eager = self._eager(side, log, generators)
-        comparison = _Comparison.of(eager, compiled)
+        comparison = Comparison.of(eager, compiled)
         stages: list[StageResult] = []
         culprit: Culprit | None = None
         if comparison.verdict > Verdict.EQUAL and log.executions:
@@ -168,7 +168,7 @@ class _Verifier:
         """The graph as it was captured, on eager's kernels; and its first operator that eager does not run."""
         log = Log()
         side, plain = self._compiled(_plainly_compiled(), log, generators)
-        comparison, culprit = _Comparison.of(eager, plain), None
+        comparison, culprit = Comparison.of(eager, plain), None
         if comparison.verdict is Verdict.WRONG and isinstance(values_of_graph := Values.of(log, None), Values):
             values = EagerValues()
             self._eager(side, log, generators, values)
@@ -247,7 +247,7 @@ def _mapped(tensors: Mapping[str, torch.Tensor], one: Side, other: Side) -> dict
 
 
 @dataclasses.dataclass(frozen=True)
-class _Comparison:
+class Comparison:
     """Two outcomes compared."""
 
     verdict: Verdict
@@ -256,7 +256,7 @@ class _Comparison:
     layouts_differ: bool
 
     @classmethod
-    def of(cls, eager: Outcome, compiled: Outcome) -> _Comparison:
+    def of(cls, eager: Outcome, compiled: Outcome) -> Comparison:
         if eager.error is not None or compiled.error is not None:
             return cls._of_errors(eager.error, compiled.error)
         lines: list[str] = []
@@ -289,7 +289,7 @@ class _Comparison:
         return cls(verdict, [*others, *lines], len(eager.values) if verdict else 0, bool(others))
 
     @classmethod
-    def _of_errors(cls, eager: Exception | None, compiled: Exception | None) -> _Comparison:
+    def _of_errors(cls, eager: Exception | None, compiled: Exception | None) -> Comparison:
         if eager is None and compiled is not None:
             raise compiled
         if type(eager) is type(compiled):
@@ -297,7 +297,7 @@ class _Comparison:
         said = "nothing" if compiled is None else type(compiled).__name__
         return cls(Verdict.WRONG, [f"eager raises {type(eager).__name__}: {eager}; compiled raises {said}"], 0, True)
 
-    def judged(self, stages: list[StageResult]) -> _Comparison:
+    def judged(self, stages: list[StageResult]) -> Comparison:
         """The verdict on values by the stages, which know float64: tolerances alone can't tell."""
         verdicts = [stage.verdict for stage in stages if stage.verdict is not None]
         if self.layouts_differ or any(stage.verdict is None for stage in stages[1:]) or not verdicts:

@@ -1,0 +1,35 @@
+"""A conformance suite for compilers of graphs, and for partitioners.
+
+`check_compiler(compiler)` hands a compiler the forward and backward graphs of operators, of small programs that each
+show one thing a graph may ask for, and of models; it compares with eager. `check_partitioner(partition)` does the same
+for a function that splits joint graphs. Both give a `ConformanceReport`.
+
+Example:
+    >>> import foregrad
+    >>> from foregrad.testing import check_compiler
+    >>> print(check_compiler(foregrad.nop, only="calls/two calls*").counts)
+    {'passed': 2, 'refused': 0, 'wrong': 0, 'crashed': 0, 'skipped': 0}
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .check import check_compiler, check_partitioner
+    from .report import CaseVerdict, ConformanceError, ConformanceReport, Finding
+
+__all__ = ["CaseVerdict", "ConformanceError", "ConformanceReport", "Finding", "check_compiler", "check_partitioner"]
+
+_HOMES = {"check_compiler": "check", "check_partitioner": "check"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module `foregrad.testing` has no attribute `{name}`")
+    return getattr(importlib.import_module(f".{_HOMES.get(name, 'report')}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,131 @@
+"""`check_compiler` and `check_partitioner`: the suite, in this process or in child processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import foregrad
+from foregrad.tools.cli.screen import Advance
+
+from .cases import Selection
+from .probe import name_of
+from .report import ConformanceReport, Finding
+from .trial import Checked, tried
+
+
+def check_compiler(
+    compiler: Any,
+    *,
+    size: str = "short",
+    only: str | Sequence[str] = (),
+    dtypes: Sequence[str] = (),
+    decompositions: Any = None,
+    isolated: bool = False,
+    jobs: int = 1,
+    timeout: float = 120.0,
+    folder: str | None = None,
+    progress: Advance | None = None,
+) -> ConformanceReport:
+    """Check a compiler of graphs against eager: operators, small programs, calls, threads, models.
+
+    The compiler gets forward and backward graphs as `aot_function` hands them over. Each compiled graph is compared
+    with eager's kernels on the same values, and what a caller sees with eager.
+
+    Args:
+        compiler: takes (fx.GraphModule, example inputs) and gives a callable; or the name of a registered backend; or
+            the text `package.module:name` or `file.py:name`.
+        size: "short", some 180 cases; or "full", all operators of PyTorch's database in seven dtypes.
+        only: names of cases, `group/what`, as patterns of a shell: `"operators/softmax*"`.
+        dtypes: those of the operators, as `("float32", "complex64")`, in place of those of the suite's size.
+        decompositions: as for `aot_function`: operators that the compiler wants captured as others.
+        isolated: run the cases in child processes, so that a process that ends or stands still is a finding. The
+            compiler is imported there: it needs a name in a module or file.
+        jobs: how many child processes.
+        timeout: seconds after which a case in a child process counts as crashed.
+        folder: where programs that show faults are written; by default new folders for temporary files.
+        progress: called with how many cases are done, and the name of the last.
+
+    Raises:
+        ValueError: an unknown size or dtype, no case of such a name, or, `isolated`, a compiler without a name.
+        TypeError: `compiler` can't be called.
+
+    Example:
+        >>> import foregrad
+        >>> foregrad.testing.check_compiler("eager", only="sizes/*").ok
+        True
+    """
+    selection = Selection(size, (only,) if isinstance(only, str) else tuple(only), tuple(dtypes))
+    if isolated:
+        from .children import Request, run_isolated
+
+        request = Request.of("compiler", compiler, selection, folder, decompositions)
+        return run_isolated(request, jobs=jobs, timeout=timeout, progress=progress)
+    return checked(subject_for("compiler", compiler, folder, decompositions), selection, progress)
+
+
+def check_partitioner(
+    partition: Any,
+    *,
+    size: str = "short",
+    only: str | Sequence[str] = (),
+    dtypes: Sequence[str] = (),
+    isolated: bool = False,
+    jobs: int = 1,
+    timeout: float = 120.0,
+    folder: str | None = None,
+    progress: Advance | None = None,
+) -> ConformanceReport:
+    """Check a function that splits joint graphs: `partition(joint, inputs, *, num_fwd_outputs, ...)` gives two graphs.
+
+    The halves run on eager's kernels. Arguments, errors and the cases are those of `check_compiler`.
+
+    Example:
+        >>> import foregrad
+        >>> foregrad.testing.check_partitioner(foregrad.default_partition, only="views/*").ok
+        True
+    """
+    selection = Selection(size, (only,) if isinstance(only, str) else tuple(only), tuple(dtypes))
+    if isolated:
+        from .children import Request, run_isolated
+
+        request = Request.of("partition", partition, selection, folder, None)
+        return run_isolated(request, jobs=jobs, timeout=timeout, progress=progress)
+    return checked(subject_for("partition", partition, folder), selection, progress)
+
+
+def subject_for(kind: str, value: Any, folder: str | None = None, decompositions: Any = None) -> Checked:
+    """What is checked, of a function, a text that names one, or the name of a backend."""
+    from .names import load
+
+    backend = ""
+    if isinstance(value, str):
+        if kind == "compiler" and (":" not in value or value.startswith(_MADE)):
+            registered = foregrad.get_backend(value)
+            compiler: Any = registered.inference_compiler
+            table = decompositions if decompositions is not None else registered.decompositions
+            return Checked(value, compiler, None, table, value, folder)
+        backend, value = "", load(value)
+    if not callable(value):
+        raise TypeError(f"a {kind} is a function, not {value!r}")
+    if kind == "partition":
+        return Checked(name_of(value), foregrad.get_backend("eager").inference_compiler, value, None, "eager", folder)
+    return Checked(name_of(value), value, None, decompositions, backend, folder)
+
+
+def checked(subject: Checked, selection: Selection, progress: Advance | None = None) -> ConformanceReport:
+    """Run the selected cases in this process."""
+    begin = time.perf_counter()
+    cases = selection.cases()
+    if not cases:
+        raise ValueError(f"the suite has no case {', '.join(selection.only)}")
+    findings: list[Finding] = []
+    for number, case in enumerate(cases):
+        findings.append(tried(case, subject))
+        if progress is not None:
+            progress(number + 1, case.name)
+    return ConformanceReport(subject.name, selection.size, tuple(findings), time.perf_counter() - begin)
+
+
+_MADE = ("torch:", "crash-on:")  # backends that are made of what follows
