@@ -19,6 +19,7 @@ from ._torch.tensors import is_wrapper_subclass
 from ._torch.torchscript import decomposition_table, scripted
 from .api import compile_function, compile_module
 from .backends.boxed import make_boxed_compiler
+from .backends.writes_inside import writing_inside
 from .config import config
 from .dispatch.dispatcher import Dispatcher
 from .dispatch.fallbacks import Refusals
@@ -63,15 +64,10 @@ def make_pipeline(
     """The pipeline for the arguments of `aot_module_simplified`; `decompositions` may be a function giving a table."""
     if static_argnums is not None:
         raise RuntimeError("static_argnums is not supported: leave it out, plain values are guarded by themselves.")
-    return Pipeline(
-        fw_compiler,
-        bw_compiler or fw_compiler,
-        inference_compiler or fw_compiler,
-        partition_fn,
-        decompositions,
-        lifted,
-        keep_inference_input_mutations,
-    )
+    inference_compiler = inference_compiler or fw_compiler
+    if keep_inference_input_mutations:
+        inference_compiler = writing_inside(inference_compiler)
+    return Pipeline(fw_compiler, bw_compiler or fw_compiler, inference_compiler, partition_fn, decompositions, lifted)
 
 
 def aot_function(
