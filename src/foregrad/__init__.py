@@ -17,10 +17,7 @@ if TYPE_CHECKING:
         compiled_function,
         compiled_module,
         construct_fake_mode,
-        mem_efficient_fusion_kwargs,
-        memory_efficient_fusion,
         process_inputs,
-        ts_compile,
     )
     from .aot_export import GraphSignature, aot_export_joint_simple, aot_export_module
     from .api import capture, compile, explain_recompiles, pareto, partition  # noqa: A004
@@ -44,6 +41,17 @@ if TYPE_CHECKING:
         fake_tensor_unsupported,
     )
     from .frontend.region import eager_region, region
+    from .fusion import (
+        debug_compile,
+        draw_graph,
+        draw_graph_compile,
+        mem_efficient_fusion_kwargs,
+        memory_efficient_fusion,
+        minifier,
+        print_compile,
+        pythonkey_decompose,
+        ts_compile,
+    )
     from .graph.joint import JointGraph, Partitioned
     from .logs import set_logs
     from .partitioners import budget_partition, default_partition, min_cut_rematerialization_partition
@@ -96,11 +104,14 @@ __all__ = [
     "compiled_module",
     "config",
     "construct_fake_mode",
+    "debug_compile",
     "default_decompositions",
     "default_partition",
     "device_from_inputs",
     "dots_saveable",
     "dots_with_no_batch_dims_saveable",
+    "draw_graph",
+    "draw_graph_compile",
     "dtype_from_inputs",
     "eager_region",
     "errors",
@@ -122,12 +133,15 @@ __all__ = [
     "mem_efficient_fusion_kwargs",
     "memory_efficient_fusion",
     "min_cut_rematerialization_partition",
+    "minifier",
     "nop",
     "nothing_saveable",
     "offload_names",
     "pareto",
     "partition",
+    "print_compile",
     "process_inputs",
+    "pythonkey_decompose",
     "region",
     "register_backend",
     "save_only_these_names",
@@ -142,7 +156,7 @@ __all__ = [
 # Where a name comes from: its module is imported when it is first asked for.
 _HOMES = {
     "aot": "aot_function aot_module aot_module_simplified compiled_function compiled_module construct_fake_mode "
-    "mem_efficient_fusion_kwargs memory_efficient_fusion process_inputs ts_compile",
+    "process_inputs",
     "aot_export": "GraphSignature aot_export_joint_simple aot_export_module",
     "api": "capture compile explain_recompiles pareto partition",
     "artifacts.artifact": "Artifact export load",
@@ -156,6 +170,8 @@ _HOMES = {
     "tools.explanation.collect": "explain",
     "tools.explanation.text": "Explanation",
     "frontend.region": "eager_region region",
+    "fusion": "debug_compile draw_graph draw_graph_compile mem_efficient_fusion_kwargs memory_efficient_fusion "
+    "minifier print_compile pythonkey_decompose ts_compile",
     "graph.joint": "JointGraph Partitioned",
     "partitioners": "budget_partition default_partition min_cut_rematerialization_partition",
     "partitioners.budget": "Budget",
@@ -188,7 +204,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 
 def __getattr__(name: str) -> Any:
     if name == "default_decompositions":  # not kept: a fresh table for each who asks
-        from .aot import default_decompositions
+        from .fusion import default_decompositions
 
         return default_decompositions()
     if name in _PARTS:

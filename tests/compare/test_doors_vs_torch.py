@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import operator
+
 import functorch.compile as theirs
 import pytest
 import torch
+import torch._dynamo.backends.common as their_common
+import torch._functorch.aot_autograd as their_entry_points
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd as their_aot_autograd
 
@@ -133,3 +138,141 @@ def test_an_update_that_the_graph_writes_is_no_output_of_it():
 def test_a_graph_that_writes_its_updates_does_what_eager_does(make):
     """Values, buffers, and the counters of their versions."""
     torch.testing.assert_close(kept_inside(foregrad, make())[1], kept_inside(None, make())[1])
+
+
+# ------------------------------------------------------------------------------------------ signatures
+
+SHARED = [
+    "aot_function",
+    "aot_module",
+    "aot_module_simplified",
+    "compiled_function",
+    "compiled_module",
+    "debug_compile",
+    "default_partition",
+    "draw_graph",
+    "draw_graph_compile",
+    "get_aot_compilation_context",
+    "get_aot_graph_name",
+    "get_graph_being_compiled",
+    "make_boxed_compiler",
+    "make_boxed_func",
+    "memory_efficient_fusion",
+    "min_cut_rematerialization_partition",
+    "minifier",
+    "nop",
+    "print_compile",
+    "pythonkey_decompose",
+    "ts_compile",
+]
+OF_EXPORT = ["aot_export_module", "aot_export_joint_simple"]
+OF_DYNAMO = ["aot_autograd", "AotAutograd", "device_from_inputs", "dtype_from_inputs", "fake_tensor_unsupported"]
+
+
+def parameters(function):
+    """Names, kinds and defaults, in order; functions and our own stand-ins for them are compared by name."""
+    found = []
+    for one in inspect.signature(function).parameters.values():
+        default = getattr(one.default, "__name__", one.default)
+        found.append((one.name, one.kind, None if default is inspect.Parameter.empty else default))
+    return found
+
+
+@pytest.mark.parametrize("name", [*SHARED, *OF_EXPORT, *OF_DYNAMO])
+def test_parameters_are_those_of_the_installed_pytorch(name):
+    """In its order, with its defaults; more may follow by name alone."""
+    home = theirs if name in SHARED else their_entry_points if name in OF_EXPORT else their_common
+    ours, original = parameters(getattr(foregrad, name)), parameters(getattr(home, name))
+    positional = [one for one in original if one[1] is not inspect.Parameter.KEYWORD_ONLY]
+    if name == "minifier":  # whose default writes a program that imports PyTorch's
+        ours = [(n, kind, "dump_state" if n == "dump_state" else default) for n, kind, default in ours]
+    assert ours[: len(positional)] == positional
+    assert all(kind is inspect.Parameter.KEYWORD_ONLY for _, kind, _ in ours[len(positional) :])
+    assert set(original) <= set(ours)
+
+
+class Pair(nn.Module):
+    def forward(self, x):
+        return (x * 2,)
+
+
+def test_an_unknown_argument_is_an_error_and_retired_ones_are_taken_by_name():
+    x = torch.ones(2)
+    retired = {"hasher_type": None, "static_argnums": None, "cudagraphs": None, "boxed_forward_device_index": None}
+    assert foregrad.aot_module_simplified(Pair(), (x,), foregrad.nop, **retired)(x)[0].tolist() == [2, 2]
+    with pytest.raises(TypeError):
+        foregrad.aot_module_simplified(Pair(), (x,), foregrad.nop, nothing_like_it=1)
+    with pytest.raises(TypeError):
+        foregrad.aot_function(torch.sin, foregrad.nop, nothing_like_it=1)
+    with pytest.raises(foregrad.errors.UnsupportedError, match="disable_functionalization"):
+        foregrad.aot_function(torch.sin, foregrad.nop, disable_functionalization=True)
+
+
+@pytest.mark.parametrize("door", ["simplified", "torch.compile"])
+def test_passes_ahead_of_the_capture_are_made(door):
+    def twice(gm, inputs):
+        for node in gm.graph.nodes:
+            if node.target in (operator.mul, "mul"):
+                node.args = (node.args[0], 5)
+        gm.recompile()
+        return gm
+
+    x = torch.ones(2)
+    if door == "simplified":
+        run = foregrad.aot_module_simplified(
+            torch.fx.symbolic_trace(Pair()), (x,), foregrad.nop, pre_grad_passes=twice, compile_region_name="pair"
+        )
+    else:
+        run = torch.compile(Pair(), backend=foregrad.aot_autograd(fw_compiler=foregrad.nop, pre_grad_passes=twice))
+    assert run(x)[0].tolist() == [5, 5]
+
+
+def test_opcheck_passes_its_arguments(monkeypatch):
+    """`torch.library.opcheck` calls `aot_function` by names."""
+    from torch.testing._internal.optests import aot_autograd as optests
+
+    monkeypatch.setattr(optests, "aot_function", foregrad.aot_function, raising=False)
+    monkeypatch.setattr("torch._functorch.aot_autograd.aot_function", foregrad.aot_function)
+    optests.aot_autograd_check(torch.sin, (torch.ones(3, requires_grad=True),), {}, dynamic=False)
+
+
+# ------------------------------------------------------------------------------------------ compilers that show a graph
+
+
+def test_compilers_that_show_a_graph_compile_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    x = torch.ones(3)
+    for compiler in (foregrad.print_compile, foregrad.debug_compile):
+        assert torch.equal(foregrad.aot_function(lambda x: x.sin() * 2, compiler)(x), x.sin() * 2)
+    printed = capsys.readouterr().out
+    assert printed.count("aten.sin") == 1
+    assert "from foo import FxModule" in printed
+    assert (tmp_path / "foo" / "module.py").exists()
+
+
+def test_a_graph_is_drawn_as_pytorch_draws_it(tmp_path):
+    pytest.importorskip("pydot")
+    x = torch.ones(3)
+    foregrad.aot_function(lambda x: x.sin() * 2, foregrad.draw_graph_compile(str(tmp_path / "ours.dot")))(x)
+    theirs.aot_function(lambda x: x.sin() * 2, theirs.draw_graph_compile(str(tmp_path / "theirs.dot")))(x)
+    ours, original = ((tmp_path / f"{name}.dot").read_text() for name in ("ours", "theirs"))
+    assert ours.count("aten.sin") == original.count("aten.sin") > 0
+
+
+def test_the_minifier_finds_the_operator_that_fails(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    joint = torch.fx.experimental.proxy_tensor.make_fx(lambda x: x.sin().cos().tanh().exp())(torch.ones(2))
+
+    def has_cos(gm, inputs):
+        return any(node.target is aten.cos.default for node in gm.graph.nodes)
+
+    small, _ = foregrad.minifier(joint, [torch.ones(2)], has_cos, lambda gm, inputs: None)
+    assert [n.target for n in small.graph.find_nodes(op="call_function", target=aten.cos.default)]
+    assert len([n for n in small.graph.nodes if n.op == "call_function"]) == 1
+
+
+def test_pythonkey_decompose_gives_the_table():
+    with foregrad.pythonkey_decompose(None) as table:
+        assert table == {}
+    with foregrad.pythonkey_decompose({aten.sin.default: torch.cos}) as table:
+        assert list(table) == [aten.sin.default]

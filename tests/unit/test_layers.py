@@ -20,7 +20,15 @@ LONGEST_FILE, LONGEST_CLASS_OF_TRACING = 600, 300
 MOST_PARAMETERS = 8
 parsed = functools.cache(ast.parse)
 # Doors that have the parameters of PyTorch's, or a setting each.
-DOORS = {"compile", "aot_function", "aot_module_simplified", "budget_partition", "register_backend", "verify"}
+DOORS = {
+    "compile",
+    "aot_function",
+    "aot_module_simplified",
+    "budget_partition",
+    "minifier",
+    "register_backend",
+    "verify",
+}
 
 # foregrad stands in for these; it may not lean on them.
 REPLACED = (

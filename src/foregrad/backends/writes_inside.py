@@ -16,14 +16,14 @@ from ..passes.aliasing import memory_of, results_of
 from ..passes.mutations import copied_inside
 from .boxed import as_boxed
 
-Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
 
 def writing_inside(compiler: Compiler) -> Compiler:
     """`compiler` for graphs without gradients, which write their updates themselves where they may."""
 
     @functools.wraps(compiler)
-    def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compile_graph(gm: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         role = role_of(gm)
         updates = _possible(gm, role)
         if not updates:
@@ -32,7 +32,7 @@ def writing_inside(compiler: Compiler) -> Compiler:
         copied_inside(graph, updates)
         output, written = graph.output_node(), {place for _, place in updates}
         kept = [i for i in range(len(results_of(gm))) if i not in written]
-        output.args = ([output.args[0][i] for i in kept],)  # type: ignore[index, union-attr]
+        output.args = ([output.args[0][i] for i in kept],)  # type: ignore[index]
         _renumber(output.meta, kept)
         module = make_graph_module(gm, graph)
         visible = tuple(kept.index(i) for i in role.visible_outputs if i not in written)
