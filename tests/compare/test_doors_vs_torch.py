@@ -276,3 +276,53 @@ def test_pythonkey_decompose_gives_the_table():
         assert table == {}
     with foregrad.pythonkey_decompose({aten.sin.default: torch.cos}) as table:
         assert list(table) == [aten.sin.default]
+
+
+# ------------------------------------------------------------------------------------------ the shape of a graph
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return (self.linear(x).sin(),)
+
+
+def shapes(door, aot_autograd, grad):
+    """Of each graph: the names of inputs, the class of its output node's argument, and of what a call returns."""
+    found = []
+
+    def compiler(gm, inputs):
+        names = [node.name for node in gm.graph.find_nodes(op="placeholder")]
+        assert names == [str(node.target) for node in gm.graph.find_nodes(op="placeholder")]
+        found.append((names, type(gm.graph.output_node().args[0])))
+
+        def run(*args):
+            out = gm(*args)
+            found.append(type(out))
+            return out
+
+        return run
+
+    torch.manual_seed(0)
+    module, x = Layer(), torch.ones(2, 4)
+    with torch.set_grad_enabled(grad):
+        if door == "torch.compile":
+            call = torch.compile(module, backend=aot_autograd(fw_compiler=compiler))
+        else:
+            api = foregrad if aot_autograd is foregrad.aot_autograd else theirs
+            call = api.aot_module(module, fw_compiler=compiler)
+        out = call(x)[0]
+        if grad:
+            out.sum().backward()
+    return found
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("door", ["torch.compile", "aot_module"])
+def test_graphs_have_the_names_and_the_calling_convention_of_pytorchs(door, grad):
+    ours = shapes(door, foregrad.aot_autograd, grad)
+    torch._dynamo.reset()
+    assert ours == shapes(door, their_aot_autograd, grad)

@@ -32,7 +32,7 @@ def writing_inside(compiler: Compiler) -> Compiler:
         copied_inside(graph, updates)
         output, written = graph.output_node(), {place for _, place in updates}
         kept = [i for i in range(len(results_of(gm))) if i not in written]
-        output.args = ([output.args[0][i] for i in kept],)  # type: ignore[index]
+        output.args = (tuple(output.args[0][i] for i in kept),)  # type: ignore[index]
         _renumber(output.meta, kept)
         module = make_graph_module(gm, graph)
         visible = tuple(kept.index(i) for i in role.visible_outputs if i not in written)

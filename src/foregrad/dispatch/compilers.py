@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -263,8 +263,12 @@ def _for_others(module: fx.GraphModule, joint: JointGraph, role: GraphRole) -> f
     infos = zip(joint.placeholders(), joint.signature.inputs, strict=False)  # tangents come after the inputs
     with_gradient = {node.name for node, info in infos if info.requires_grad}
     graph = copied(module.graph, lambda node: _metadata(node, requires_grad=node.name in with_gradient))
-    output = next(iter(reversed(graph.nodes)))
-    results: Sequence[Any] = output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
+    if role.phase == "inference":
+        for number, node in enumerate(graph.find_nodes(op="placeholder")):
+            node.name = node.target = f"arg{number}_1"
+    output = graph.output_node()
+    results: Any = output.args[0] if isinstance(output.args[0], (list, tuple)) else (output.args[0],)
+    output.args = (tuple(results),)
     # Which results must have the strides they have in the graph: Inductor looks for it there.
     output.meta["user_visible_output_idxs"] = [i for i in role.visible_outputs if isinstance(results[i], fx.Node)]
     output.meta["output_stack_traces"] = [_stack_trace(result) for result in results]
