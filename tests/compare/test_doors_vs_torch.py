@@ -326,3 +326,109 @@ def test_graphs_have_the_names_and_the_calling_convention_of_pytorchs(door, grad
     ours = shapes(door, foregrad.aot_autograd, grad)
     torch._dynamo.reset()
     assert ours == shapes(door, their_aot_autograd, grad)
+
+
+# ------------------------------------------------------------------------------------------ metadata of nodes
+
+
+class Annotated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        h = x
+        for stage in range(2):
+            with torch.fx.traceback.annotate({"stage": stage}), torch.fx.traceback.annotate({"kind": "first"}):
+                h = self.first(h).sin()
+        return (self.last(h).exp() * h).sum()
+
+
+def graphs_of(api, module, x, partition=None):
+    """The joint graph, the forward and the backward, by name."""
+    found = {}
+
+    def keep(name):
+        def compiler(gm, inputs):
+            found[name] = gm
+            return gm
+
+        return compiler
+
+    def splitting(joint, inputs, **facts):
+        found["joint"] = joint
+        return (partition or api.min_cut_rematerialization_partition)(joint, inputs, **facts)
+
+    with torch.fx.traceback.preserve_node_meta():
+        run = api.aot_module(module, fw_compiler=keep("forward"), bw_compiler=keep("backward"), partition_fn=splitting)
+        run(x).backward()
+    return found
+
+
+def says(gm, *keys):
+    """For each operator and place, in each half: what its nodes say under these keys."""
+    found = {}
+    for node in gm.graph.nodes:
+        if node.op == "placeholder" and node.name.startswith(("primals", "tangents")):
+            kind = node.name
+        elif node.op == "call_function" and node.target is not aten.detach.default:
+            kind = str(node.target), tuple(getattr(node.meta.get("val"), "shape", ()))
+        else:
+            continue
+        if node.meta.get("is_gradient_acc"):
+            assert "custom" not in node.meta
+            continue
+        found.setdefault(kind, set()).add(str([node.meta.get(key) for key in keys]))
+    return found
+
+
+def test_annotations_and_halves_are_in_the_joint_graph_without_dynamo():
+    ours, original = (graphs_of(api, Annotated(), torch.ones(2, 4))["joint"] for api in (foregrad, theirs))
+    mine, yours = (says(gm, "custom", "partitioner_tag", "autograd_backward") for gm in (ours, original))
+    assert {"primals_1", "tangents_1"} <= mine.keys()
+    for kind in mine.keys() & yours.keys():
+        if kind not in ((str(aten.mm.default), (4, 4)), (str(aten.t.default), (4, 4))):
+            assert mine[kind] <= yours[kind] or kind[0] == str(aten.add.Tensor), kind
+    assert any("'stage': 1, 'kind': 'first'" in text for text in mine[(str(aten.sin.default), (2, 4))])
+    assert any("'stage': 1, 'kind': 'first'" in text for text in mine[(str(aten.cos.default), (2, 4))])
+
+
+def test_all_that_a_backward_computes_is_marked_as_of_the_backward():
+    """What is computed again too, which keeps the forward's tag."""
+    for api in (foregrad, theirs):
+        backward = graphs_of(api, Annotated(), torch.ones(2, 4))["backward"]
+        calls = [node for node in backward.graph.nodes if node.op == "call_function"]
+        assert all(node.meta["autograd_backward"] for node in calls)
+    again = graphs_of(foregrad, Annotated(), torch.ones(2, 4))["backward"]
+    assert {node.meta["partitioner_tag"] for node in again.graph.nodes if node.op == "call_function"} >= {"is_forward"}
+
+
+def test_sequence_numbers_pair_the_operators_of_the_halves():
+    for api in (foregrad, theirs):
+        joint = graphs_of(api, Annotated(), torch.ones(2, 4))["joint"]
+        assert all("seq_nr" in node.meta for node in joint.graph.nodes if node.op == "call_function")
+        number = {n.meta["seq_nr"]: n for n in joint.graph.find_nodes(op="call_function", target=aten.sin.default)}
+        for node in joint.graph.find_nodes(op="call_function", target=aten.cos.default):
+            assert number[node.meta["seq_nr"]].args == node.args
+
+
+@pytest.mark.parametrize("backend", ["compile", "aot_function"])
+def test_annotations_of_one_line_in_a_loop_differ(backend):
+    seen = []
+
+    def f(x):
+        for stage in range(3):
+            with torch.fx.traceback.annotate({"stage": stage}):
+                x = x.sin()
+        return x
+
+    def compiler(gm, inputs):
+        seen.append(
+            [n.meta["custom"]["stage"] for n in gm.graph.find_nodes(op="call_function", target=aten.sin.default)]
+        )
+        return gm
+
+    x = torch.ones(3)
+    run = foregrad.compile(f, backend=compiler) if backend == "compile" else foregrad.aot_function(f, compiler)
+    assert torch.equal(run(x), f(x))
+    assert seen == [[0, 1, 2]]

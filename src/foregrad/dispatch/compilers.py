@@ -262,7 +262,8 @@ def _is_stride(stride: Any) -> bool:
 def _for_others(module: fx.GraphModule, joint: JointGraph, role: GraphRole) -> fx.GraphModule:
     infos = zip(joint.placeholders(), joint.signature.inputs, strict=False)  # tangents come after the inputs
     with_gradient = {node.name for node, info in infos if info.requires_grad}
-    graph = copied(module.graph, lambda node: _metadata(node, requires_grad=node.name in with_gradient))
+    is_backward = role.phase == "backward"
+    graph = copied(module.graph, lambda n: _metadata(n, requires_grad=n.name in with_gradient, is_backward=is_backward))
     if role.phase == "inference":
         for number, node in enumerate(graph.find_nodes(op="placeholder")):
             node.name = node.target = f"arg{number}_1"
@@ -279,13 +280,15 @@ def _stack_trace(result: Any) -> str | None:
     return result.meta.get("stack_trace") if isinstance(result, fx.Node) else None
 
 
-def _metadata(node: fx.Node, *, requires_grad: bool) -> dict[str, Any]:
+def _metadata(node: fx.Node, *, requires_grad: bool, is_backward: bool) -> dict[str, Any]:
     """The metadata that nodes of PyTorch's own graphs have. Costly entries are made when they are read."""
     source = node.meta if isinstance(node.meta, NodeMeta) else NodeMeta(node.meta)
     if requires_grad and isinstance(spec_of(node), TensorSpec):
         meta = source.copy(tensor_meta=lambda: source["tensor_meta"]._replace(requires_grad=True))
     else:
         meta = source.copy()
+    if node.op in ("call_function", "get_attr") and is_backward:
+        meta["autograd_backward"] = True  # of what the forward computes too, where it is computed again
     if node.op == "placeholder":
         meta.setdefault("partitioner_tag", "is_backward" if node.name.startswith("tangents_") else "is_forward")
     elif node.op == "call_function" and "original_aten" not in meta:
