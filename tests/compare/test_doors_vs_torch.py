@@ -12,6 +12,7 @@ import torch._dynamo.backends.common as their_common
 import torch._functorch.aot_autograd as their_entry_points
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd as their_aot_autograd
+from torch._guards import TracingContext
 
 import foregrad
 
@@ -432,3 +433,117 @@ def test_annotations_of_one_line_in_a_loop_differ(backend):
     run = foregrad.compile(f, backend=compiler) if backend == "compile" else foregrad.aot_function(f, compiler)
     assert torch.equal(run(x), f(x))
     assert seen == [[0, 1, 2]]
+
+
+# ------------------------------------------------------------------------------------------ what is known of the function
+
+
+class Writing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = nn.BatchNorm1d(4), nn.Linear(4, 4)
+
+    def forward(self, x, y):
+        y.add_(1)
+        return self.norm(self.linear(x)), x * 2
+
+
+def facts_of(aot_autograd, grad):
+    """(the facts of the forward, as values; whether its results are as many as they say)."""
+    found = {}
+
+    def compiler(gm, inputs):
+        facts = TracingContext.get().fw_metadata
+        if "facts" not in found:
+            named = [
+                "mutated_inp_runtime_indices",
+                "num_mutated_inp_runtime_indices",
+                "num_outputs",
+                "num_forward_returns",
+            ]
+            named += [
+                "num_outputs_aliased",
+                "num_outputs_non_aliased",
+                "num_intermediate_bases",
+                "tokens",
+                "num_forward",
+            ]
+            named += ["keep_input_mutations", "is_rng_op_functionalized", "aliased_out_indices", "num_backward_tokens"]
+            named += ["mutated_graph_handled_indices", "unsafe_view_out_indices"]
+            found["facts"] = {name: getattr(facts, name) for name in named}
+            found["facts"]["static"] = sorted(facts.static_input_indices)
+            of_inputs = ["is_leaf", "mutates_data", "mutates_metadata", "requires_grad", "mutation_type"]
+            of_inputs += ["keep_input_mutations", "mutation_inductor_storage_resize", "mutates_storage_metadata"]
+            found["inputs"] = [[getattr(info, name) for name in of_inputs] for info in facts.input_info]
+            of_outputs = ["output_type", "base_idx", "requires_grad", "requires_grad_for_backward"]
+            found["outputs"] = [[getattr(info, name) for name in of_outputs] for info in facts.output_info]
+            found["tangents"] = [tuple(t.shape) for t in facts.traced_tangents]
+        return gm
+
+    torch.manual_seed(0)
+    run = torch.compile(Writing(), backend=aot_autograd(fw_compiler=compiler))
+    with torch.set_grad_enabled(grad):
+        run(torch.ones(2, 4), torch.ones(3))
+    return found
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_what_a_compiler_asks_of_the_function_is_what_pytorch_says(grad):
+    ours = facts_of(foregrad.aot_autograd, grad)
+    torch._dynamo.reset()
+    assert ours == facts_of(their_aot_autograd, grad)
+
+
+def test_parameters_become_constants_by_inductors_own_function():
+    """`replace_params_with_constants`, as OpenVINO calls it: what is written stays an argument."""
+    from torch._inductor.freezing import replace_params_with_constants
+
+    kept = []
+
+    class Frozen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+        def forward(self, x):
+            return (self.norm(self.linear(x)),)
+
+    module = Frozen()
+    state = [*module.parameters(), *module.buffers()]
+
+    def compiler(gm, inputs):
+        facts = TracingContext.get().fw_metadata
+        indices = replace_params_with_constants(gm, [t.detach() for t in state], facts)
+        kept.append(indices)
+        return theirs.make_boxed_func(lambda *args: gm(*[args[i] for i in indices]))
+
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        before = [b.clone() for b in module.buffers()]
+        run = foregrad.aot_module_simplified(module, (x,), compiler)
+        out = run(x)[0]
+        after = [b.clone() for b in module.buffers()]
+        for buffer, value in zip(module.buffers(), before, strict=True):
+            buffer.copy_(value)
+        torch.testing.assert_close(out, module(x)[0])
+        torch.testing.assert_close(after, [b.clone() for b in module.buffers()])
+    assert kept == [[4, 5, 6, 7]]  # the buffers that batch norm writes, and the argument
+
+
+def test_what_the_graph_writes_is_told_to_its_compiler():
+    found = []
+
+    def compiler(gm, inputs):
+        facts = TracingContext.get().fw_metadata
+        found.append(
+            (facts.mutated_inp_runtime_indices, facts.mutated_graph_handled_indices, facts.num_forward_returns)
+        )
+        assert len(gm.graph.output_node().args[0]) == facts.num_forward_returns
+        return gm
+
+    for aot_autograd in (foregrad.aot_autograd, their_aot_autograd):
+        torch._dynamo.reset()
+        backend = aot_autograd(fw_compiler=compiler, keep_inference_input_mutations=True)
+        with torch.no_grad():
+            torch.compile(nn.BatchNorm1d(4), backend=backend)(torch.ones(3, 4))
+    assert found[0] == found[1]

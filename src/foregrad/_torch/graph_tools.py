@@ -1,4 +1,4 @@
-"""PyTorch's own tools for graphs: pictures, and the search for a small graph that fails.
+"""PyTorch's own tools for graphs, pictures and the search for a small graph that fails; what compilers ask of a graph.
 
 Checked on torch 2.11.0, 2.13.0, 2.15.0.
 """
@@ -36,3 +36,11 @@ def minified(
 
     smaller: tuple[fx.GraphModule, Sequence[Any]] = minifier(graph, inputs, fails, **settings)
     return smaller
+
+
+def facts_at_hand() -> Any:
+    """What the compiler that runs may ask of its function: `TracingContext.fw_metadata`; None outside of any."""
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    return None if context is None else context.fw_metadata

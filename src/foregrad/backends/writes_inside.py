@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import fx
 
+from .._torch.graph_tools import facts_at_hand
 from .._torch.graphs import copied, make_graph_module
 from ..graph.role import GraphRole, role_of
 from ..passes.aliasing import memory_of, results_of
@@ -37,6 +38,9 @@ def writing_inside(compiler: Compiler) -> Compiler:
         module = make_graph_module(gm, graph)
         visible = tuple(kept.index(i) for i in role.visible_outputs if i not in written)
         GraphRole(role.phase, role.static_inputs, visible).put_on(module)
+        facts = facts_at_hand()
+        if hasattr(facts, "write_inside"):
+            facts.write_inside([number for number, _ in updates])
         run = as_boxed(compiler(module, example_inputs))
 
         def forward(args: list[Any]) -> list[Any]:

@@ -28,7 +28,7 @@ from ..errors import BackendError, ForegradError, add_note
 from ..graph.joint import JointGraph
 from ..graph.meta import NodeMeta, TensorSpec, spec_of
 from ..graph.role import GraphRole
-from ..graph.slots import Grad, Slot, Updated
+from ..graph.slots import Grad, Slot
 from ..house import is_house_module
 from ..interrupts import is_interrupt, runs_compiler
 from ..passes.absent import cut_at_region
@@ -37,6 +37,7 @@ from ..passes.regions import outlined
 from ..passes.sparse import Cut, cut_at_sparse
 from ..passes.stages import stage_of
 from ..runtime.compiled import Boxed
+from .known import forward_facts
 
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
@@ -238,12 +239,7 @@ def _given_out(joint: JointGraph, role: GraphRole) -> dict[str, Any]:
 
 def _context(joint: JointGraph, role: GraphRole) -> Any:
     labels, _, _ = get_aot_compilation_context()
-    signature = joint.signature
-    updates = sum(isinstance(slot, Updated) for slot in signature.graph_outputs.slots)
-    static = role.static_inputs if role.phase != "backward" else ()
-    return compiler_context(
-        joint.fake_mode, labels, static_inputs=static, updates=updates, outputs=signature.num_forward_outputs
-    )
+    return compiler_context(joint.fake_mode, labels, forward_facts(joint, role))
 
 
 def _strides(strides: Any) -> list[tuple[Any, ...] | None] | None:
