@@ -547,3 +547,57 @@ def test_what_the_graph_writes_is_told_to_its_compiler():
         with torch.no_grad():
             torch.compile(nn.BatchNorm1d(4), backend=backend)(torch.ones(3, 4))
     assert found[0] == found[1]
+
+
+# ------------------------------------------------------------------------------------------ mixed dtypes
+
+
+def low(*shape):
+    return torch.randn(*shape, dtype=torch.bfloat16, requires_grad=True)
+
+
+def full(*shape):
+    return torch.randn(*shape, requires_grad=True)
+
+
+MIXED = {
+    "layer norm": lambda x, w, b: nn.functional.layer_norm(x, (8,), w, b),
+    "layer norm without bias": lambda x, w, b: nn.functional.layer_norm(x, (8,), w),
+    "group norm": lambda x, w, b: nn.functional.group_norm(x, 2, w, b),
+    "batch norm": lambda x, w, b: nn.functional.batch_norm(x, torch.zeros(8), torch.ones(8), w, b, True),
+    "batch norm, evaluated": lambda x, w, b: nn.functional.batch_norm(x, torch.zeros(8), torch.ones(8), w, b),
+    "root mean square norm": lambda x, w, b: nn.functional.rms_norm(x, (8,), w),
+    "softmax of another dtype": lambda x, w, b: nn.functional.softmax(x, -1, dtype=torch.float32) * w,
+    "sum of another dtype": lambda x, w, b: x.sum(0, dtype=torch.float64) * w,
+    "concatenation": lambda x, w, b: torch.cat([x.flatten(), w, b]),
+    "huber loss": lambda x, w, b: nn.functional.huber_loss(x.detach(), w.detach().expand(4, 8)) + b,
+    "huber loss of each": lambda x, w, b: nn.functional.huber_loss(
+        x.detach(), w.detach().expand(4, 8), reduction="none"
+    ),
+    "soft margin loss": lambda x, w, b: nn.functional.soft_margin_loss(x.detach(), w.detach().expand(4, 8)) + b,
+}
+
+
+@pytest.mark.parametrize("door", ["aot_function", "compile", "torch.compile"])
+@pytest.mark.parametrize("name", MIXED)
+def test_operators_of_mixed_dtypes_pass_through_a_foreign_compiler(name, door):
+    """A compiler that runs the graph as it is returns what the graph says, and the call is eager's."""
+    f = MIXED[name]
+
+    def compiler(gm, inputs):
+        return gm.forward
+
+    run = {
+        "aot_function": lambda: foregrad.aot_function(f, foregrad.nop),
+        "compile": lambda: foregrad.compile(f, backend=compiler, on_unsupported="raise"),
+        "torch.compile": lambda: torch.compile(f, backend=foregrad.aot_autograd(fw_compiler=compiler)),
+    }[door]()
+    found = []
+    for call in (f, run):
+        torch.manual_seed(0)
+        inputs = low(4, 8), full(8), full(8)
+        out = call(*inputs)
+        if out.requires_grad:
+            out.float().sum().backward()
+        found.append((out.detach(), [value.grad for value in inputs]))
+    torch.testing.assert_close(found[1], found[0], check_dtype=True, rtol=1.6e-2, atol=1e-3)
