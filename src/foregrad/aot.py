@@ -13,6 +13,7 @@ import torch
 from torch import fx, nn
 
 from ._torch.fakes import FakeTensor, FakeTensorMode, NewFakeMode, fake_mode_of
+from ._torch.graph_tools import activation_budget
 from ._torch.ops import is_opaque
 from ._torch.symbols import new_symbolic_integer, shape_env, symbolic_context_of
 from ._torch.tensors import is_wrapper_subclass
@@ -33,7 +34,7 @@ from .graph.effect_log import CheckFailed
 from .graph.signature import ConstantOutput, PartOf, Signature
 from .graph.slots import Buffer, Param
 from .graph.source import Names, compile_source, unpacked
-from .partitioners import default_partition
+from .partitioners import budget_partition, default_partition, min_cut_rematerialization_partition
 from .runtime.decisions import Stop
 from .runtime.lines import LineWriter
 from .runtime.render import RunLines
@@ -68,9 +69,21 @@ def make_pipeline(
 ) -> Pipeline:
     """The pipeline for the arguments of `aot_module_simplified`; `decompositions` may be a function giving a table."""
     inference_compiler = inference_compiler or fw_compiler
+    if partition_fn is min_cut_rematerialization_partition:
+        partition_fn = _within_activation_budget
     if keep_inference_input_mutations:
         inference_compiler = writing_inside(inference_compiler)
     return Pipeline(fw_compiler, bw_compiler or fw_compiler, inference_compiler, partition_fn, decompositions, lifted)
+
+
+def _within_activation_budget(
+    joint: fx.GraphModule, inputs: Any, **facts: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The min-cut partition, within `torch._functorch.config.activation_memory_budget` if that is set."""
+    budget = activation_budget()
+    if budget >= 1:
+        return min_cut_rematerialization_partition(joint, inputs, **facts)
+    return budget_partition(joint, inputs, memory_budget=budget, **facts)
 
 
 def aot_function(
@@ -212,7 +225,8 @@ def aot_module_simplified(
 
     `mod` takes tensors and numbers without nesting and must return a tuple or list of tensors. Parameters and
     buffers are read from the module on each call. A tensor that begins elsewhere in its memory gets a graph
-    of its own where the graph depends on that.
+    of its own where the graph depends on that. Where inputs share memory and one is written, calls are guarded, and the
+    first call compiles.
 
     `pre_grad_passes(mod, args)` gives the module to capture. `compile_region_name` is the graph's name in messages.
     `compiler_config_extra`, `cudagraphs`, `boxed_forward_device_index`, `ignore_shape_env` and `hasher_type` are
@@ -242,7 +256,12 @@ def aot_module_simplified(
         lifted=named_sources(mod),
     )
     call = flatten_call(returning_sequence(mod, "aot_module_simplified"), tuple(args), {})
-    forward, _ = compile_unguarded(call, pipeline, compile_region_name or type(mod).__name__)
+    name = compile_region_name or type(mod).__name__
+    try:
+        forward, _ = compile_unguarded(call, pipeline, name)
+    except SharedInputsError:  # how they share it is guarded
+        dispatcher = Dispatcher(call.function, pipeline, config.value, name, on_unsupported="raise")
+        forward = functools.partial(Dispatcher.__call__, dispatcher)
     forward.zero_grad = mod.zero_grad  # type: ignore[attr-defined]
     forward.named_parameters = mod.named_parameters  # type: ignore[attr-defined]
     forward.named_buffers = mod.named_buffers  # type: ignore[attr-defined]

@@ -30,8 +30,9 @@ from ._torch.dynamo import restore_data_assignments
 from ._torch.fakes import FakeTensor
 from ._torch.function_bodies import has_lost_marks, restore_grad_mode
 from ._torch.function_classes import is_function_class, is_parameter_class, plain_alias
+from ._torch.graph_tools import activation_budget
 from ._torch.jagged import is_ragged
-from ._torch.settings import activation_budget, changes_between_operators, set_by
+from ._torch.settings import changes_between_operators, set_by
 from ._torch.tensors import storage_key
 from .aot import SharedInputsError, compile_unguarded, make_pipeline, refuse_unsupported, returning_sequence
 from .api import pipeline_for

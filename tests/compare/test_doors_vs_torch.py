@@ -601,3 +601,96 @@ def test_operators_of_mixed_dtypes_pass_through_a_foreign_compiler(name, door):
             out.float().sum().backward()
         found.append((out.detach(), [value.grad for value in inputs]))
     torch.testing.assert_close(found[1], found[0], check_dtype=True, rtol=1.6e-2, atol=1e-3)
+
+
+# ------------------------------------------------------------------------------------------ results elsewhere, inputs
+
+
+def test_a_compiler_that_says_so_returns_results_on_another_device():
+    def compiler(gm, inputs):
+        return lambda *args: [value.to("meta") for value in gm(*args)]
+
+    f = foregrad.aot_function(lambda x: (x.sin(),), compiler)
+    with pytest.raises(foregrad.errors.BackendError, match="device"):
+        f(torch.ones(3))
+    compiler.any_device = True
+    f = foregrad.aot_function(lambda x: (x.sin(),), compiler)
+    assert f(torch.ones(3))[0].device.type == "meta"
+
+
+class WritesFirst(nn.Module):
+    def forward(self, x, y):
+        x.add_(1)
+        return (y * 2,)
+
+
+class Doubling(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * 3 * x
+
+
+class WithFunction(nn.Module):
+    def forward(self, x):
+        return (Doubling.apply(x).sin(),)
+
+
+def test_inputs_of_a_simplified_module_may_share_memory_and_be_written():
+    found = []
+    for kind in ("ours", "eager"):
+        memory = torch.zeros(6)
+        x, y = memory[:4], memory[2:]
+        run = foregrad.aot_module_simplified(WritesFirst(), (x, y), foregrad.nop) if kind == "ours" else WritesFirst()
+        found.append([run(x, y)[0].tolist() for _ in range(2)] + [memory.tolist()])
+        apart = torch.zeros(4), torch.zeros(4)
+        found[-1] += [run(*apart)[0].tolist(), apart[0].tolist()]
+    assert found[0] == found[1]
+
+
+def test_a_simplified_module_may_have_custom_functions_and_be_a_lazy_graph():
+    from torch.fx._lazy_graph_module import _LazyGraphModule
+
+    found = []
+    for kind in ("ours", "eager"):
+        x = torch.ones(3, requires_grad=True)
+        run = foregrad.aot_module_simplified(WithFunction(), (x,), foregrad.nop) if kind == "ours" else WithFunction()
+        run(x)[0].sum().backward()
+        found.append(x.grad)
+    assert torch.equal(*found)
+    lazy = _LazyGraphModule.from_graphmodule(torch.fx.symbolic_trace(Pair()))
+    assert foregrad.aot_module_simplified(lazy, (torch.ones(2),), foregrad.nop)(torch.ones(2))[0].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("door", ["aot_function", "torch.compile"])
+def test_pytorchs_budget_of_activations_holds_at_the_min_cut_partition(door):
+    """Fewer values are saved the smaller it is; 1 is the partition as it is."""
+    from torch._functorch import config as their_config
+
+    def f(x):
+        for _ in range(6):
+            x = nn.functional.gelu(x @ x)
+        return x.sum()
+
+    def saved(budget):
+        numbers = []
+
+        def compiler(gm, inputs):
+            numbers.append(len(gm.graph.output_node().args[0]))
+            return gm
+
+        parts = {"fw_compiler": compiler, "partition_fn": foregrad.min_cut_rematerialization_partition}
+        torch._dynamo.reset()
+        with their_config.patch(activation_memory_budget=budget):
+            run = foregrad.aot_function(f, **parts)
+            if door == "torch.compile":
+                run = torch.compile(f, backend=foregrad.aot_autograd(**parts))
+            run(torch.ones(8, 8, requires_grad=True)).backward()
+        return numbers[0]
+
+    assert saved(1) > saved(0.3) >= saved(0)

@@ -44,3 +44,10 @@ def facts_at_hand() -> Any:
 
     context = TracingContext.try_get()
     return None if context is None else context.fw_metadata
+
+
+def activation_budget() -> float:
+    """`torch._functorch.config.activation_memory_budget`: 1.0 where nobody has set it."""
+    from torch._functorch import config
+
+    return float(config.activation_memory_budget)

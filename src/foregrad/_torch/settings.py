@@ -320,10 +320,3 @@ def partitioner_settings() -> str:
     from torch._functorch import config
 
     return str(config.get_hash().hex())
-
-
-def activation_budget() -> float:
-    """`torch._functorch.config.activation_memory_budget`: 1.0 where nobody has set it."""
-    from torch._functorch import config
-
-    return float(config.activation_memory_budget)

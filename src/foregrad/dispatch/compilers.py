@@ -150,6 +150,7 @@ def _called(
         (*writes, *written_inputs(module), *(number for number, _ in updated)),
         tensors_in(module),
         is_own=own,
+        any_device=bool(getattr(compiler, "any_device", False)),
         always=always,
         instead=None if own or strides is not None else instead,
     )
