@@ -102,8 +102,8 @@ class Contract:
     """The contract of one compiled graph: its `results`, and the inputs, `writes`, that it may write to.
 
     `backend`, `graph` and the names of `inputs` are for messages. `constants`: tensors that the graph holds.
-    `is_own`: the compiler is foregrad's, so wrong aliases and strides are repaired silently. `any_device`: results may be
-    on another device. `always`: every call is checked, and aliases of other backends are errors. `instead`: the
+    `is_own`: the compiler is foregrad's, so wrong aliases and strides are repaired silently. `any_device`: results may
+    be on another device. `always`: every call is checked, and aliases of other backends are errors. `instead`: the
     replacement if the first call fails; the inputs stay alive for it.
     """
 
