@@ -18,10 +18,7 @@ if TYPE_CHECKING:
         compiled_function,
         compiled_module,
         construct_fake_mode,
-        mem_efficient_fusion_kwargs,
-        memory_efficient_fusion,
         process_inputs,
-        ts_compile,
     )
     from .aot_export import GraphSignature, aot_export_joint_simple, aot_export_module
     from .api import capture, compile, explain_recompiles, pareto, partition  # noqa: A004
@@ -45,6 +42,17 @@ if TYPE_CHECKING:
         fake_tensor_unsupported,
     )
     from .frontend.region import eager_region, region
+    from .fusion import (
+        debug_compile,
+        draw_graph,
+        draw_graph_compile,
+        mem_efficient_fusion_kwargs,
+        memory_efficient_fusion,
+        minifier,
+        print_compile,
+        pythonkey_decompose,
+        ts_compile,
+    )
     from .graph.joint import JointGraph, Partitioned
     from .joints.doors import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
     from .joints.held import JointWithDescriptors
@@ -106,11 +114,14 @@ __all__ = [
     "compiled_module",
     "config",
     "construct_fake_mode",
+    "debug_compile",
     "default_decompositions",
     "default_partition",
     "device_from_inputs",
     "dots_saveable",
     "dots_with_no_batch_dims_saveable",
+    "draw_graph",
+    "draw_graph_compile",
     "dtype_from_inputs",
     "eager_region",
     "errors",
@@ -132,13 +143,16 @@ __all__ = [
     "mem_efficient_fusion_kwargs",
     "memory_efficient_fusion",
     "min_cut_rematerialization_partition",
+    "minifier",
     "nop",
     "nothing_saveable",
     "offload_names",
     "pareto",
     "partition",
     "plan",
+    "print_compile",
     "process_inputs",
+    "pythonkey_decompose",
     "region",
     "register_backend",
     "save_only_these_names",
@@ -153,7 +167,7 @@ __all__ = [
 # Where a name comes from: its module is imported when it is first asked for.
 _HOMES = {
     "aot": "aot_function aot_module aot_module_simplified compiled_function compiled_module construct_fake_mode "
-    "mem_efficient_fusion_kwargs memory_efficient_fusion process_inputs ts_compile",
+    "process_inputs",
     "aot_export": "GraphSignature aot_export_joint_simple aot_export_module",
     "api": "capture compile explain_recompiles pareto partition",
     "artifacts.artifact": "Artifact export load",
@@ -169,6 +183,8 @@ _HOMES = {
     "frontend.region": "eager_region region",
     "joints.doors": "aot_compile_joint_with_descriptors aot_export_joint_with_descriptors",
     "joints.held": "JointWithDescriptors",
+    "fusion": "debug_compile draw_graph draw_graph_compile mem_efficient_fusion_kwargs memory_efficient_fusion "
+    "minifier print_compile pythonkey_decompose ts_compile",
     "graph.joint": "JointGraph Partitioned",
     "partitioners": "budget_partition default_partition min_cut_rematerialization_partition",
     "partitioners.budget": "Budget",
@@ -204,7 +220,7 @@ if not TYPE_CHECKING:  # so that type checkers find names that there are not
 
     def __getattr__(name: str) -> Any:
         if name == "default_decompositions":  # not kept: a fresh table for each who asks
-            from .aot import default_decompositions
+            from .fusion import default_decompositions
 
             return default_decompositions()
         if name in _PARTS:

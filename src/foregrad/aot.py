@@ -13,12 +13,12 @@ import torch
 from torch import fx, nn
 
 from ._torch.fakes import FakeTensor, FakeTensorMode, NewFakeMode, fake_mode_of
-from ._torch.ops import OpOverload, is_opaque
+from ._torch.graph_tools import activation_budget
+from ._torch.ops import is_opaque
 from ._torch.symbols import new_symbolic_integer, shape_env, symbolic_context_of
 from ._torch.tensors import is_wrapper_subclass
-from ._torch.torchscript import decomposition_table, scripted
 from .api import compile_function, compile_module
-from .backends.boxed import make_boxed_compiler
+from .backends.writes_inside import writing_inside
 from .config import config
 from .dispatch.dispatcher import Dispatcher
 from .dispatch.fallbacks import Refusals
@@ -34,7 +34,7 @@ from .graph.effect_log import CheckFailed
 from .graph.signature import ConstantOutput, PartOf, Signature
 from .graph.slots import Buffer, Param
 from .graph.source import Names, compile_source, unpacked
-from .partitioners import default_partition, min_cut_rematerialization_partition
+from .partitioners import budget_partition, default_partition, min_cut_rematerialization_partition
 from .runtime.decisions import Stop
 from .runtime.lines import LineWriter
 from .runtime.render import RunLines
@@ -49,29 +49,41 @@ class SharedInputsError(UnsupportedError):
     """Inputs of a function without guards share memory, and one of them is written to."""
 
 
+def refuse_unsupported(static_argnums: Any = None, disable_functionalization: bool = False) -> None:
+    """Raise for arguments of AOTAutograd's that are given and can't be granted."""
+    if static_argnums is not None:
+        raise RuntimeError("static_argnums is not supported: leave it out, plain values are guarded by themselves.")
+    if disable_functionalization:
+        raise UnsupportedError("disable_functionalization=True is not supported: graphs are functional. Leave it out.")
+
+
 def make_pipeline(
     fw_compiler: Compiler,
     bw_compiler: Compiler | None = None,
     partition_fn: Callable[..., Any] = default_partition,
     decompositions: Any = None,
-    static_argnums: Any = None,
     keep_inference_input_mutations: bool = False,
     inference_compiler: Compiler | None = None,
     *,
     lifted: Sequence[Source] = (),
 ) -> Pipeline:
     """The pipeline for the arguments of `aot_module_simplified`; `decompositions` may be a function giving a table."""
-    if static_argnums is not None:
-        raise RuntimeError("static_argnums is not supported: leave it out, plain values are guarded by themselves.")
-    return Pipeline(
-        fw_compiler,
-        bw_compiler or fw_compiler,
-        inference_compiler or fw_compiler,
-        partition_fn,
-        decompositions,
-        lifted,
-        keep_inference_input_mutations,
-    )
+    inference_compiler = inference_compiler or fw_compiler
+    if partition_fn is min_cut_rematerialization_partition:
+        partition_fn = _within_activation_budget
+    if keep_inference_input_mutations:
+        inference_compiler = writing_inside(inference_compiler)
+    return Pipeline(fw_compiler, bw_compiler or fw_compiler, inference_compiler, partition_fn, decompositions, lifted)
+
+
+def _within_activation_budget(
+    joint: fx.GraphModule, inputs: Any, **facts: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The min-cut partition, within `torch._functorch.config.activation_memory_budget` if that is set."""
+    budget = activation_budget()
+    if budget >= 1:
+        return min_cut_rematerialization_partition(joint, inputs, **facts)
+    return budget_partition(joint, inputs, memory_budget=budget, **facts)
 
 
 def aot_function(
@@ -81,12 +93,15 @@ def aot_function(
     partition_fn: Callable[..., Any] = default_partition,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     num_params_buffers: int = 0,
-    hasher_type: Any = None,
-    static_argnums: Any = None,
     keep_inference_input_mutations: bool = False,
     inference_compiler: Compiler | None = None,
     *,
     dynamic: bool = False,
+    enable_log: bool = True,
+    disable_functionalization: bool = False,
+    _disable_torch_fn_metadata_mode: bool = False,
+    hasher_type: Any = None,
+    static_argnums: Any = None,
 ) -> Callable[..., Any]:
     """Compile `fn`: its forward with `fw_compiler`, its backward with `bw_compiler` (by default the same).
 
@@ -99,11 +114,11 @@ def aot_function(
         partition_fn: splits the joint graph, see `default_partition`.
         decompositions: operators to replace while capturing.
         num_params_buffers: accepted; parameters are recognised without it.
-        hasher_type: accepted and ignored, as in PyTorch.
-        static_argnums: refused (`RuntimeError`), as in PyTorch.
         keep_inference_input_mutations: without gradients, leave the writes to inputs in the graph as `copy_`.
         inference_compiler: for calls without gradients; by default `fw_compiler`.
         dynamic: whether the sizes of arguments are symbolic from the beginning.
+        enable_log, _disable_torch_fn_metadata_mode, hasher_type: accepted and ignored.
+        disable_functionalization, static_argnums: refused, if given (`UnsupportedError`, `RuntimeError`).
 
     Examples:
         >>> import torch, foregrad
@@ -117,13 +132,13 @@ def aot_function(
         >>> out.sum().backward()
         2 inputs
     """
-    del num_params_buffers, hasher_type
+    del num_params_buffers, hasher_type, enable_log, _disable_torch_fn_metadata_mode
+    refuse_unsupported(static_argnums, disable_functionalization)
     pipeline = make_pipeline(
         fw_compiler,
         bw_compiler,
         partition_fn,
         decompositions,
-        static_argnums,
         keep_inference_input_mutations,
         inference_compiler,
     )
@@ -149,13 +164,17 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     return compile_aot_module(mod, settings, functools.partial(aot_module, **settings))
 
 
+_NOT_OF_THE_PIPELINE = ("fn", "num_params_buffers", "hasher_type", "enable_log", "_disable_torch_fn_metadata_mode")
+
+
 def compile_aot_module(mod: nn.Module, settings: Mapping[str, Any], recipe: Recipe) -> nn.Module:
     """`mod` compiled with these arguments of `aot_function`; `recipe` compiles its copies."""
     bound = inspect.signature(aot_function).bind(mod, **settings)
     bound.apply_defaults()
     settings = dict(bound.arguments)
     dynamic = settings.pop("dynamic")
-    for name in ("fn", "num_params_buffers", "hasher_type"):
+    refuse_unsupported(settings.pop("static_argnums"), settings.pop("disable_functionalization"))
+    for name in _NOT_OF_THE_PIPELINE:
         del settings[name]
     pipeline = make_pipeline(**settings, lifted=named_sources(mod))
     compiled = compile_module(mod, pipeline, recipe, dynamic=dynamic, on_unsupported="raise")
@@ -189,16 +208,30 @@ def aot_module_simplified(
     bw_compiler: Compiler | None = None,
     partition_fn: Callable[..., Any] = default_partition,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
-    hasher_type: Any = None,
-    static_argnums: Any = None,
     keep_inference_input_mutations: bool = False,
     inference_compiler: Compiler | None = None,
+    compiler_config_extra: Any = None,
+    ignore_shape_env: bool = False,
+    disable_functionalization: bool = False,
+    pre_grad_passes: Callable[..., Any] | None = None,
+    compile_region_name: str | None = None,
+    *,
+    cudagraphs: Any = None,
+    boxed_forward_device_index: Any = None,
+    hasher_type: Any = None,
+    static_argnums: Any = None,
 ) -> Callable[..., Any]:
     """Compile `mod` at once for example arguments (real or fake), without guards: for front ends with their own guards.
 
     `mod` takes tensors and numbers without nesting and must return a tuple or list of tensors. Parameters and
     buffers are read from the module on each call. A tensor that begins elsewhere in its memory gets a graph
-    of its own where the graph depends on that.
+    of its own where the graph depends on that. Where inputs share memory and one is written, calls are guarded, and the
+    first call compiles.
+
+    `pre_grad_passes(mod, args)` gives the module to capture. `compile_region_name` is the graph's name in messages.
+    `compiler_config_extra`, `cudagraphs`, `boxed_forward_device_index`, `ignore_shape_env` and `hasher_type` are
+    accepted and ignored: sizes of real example arguments are plain numbers anyway. `disable_functionalization` and
+    `static_argnums` are refused, if given (`UnsupportedError`, `RuntimeError`).
 
     Examples:
         >>> import torch, foregrad
@@ -209,23 +242,51 @@ def aot_module_simplified(
         >>> run(torch.ones(2))
         (tensor([2., 2.]),)
     """
-    del hasher_type
+    refuse_unsupported(static_argnums, disable_functionalization)
+    del compiler_config_extra, cudagraphs, boxed_forward_device_index, ignore_shape_env, hasher_type
+    if pre_grad_passes is not None:
+        mod = pre_grad_passes(mod, args)
     pipeline = make_pipeline(
         fw_compiler,
         bw_compiler,
         partition_fn,
         decompositions,
-        static_argnums,
         keep_inference_input_mutations,
         inference_compiler,
         lifted=named_sources(mod),
     )
     call = flatten_call(returning_sequence(mod, "aot_module_simplified"), tuple(args), {})
-    forward, _ = compile_unguarded(call, pipeline, type(mod).__name__)
+    name = compile_region_name or type(mod).__name__
+    try:
+        forward, _ = compile_unguarded(call, pipeline, name)
+    except SharedInputsError:  # how they share it is guarded
+        dispatcher = Dispatcher(call.function, pipeline, config.value, name, on_unsupported="raise")
+        forward = functools.partial(Dispatcher.__call__, dispatcher)
     forward.zero_grad = mod.zero_grad  # type: ignore[attr-defined]
     forward.named_parameters = mod.named_parameters  # type: ignore[attr-defined]
     forward.named_buffers = mod.named_buffers  # type: ignore[attr-defined]
     return forward
+
+
+def _in_the_order_of_2_11(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with the positional parameters of PyTorch 2.11."""
+    signature = inspect.signature(function)
+    ahead = [*signature.parameters][: list(signature.parameters).index("compiler_config_extra")]
+    names = [*ahead, "cudagraphs", "boxed_forward_device_index", "ignore_shape_env", "disable_functionalization"]
+    positional = [signature.parameters[n].replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names]
+    named = [p.replace(kind=p.KEYWORD_ONLY) for name, p in signature.parameters.items() if name not in names]
+    signature = signature.replace(parameters=[*positional, *named])
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(**signature.bind(*args, **kwargs).arguments)
+
+    call.__signature__ = signature  # type: ignore[attr-defined]
+    return call
+
+
+if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12):
+    aot_module_simplified = _in_the_order_of_2_11(aot_module_simplified)
 
 
 def returning_sequence(mod: Callable[..., Any], entry_point: str) -> Callable[..., Any]:
@@ -446,96 +507,3 @@ def _converted(index: int, value: Any, config: Any, mode: FakeTensorMode, env: A
 def _class_name(value: Any) -> str:
     name = getattr(value, "_type", None)
     return str(name().qualified_name()) if callable(name) else f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-# -------------------------------------------------------------------- fusion
-# Fusion by TorchScript, under the names of PyTorch's `functorch.compile`: `memory_efficient_fusion` and its parts.
-#
-# Kept for code written for it. Inductor (`backend="inductor"`) makes faster kernels and is maintained.
-
-aten = torch.ops.aten
-
-
-@functools.cache
-def default_decompositions() -> dict[Any, Callable[..., Any]]:
-    """Decompositions for a fuser of elementwise operators: activations and normalizations, and their backwards;
-    `{operator: function}`.
-    """
-    families = (
-        "gelu", "silu", "mish", "elu", "leaky_relu", "hardtanh", "hardswish", "hardsigmoid", "softplus", "softshrink",
-        "hardshrink", "threshold", "sigmoid", "tanh", "log_sigmoid", "rsub", "addcmul", "addcdiv", "masked_fill",
-        "native_layer_norm", "native_group_norm", "native_dropout", "_softmax", "_log_softmax", "mse_loss",
-        "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "detach", "slice_backward", "select_backward",
-        "_softmax_backward_data", "_log_softmax_backward_data",
-    )  # fmt: skip
-    names = {name for family in families for name in (family, f"{family}_backward")}
-    names.remove("sigmoid")  # which adds a number by an operator that TorchScript does not have
-    return {
-        op: function
-        for op, function in decomposition_table().items()
-        if op.namespace == "aten" and op.overloadpacket.__name__ in names and not op._schema.is_mutable
-    }
-
-
-@make_boxed_compiler
-def ts_compile(fx_g: fx.GraphModule, inps: Sequence[Any]) -> Any:
-    """Compile a graph with TorchScript. Raises TorchScript's errors for operators that it can't compile.
-
-    Examples:
-        >>> import torch, warnings, foregrad
-        >>> with warnings.catch_warnings():  # PyTorch deprecates TorchScript
-        ...     warnings.simplefilter("ignore")
-        ...     foregrad.aot_function(lambda x: x * 2, fw_compiler=foregrad.ts_compile)(torch.ones(2))
-        tensor([2., 2.])
-    """
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(fx_g.graph, {}))
-    for node in graph.nodes:
-        if node.op != "call_function":
-            continue
-        if isinstance(node.target, OpOverload):
-            # TorchScript chooses overloads by itself, and has `to` in place of `_to_copy`.
-            plain = set(node.kwargs) == {"dtype"} and len(node.args) == 1
-            cast = node.target is aten._to_copy.default and plain
-            node.target = aten.to if cast else node.target.overloadpacket
-        node.kwargs = {
-            name: value.type if isinstance(value, torch.device) else value for name, value in node.kwargs.items()
-        }
-    real = [] if any(isinstance(value, FakeTensor) for value in inps) else list(inps)
-    return scripted(fx.GraphModule(fx_g, graph), real)
-
-
-def mem_efficient_fusion_kwargs(use_decomps: bool) -> dict[str, Any]:
-    """The arguments for `aot_function` or `aot_autograd` that make it `memory_efficient_fusion`.
-
-    Examples:
-        >>> import foregrad
-        >>> sorted(foregrad.mem_efficient_fusion_kwargs(use_decomps=True))
-        ['bw_compiler', 'decompositions', 'fw_compiler', 'partition_fn']
-    """
-    kwargs: dict[str, Any] = {
-        "fw_compiler": ts_compile,
-        "bw_compiler": ts_compile,
-        "partition_fn": min_cut_rematerialization_partition,
-    }
-    if use_decomps:
-        kwargs["decompositions"] = default_decompositions()
-    return kwargs
-
-
-def memory_efficient_fusion(fn: Callable[..., Any] | nn.Module, **kwargs: Any) -> Any:
-    """Compile a function or module: TorchScript for both halves, split so that the fewest bytes are saved.
-
-    `kwargs` are for `aot_function` (`aot_module` for a module) and override the ones chosen here.
-
-    Examples:
-        >>> import torch, warnings, foregrad
-        >>> with warnings.catch_warnings():  # PyTorch deprecates TorchScript
-        ...     warnings.simplefilter("ignore")
-        ...     foregrad.memory_efficient_fusion(lambda x: x * 2)(torch.ones(2))
-        tensor([2., 2.])
-    """
-    settings = {**mem_efficient_fusion_kwargs(use_decomps=True), **kwargs}
-    if isinstance(fn, nn.Module):
-        return compile_aot_module(fn, settings, functools.partial(memory_efficient_fusion, **kwargs))
-    return aot_function(fn, **settings)

@@ -16,12 +16,13 @@ from torch import fx, nn
 
 from ._torch.graphs import with_nested_arguments
 from ._torch.nested import spec_of_structure
+from ._torch.ops import OpOverload
 from .aot import named_sources
 from .dispatch.pipeline import reachable
 from .errors import UnsupportedError
 from .frontend.call import FlatCall, flatten_call
 from .frontend.tree import Tree
-from .graph.effect_log import CheckFailed, OutputInfo, SetData, Write
+from .graph.effect_log import CheckFailed, Given, OutputInfo, Result, SetData, Write
 from .graph.joint import JointGraph
 from .graph.meta import NodeMeta
 from .graph.signature import ConstantOutput, Handle, Signature
@@ -173,8 +174,8 @@ def _capture(
         ("changes sizes of its arguments in place", s.reshaped or s.swapped),
         ("is written to, and shares memory with another argument", s.structure.shared_memory),
         ("branches on values of tensors", s.stops.decisions),
+        ("checks values of tensors", any(not isinstance(check.op, OpOverload) for check in s.stops.checks)),
         ("takes or returns wrapper subclasses of tensors", s.has_wrappers),
-        ("checks values of tensors", s.stops.checks),
         ("writes to tensors in its backward", s.backward),
         ("sets `.grad` of tensors", s.gradients_left),
         (
@@ -238,6 +239,7 @@ class _Writer:
                 self._copy(node)
         self.updated = [self._of(self.old_outputs[update.output]) for update in self._updates()]
         self.results = [self._result(info) for info in self.signature.structure.outputs]
+        self._checks()
         self.grads = [
             (i, self._of(g))
             for i, g in enumerate(self._gradients())
@@ -245,6 +247,20 @@ class _Writer:
         ]
         self.graph.output((*self.updated, *self.results, *(node for _, node in self.grads)))
         return fx.GraphModule(self.joint.module, self.graph)
+
+    def _checks(self) -> None:
+        """Operators without results, which check values or print, in their order at the end of the forward."""
+
+        def value(argument: Any) -> Any:
+            if isinstance(argument, Given):
+                return self.inputs[argument.input]
+            if isinstance(argument, Result):
+                return self._of(self.old_outputs[argument.output])
+            return [value(one) for one in argument] if isinstance(argument, (list, tuple)) else argument
+
+        for check in self.signature.stops.checks:
+            arguments = tuple(value(one) for one in check.args)
+            self.graph.call_function(check.op, arguments, {key: value(one) for key, one in check.kwargs})
 
     def _gradients(self) -> list[Any]:
         first = self.signature.num_forward_outputs

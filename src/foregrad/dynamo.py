@@ -30,10 +30,11 @@ from ._torch.dynamo import restore_data_assignments
 from ._torch.fakes import FakeTensor
 from ._torch.function_bodies import has_lost_marks, restore_grad_mode
 from ._torch.function_classes import is_function_class, is_parameter_class, plain_alias
+from ._torch.graph_tools import activation_budget
 from ._torch.jagged import is_ragged
-from ._torch.settings import activation_budget, changes_between_operators, set_by
+from ._torch.settings import changes_between_operators, set_by
 from ._torch.tensors import storage_key
-from .aot import SharedInputsError, compile_unguarded, make_pipeline, returning_sequence
+from .aot import SharedInputsError, compile_unguarded, make_pipeline, refuse_unsupported, returning_sequence
 from .api import pipeline_for
 from .backends.boxed import nop
 from .config import config
@@ -319,6 +320,17 @@ def _unless(
 # ------------------------------------------------------------------------------------------------------ aot_autograd
 
 
+# Arguments of `aot_module_simplified` that decide nothing here.
+_IGNORED = {
+    "boxed_forward_device_index",
+    "compile_region_name",
+    "compiler_config_extra",
+    "cudagraphs",
+    "hasher_type",
+    "ignore_shape_env",
+}
+
+
 class AotAutograd:
     """A backend for `torch.compile` made of compilers: `aot_autograd(fw_compiler=..., bw_compiler=...)`.
 
@@ -334,7 +346,6 @@ class AotAutograd:
 
     def __init__(self, **kwargs: Any) -> None:
         self.__name__ = "compiler_fn"
-        kwargs.pop("hasher_type", None)  # accepted and ignored, as in PyTorch
         self.kwargs = kwargs
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
@@ -344,10 +355,13 @@ class AotAutograd:
             return self._flattened(gm, example_inputs)
         counters = dynamo.compiler_counters()
         counters["total"] += 1
-        checked = self.kwargs.get("fw_compiler") is nop
+        settings = {name: value for name, value in self.kwargs.items() if name not in _IGNORED}
+        refuse_unsupported(settings.pop("static_argnums", None), settings.pop("disable_functionalization", False))
+        checked, passes = settings.get("fw_compiler") is nop, settings.pop("pre_grad_passes", None)
         try:
+            gm = gm if passes is None else passes(gm, example_inputs)
             with config.override(check=True) if checked else contextlib.nullcontext():
-                compiled = compile_graph_module(gm, example_inputs, make_pipeline(**self.kwargs))
+                compiled = compile_graph_module(gm, example_inputs, make_pipeline(**settings))
         except dynamo.restarts():
             raise
         except Exception:

@@ -186,3 +186,43 @@ def test_symbolic_sizes():
     loss, gradient = graph(torch.ones(3), torch.arange(7.0))
     assert loss.item() == 21.0
     assert gradient.tolist() == [21.0, 0.0, 0.0]
+
+
+class Checking(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        torch._assert_async(x.sum() > 0, "the sum is positive")
+        torch.ops.aten._print("a line")
+        return ((x * self.weight).sum(),)
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_checks_and_prints_of_a_module_are_in_its_graph(joint, capfd):
+    module, x = Checking(), torch.ones(3)
+    loss = 0 if joint else None
+    graph, signature = foregrad.aot_export_module(module, [x], trace_joint=joint, output_loss_index=loss)
+    assert len(signature.user_outputs) == 1
+    capfd.readouterr()
+    with torch.no_grad():
+        out = graph(module.weight.detach(), x)
+    assert "a line" in "".join(capfd.readouterr())
+    torch.testing.assert_close(out[0], module(x)[0].detach())
+    if joint:
+        torch.testing.assert_close(out[1], x)
+    with pytest.raises(RuntimeError, match="the sum is positive"), torch.no_grad():
+        graph(module.weight.detach(), -x)
+
+
+class Branching(nn.Module):
+    def forward(self, x):
+        return (torch.cond(x.sum() > 0, lambda v: v.sin(), lambda v: v.cos(), (x,)),)
+
+
+def test_what_an_export_has_not_is_refused_by_name():
+    with pytest.raises(foregrad.errors.UnsupportedError, match="branches on values"):
+        foregrad.aot_export_module(Branching(), [torch.ones(3)], trace_joint=False)
+    with pytest.raises(foregrad.errors.UnsupportedError, match="pre_dispatch"):
+        foregrad.aot_export_module(Branching(), [torch.ones(3)], trace_joint=False, pre_dispatch=True)

@@ -28,6 +28,7 @@ DOORS = {
     "budget_partition",
     "check_compiler",
     "check_partitioner",
+    "minifier",
     "plan",
     "register_backend",
     "verify",

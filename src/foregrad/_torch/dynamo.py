@@ -9,7 +9,6 @@ import contextlib
 import copy
 import dataclasses
 import sys
-import types
 from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
 from typing import Any
@@ -160,13 +159,12 @@ def _graphs_uncached(mode: FakeTensorMode | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def compiler_context(
-    mode: FakeTensorMode | None, labels: Sequence[str], *, static_inputs: Sequence[int], updates: int, outputs: int
+    mode: FakeTensorMode | None, labels: Sequence[str], facts: Any
 ) -> Iterator[Callable[[], list[Any] | None]]:
     """Context: the environment of compilers written for AOTAutograd; gives a function for their reported strides.
 
-    The tracing context is Dynamo's, if there is one, with entries for this graph: its fake mode, its name, the inputs
-    that keep their address, the number of first results that are new values of inputs (`updates`), the number of its
-    function's results.
+    The tracing context is Dynamo's, if there is one, with entries for this graph: its fake mode, its name, and `facts`
+    as `fw_metadata`.
     """
     from torch._guards import TracingContext, tracing
 
@@ -179,16 +177,7 @@ def compiler_context(
     context.aot_graph_name = list(labels)
     context.params_flat, context.params_flat_unwrap_subclasses, context.params_unwrapped_to_flat_index = [], [], []
     context.fakify_first_call = True  # symbolic strides are reported as symbols, not as this call's numbers
-    context.fw_metadata = types.SimpleNamespace(
-        static_input_indices=list(static_inputs),
-        num_mutated_inp_runtime_indices=updates,
-        mutated_inp_runtime_indices=list(range(updates)),
-        num_forward_returns=outputs,
-        num_outputs=outputs - updates,
-        num_intermediate_bases=0,
-        bw_donated_idxs=[],
-        tokens={},
-    )
+    context.fw_metadata = facts
     with (
         tracing(context),
         real_constants(mode),

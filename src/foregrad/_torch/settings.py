@@ -322,13 +322,6 @@ def partitioner_settings() -> str:
     return str(config.get_hash().hex())
 
 
-def activation_budget() -> float:
-    """`torch._functorch.config.activation_memory_budget`: 1.0 where nobody has set it."""
-    from torch._functorch import config
-
-    return float(config.activation_memory_budget)
-
-
 def joint_pass() -> Callable[..., Any] | None:
     """The pass over joint graphs that the user's settings of PyTorch ask for."""
     from torch._functorch import config

@@ -26,7 +26,7 @@ from .eager import render_late, stand_in
 Boxed = Callable[[list[Any]], Any]
 
 
-def nop(fx_g: torch.fx.GraphModule, inps: Sequence[Any]) -> torch.fx.GraphModule:
+def nop(fx_g: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
     """The compiler that compiles nothing: returns the graph module.
 
     Examples:

@@ -103,9 +103,9 @@ class Contract:
     """The contract of one compiled graph: its `results`, and the inputs, `writes`, that it may write to.
 
     `backend`, `graph` and the names of `inputs` are for messages. `constants`: tensors that the graph holds.
-    `is_own`: the compiler is foregrad's, so wrong aliases and strides are repaired silently. `always`: every call is
-    checked, and aliases of other backends are errors. `instead`: the replacement if the first call fails; the inputs
-    stay alive for it.
+    `is_own`: the compiler is foregrad's, so wrong aliases and strides are repaired silently. `any_device`: results may
+    be on another device. `always`: every call is checked, and aliases of other backends are errors. `instead`: the
+    replacement if the first call fails; the inputs stay alive for it.
     """
 
     backend: str
@@ -115,6 +115,7 @@ class Contract:
     writes: Sequence[int] = ()
     constants: Sequence[torch.Tensor] = ()
     is_own: bool = False
+    any_device: bool = False
     always: bool = False
     instead: Instead | None = None
     hold: set[int] = dataclasses.field(default_factory=set)  # inputs to keep alive in the next checked call
@@ -174,6 +175,8 @@ class Contract:
             for what, expected_value, actual in differences(spec, value):
                 if what == "shape" and expected.is_kept and spec.numel == 0:
                     continue  # a kernel's workspace, whose size a fake kernel doesn't know
+                if what == "device" and self.any_device:
+                    continue
                 is_scalar = value.ndim == 0 and value.device.type == "cpu"
                 if what == "device" and is_scalar and (expected.is_kept or _is_of_attention(expected.node)):
                     continue  # a seed of attention on a GPU, which its kernels leave on the CPU, and take from there

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from ..errors import BackendError, ForegradError, add_note
 from ..graph.joint import JointGraph
 from ..graph.meta import NodeMeta, TensorSpec, spec_of
 from ..graph.role import GraphRole
-from ..graph.slots import Grad, Slot, Updated
+from ..graph.slots import Grad, Slot
 from ..graph.source import a_name
 from ..house import is_house_module
 from ..interrupts import is_interrupt, runs_compiler
@@ -38,6 +38,7 @@ from ..passes.regions import outlined
 from ..passes.sparse import Cut, cut_at_sparse
 from ..passes.stages import stage_of
 from ..runtime.compiled import Boxed
+from .known import forward_facts
 
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
@@ -150,6 +151,7 @@ def _called(
         (*writes, *written_inputs(module), *(number for number, _ in updated)),
         tensors_in(module),
         is_own=own,
+        any_device=bool(getattr(compiler, "any_device", False)),
         always=always,
         instead=None if own or strides is not None else instead,
     )
@@ -239,12 +241,7 @@ def _given_out(joint: JointGraph, role: GraphRole) -> dict[str, Any]:
 
 def _context(joint: JointGraph, role: GraphRole) -> Any:
     labels, _, _ = get_aot_compilation_context()
-    signature = joint.signature
-    updates = sum(isinstance(slot, Updated) for slot in signature.graph_outputs.slots)
-    static = role.static_inputs if role.phase != "backward" else ()
-    return compiler_context(
-        joint.fake_mode, labels, static_inputs=static, updates=updates, outputs=signature.num_forward_outputs
-    )
+    return compiler_context(joint.fake_mode, labels, forward_facts(joint, role))
 
 
 def _strides(strides: Any) -> list[tuple[Any, ...] | None] | None:
@@ -263,9 +260,14 @@ def _is_stride(stride: Any) -> bool:
 def _for_others(module: fx.GraphModule, joint: JointGraph, role: GraphRole) -> fx.GraphModule:
     infos = zip(joint.placeholders(), joint.signature.inputs, strict=False)  # tangents come after the inputs
     with_gradient = {node.name for node, info in infos if info.requires_grad}
-    graph = copied(module.graph, lambda node: _metadata(node, requires_grad=node.name in with_gradient))
-    output = next(iter(reversed(graph.nodes)))
-    results: Sequence[Any] = output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
+    is_backward = role.phase == "backward"
+    graph = copied(module.graph, lambda n: _metadata(n, requires_grad=n.name in with_gradient, is_backward=is_backward))
+    if role.phase == "inference":
+        for number, node in enumerate(graph.find_nodes(op="placeholder")):
+            node.name = node.target = f"arg{number}_1"
+    output = graph.output_node()
+    results: Any = output.args[0] if isinstance(output.args[0], (list, tuple)) else (output.args[0],)
+    output.args = (tuple(results),)
     # Which results must have the strides they have in the graph: Inductor looks for it there.
     output.meta["user_visible_output_idxs"] = [i for i in role.visible_outputs if isinstance(results[i], fx.Node)]
     output.meta["output_stack_traces"] = [_stack_trace(result) for result in results]
@@ -276,13 +278,15 @@ def _stack_trace(result: Any) -> str | None:
     return result.meta.get("stack_trace") if isinstance(result, fx.Node) else None
 
 
-def _metadata(node: fx.Node, *, requires_grad: bool) -> dict[str, Any]:
+def _metadata(node: fx.Node, *, requires_grad: bool, is_backward: bool) -> dict[str, Any]:
     """The metadata that nodes of PyTorch's own graphs have. Costly entries are made when they are read."""
     source = node.meta if isinstance(node.meta, NodeMeta) else NodeMeta(node.meta)
     if requires_grad and isinstance(spec_of(node), TensorSpec):
         meta = source.copy(tensor_meta=lambda: source["tensor_meta"]._replace(requires_grad=True))
     else:
         meta = source.copy()
+    if node.op in ("call_function", "get_attr") and is_backward:
+        meta["autograd_backward"] = True  # of what the forward computes too, where it is computed again
     if node.op == "placeholder":
         meta.setdefault("partitioner_tag", "is_backward" if node.name.startswith("tangents_") else "is_forward")
     elif node.op == "call_function" and "original_aten" not in meta:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +30,7 @@ from ..graph.joint import JointGraph, Partitioned
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.role import LAID_OUT, PREPARED, STAYS, GraphRole
 from ..graph.signature import Signature
-from ..graph.slots import Buffer, Param, Updated
+from ..graph.slots import Updated
 from ..graph.tangents import BackwardCase
 from ..interrupts import held
 from ..locks import make_lock, taken
@@ -37,7 +38,7 @@ from ..partitioners import default_partition
 from ..partitioners.report import Parts
 from ..passes.aliasing import results_of
 from ..passes.keep import also_saved, results_read
-from ..passes.mutations import donated_inputs, with_mutations_inside, writes_for_the_graph
+from ..passes.mutations import donated_inputs, writes_for_the_graph
 from ..passes.sparse import around_sparse
 from ..passes.stages import cut_in_stages, with_stages
 from ..passes.zeros import only_gradients, without_tangents
@@ -47,6 +48,7 @@ from ..runtime.stages import in_stages
 from ..tracing.tape.collection import paused_collection
 from .compilers import CompiledGraph, call_compiler, called_bare, is_own
 from .explain import warn_user
+from .known import static_inputs
 from .varying import check_numbers
 
 if TYPE_CHECKING:
@@ -82,7 +84,6 @@ class Pipeline:
     # A table, or a function that gives it, called for each capture: a table may depend on settings.
     decompositions: Mapping[Any, Callable[..., Any]] | Callable[[], Mapping[Any, Callable[..., Any]]] | None = None
     lifted: Sequence[Source] = ()  # tensors that become inputs ahead of the arguments, used or not
-    keep_inference_input_mutations: bool = False
     prepare_joint: Callable[[fx.GraphModule], fx.GraphModule] | None = None  # a copy, after a backend's own passes
 
     prepare_halves: Callable[[Partitioned], Partitioned] | None = None
@@ -128,9 +129,6 @@ class Pipeline:
         partitioned: Partitioned = parts
         if config.check and not joint.signature.is_inference:
             partitioned.check()
-        writes_inside = self.keep_inference_input_mutations and not joint.signature.may_stop
-        if writes_inside and joint.signature.is_inference:
-            partitioned = with_mutations_inside(partitioned)
         if captured.resumable is not None:
             partitioned = also_saved(partitioned, captured.resumable.read_again | results_read(joint))
         if self.prepare_halves is not None and not joint.signature.is_inference:
@@ -162,9 +160,12 @@ class Pipeline:
             prepared = self.prepared(forward, joint)
             return (prepared, _EMPTY), prepared is not forward
         module = self.prepared(joint.module, joint)
+        facts: dict[str, Any] = {"num_fwd_outputs": signature.num_forward_outputs}
         if is_own(getattr(self.partition, "func", self.partition)):
             module.meta[STAYS] = True
-        halves = self.partition(module, joint.example_inputs(), num_fwd_outputs=signature.num_forward_outputs)
+        elif _takes(self.partition, "static_lifetime_input_indices"):
+            facts["static_lifetime_input_indices"] = static_inputs(signature)
+        halves = self.partition(module, joint.example_inputs(), **facts)
         module.meta.pop(STAYS, None)
         return halves, self.prepare_joint is None or module is not joint.module
 
@@ -384,6 +385,15 @@ def _one_at_a_time(make: F, lock: Any) -> F:
     return locked  # type: ignore[return-value]
 
 
+def _takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether `function` has a parameter of that name, or takes any."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(parameter.name == name or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
 _EMPTY = fx.GraphModule(torch.nn.Module(), fx.Graph())
 _EMPTY.graph.output([])
 
@@ -435,7 +445,7 @@ class _Roles:
         return dataclasses.replace(role, phase="forward", visible_outputs=(*role.visible_outputs, *inputs))
 
     def inference(self) -> GraphRole:
-        static = [i for i, info in enumerate(self.signature.inputs) if isinstance(info.slot, (Param, Buffer))]
+        static = static_inputs(self.signature)
         visible = [i for i, slot in enumerate(self.signature.graph_outputs.slots) if not isinstance(slot, Updated)]
         return GraphRole("inference", tuple(static), tuple(visible), updates=self._updates())
 

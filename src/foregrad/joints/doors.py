@@ -27,7 +27,6 @@ from ..graph.joint import JointGraph, Partitioned
 from ..graph.signature import Signature
 from ..interrupts import held
 from ..partitioners import default_partition
-from ..passes.mutations import with_mutations_inside
 from ..phases import compiling, phase
 from ..runtime.compiled import Compiled
 from ..subclasses.spec import GradientKindError
@@ -41,6 +40,7 @@ from .calls import rendered_call
 from .graph import written_graph
 from .held import Captured, JointWithDescriptors
 from .layout import layout_of
+from .writes import with_mutations_inside
 
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 

@@ -159,7 +159,8 @@ def backward_acts(joint: fx.Graph) -> bool:
     """Whether the backward in a joint graph calls Python, has other effects or draws random numbers. A part of it then
     is more than the gradients that it gives: eager does what is on the way of those, and nothing else.
     """
-    backward = (node for node in joint.nodes if node.meta.get("partitioner_tag") == "is_backward")
+    calls = (node for node in joint.nodes if node.op == "call_function")
+    backward = (node for node in calls if node.meta.get("partitioner_tag") == "is_backward")
     return any(
         node.is_impure(impure_random=False) or (is_random(node) and not node.name.endswith("_backward"))
         for node in backward

@@ -60,10 +60,12 @@ class _Builder:
         self, primals: Sequence[Entry], tangents: Sequence[Entry], outputs: Sequence[Entry | None], name: str
     ) -> fx.GraphModule:
         for prefix, entries in (("primals", primals), ("tangents", tangents)):
+            half = "is_backward" if prefix == "tangents" else "is_forward"
             for number, entry in enumerate(entries, 1):
-                name = self.writer.name(f"{prefix}_{number}")
-                self.nodes[entry] = self.writer.add(name, "placeholder", name, (), {}, self._meta(entry))
-                entry.name = name
+                entry.name = self.writer.name(f"{prefix}_{number}")
+                meta = self._meta(entry)
+                meta["partitioner_tag"] = half
+                self.nodes[entry] = self.writer.add(entry.name, "placeholder", entry.name, (), {}, meta)
         if self.symbolic:
             self.sizes = SizeNodes(self.graph, primals, self.nodes, self.numbers)
         for entry in self.tape.live(outputs):
@@ -167,6 +169,8 @@ class _Builder:
             if entry.is_backward and entry.target is torch.ops.aten.add.Tensor and len(_tensor_args(entry)) == 2:
                 late.prefix = _ACCUMULATION
                 meta["is_gradient_acc"] = True
+            elif origin.custom:
+                meta["custom"] = dict(origin.custom)
             if origin.metadata is not None:
                 meta |= {k if k in _EVERYWHERE else forward + k: v for k, v in origin.metadata.items()}
         return meta

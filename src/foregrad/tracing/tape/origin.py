@@ -11,6 +11,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
+from torch.fx import traceback
 
 from ...house import is_house_code
 
@@ -29,13 +30,15 @@ class Origin:
     """The stack of user frames, innermost first, and the path of modules that were running.
 
     `marked_call` is the number of the innermost call that ran of a function or module marked by `foregrad.region`.
-    `metadata` is of the node that the innermost line stands for, in code that was made of another graph.
+    `metadata` is of the node that the innermost line stands for, in code that was made of another graph. `custom`: what
+    the program says of it by `torch.fx.traceback.annotate`.
     """
 
     frames: tuple[tuple[CodeType | _SourceLine, int], ...]
     modules: tuple[tuple[str, str], ...]
     metadata: Mapping[str, Any] | None = None
     marked_call: int = 0
+    custom: Mapping[str, Any] | None = None
 
     def text(self) -> str:
         """As in a traceback, outermost first: the form that `node.meta["stack_trace"]` has."""
@@ -62,6 +65,7 @@ class Origins:
 
     def here(self) -> Origin:
         frame: Any = sys._getframe(1)
+        custom = traceback.current_meta.get("custom")
         root, is_user, modules = self.root, _IS_USER, self.modules
         first: Any = None
         metadata: Mapping[str, Any] | None = None
@@ -79,7 +83,7 @@ class Origins:
                 if first is None:
                     # Several operators come from one line: while its frame is there, those below are where they were.
                     first, last = frame, self._last
-                    if last is not None and last[0] is frame and last[1] == line:
+                    if last is not None and last[0] is frame and last[1] == line and last[2].custom == custom:
                         return last[2]
                 if user is True:
                     frames.append((code, line))
@@ -87,7 +91,7 @@ class Origins:
                     frames += known.frames
                     metadata = metadata or known.metadata
             frame = frame.f_back
-        origin = Origin(tuple(frames), tuple(modules), metadata, self._calls[-1])
+        origin = Origin(tuple(frames), tuple(modules), metadata, self._calls[-1], custom and dict(custom))
         if first is not None:
             self._last = (first, first.f_lineno, origin)
         return origin
