@@ -499,4 +499,4 @@ _PAST_THE_PATHS = (
     "more graphs for values that it reads from its inputs than the path limit allows. "
     "Raise foregrad.config.path_limit, or choose with torch.where."
 )
-_PAST_THE_FILLS = "caches that it fills in each call. Fill them before the first call, or outside of the function."
+_PAST_THE_FILLS = "it fills a cache in every call. Fill it before the first call, or outside of the function."
