@@ -504,4 +504,4 @@ def _called_of_classes(
     return fallbacks.run(args, kwargs, refused)
 
 
-_PAST_THE_FILLS = "caches that it fills in each call. Fill them before the first call, or outside of the function."
+_PAST_THE_FILLS = "it fills a cache in every call. Fill it before the first call, or outside of the function."

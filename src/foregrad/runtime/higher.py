@@ -145,8 +145,8 @@ class _Derivatives:
                 return result
         if len(calls) >= _MOST_PATHS:
             raise UnsupportedError(
-                f"a derivative of `{compiled.partitioned.joint.name}` branches on values, and was compiled for "
-                f"{len(calls)} outcomes; this is another. {result.where}"
+                f"a derivative of `{compiled.partitioned.joint.name}` branches on values, and already has {len(calls)} "
+                f"graphs for other outcomes of its branches. {result.where}"
             )
         assert compiled.make_derived is not None
         at_hand = lambda: (_saved_values(ctx, self.is_tensor), tangents)  # noqa: E731

@@ -377,8 +377,8 @@ def _check_arrays(name: str, call: FlatCall, records: list[InputRecord], met: It
     for record in written:
         if record.real not in own and not all(are_apart([array], [record.real]) for array in arrays):
             raise UnsupportedSideEffectError(
-                f"`{name}` writes to {record.slot}, over whose memory lies a NumPy array that it also reaches: what "
-                "it reads there would be what was there before the call. Use the tensor alone, or a copy."
+                f"`{name}` writes to {record.slot}, and reads a NumPy array that shares its memory. The compiled call "
+                "would read the old values. Use the tensor alone, or a copy."
             )
 
 

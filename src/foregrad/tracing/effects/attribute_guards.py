@@ -214,7 +214,7 @@ class Facts:
 
     def _address(self, record: Asked, func: Any) -> Any:
         raise UnsupportedError(
-            f"the address of `{record.slot}` is asked for at {self.where()}: it is another one at every call. "
+            f"the address of `{record.slot}` is asked for at {self.where()}: it differs in each call. "
             "Compute with the tensor itself, or mark the function that asks with `foregrad.eager_region`."
         )
 

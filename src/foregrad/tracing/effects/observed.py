@@ -227,8 +227,8 @@ class Observed:
         """Code that is looked at calls `id` or `hash`, which tell one object from another."""
         if self.host.varies(value):
             self._refuse(
-                f"`{self.name}` calls `{function}` of an argument at {_line(sys._getframe(2))}, which is another "
-                "object in each call. Call it outside the compiled function and pass what it gives."
+                f"`{self.name}` calls `{function}` of an argument at {_line(sys._getframe(2))}: the object differs in "
+                "each call. Call it outside the compiled function, and pass the result."
             )
 
     def looks_back(self, frame: FrameType) -> NoReturn:

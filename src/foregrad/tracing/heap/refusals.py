@@ -37,16 +37,15 @@ def given_to_a_view(where: str) -> UnsupportedMutationError:
     """What a view is of stays to autograd what it was, whatever memory the view is given."""
     return UnsupportedMutationError(
         f"`.data = ...` at {where} gives other memory to a view, or to a tensor that shares the memory of an argument. "
-        "Copy the elements (`copy_`), or assign to what it is a view of."
+        "Copy the elements (`copy_`), or assign to the base."
     )
 
 
 def changed_with_gradients(what: str, where: str) -> UnsupportedMutationError:
-    """PyTorch takes the gradients of a tensor by what it is when it asks, which is one thing at one time."""
+    """Autograd fixes a gradient's metadata when the node is created, so one tensor can't need two layouts."""
     return UnsupportedMutationError(
-        f"{what} is given other sizes, another dtype or history, or other memory, in place (`.data = ...`, "
-        f"`detach_`) at {where}, and gradients flow to what it is and to what it was, or views of it are. Compute with "
-        "a tensor of its own instead."
+        f"{what} changes sizes, dtype, history or memory in place (`.data = ...`, `detach_`) at {where}, while "
+        "gradients are needed from before and after the change, or views of it exist. Use a copy: `y = x.clone()`."
     )
 
 
@@ -80,8 +79,8 @@ def written_by_lists(what: str, where: str) -> UnsupportedAliasError:
 def in_some_backwards(what: str) -> UnsupportedMutationError:
     """What a backward does besides giving gradients, each backward of the function does."""
     return UnsupportedMutationError(
-        f"{what} writes to tensors or checks values, and not each backward of the function runs it, or one that runs "
-        "it raises. Write in all of them, detach what raises or leads to no input, or do it outside."
+        f"{what} has a side effect (it writes to tensors or checks values) that only some backward passes run. Write "
+        "in each backward, detach the part that raises or leads to no input, or write outside."
     )
 
 
@@ -96,7 +95,7 @@ def written_by_backward(what: str, where: str, why: str) -> UnsupportedMutationE
 def changed_wrapper(what: str) -> UnsupportedMutationError:
     """Of a wrapper subclass, plain tensors in it are written, and nothing else changes."""
     return UnsupportedMutationError(
-        f"{what}: its history, its sizes, its metadata or the tensors in it are others then. Write under "
+        f"{what}: this changes its history, sizes, metadata or inner tensors. Write under "
         "torch.no_grad(), or do that outside the compiled function."
     )
 

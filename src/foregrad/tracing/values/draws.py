@@ -29,8 +29,8 @@ class DrawsFound(UnsupportedSideEffectError):  # noqa: N818 - asks for another c
 
     def __init__(self, name: str, draws: tuple[Draw, ...]) -> None:
         super().__init__(
-            f"`{name}` takes other numbers from {draws[0].path} in each call, which a graph would not. Take from it "
-            "before the call and pass what it gives (for random numbers, torch's own functions work)."
+            f"`{name}` draws from {draws[0].path}; a graph would replay one value. Draw before the call, and pass the "
+            "result (for random numbers, torch's own functions work)."
         )
         self.name, self.draws = name, draws
 
