@@ -1,7 +1,4 @@
-"""The operator `local_map_hop`, which runs a graph on the local parts of its arguments. Checked on torch 2.13.0.
-
-PyTorch makes the two graphs of the operator, of its forward and its backward, itself.
-"""
+"""The operator `local_map_hop`, which runs a graph on the local parts of its arguments. Checked on torch 2.13.0."""
 
 from __future__ import annotations
 
@@ -12,10 +9,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch._higher_order_ops import local_map
-from torch._inductor import (
-    compile_fx,  # noqa: F401 - what a first import of it does is no effect of a program
-    compiler_bisector,  # noqa: F401
-)
 
 LOCAL_MAP: Any = local_map.local_map_hop
 
@@ -25,12 +18,10 @@ def stays_one_operator() -> bool:
     return bool(local_map._DEFER_INLINING)
 
 
-def halves(gm: fx.GraphModule, fakes: Sequence[Any]) -> tuple[fx.GraphModule, fx.GraphModule, int, Sequence[int]]:
-    """(graph of the forward, graph of the backward, how many results of the first are not for the second, the results
-    that carry gradients).
-    """
-    forward, backward, _, outputs, differentiable = local_map.create_hop_fw_bw(gm, *fakes)
-    return forward, backward, outputs, sorted(differentiable)
+def local_arguments(gm: fx.GraphModule, fakes: Sequence[Any]) -> tuple[Any, ...]:
+    """The local parts of the arguments, by the graph's placements."""
+    kwargs = gm.meta["local_map_kwargs"]
+    return tuple(local_map.redistribute_fw_inputs(fakes, kwargs["in_placements"], kwargs["device_mesh"]))
 
 
 def fake_results(gm: fx.GraphModule, fakes: Sequence[Any], mode: Any) -> Any:
