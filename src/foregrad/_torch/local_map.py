@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 from torch._higher_order_ops import local_map
 
@@ -26,8 +25,8 @@ def local_arguments(gm: fx.GraphModule, fakes: Sequence[Any]) -> tuple[Any, ...]
 
 def fake_results(gm: fx.GraphModule, fakes: Sequence[Any], mode: Any) -> Any:
     """What the operator gives for fakes."""
-    with mode, torch._C._AutoDispatchBelowAutograd():
-        return LOCAL_MAP(gm, *fakes)
+    with mode:
+        return local_map.fake_mode_key(gm, *fakes)  # not the operator, which knows no subclass of the mode
 
 
 def operator_of(gm: fx.GraphModule) -> Callable[..., Any]:

@@ -81,7 +81,9 @@ class _LocalMap(torch.autograd.Function):
         forward, ctx.backward_graph, count, ctx.differentiable = parts
         ctx.maps = maps
         results = maps.recorded(forward, given)
-        ctx.mark_non_differentiable(*(r for i, r in enumerate(results[:count]) if i not in ctx.differentiable))
+        ctx.mark_non_differentiable(
+            *(r for i, r in enumerate(results[:count]) if is_tensor(r) and i not in ctx.differentiable)
+        )
         ctx.save_for_backward(*results[count:])
         return tuple(results[:count])
 
@@ -135,8 +137,11 @@ class _Separate(torch.nn.Module):
         seen = list(args)
         results = []
         for result in self.gm(*args):
-            if not isinstance(result, torch.Tensor):
-                raise _unsupported("gives more than tensors")
+            if result is None:
+                results.append(None)
+                continue
+            if not is_tensor(result):
+                raise _unsupported("gives numbers")
             fresh = result._base is None and result.is_contiguous() and all(result is not value for value in seen)
             seen.append(result)
             results.append(result if fresh else result.clone(memory_format=torch.contiguous_format))
