@@ -135,7 +135,7 @@ class _Separate(torch.nn.Module):
 
     def forward(self, *args: Any) -> Any:
         seen = list(args)
-        results = []
+        results: list[Any] = []
         for result in self.gm(*args):
             if result is None:
                 results.append(None)
