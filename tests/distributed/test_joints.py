@@ -14,6 +14,7 @@ from torch._higher_order_ops import local_map as operator
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.experimental import local_map
 from torch.export._trace import _restore_state_dict
+from torch.fx.traceback import annotate, preserve_node_meta
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
@@ -170,3 +171,19 @@ def test_local_map_with_placements_of_gradients_is_refused_by_name(mesh):
     module.function = local_map(double, (ROWS,), (ROWS,), in_grad_placements=(ROWS,), device_mesh=mesh)
     with pytest.raises(foregrad.errors.UnsupportedOpError, match="in_grad_placements"), captured(module, x):
         pass
+
+
+@pytest.mark.parametrize("mesh", [1], indirect=True)
+def test_what_a_program_notes_of_its_nodes_is_in_the_graphs_of_local_map(mesh):
+    def noted(x):
+        with annotate({"inside": 2}):
+            return x.sin() * 2
+
+    module, x = Mapped(mesh, noted), torch.randn(4, 8)
+    with preserve_node_meta(), captured(module, x) as jd:
+        graphs = [node.target.__closure__[0].cell_contents.graph for node in operators(jd)]
+    assert len(graphs) == 2
+    for graph in graphs:
+        called = graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
+        assert called
+        assert all(node.meta["custom"] == {"inside": 2} for node in called)
