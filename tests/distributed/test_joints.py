@@ -187,3 +187,19 @@ def test_what_a_program_notes_of_its_nodes_is_in_the_graphs_of_local_map(mesh):
         called = graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
         assert called
         assert all(node.meta["custom"] == {"inside": 2} for node in called)
+
+
+def test_local_map_whose_derivative_needs_a_symbolic_size_is_refused_by_name(mesh):
+    """The sizes of the local parts are quotients of the symbols, and the derivative asks for a symbol."""
+
+    def scaled(x):
+        return x.mean() * x.sin()
+
+    module, x = Mapped(mesh, scaled), torch.randn(16, 8)
+    torch._dynamo.mark_dynamic(x, 0)
+    with LocalMapWrappedHigherOrderVariable.enable(), operator.defer_inlining(), contextlib.ExitStack() as stack:
+        graph = _dynamo_graph_capture_for_export(module)(x)
+        _restore_state_dict(module, graph)
+        fake = graph.meta["fake_mode"].from_tensor(x)
+        with pytest.raises(foregrad.errors.UnsupportedError, match=r"size"):
+            foregrad.aot_export_joint_with_descriptors(stack, graph, (fake,))
