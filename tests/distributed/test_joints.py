@@ -8,8 +8,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._dynamo.functional_export import _dynamo_graph_capture_for_export
+from torch._dynamo.variables.higher_order_ops import LocalMapWrappedHigherOrderVariable
+from torch._higher_order_ops import local_map as operator
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor.experimental import local_map
+from torch.export._trace import _restore_state_dict
+from torch.fx.traceback import annotate, preserve_node_meta
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.checkpoint import checkpoint
 
 import foregrad
 from foregrad import descriptors
@@ -18,10 +25,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWa
 
 
 @pytest.fixture
-def mesh():
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+def mesh(request):
+    size = getattr(request, "param", 4)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
     try:
-        yield init_device_mesh("cpu", (4,))
+        yield init_device_mesh("cpu", (size,))
     finally:
         dist.destroy_process_group()
 
@@ -61,37 +69,137 @@ def test_parameters_that_are_dtensors_are_their_local_tensors(mesh):
         foregrad.aot_compile_joint_with_descriptors(jd, serializable=True)
 
 
-def test_local_map_stays_one_operator_where_it_is_asked_to(mesh):
-    """Forward and backward are one node each, of global shapes, with what a tool shards them by."""
-    from torch._dynamo.functional_export import _dynamo_graph_capture_for_export
-    from torch._dynamo.variables.higher_order_ops import LocalMapWrappedHigherOrderVariable
-    from torch._higher_order_ops import local_map as operator
-    from torch.distributed.tensor.experimental import local_map
-    from torch.export._trace import _restore_state_dict
+def double(x):
+    return x.sin() * 2
 
-    placed = (Shard(0),)
 
-    @local_map(out_placements=(placed,), in_placements=(placed,), redistribute_inputs=True, device_mesh=mesh)
-    def inside(x):
-        return x.sin() * 2
+def three_results(x):
+    return x.sin().t(), x.exp(), (x > 0).float()
 
-    class Mapped(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(8, 8)
 
-        def forward(self, x):
-            return inside(self.linear(x))
+def one_buffer(x):
+    y = x.cos()
+    return y.exp() * y.sum(), None
 
-    mode = torch._subclasses.FakeTensorMode()
-    with mode:
-        module, x = Mapped(), torch.randn(16, 8)
+
+def half_used(x, y):
+    return x.exp() + y.detach()
+
+
+def checkpointed(x):
+    return checkpoint(lambda t: t.sin().exp(), x, use_reentrant=False)
+
+
+class Mapped(nn.Module):
+    def __init__(self, mesh, function):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(8, 8)
+        arguments = function.__code__.co_argcount
+        results = {three_results: [ROWS] * 3, one_buffer: [ROWS, None]}.get(function, [ROWS])
+        self.function = local_map(function, tuple(results), (ROWS,) * arguments, device_mesh=mesh)
+        self.arguments = arguments
+
+    def forward(self, x):
+        return self.function(*[self.linear(x + i) for i in range(self.arguments)])
+
+
+ROWS = (Shard(0),)
+FUNCTIONS = [double, three_results, one_buffer, half_used, checkpointed]
+
+
+@contextlib.contextmanager
+def captured(module, x):
+    """The joint graph of a module where `local_map` stays one operator."""
     with LocalMapWrappedHigherOrderVariable.enable(), operator.defer_inlining(), contextlib.ExitStack() as stack:
         graph = _dynamo_graph_capture_for_export(module)(x)
         _restore_state_dict(module, graph)
-        jd = foregrad.aot_export_joint_with_descriptors(stack, graph, (x,))
-        nodes = [node for node in jd.graph_module.graph.nodes if "call_local_map" in str(node.target)]
-        assert len(nodes) == 2
-        assert all(node.meta["local_map_kwargs"]["device_mesh"] == mesh for node in nodes)
-        assert [node.meta["partitioner_tag"] for node in nodes] == ["is_forward", "is_backward"]
-        assert nodes[0].meta["val"][0].shape == (16, 8)
+        yield foregrad.aot_export_joint_with_descriptors(stack, graph, (x,))
+
+
+def operators(jd):
+    return [node for node in jd.graph_module.graph.nodes if "call_local_map" in str(node.target)]
+
+
+def test_local_map_stays_one_operator_where_it_is_asked_to(mesh):
+    """Forward and backward are one node each, of global shapes, with what a tool shards them by."""
+    with torch._subclasses.FakeTensorMode():
+        module, x = Mapped(mesh, double), torch.randn(16, 8)
+    with captured(module, x) as jd:
+        nodes = operators(jd)
+    assert len(nodes) == 2
+    assert all(node.meta["local_map_kwargs"]["device_mesh"] == mesh for node in nodes)
+    assert [node.meta["partitioner_tag"] for node in nodes] == ["is_forward", "is_backward"]
+    assert nodes[0].meta["val"][0].shape == (16, 8)
+
+
+@pytest.mark.parametrize("mesh", [1], indirect=True)
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_local_map_as_one_operator_gives_the_results_and_gradients_of_eager(mesh, function):
+    """On one device, where the local part of a tensor is the tensor. A result without gradients has none here."""
+    module, x = Mapped(mesh, function), torch.randn(4, 8)
+    plain = [p.detach().clone().requires_grad_() for p in module.parameters()]
+    with captured(module, x) as jd:
+        assert len(operators(jd)) == 2
+        run = foregrad.aot_compile_joint_with_descriptors(jd)
+    found = run(*plain, x)
+    found = found if isinstance(found, (tuple, list)) else (found,)
+    expected = function(*[nn.functional.linear(x + i, *plain) for i in range(module.arguments)])
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    for one, other in zip(found, expected, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or (torch.equal(one, other) and one.requires_grad == other.requires_grad)
+    grads = [
+        torch.autograd.grad(sum(r.square().sum() for r in results if r is not None), plain)
+        for results in (found, expected)
+    ]
+    assert all(torch.equal(*pair) for pair in zip(*grads, strict=True))
+
+
+@pytest.mark.parametrize("mesh", [1], indirect=True)
+def test_local_map_without_gradients_is_one_operator_of_the_forward(mesh):
+    module, x = Mapped(mesh, double).requires_grad_(False), torch.randn(4, 8)
+    with captured(module, x) as jd:
+        assert len(operators(jd)) == 1
+        run = foregrad.aot_compile_joint_with_descriptors(jd)
+    assert torch.equal(run(*module.parameters(), x), double(module.linear(x)))
+
+
+@pytest.mark.parametrize("mesh", [1], indirect=True)
+def test_local_map_with_placements_of_gradients_is_refused_by_name(mesh):
+    module, x = Mapped(mesh, double), torch.randn(4, 8)
+    module.function = local_map(double, (ROWS,), (ROWS,), in_grad_placements=(ROWS,), device_mesh=mesh)
+    with pytest.raises(foregrad.errors.UnsupportedOpError, match="in_grad_placements"), captured(module, x):
+        pass
+
+
+@pytest.mark.parametrize("mesh", [1], indirect=True)
+def test_what_a_program_notes_of_its_nodes_is_in_the_graphs_of_local_map(mesh):
+    def noted(x):
+        with annotate({"inside": 2}):
+            return x.sin() * 2
+
+    module, x = Mapped(mesh, noted), torch.randn(4, 8)
+    with preserve_node_meta(), captured(module, x) as jd:
+        graphs = [node.target.__closure__[0].cell_contents.graph for node in operators(jd)]
+    assert len(graphs) == 2
+    for graph in graphs:
+        called = graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
+        assert called
+        assert all(node.meta["custom"] == {"inside": 2} for node in called)
+
+
+def test_local_map_whose_derivative_needs_a_symbolic_size_is_refused_by_name(mesh):
+    """The sizes of the local parts are quotients of the symbols, and the derivative asks for a symbol."""
+
+    def scaled(x):
+        return x.mean() * x.sin()
+
+    module, x = Mapped(mesh, scaled), torch.randn(16, 8)
+    torch._dynamo.mark_dynamic(x, 0)
+    with LocalMapWrappedHigherOrderVariable.enable(), operator.defer_inlining(), contextlib.ExitStack() as stack:
+        graph = _dynamo_graph_capture_for_export(module)(x)
+        _restore_state_dict(module, graph)
+        fake = graph.meta["fake_mode"].from_tensor(x)
+        with pytest.raises(foregrad.errors.UnsupportedError, match=r"size"):
+            foregrad.aot_export_joint_with_descriptors(stack, graph, (fake,))

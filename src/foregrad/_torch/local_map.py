@@ -1,6 +1,5 @@
-"""The operator `local_map_hop`, which runs a graph on the local parts of its arguments. Checked on torch 2.13.0.
-
-PyTorch makes the two graphs of the operator, of its forward and its backward, itself.
+"""The operator `local_map_hop`, which runs a graph on the local parts of its arguments. Checked on torch 2.11.0, 2.13.0
+and 2.15.0.
 """
 
 from __future__ import annotations
@@ -9,13 +8,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 from torch._higher_order_ops import local_map
-from torch._inductor import (
-    compile_fx,  # noqa: F401 - what a first import of it does is no effect of a program
-    compiler_bisector,  # noqa: F401
-)
 
 LOCAL_MAP: Any = local_map.local_map_hop
 
@@ -25,18 +19,22 @@ def stays_one_operator() -> bool:
     return bool(local_map._DEFER_INLINING)
 
 
-def halves(gm: fx.GraphModule, fakes: Sequence[Any]) -> tuple[fx.GraphModule, fx.GraphModule, int, Sequence[int]]:
-    """(graph of the forward, graph of the backward, how many results of the first are not for the second, the results
-    that carry gradients).
-    """
-    forward, backward, _, outputs, differentiable = local_map.create_hop_fw_bw(gm, *fakes)
-    return forward, backward, outputs, sorted(differentiable)
+def local_arguments(gm: fx.GraphModule, fakes: Sequence[Any]) -> tuple[Any, ...]:
+    """The local parts of the arguments of a forward, by the graph's placements."""
+    kwargs = gm.meta["local_map_kwargs"]
+    return tuple(local_map.redistribute_fw_inputs(fakes, kwargs["in_placements"], kwargs["device_mesh"]))
 
 
 def fake_results(gm: fx.GraphModule, fakes: Sequence[Any], mode: Any) -> Any:
-    """What the operator gives for fakes."""
-    with mode, torch._C._AutoDispatchBelowAutograd():
-        return LOCAL_MAP(gm, *fakes)
+    """What the operator gives for fakes. The operator itself knows no subclass of the fake mode."""
+    kwargs, saved = gm.meta["local_map_kwargs"], gm.meta["num_activations"]
+    place: Any = local_map
+    enter, leave = place.redistribute_fw_inputs, place.redistribute_fw_outputs
+    if gm.meta["is_backward"]:
+        enter, leave = place.redistribute_bw_inputs, place.redistribute_bw_outputs
+    with mode:
+        local = enter(fakes, kwargs["in_placements"], kwargs["device_mesh"], saved)
+        return leave(gm(*local), kwargs["out_placements"], kwargs["device_mesh"], saved)
 
 
 def operator_of(gm: fx.GraphModule) -> Callable[..., Any]:

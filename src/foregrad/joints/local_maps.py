@@ -10,11 +10,16 @@ import torch
 from torch import fx
 
 from .._torch.fakes import new_fake
-from .._torch.local_map import LOCAL_MAP, fake_results, halves, operator_of, plain_python, stays_one_operator
+from .._torch.local_map import LOCAL_MAP, fake_results, local_arguments, operator_of, plain_python, stays_one_operator
 from .._torch.patches import hooks_off
 from .._torch.stand_ins import is_stand_in
+from ..descriptors import flat_outputs
+from ..errors import UnsupportedOpError
 from ..graph.meta import TensorSpec
+from ..partitioners import default_partition
 from ..tracing.aspect import Aspect, Row, aspect
+from .doors import aot_export_joint_with_descriptors
+from .layout import is_tensor
 
 
 @aspect
@@ -29,8 +34,8 @@ class LocalMaps(Aspect):
             return function(*args, **kwargs)
         gm, *given = args
         given = [self._stand_in(value) for value in given]
-        with self.quiet(), self.recorder.fake_mode:
-            parts = halves(gm, [self._fake(value) for value in given])
+        with self.quiet():
+            parts = halves(gm, [self._fake(value) for value in given], self.recorder.fake_mode)
         return _LocalMap.apply(self, parts, *given)
 
     functions: ClassVar[Mapping[Any, Row]] = {LOCAL_MAP: call}
@@ -76,7 +81,9 @@ class _LocalMap(torch.autograd.Function):
         forward, ctx.backward_graph, count, ctx.differentiable = parts
         ctx.maps = maps
         results = maps.recorded(forward, given)
-        ctx.mark_non_differentiable(*(r for i, r in enumerate(results[:count]) if i not in ctx.differentiable))
+        ctx.mark_non_differentiable(
+            *(r for i, r in enumerate(results[:count]) if is_tensor(r) and i not in ctx.differentiable)
+        )
         ctx.save_for_backward(*results[count:])
         return tuple(results[:count])
 
@@ -84,3 +91,71 @@ class _LocalMap(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         given = [gradients[i].contiguous() for i in ctx.differentiable]
         return None, None, *ctx.maps.recorded(ctx.backward_graph, (*ctx.saved_tensors, *given))
+
+
+def halves(
+    gm: fx.GraphModule, fakes: Sequence[Any], mode: Any
+) -> tuple[fx.GraphModule, fx.GraphModule | None, int, Sequence[int]]:
+    """(graph of the forward, graph of the backward, how many results of the first are not for the second, the results
+    that carry gradients). Without gradients there is no backward.
+    """
+    kwargs = gm.meta["local_map_kwargs"]
+    if kwargs.get("in_grad_placements") is not None:
+        raise _unsupported("has in_grad_placements")
+    with mode:
+        local = local_arguments(gm, fakes)
+    with contextlib.ExitStack() as stack:
+        joint = aot_export_joint_with_descriptors(stack, _Separate(gm), local)
+    layout = joint.captured.layout
+    count = len(layout.forward)
+    if any(entry.leaf < 0 for entry in layout.forward):
+        raise _unsupported("writes to its arguments")
+    if joint.captured.joint.signature.is_inference:
+        return _marked(joint.graph_module, kwargs, 0, "is_forward"), None, count, ()
+    forward, backward = default_partition(joint.graph_module, None, num_fwd_outputs=count)
+    saved = flat_outputs(next(iter(reversed(forward.graph.nodes))))[count:]
+    if not all(is_tensor(node.meta["val"]) for node in saved):
+        raise _unsupported("keeps symbolic sizes for its backward")
+    signature = joint.captured.joint.signature
+    carry = [layout.position(signature.gradients.differentiable[position]) for position, _ in layout.tangents]
+    placed = {
+        "in_placements": tuple(kwargs["out_placements"][i] for i in carry),
+        "out_placements": kwargs["in_placements"],
+    }
+    backward = _marked(backward, {**kwargs, **placed}, len(saved), "is_backward")
+    return _marked(forward, kwargs, len(saved), "is_forward"), backward, count, carry
+
+
+class _Separate(torch.nn.Module):
+    """A graph whose results share no memory and are contiguous, as gradients of them are."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        super().__init__()
+        self.gm = gm
+
+    def forward(self, *args: Any) -> Any:
+        seen = list(args)
+        results: list[Any] = []
+        for result in self.gm(*args):
+            if result is None:
+                results.append(None)
+                continue
+            if not is_tensor(result):
+                raise _unsupported("gives numbers")
+            fresh = result._base is None and result.is_contiguous() and all(result is not value for value in seen)
+            seen.append(result)
+            results.append(result if fresh else result.clone(memory_format=torch.contiguous_format))
+        return tuple(results)
+
+
+def _marked(graph: fx.GraphModule, kwargs: Mapping[str, Any], saved: int, tag: str) -> fx.GraphModule:
+    """A graph with what the operator reads of it."""
+    backward = tag == "is_backward"
+    graph.meta.update(local_map_kwargs=dict(kwargs), num_activations=saved, is_backward=backward)
+    for node in graph.graph.nodes:
+        node.meta["partitioner_tag"] = tag
+    return graph
+
+
+def _unsupported(does: str) -> UnsupportedOpError:
+    return UnsupportedOpError(f"a function of `local_map` {does}: capture outside `defer_inlining`")
