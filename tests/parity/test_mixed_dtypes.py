@@ -107,3 +107,21 @@ def test_what_a_bag_of_embeddings_keeps(dtype, mode):
 def test_the_soft_margin_loss_has_the_dtype_of_its_input(dtype, reduction):
     target = torch.tensor([1.0, -1, 1])
     check(lambda x: F.soft_margin_loss(x, target, reduction=reduction), (leaf(3, dtype=dtype),))
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [(torch.nn.functional.bilinear, ((3, 4), (3, 5), (2, 4, 5))), (torch.linalg.pinv, ((4, 3),))],
+    ids=["bilinear", "pinv"],
+)
+def test_a_kernel_that_casts_inside_is_eager_by_name_under_autocast(function, shapes):
+    args = [torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i, shape in enumerate(shapes)]
+    compiled = foregrad.compile(lambda *given: function(*given), backend="eager", on_unsupported="eager")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with pytest.warns(foregrad.errors.ForegradWarning, match="casts inside under autocast"):
+            found = compiled(*args)
+        expected = function(*args)
+    assert found.dtype is expected.dtype
+    assert torch.equal(found, expected)
+    again = foregrad.compile(lambda *given: function(*given), backend="eager", on_unsupported="raise")
+    assert torch.equal(again(*args), function(*args))

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from ..._torch.control_flow import ATTENTION, BACKWARD, indexed_by_tensors, install, strides_like
-from ..._torch.engine import ThreadDispatchMode, single_threaded_backward, without_modes
+from ..._torch.engine import ThreadDispatchMode, is_any_autocast_enabled, single_threaded_backward, without_modes
 from ..._torch.graphs import GraphWriter, make_graph_module, needed_by
 from ..._torch.jagged import attends_by_math, is_jagged, jagged_of, parts_of_jagged
 from ..._torch.nested import mapped
@@ -70,6 +70,27 @@ class ByMath(Aspect):
             return attention(*args, **kwargs)
 
     functions: ClassVar[Mapping[Any, Row]] = {torch.nn.functional.scaled_dot_product_attention: attend}
+
+
+@aspect
+class CastInside(Aspect):
+    """Functions whose kernels call operators that autocast casts, out of a capture's sight."""
+
+    def __init__(self, host: Host, recorder: Recording) -> None:
+        self.recorder = recorder
+
+    def resumed(self) -> Aspect:
+        return self
+
+    def run(self, function: Any, args: Any, kwargs: Any) -> Any:
+        if is_any_autocast_enabled():
+            raise UnsupportedOpError(
+                f"the kernel of `{function.__name__}` at {self.recorder.where()} casts inside under autocast, which no "
+                "graph repeats. Call it under torch.autocast(..., enabled=False), or outside the compiled function."
+            )
+        return function(*args, **kwargs)
+
+    functions: ClassVar[Mapping[Any, Row]] = dict.fromkeys((torch.bilinear, torch.linalg.pinv, torch.pinverse), run)
 
 
 @aspect
