@@ -18,7 +18,9 @@ HOW = {"grad_slack": 32, "grad_strides": False}
 def test_data_of_arguments(name):
     f, make_args = load(source_of(name))
     if name in EAGER:
-        with pytest.raises(Refused, match=r"changes sizes, dtype, history|and gradients flow|`set_` at .* gives a tensor other memory"):
+        with pytest.raises(
+            Refused, match=r"changes sizes, dtype, history|and gradients flow|`set_` at .* gives a tensor other memory"
+        ):
             check(f, make_args, **HOW)
         return
     assert check(f, make_args, **HOW) == "equal"

@@ -591,6 +591,7 @@ def _(wrap):
 
 # Told by other tests, or not to be shown by a program of a few lines.
 ELSEWHERE = {
+    "`torch.nn.functional.bilinear` or `torch.linalg.pinv` runs under": "tests/parity/test_mixed_dtypes.py",
     "with Inductor, an argument is written several times": "the programs here have eager's kernels",
     "after the call, memory that autograd has saved": "tests/parity/regressions_aliases.py: it takes a saved copy",
     "an error lies behind an input": "tests/functions/programs_once.py",
