@@ -447,7 +447,7 @@ def f(x0, x1):
 
 refusal(
     "a view of an argument whose data was replaced is marked",
-    "given other sizes, another dtype",
+    "changes sizes, dtype, history or memory in place",
     """
 def make_args():
     a0 = torch.randn((1, 3), dtype=torch.float32)

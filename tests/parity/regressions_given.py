@@ -398,7 +398,7 @@ def f(x0, x1):
 
 refusal(
     "an argument is given memory and written while a view of it is another argument",
-    "given other sizes, another dtype",
+    "changes sizes, dtype, history or memory in place",
     """
 def make_args():
     a0 = (torch.empty_strided((1, 3), (1, 1), dtype=torch.float32).copy_(torch.randn((1, 3), dtype=torch.float32))).detach().requires_grad_() * 1

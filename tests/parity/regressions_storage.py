@@ -338,7 +338,7 @@ def f(x, y):
 
 refusal(
     "a gradient of another dtype",
-    "and gradients flow",
+    "changes sizes, dtype, history or memory in place",
     """
 def make_args():
     return (torch.randn(2, 3, requires_grad=True),)

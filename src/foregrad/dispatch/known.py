@@ -89,8 +89,9 @@ class ForwardFacts:
     """The forward of a graph, for its compiler: the graph returns the new values of the inputs at
     `mutated_inp_runtime_indices`, then `num_outputs` results, one for each entry of `output_info`.
 
-    `static_input_indices` live on from call to call. `bw_donated_idxs`: inputs of the backward that nobody reads
-    afterwards. `traced_tangents`: a fake for each tangent.
+    `static_input_indices` live on from call to call. `traced_tangents`: a fake for each tangent. `bw_donated_idxs`:
+    none, as a compiler that reads it does not tell that it writes there, and a graph may be kept for a second backward;
+    `GraphRole.donated` names the inputs that a compiler may overwrite if its function says so.
     """
 
     input_info: list[InputFacts]
@@ -98,7 +99,7 @@ class ForwardFacts:
     mutated_inp_runtime_indices: list[int]
     static_input_indices: list[int]
     traced_tangents: list[Any]
-    bw_donated_idxs: list[int]
+    bw_donated_idxs: list[int] = dataclasses.field(default_factory=list)
     num_intermediate_bases: int = 0
     num_backward_tokens: int = 0
     keep_input_mutations: bool = False
@@ -171,7 +172,7 @@ def forward_facts(joint: JointGraph, role: GraphRole) -> ForwardFacts:
     returned = [update_at[i] for i in sorted(update_at)]
     inputs = [_input_facts(signature, number) for number in range(len(signature.inputs))]
     tangents = [node.meta["val"] for node in joint.placeholders() if node.name.startswith("tangents_")]
-    return ForwardFacts(inputs, outputs, returned, static_inputs(signature), tangents, list(role.donated))
+    return ForwardFacts(inputs, outputs, returned, static_inputs(signature), tangents)
 
 
 def _input_facts(signature: Signature, number: int) -> InputFacts:
