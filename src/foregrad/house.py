@@ -23,9 +23,13 @@ _modules: frozenset[str] = frozenset()
 
 def file_label(file: str) -> str:
     """A file as people know it: its name without the folder, or the number of a notebook's cell."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    named = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)(file)
-    return str(named[1]) if named else file.replace("\\", "/").rpartition("/")[2]
+    ipython = sys.modules.get("IPython")
+    if ipython is not None:
+        compiler = getattr(ipython.get_ipython(), "compile", None)
+        named = getattr(compiler, "format_code_name", lambda _: None)(file)
+        if named:
+            return str(named[1])
+    return file.replace("\\", "/").rpartition("/")[2]
 
 
 def is_house_file(file: str) -> bool:
