@@ -79,12 +79,12 @@ class JointWithDescriptors:
         inputs: Sequence[Any] | None = None,
         tangents: Sequence[Any] | None = None,
     ) -> JointWithDescriptors:
-        """The same with another graph, which may take tensors of other shapes: a shard of each parameter, say.
+        """A copy with a graph that may take tensors of different shapes, a shard of each parameter for example.
 
         The graph has as many inputs and outputs as before, in their order. `inputs` and `tangents`: the values that
         stand for them, fakes for tensors; by default those in `meta["val"]` of the graph's placeholders.
 
-        Raises `ValueError` for another number of inputs, tangents or outputs.
+        Raises `ValueError` where the number of inputs, tangents or outputs differs.
         """
         self.check(graph_module)
         placeholders = inputs_of(graph_module.graph)

@@ -245,7 +245,7 @@ class _Maker:
             raise UnsupportedError(f"the module reaches {info.slot} by itself, which {what}: make it a parameter")
 
     def wrappers_found(self) -> Iterator[WrapperAt]:
-        """Those in the order of the signature: first those among the arguments, then those that the module reached."""
+        """The wrapper subclasses in the order of the signature: arguments first, then closed-over wrappers."""
         for idx, leaf in enumerate(self.arguments):
             if isinstance(leaf, _Whole) and leaf.spec is not None:
                 spec, gradient = self.wrappers.arguments.get(leaf.leaves[0], (leaf.spec, None))
