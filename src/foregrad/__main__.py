@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from foregrad.testing.command import COMMANDS
 from foregrad.tools import cli
+from foregrad.tools.conformance.command import COMMANDS
 
 
 def main() -> int:

@@ -101,9 +101,8 @@ ANNEXES: dict[str, tuple[str, ...]] = {
     "dynamo": ("dynamo.py", "_torch/dynamo.py", "_torch/dynamo_off.py", "_torch/function_bodies.py"),
     "store": ("artifacts/*", "cache/*", "serialize/*"),
     "planning": (),
-    "tools": ("_torch/tools.py", "partitioners/report.py"),
+    "tools": ("testing.py", "_torch/testing.py", "_torch/tools.py", "partitioners/report.py"),
     "joints": ("descriptors.py", "_torch/descriptors.py"),
-    "testing": ("_torch/testing.py",),
 }
 
 # Words by which a core file names an annex's subject, in code or text.
@@ -121,7 +120,6 @@ NAMED_BY = {
     "planning": r"\bplanning\b|foregrad\.plan\b",
     "tools": r"explain|explanation|verif",
     "joints": r"descriptor",
-    "testing": r"conformance|check_compiler|check_partitioner",
 }
 
 # The doors load what they offer when it is first asked for: their imports are no arrows.
@@ -136,7 +134,6 @@ ALLOWED = {
     ("joints", "python"),
     ("joints", "dynamo"),
     ("joints", "store"),
-    ("testing", "tools"),
     ("dynamo", "transforms"),
     ("regions", "python"),
 }

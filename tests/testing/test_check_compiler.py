@@ -14,11 +14,11 @@ import pytest
 import foregrad
 from foregrad.errors import UnsupportedError
 from foregrad.testing import CaseVerdict, ConformanceError, ConformanceReport, check_compiler, check_partitioner
-from foregrad.testing.cases import Case, CaseProgram, Selection
-from foregrad.testing.check import subject_for
-from foregrad.testing.command import add_check_compiler, add_check_partitioner
-from foregrad.testing.trial import tried
 from foregrad.tools import cli
+from foregrad.tools.conformance.cases import Case, CaseProgram, Selection
+from foregrad.tools.conformance.check import subject_for
+from foregrad.tools.conformance.command import add_check_compiler, add_check_partitioner
+from foregrad.tools.conformance.trial import tried
 from tests.testing import planted
 
 HERE = Path(__file__).parent
@@ -231,7 +231,16 @@ def test_the_command_names_a_wrong_argument(arguments, capsys):
 
 
 def pytest_with(*options):
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "foregrad.testing.pytest_plugin", "-p", "no:cacheprovider"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "foregrad.tools.conformance.pytest_plugin",
+        "-p",
+        "no:cacheprovider",
+    ]
     command += ["-o", "addopts=", "--rootdir", str(HERE), "-c", "/dev/null", *options]
     environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=300, env=environment, cwd=HERE)
@@ -252,7 +261,7 @@ def test_the_plugin_adds_a_test_for_each_case(tmp_path):
 
 
 def test_the_plugin_imports_nothing_heavy_until_it_is_asked():
-    code = "import sys, foregrad.testing.pytest_plugin; print('torch' in sys.modules, 'foregrad.testing.trial' in sys.modules)"
+    code = "import sys, foregrad.tools.conformance.pytest_plugin; print('torch' in sys.modules, 'foregrad.tools.conformance.trial' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
 

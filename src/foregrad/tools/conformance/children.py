@@ -140,7 +140,7 @@ class _Child:
     def _start(self) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-X", "faulthandler", "-m", "foregrad.testing.children"],
+            [sys.executable, "-W", "ignore", "-X", "faulthandler", "-m", "foregrad.tools.conformance.children"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.said,

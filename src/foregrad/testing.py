@@ -17,18 +17,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .check import check_compiler, check_partitioner
-    from .report import CaseVerdict, ConformanceError, ConformanceReport, Finding
+    from .tools.conformance.check import check_compiler, check_partitioner
+    from .tools.conformance.report import CaseVerdict, ConformanceError, ConformanceReport, Finding
 
 __all__ = ["CaseVerdict", "ConformanceError", "ConformanceReport", "Finding", "check_compiler", "check_partitioner"]
-
-_HOMES = {"check_compiler": "check", "check_partitioner": "check"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module `foregrad.testing` has no attribute `{name}`")
-    return getattr(importlib.import_module(f".{_HOMES.get(name, 'report')}", __name__), name)
+    home = "check" if name.startswith("check_") else "report"
+    return getattr(importlib.import_module(f".tools.conformance.{home}", __package__), name)
 
 
 def __dir__() -> list[str]:
