@@ -33,7 +33,7 @@ def _foreach_add(tensors: Sequence[torch.Tensor], other: torch.Tensor, *, alpha:
     return [torch.add(tensor, other, alpha=alpha) for tensor in tensors]
 
 
-# Optimizers count their steps by it, in a tensor for each parameter. Inductor fails if the number to add is a constant.
+# Optimizers count their steps by it, in a tensor for each parameter. Such a step is known first as one operator alone.
 ONE_BY_ONE = {aten._foreach_add.Tensor: _foreach_add}
 
 

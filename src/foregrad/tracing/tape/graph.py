@@ -52,7 +52,7 @@ class _Builder:
         self.root = torch.nn.Module()
         self.nodes: dict[Entry, fx.Node] = {}
         self.constants = 0
-        self.generators: dict[torch.Generator, fx.Node] = {}
+        self.objects: dict[Any, fx.Node] = {}
         self.graphs: dict[fx.GraphModule, fx.Node] = {}
         self.operators: dict[int, tuple[str, bool, bool]] = {}  # see `_about`
 
@@ -87,9 +87,9 @@ class _Builder:
             kwargs = map_entries(entry.kwargs, self._node) if entry.kwargs else {}
             if self.sizes is not None:
                 args, kwargs = map_symbolic(args, self.sizes.node), map_symbolic(kwargs, self.sizes.node)
-            base, takes_generator, takes_graphs = self.operators.get(id(entry.target)) or self._about(entry.target)
-            if takes_generator:
-                args, kwargs = self._with_generators(args), self._with_generators(kwargs)
+            base, takes_objects, takes_graphs = self.operators.get(id(entry.target)) or self._about(entry.target)
+            if takes_objects:
+                args, kwargs = self._with_objects(args), self._with_objects(kwargs)
             if takes_graphs:
                 args = mapped(args, fx.GraphModule, self._read)
             name = self.writer.name(base)
@@ -101,27 +101,25 @@ class _Builder:
             self.sizes.define(number, node)
 
     def _about(self, target: Any) -> tuple[str, bool, bool]:
-        """What an operator's nodes are called, and whether it takes a random generator, or graphs."""
-        about = self.operators[id(target)] = _name(target), _takes_generator(target), is_higher_order(target)
+        """What an operator's nodes are called, and whether it takes a generator or script object, or graphs."""
+        about = self.operators[id(target)] = _name(target), _takes_objects(target), is_higher_order(target)
         return about
 
-    def _with_generators(self, arguments: Any) -> Any:
-        """Arguments with random generators read from the module: as objects they have no spelling in its code."""
-        values = arguments.values() if isinstance(arguments, dict) else arguments
-        if torch.Generator not in map(type, values):
-            return arguments
+    def _with_objects(self, arguments: Any) -> Any:
+        """Arguments with generators and script objects read from the module: they have no spelling in its code."""
         if isinstance(arguments, dict):
-            return {key: self._generator(value) for key, value in arguments.items()}
-        return tuple(map(self._generator, arguments))
+            return {key: self._object(value) for key, value in arguments.items()}
+        return tuple(map(self._object, arguments))
 
-    def _generator(self, value: Any) -> Any:
-        if type(value) is not torch.Generator:
+    def _object(self, value: Any) -> Any:
+        if not isinstance(value, (torch.Generator, torch.ScriptObject)):
             return value
-        node = self.generators.get(value)
+        node = self.objects.get(value)
         if node is None:
-            attribute = f"_generator{len(self.generators)}"
+            kind = "_generator" if isinstance(value, torch.Generator) else "_torchbind_obj"
+            attribute = f"{kind}{len(self.objects)}"
             setattr(self.root, attribute, value)
-            node = self.generators[value] = self.graph.get_attr(attribute)
+            node = self.objects[value] = self.graph.get_attr(attribute)
             node.meta = NodeMeta({"val": value})
         return node
 
@@ -166,13 +164,14 @@ class _Builder:
             late.origin, late.modules_key = origin, _MODULES[entry.is_backward]
             if origin.marked_call:
                 meta["marked_call"] = origin.marked_call
-            if entry.is_backward and entry.target is torch.ops.aten.add.Tensor and len(_tensor_args(entry)) == 2:
-                late.prefix = _ACCUMULATION
-                meta["is_gradient_acc"] = True
-            elif origin.custom:
+            if origin.custom:
                 meta["custom"] = dict(origin.custom)
             if origin.metadata is not None:
                 meta |= {k if k in _EVERYWHERE else forward + k: v for k, v in origin.metadata.items()}
+            if entry.is_backward and entry.target is torch.ops.aten.add.Tensor and len(_tensor_args(entry)) == 2:
+                late.prefix = _ACCUMULATION
+                meta["is_gradient_acc"] = True
+                meta.pop("custom", None)
         return meta
 
 
@@ -223,9 +222,10 @@ class _Late(Mapping[str, Callable[[], Any]]):
 
 
 @functools.cache
-def _takes_generator(target: Any) -> bool:
+def _takes_objects(target: Any) -> bool:
     schema = getattr(target, "_schema", None)
-    return schema is not None and any("Generator" in str(argument.type) for argument in schema.arguments)
+    names = () if schema is None else [str(argument.type) for argument in schema.arguments]
+    return any("Generator" in name or name.startswith("__torch__") for name in names)
 
 
 def _original(entry: Entry) -> Any:
