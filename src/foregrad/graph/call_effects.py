@@ -18,6 +18,7 @@ import torch
 from .._torch.histories import have_hooks, lead_to
 from .._torch.tensors import of_other_mode
 from ..errors import UnsupportedError
+from ..house import add_to_house
 
 _NO_GRADIENT = "set it to None at the end (`zero_grad()`), or use torch.autograd.grad"
 
@@ -79,6 +80,12 @@ class Bounds(Protocol):
 KINDS: dict[str, type[CallEffect]] = {}  # each kind by its name in files
 
 
+def kind_name(cls: type) -> str:
+    """The name of a kind of effects in files. Kinds of two other packages never have one name."""
+    is_own = cls.__module__.partition(".")[0] == __name__.partition(".")[0]
+    return cls.__name__ if is_own else f"{cls.__module__}.{cls.__qualname__}"
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallEffect:
     """Base of the effects. `rank`: the order among the effects at one `place`.
@@ -95,10 +102,11 @@ class CallEffect:
     instead: ClassVar[str] = "do it outside of the function"
 
     def __init_subclass__(cls) -> None:  # a class with slots is made twice
-        known = KINDS.setdefault(cls.__name__, cls)
+        known = KINDS.setdefault(kind_name(cls), cls)
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise TypeError(f"two kinds of effects have the name {cls.__name__}: {known.__module__}, {cls.__module__}")
-        KINDS[cls.__name__] = cls
+        KINDS[kind_name(cls)] = cls
+        add_to_house(cls)
 
     def lines(self, writer: EffectWriter) -> list[str]:
         """What the rendered call does at the effect's place."""
