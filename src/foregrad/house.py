@@ -78,7 +78,7 @@ def add_to_house(extension: ModuleType | type) -> None:
     """Count the code of a class or of a whole module that extends foregrad as foregrad's own from now on.
 
     A capture then takes the code's lines for nobody's, and a module's objects neither. Programs must not be in a
-    registered module: nothing would guard their reads. The rest of a registered class's file stays the program's.
+    registered module: nothing would guard them. The rest of a registered class's file stays the program's.
     """
     global _files, _modules
     is_class = isinstance(extension, type)
