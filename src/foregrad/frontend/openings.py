@@ -1,17 +1,16 @@
 """Tensors that open: what the spine asks about tensor subclasses whose plain tensors are the inputs of graphs.
 
-`foregrad.OPENER` names the module that answers. A capture or call that meets no such tensor never loads it.
+An annex answers, see `annexes.py`. A capture or call that meets no such tensor never loads it.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 
+from ..annexes import the_one
 from ..errors import UnsupportedTensorError
 
 
@@ -69,11 +68,9 @@ class Opener(Protocol):
     wrap: Callable[..., Any]
 
 
-@functools.lru_cache(1)
 def opener() -> Opener:
     """The module that opens tensors."""
-    package = __name__.partition(".")[0]
-    module: Opener = importlib.import_module(importlib.import_module(package).OPENER)
+    module: Opener = the_one("tensor subclasses")
     return module
 
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from .._torch.distributed import GROUPS
 from .._torch.nested import registered_functions
 from .._torch.ops import is_opaque_value
 from .._torch.wrappers import is_wrapper
@@ -52,7 +51,7 @@ _CONSTANTS = (
     types.FunctionType,
     types.BuiltinFunctionType,
     types.MethodType,
-    *GROUPS,
+    *(cls for name in ("DeviceMesh", "ProcessGroup") if (cls := getattr(torch.distributed, name, None)) is not None),
 )
 
 

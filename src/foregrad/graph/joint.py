@@ -12,7 +12,8 @@ from torch import fx
 from .._torch.graphs import ends_of
 from ..errors import GraphError, PartitionError
 from .meta import TensorSpec, nbytes_of, spec_of
-from .printing import print_graph, shortened
+from .printing import print_graph
+from .role import outlined
 from .signature import Signature
 from .slots import Checked, Saved
 
@@ -139,10 +140,10 @@ class JointGraph:
         )
 
     def __str__(self) -> str:
-        from .printing import print_graph, shortened
+        from .printing import print_graph
 
         header = f"joint graph of {self.name}, after capture"
-        return print_graph(shortened(self.module), header=header, slots=self.slot_texts())
+        return print_graph(outlined(self.module, to_read=True), header=header, slots=self.slot_texts())
 
     def num_guards(self) -> int:
         """The number of conditions on symbolic sizes so far, all of which the graph depends on."""
@@ -285,6 +286,6 @@ class Partitioned:
     def __str__(self) -> str:
         slots, halves = self.joint.slot_texts(), {"forward": self.forward, "backward": self.backward}
         return "\n\n".join(
-            print_graph(shortened(half), header=f"{title} of {self.joint.name}", slots=slots, name=title)
+            print_graph(outlined(half, to_read=True), header=f"{title} of {self.joint.name}", slots=slots, name=title)
             for title, half in halves.items()
         )

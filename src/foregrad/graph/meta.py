@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from .._torch.graphs import size_hint, strided_metadata, tensor_metadata
+from .._torch.nested import frozen
 from .._torch.symbols import concrete, is_symbolic
 
 _UNKNOWN = object()
@@ -379,3 +380,33 @@ def _is_padding(used: Any, stride: Any) -> bool:
 def paddings(shape: Sequence[int], stride: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     """(dimension, stride, padding) of the dimensions with a padding."""
     return ((outer, stride[outer], padding) for _, outer, padding in pairs_of_strides(shape, stride) if padding)
+
+
+def structure_of(node: torch.fx.Node, name: Callable[[torch.fx.Node], Any]) -> Any:
+    """A hashable key of a node's computation: operator, constants, layout; `name` gives the key of an operand."""
+    return node.target, frozen((node.args, node.kwargs), torch.fx.Node, name), layout_of(value_of(node))
+
+
+def layout_of(value: Any) -> Any:
+    """Shape, strides, dtype and device of a tensor, or of each of several; of another value its type, and a symbolic
+    number itself.
+    """
+    if isinstance(value, (tuple, list)):
+        return tuple(map(layout_of, value))
+    if isinstance(value, TensorSpec) and (token := value.token) is not None:
+        layout_id = _LAYOUTS.get(token)
+        if layout_id is None:  # a token tells of the offset too
+            layout = value.shape, value.stride, value.dtype, value.device
+            layout_id = _LAYOUTS[token] = _LAYOUTS.setdefault(layout, object())
+        return layout_id
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:
+            return object()
+        value = TensorSpec.of(value)
+    if not isinstance(value, TensorSpec):
+        return str(value) if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else type(value)
+    sizes = tuple(map(str, value.shape)), tuple(map(str, value.stride))
+    return *sizes, value.dtype, value.device, value.conj, value.neg
+
+
+_LAYOUTS: dict[object, object] = {}  # by token, and by layout without offset: comparing one object is cheap

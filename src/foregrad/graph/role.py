@@ -7,13 +7,20 @@ which inputs are parameters) are in `gm.meta["foregrad"]`, read by `role_of`.
 from __future__ import annotations
 
 import dataclasses
+import operator
+from typing import Any
 
+import torch
 from torch import fx
+
+from ..annexes import given
 
 _KEY = "foregrad"
 PREPARED = "foregrad prepared"  # in the `meta` of a graph from a backend's `prepare_joint`, or derived from one
 
 STAYS = "foregrad stays"  # in the `meta` of a graph that nobody changes: what is made of it may be made later
+
+REGION = "foregrad region"  # in the `meta` of a graph that another one calls at several places: whether it is random
 
 LAID_OUT = "foregrad laid out"  # of a residual whose strides the forward's compiler chose: its own spec
 
@@ -57,3 +64,18 @@ def role_of(gm: fx.GraphModule) -> GraphRole:
     output = next(iter(reversed(gm.graph.nodes)))
     count = len(output.args[0]) if isinstance(output.args[0], (list, tuple)) else 1
     return GraphRole("inference", (), tuple(range(count)))
+
+
+def outlined(gm: fx.GraphModule, **how: Any) -> fx.GraphModule:
+    """The graph with calls of the parts that come again; itself where there are none, or nobody finds them."""
+    for outline in given("repeated regions"):
+        gm = outline(gm, **how)
+    return gm
+
+
+def called_region(module: torch.nn.Module, node: fx.Node) -> fx.GraphModule | None:
+    """The region that a node of an outlined graph calls."""
+    if node.op != "call_module":
+        return None
+    region = operator.attrgetter(str(node.target))(module)
+    return region if isinstance(region, fx.GraphModule) and REGION in region.meta else None

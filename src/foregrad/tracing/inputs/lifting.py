@@ -19,10 +19,10 @@ from ..._torch.engine import TorchFunctionMode, dispatching_again, is_function_m
 from ..._torch.function_classes import FunctionClasses
 from ..._torch.histories import AS_ARRAY_REQUIRES_GRAD
 from ..._torch.hooks import unless_cut
+from ..._torch.levels import bottom_of
 from ..._torch.patches import applied_function
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import is_inside_transform
-from ..._torch.transforms import bottom_of
 from ..._torch.wrappers import is_of_capture
 from ...errors import UnsupportedError, UnsupportedLayoutError, UnsupportedOpError
 from ...interrupts import deliver, held
