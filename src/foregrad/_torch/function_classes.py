@@ -83,10 +83,10 @@ def _empty() -> torch.Tensor:
 
 
 class FunctionClasses:
-    """The handles of one capture. `where()` is the user's line."""
+    """The handles of one capture. `where()` is the user's line; `begin()` is called before the first handle is made."""
 
-    def __init__(self, where: Callable[[], str]) -> None:
-        self.where = where
+    def __init__(self, where: Callable[[], str], begin: Callable[[], None]) -> None:
+        self.where, self.begin = where, begin
         self._stand_ins: ById[Any, torch.Tensor] = ById()  # by handle
         self._handles: ById[torch.Tensor, Any] = ById()  # by stand-in
         self._given: IdSet[Any] = IdSet()  # the handles of arguments
@@ -104,6 +104,8 @@ class FunctionClasses:
         return handle
 
     def _handle(self, cls: type, stand_in: torch.Tensor) -> Any:
+        if not self._stand_ins:
+            self.begin()
         with _C._DisableTorchDispatch(), _C.DisableTorchFunction():
             handle = _make_subclass(cls, _empty())
         self._stand_ins[handle] = stand_in
