@@ -8,17 +8,14 @@ from typing import Any
 
 import torch
 
-from ..._torch.function_classes import FunctionClasses, is_function_class
+from ..._torch import function_classes
+from ..._torch.function_classes import FunctionClasses
 from ..._torch.jagged import dispatch_argument_of_capture
 from ..._torch.patches import swapped
 from ...locks import Bind
 from ...subclasses.function_classes import check_classes, serve_captures
 from ..aspect import Aspect, aspect
 from ..heap.recording import Host, Recording
-
-_as_subclass: Any = torch._C.TensorBase.as_subclass
-_make_subclass: Any = torch._C.TensorBase._make_subclass
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 @aspect
@@ -40,20 +37,7 @@ class TensorClasses(Aspect):
             one: TensorClasses | None = current()
             return None if one is None else one.handles
 
-        def of_class(self: torch.Tensor, cls: Any) -> Any:
-            classes = handles()
-            if classes is None or not (cls is torch.Tensor or is_function_class(cls)):
-                return _as_subclass(self, cls)
-            return classes.as_subclass(self, cls, swapped)
-
-        def made_of_class(cls: Any, data: torch.Tensor, require_grad: bool = False, **kwargs: Any) -> Any:
-            classes = handles()
-            if classes is None or kwargs or not (cls in _PLAIN or is_function_class(cls)):
-                return _make_subclass(cls, data, require_grad, **kwargs)
-            return classes.make_subclass(cls, data, require_grad, swapped)
-
-        bind(torch.Tensor, "as_subclass", of_class)
-        bind(torch.Tensor, "_make_subclass", staticmethod(made_of_class))
+        function_classes.install(bind, handles, swapped)
         serve_captures(handles)
 
     def around_run(self) -> contextlib.AbstractContextManager[None]:
