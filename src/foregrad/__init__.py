@@ -211,6 +211,8 @@ ASPECTS = [
     "foregrad.tracing.effects.first_imports",
     "foregrad.tracing.effects.output",
 ]
+# The module that takes tensor subclasses apart, see `frontend/openings.py`.
+OPENER = "foregrad.subclasses"
 # As `foregrad.graph`, without an import of it.
 _PARTS = {"backends", "descriptors", "dynamo", "extend", "graph", "partitioners", "passes", "planning", "testing"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

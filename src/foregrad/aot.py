@@ -28,6 +28,7 @@ from .dispatch.pipeline import Pipeline, Product
 from .errors import UnsupportedError, UnsupportedSideEffectError, UnsupportedTensorError
 from .extend import module_behind
 from .frontend.call import FlatCall, flatten_call
+from .frontend.openings import Opening, opener
 from .frontend.reads import FoundWrappers, Source
 from .frontend.tree import Tree
 from .graph.effect_log import CheckFailed
@@ -38,8 +39,6 @@ from .partitioners import budget_partition, default_partition, min_cut_remateria
 from .runtime.decisions import Stop
 from .runtime.lines import LineWriter
 from .runtime.render import RunLines
-from .subclasses.conversion import unwrapping
-from .subclasses.spec import WrapperSpec
 from .tracing.capture import Captured
 
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
@@ -384,10 +383,10 @@ class _UnguardedInputs(LineWriter):
             leaves += self._parts(name, spec, gradient) if tree.kind == "wrapper" else [name]
         return leaves
 
-    def _parts(self, name: str, spec: WrapperSpec, gradient: WrapperSpec | None) -> list[str]:
+    def _parts(self, name: str, spec: Opening, gradient: Opening | None) -> list[str]:
         self.wrappers.append(name)
         parts = [self.names.fresh(f"{name}_{i}") for i in range(spec.count)]
-        self.lines.append(f"{unpacked(parts)}{self.bind('unwrap', unwrapping(spec, gradient))}({name})")
+        self.lines.append(f"{unpacked(parts)}{self.bind('unwrap', opener().unwrapping(spec, gradient))}({name})")
         return parts
 
     def _read(self, source: Source) -> str:

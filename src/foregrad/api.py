@@ -24,6 +24,7 @@ from .dispatch.varying import SizesSeen, check_marked
 from .errors import EscapedTensorError, PartitionError, UnknownLeafError
 from .extend import CompiledCallable
 from .frontend.call import flatten_call, forward_of
+from .frontend.openings import GradientKindError
 from .graph.effect_log import CheckFailed
 from .graph.joint import JointGraph
 from .graph.source import a_name
@@ -40,7 +41,6 @@ from .partitioners.index import JointIndex, merge_equal
 from .partitioners.instead import can_replay
 from .partitioners.policies import Policy
 from .partitioners.report import Parts
-from .subclasses.spec import GradientKindError
 
 if TYPE_CHECKING:
     from .cache.keeper import Keeper

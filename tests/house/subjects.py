@@ -112,7 +112,7 @@ NAMED_BY = {
     "classes": r"wrapper|jagged|torch_function",
     "operators": r"sparse|attention|packed|torchscript|higher_?order_?op",
     "transforms": r"transform|vmap|functorch|\bjvp",
-    "distributed": r"collective|distributed|dtensor|checkpoint",
+    "distributed": r"collective|distributed|(?<![a-z])dtensor|checkpoint",
     "budget": r"budget",
     "inductor": r"inductor|repeat",
     "dynamo": r"dynamo",

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .._torch.wrappers import is_wrapper
 from ..api import pipeline_for
 from ..config import config
 from ..dispatch.guard_list import sharing_of
@@ -32,7 +33,6 @@ from ..graph.tangents import ABSENT, VARIABLE, BackwardCase
 from ..identity import ById, IdSet
 from ..interrupts import held
 from ..passes.keep import also_saved, results_read
-from ..subclasses.spec import is_wrapper
 from ..tracing.capture import Captured, capture_call
 from ..tracing.derivatives.resumable_trace import GradientRef, ResumableTrace, WrappedRef
 from ..tracing.parts import Options

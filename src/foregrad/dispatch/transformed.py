@@ -22,6 +22,7 @@ from .._torch.engine import TorchFunctionMode, forward_ad
 from .._torch.graphs import is_random
 from .._torch.patches import swapping
 from .._torch.transforms import Level
+from .._torch.wrappers import is_wrapper
 from ..config import Config
 from ..errors import EscapedTensorError, ForegradWarning, UnsupportedError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall, flatten_call
@@ -32,7 +33,6 @@ from ..graph.source import Names, compile_source
 from ..identity import ById, IdSet
 from ..interrupts import held
 from ..locks import Turn
-from ..subclasses.spec import is_wrapper
 from .fallbacks import Refusals
 from .guard_list import MISS
 from .guards import CallGuards

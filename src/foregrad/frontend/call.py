@@ -17,11 +17,11 @@ from .._torch.tensors import is_wrapper_subclass, storage_key
 from ..errors import EscapedTensorError, UnsupportedAliasError, UnsupportedLayoutError, UnsupportedTensorError
 from ..graph.slots import Slot
 from ..graph.source import key_texts
-from ..subclasses.conversion import wrap
 from .function_classes import FunctionClassError
 from .lifted import forms_of
 from .opaque import is_array
-from .tree import STEPPERS, Tree, Wrap, check_leaves, flatten, open_arguments
+from .openings import Wrap, wrap
+from .tree import STEPPERS, Tree, check_leaves, flatten, open_arguments
 
 
 def forward_of(module: torch.nn.Module) -> Callable[..., Any]:

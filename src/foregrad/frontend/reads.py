@@ -25,11 +25,11 @@ from .._torch.stand_ins import is_stand_in
 from ..errors import UnsupportedOpError
 from ..graph.slots import Slot
 from ..graph.source import attribute, item, key_text
-from ..subclasses.spec import WrapperSpec
 from .expected import ABSENT, Expected, Strong, apart, describe, holds_classes, is_plain, reference, same_keys, stored
 from .libraries import is_of_library, referent
 from .objects import table_of
 from .opaque import asked_of, is_array
+from .openings import Opening
 
 _MOST_ITEMS = 10_000
 _CONTAINERS = (dict, list, set, collections.deque)
@@ -438,8 +438,8 @@ class ReachedWrapper:
     """A wrapper that the function reached by itself: where, and the spec of its gradient (None: as predicted)."""
 
     source: Source
-    spec: WrapperSpec
-    gradient: WrapperSpec | None
+    spec: Opening
+    gradient: Opening | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -449,4 +449,4 @@ class FoundWrappers:
     """
 
     reached: tuple[ReachedWrapper, ...]
-    arguments: Mapping[int, tuple[WrapperSpec, WrapperSpec | None]]
+    arguments: Mapping[int, tuple[Opening, Opening | None]]

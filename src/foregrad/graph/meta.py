@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -361,6 +361,15 @@ def pairs_of_strides(shape: Sequence[Any], stride: Sequence[Any]) -> Iterator[tu
             type(used) is type(stride[outer]) is int and 0 < used < stride[outer] and stride[outer] % stride[inner] == 0
         ):
             yield inner, outer, stride[outer] // stride[inner] - shape[inner]
+
+
+def following_strides(spec: Any, shape: Sequence[Any], padded: Container[int] = ()) -> tuple[Any, ...]:
+    """The strides of a tensor laid out as `spec` is, of another, symbolic `shape`."""
+    stride = list(spec.stride)
+    for inner, outer, padding in pairs_of_strides(spec.shape, spec.stride):
+        if not padding or outer in padded:
+            stride[outer] = stride[inner] * (shape[inner] + padding)
+    return tuple(stride)
 
 
 def _is_padding(used: Any, stride: Any) -> bool:

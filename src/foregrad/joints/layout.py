@@ -16,15 +16,16 @@ from torch import fx, nn
 
 from .._torch.nested import flattened
 from .._torch.ops import OpOverload
+from .._torch.wrappers import is_wrapper
 from ..descriptors import classes, tangent_of
 from ..errors import UnsupportedError
 from ..frontend.call import FlatCall
+from ..frontend.openings import Opening
 from ..frontend.reads import FoundWrappers, Source
 from ..frontend.tree import Tree
 from ..graph.signature import ConstantOutput, Handle, InputInfo, PartOf, Signature, WrapperOutput
 from ..graph.slots import Base, Buffer, Param
 from ..identity import ById
-from ..subclasses.spec import WrapperSpec, is_wrapper
 from ..tracing.tape.opinfo import op_info
 
 
@@ -62,8 +63,8 @@ class WrapperAt:
     """A wrapper subclass among the flat arguments, its kind and that of its gradient."""
 
     place: int
-    spec: WrapperSpec
-    gradient: WrapperSpec | None
+    spec: Opening
+    gradient: Opening | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Layout:
 class _Whole:
     """Stands for a wrapper subclass in a structure: the numbers of the leaves that are its plain tensors."""
 
-    def __init__(self, spec: WrapperSpec | None, leaves: Sequence[int]) -> None:
+    def __init__(self, spec: Opening | None, leaves: Sequence[int]) -> None:
         self.spec, self.leaves = spec, leaves
 
 

@@ -15,23 +15,25 @@ from .._torch.engine import (
     symbolic_composites,
 )
 from .._torch.function_classes import FunctionClasses
-from .._torch.jagged import dispatch_argument_of_capture, is_ragged
+from .._torch.jagged import dispatch_argument_of_capture
 from .._torch.patches import patched
 from .._torch.requirements import warn_if_untested
+from .._torch.symbols import is_ragged
 from .._torch.tensors import gradient_of, is_usable
+from .._torch.wrappers import is_of_capture
 from ..errors import ForegradError, InternalError, UnsupportedError, UnsupportedSideEffectError, UnsupportedTensorError
 from ..frontend.call import FlatCall, are_apart, tensor_over
 from ..frontend.function_classes import check_classes
 from ..frontend.lifted import capturing
+from ..frontend.openings import Unwrap
 from ..frontend.program_state import ProgramState
 from ..frontend.reads import FoundWrappers, Reads, Source
-from ..frontend.tree import Tree, Unwrap, flatten
+from ..frontend.tree import Tree, flatten
 from ..graph.eager_regions import begin, in_one_call
 from ..graph.effect_log import CheckFailed
 from ..graph.joint import JointGraph
 from ..identity import IdSet
 from ..interrupts import held, is_interrupt, note_escaping
-from ..subclasses.spec import is_of_capture
 from .aspect import Finished
 from .assembly import Assembly
 from .derivatives.backward import Differentiated, differentiate

@@ -18,9 +18,10 @@ from ...frontend.holders import Holder, kind_of, left_in_cache
 from ...frontend.lifted import StatePlace, lifted_places, stand_in_at, times_lifted
 from ...frontend.objects import table_of
 from ...frontend.opaque import is_array, is_generator_of_numpy, overlaps, results_of
+from ...frontend.openings import Unwrap
 from ...frontend.program_state import ProgramState
 from ...frontend.reads import Reads
-from ...frontend.tree import LEAF, Tree, Unwrap, is_as_opened, open_container
+from ...frontend.tree import LEAF, Tree, is_as_opened, open_container
 from ...graph.eager_regions import open_journal
 from ...graph.python_effects import OfArgument, PythonWrite, SetAttribute
 from ...identity import ById, IdSet

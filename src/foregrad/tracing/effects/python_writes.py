@@ -21,8 +21,9 @@ from ...frontend.expected import ABSENT, is_plain
 from ...frontend.holders import Holder, is_import
 from ...frontend.lifted import StatePlace, stand_in_at
 from ...frontend.objects import is_plain_object, look_into
+from ...frontend.openings import Unwrap
 from ...frontend.program_state import ProgramState
-from ...frontend.tree import Opened, Tree, Unwrap, check_leaves, flatten, is_leaf, list_of, open_objects
+from ...frontend.tree import Opened, Tree, check_leaves, flatten, is_leaf, list_of, open_objects
 from ...graph.python_effects import (
     AddToSet,
     CallMethod,

@@ -23,9 +23,9 @@ from ..._torch.patches import applied_function
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import is_inside_transform
 from ..._torch.transforms import bottom_of
+from ..._torch.wrappers import is_of_capture
 from ...errors import UnsupportedError, UnsupportedLayoutError, UnsupportedOpError
 from ...interrupts import deliver, held
-from ...subclasses.spec import is_of_capture
 from ..heap.recording import Host
 from ..kernels.checks import VALUE_CHECKS
 from ..kernels.plans import DETERMINANTS, VALUES_ONLY, eigenvalues_only, watch_determinant

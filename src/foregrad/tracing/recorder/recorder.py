@@ -21,6 +21,7 @@ from ..._torch.ops import OpOverload
 from ..._torch.stand_ins import FakeRuns, is_stand_in, like_source
 from ..._torch.symbols import map_symbolic
 from ..._torch.tensors import base_of, is_symbolic_zero, is_view
+from ..._torch.wrappers import holds_tensors, is_wrapper
 from ...errors import UnsupportedDataDependentError, UnsupportedOpError, UnsupportedSideEffectError
 from ...frontend.call import tensor_over
 from ...frontend.lifted import StatePlace
@@ -28,7 +29,6 @@ from ...frontend.opaque import is_array, overlaps
 from ...frontend.reads import Reads
 from ...identity import IdSet
 from ...locks import bound
-from ...subclasses.spec import holds_tensors, is_wrapper
 from ..heap.alias import Value
 from ..heap.metadata_changes import Detached, MetadataChanges
 from ..heap.overlaps import check_view

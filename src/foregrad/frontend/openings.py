@@ -1,0 +1,87 @@
+"""Tensors that open: what the spine asks about tensor subclasses whose plain tensors are the inputs of graphs.
+
+`foregrad.OPENER` names the module that answers. A capture or call that meets no such tensor never loads it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from ..errors import UnsupportedTensorError
+
+
+class GradientKindError(UnsupportedTensorError):
+    """The kind of a wrapper's gradient is not the predicted one. It is recorded, so another capture succeeds."""
+
+
+class Opening(Protocol):
+    """How one tensor subclass opens: its class, its layout, and its plain tensors, named by `paths`.
+
+    `carries[i]`: gradients go through plain tensor i. `is_apart`: further inputs carry the gradients. `count`: the
+    number of inputs of a graph that stand for the subclass.
+    """
+
+    @property
+    def cls(self) -> type: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def requires_grad(self) -> bool: ...
+    @property
+    def carries(self) -> tuple[bool, ...]: ...
+    @property
+    def is_apart(self) -> bool: ...
+    @property
+    def count(self) -> int: ...
+    def paths(self) -> list[str]: ...
+    def may_vary(self, part: int, dim: int) -> bool: ...
+    def varies(self, part: int) -> bool: ...
+    def fits(self, value: Any) -> bool: ...
+    def has_structure_of(self, tensor: Any, *, of_any_size: bool = False) -> bool: ...
+
+
+Unwrap = Callable[[Any], "tuple[Opening, Sequence[torch.Tensor]] | None"]
+Sampler = Callable[[Any], tuple[Any, Sequence[torch.Tensor]]]
+Wrap = Callable[[Any, "list[torch.Tensor]"], Any]
+
+
+class Opener(Protocol):
+    """The module that opens tensors.
+
+    `Samples()` gives for a tensor its opening and plain tensors without history; `unwrapping` and `wrap` go from a
+    tensor to its plain tensors and back with the history, `rebuilt` goes back without. `bare_spec` opens a gradient;
+    `converted`, `taken_apart` and `unexpected` treat a gradient of another kind than the result's.
+    """
+
+    Samples: Callable[[], Sampler]
+    bare_spec: Callable[[Any], Any]
+    converted: Callable[[Any, Any, type], Any]
+    rebuilt: Callable[[Any, Sequence[torch.Tensor]], Any]
+    taken_apart: Callable[[Any], Sequence[torch.Tensor]]
+    unexpected: Callable[[Any], UnsupportedTensorError]
+    unwrapping: Callable[[Any, Any], Callable[[Any], Sequence[torch.Tensor]]]
+    with_sizes_of: Callable[[Any, Sequence[Any]], Any]
+    wrap: Callable[..., Any]
+
+
+@functools.lru_cache(1)
+def opener() -> Opener:
+    """The module that opens tensors."""
+    package = __name__.partition(".")[0]
+    module: Opener = importlib.import_module(importlib.import_module(package).OPENER)
+    return module
+
+
+def wrap(opening: Any, parts: Sequence[torch.Tensor]) -> Any:
+    """The tensor around these plain tensors, with their history."""
+    return opener().wrap(opening, parts)
+
+
+def new_samples() -> Sampler:
+    """For tensors that open, plain tensors like those of a call, but without history: equal objects at each call."""
+    return opener().Samples()
