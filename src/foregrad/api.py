@@ -20,6 +20,7 @@ from .dispatch.dispatcher import Dispatcher
 from .dispatch.explain import Recompiles
 from .dispatch.module import Recipe, make_compiled_module, make_wrapper
 from .dispatch.pipeline import Pipeline
+from .dispatch.varying import SizesSeen, check_marked
 from .errors import EscapedTensorError, UnknownLeafError
 from .extend import CompiledCallable
 from .frontend.call import flatten_call, forward_of
@@ -331,6 +332,7 @@ def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> JointGraph:
     """The joint graph of `fn` for the given arguments; nothing runs for real. Its `str()` is Python.
 
     Parameters and arguments may have no values: they are on `meta`, or fakes. What branches on values is refused then.
+    Dimensions marked by `mark_dynamic`, ours or PyTorch's, are symbols in the graph.
 
     Raises `Unsupported...Error` if `fn` can't be captured, and the errors of `fn`.
 
@@ -351,8 +353,11 @@ def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> JointGraph:
     with without_fake_mode():
         while True:
             try:
-                call = flatten_call(function, args, kwargs, objects=objects)
-                return capture_call(dataclasses.replace(call, fills_caches=fills), Options(name)).joint
+                call = SizesSeen(dynamic=False).observe(flatten_call(function, args, kwargs, objects=objects), ())
+                joint = capture_call(dataclasses.replace(call, fills_caches=fills), Options(name)).joint
+                if call.dynamic:
+                    check_marked(call, joint, name)
+                return joint
             except CheckFailed as failure:
                 raise failure.error from None
             except Exception as error:

@@ -63,6 +63,14 @@ def test_a_fake_mode_that_is_on_changes_nothing():
     assert inside == operators(foregrad.capture(*real()))
 
 
+def test_a_device_that_is_on_changes_nothing():
+    model, x = real()
+    expected = foregrad.plan(model, x, device="cpu", budget=1 << 20)
+    with torch.device("meta"):
+        inside = foregrad.plan(model, x, device="cpu", budget=1 << 20)
+    assert [(one.name, one.peak) for one in inside.choices] == [(one.name, one.peak) for one in expected.choices]
+
+
 @ABSENT
 def test_parameters_that_a_function_reaches_by_itself(make):
     model, x = make()

@@ -236,6 +236,12 @@ def is_mark(name: Any) -> bool:
     return isinstance(name, str) and (name in _NAMES or name.startswith(_PREFIXES))
 
 
+def marked_in_torch(tensor: torch.Tensor) -> dict[int, tuple[int | None, int | None]]:
+    """The dimensions marked by PyTorch's own `mark_dynamic`, with their least and greatest size."""
+    ranges = getattr(tensor, "_dynamo_dynamic_range", ())
+    return {one.dim % tensor.dim(): (one.min, one.max) for one in ranges}
+
+
 def without_marks(table: dict[Any, Any]) -> dict[Any, Any]:
     """The attributes that the user gave a tensor."""
     return {name: value for name, value in [*table.items()] if not is_mark(name)} if table else {}

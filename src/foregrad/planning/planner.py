@@ -84,6 +84,11 @@ def make_plan(recipe: Recipe, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     """The plan of a recipe for one call."""
     device = recipe.device
     step = step_of(recipe.function, args, kwargs, is_accelerator=device.is_accelerator)
+    return plan_of(recipe, step, args, kwargs)
+
+
+def plan_of(recipe: Recipe, step: TrainingStep, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
+    """The plan of a recipe for a captured step."""
     with without_fake_mode():
         return _Planner(recipe, step).plan(args, kwargs)
 

@@ -43,8 +43,9 @@ class Tally:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Largest:
-    """The largest sizes that fit. `size`: the batch; `choice`: the one that fits there; `peak`: its bytes; `sizes`:
-    each size that was tried, with the least peak and whether it fits.
+    """The largest batch that fits. `size`: the batch; `choice`: the one that fits there; `peak`: its bytes; `tried`:
+    each size that was looked at, with the least peak and whether it fits; `captures`: those made for it.
+    `why_captured`: where the model takes no symbols for these sizes, the reason; each size is captured by itself then.
     """
 
     size: int
@@ -52,6 +53,8 @@ class Largest:
     peak: int
     under: int
     tried: tuple[tuple[int, int, bool], ...]
+    captures: int = 0
+    why_captured: str = ""
 
     def __str__(self) -> str:
         return f"{self.size}, by {self.choice!r}: {in_bytes(self.peak)} of {in_bytes(self.under)}"
@@ -119,9 +122,7 @@ class Plan:
         return [(name, count) for name, count in rows if count]
 
     def largest(self, *, batch: Any = 0, under: int | str | None = None, choice: str | None = None) -> Largest:
-        """The largest batch that fits, found by captures of the model at other sizes; see
-        `foregrad.planning.largest`.
-        """
+        """The largest batch that fits, found from one capture with symbols; see `foregrad.planning.largest`."""
         from .largest import largest_of
 
         return largest_of(self, batch=batch, under=under, choice=choice)

@@ -17,6 +17,7 @@ from ..extend import as_compiled, module_behind
 from ..graph.joint import JointGraph
 from ..graph.slots import Buffer, Param
 from .kernels import AcceleratorKernels
+from .symbols import at_sizes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,14 +47,19 @@ class TrainingStep:
     held: tuple[Held, ...]
     places: Mapping[int, Held]
 
+    def at(self, fn: Any, values: Mapping[Any, int], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TrainingStep:
+        """The step whose graph's symbols have these values, which are those of these arguments."""
+        joint = at_sizes(self.joint, values)
+        held, places = _held_by(_plain(fn), joint, args, kwargs)
+        return TrainingStep(self.name, joint, held, places)
+
     def of_kind(self, kind: str) -> list[Held]:
         return [one for one in self.held if one.kind == kind]
 
 
 def step_of(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_accelerator: bool) -> TrainingStep:
     """Capture a function or module for a training step. Raises `PlanError` where it has no loss."""
-    compiled = as_compiled(fn)
-    plain = fn if compiled is None else module_behind(fn) or compiled.function
+    plain = _plain(fn)
     name = str(getattr(plain, "__name__", type(plain).__name__))
 
     def step(*args: Any, **kwargs: Any) -> Any:
@@ -69,6 +75,12 @@ def step_of(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_acc
             )
         held, places = _held_by(plain, joint, args, kwargs)
     return TrainingStep(name, joint, held, places)
+
+
+def _plain(fn: Any) -> Any:
+    """The function or module behind a compiled one."""
+    compiled = as_compiled(fn)
+    return fn if compiled is None else module_behind(fn) or compiled.function
 
 
 def loss_in(result: Any, name: str) -> torch.Tensor:
