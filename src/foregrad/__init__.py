@@ -221,6 +221,7 @@ ANNEXES = {
         "foregrad.backends.debugging:BACKENDS",
     ],
     "calls under transforms": ["foregrad.dispatch.transformed:LayeredCalls"],
+    "classes of constants": ["foregrad._torch.distributed:GROUPS"],
     "memory budgets": ["foregrad.partitioners.budget:partition_within"],
     "repeated regions": ["foregrad.passes.regions:outlined"],
     "tensor subclasses": ["foregrad.subclasses"],

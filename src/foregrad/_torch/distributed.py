@@ -16,6 +16,10 @@ from ..locks import Bind
 from .engine import all_modes_off
 from .symbols import has_symbolic
 
+_named = [getattr(torch.distributed, name, None) for name in ("DeviceMesh", "ProcessGroup")]
+GROUPS: tuple[type, ...] = tuple(cls for cls in _named if isinstance(cls, type))
+"""Classes of objects that say which processes there are: nothing but themselves to a function."""
+
 # Classes; `fully_shard` does it in hooks around the forward, the others in the forward itself.
 _WRAPPERS = (
     ("torch.nn.parallel.distributed", "DistributedDataParallel"),

@@ -21,6 +21,7 @@ import torch
 from .._torch.nested import registered_functions
 from .._torch.ops import is_opaque_value
 from .._torch.wrappers import is_wrapper
+from ..annexes import given
 from ..errors import UnknownLeafError
 from ..graph.source import key_text, key_texts
 from ..house import is_house_module
@@ -51,7 +52,7 @@ _CONSTANTS = (
     types.FunctionType,
     types.BuiltinFunctionType,
     types.MethodType,
-    *(cls for name in ("DeviceMesh", "ProcessGroup") if (cls := getattr(torch.distributed, name, None)) is not None),
+    *(cls for classes in given("classes of constants") for cls in classes),
 )
 
 
