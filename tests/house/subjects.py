@@ -128,7 +128,7 @@ NAMED_BY = {
     "store": r"artifact|(?<!functools\.)\bcached?\b|keeper",
     "planning": r"\bplanning\b|foregrad\.plan\b",
     "tools": r"explain|explanation|verif",
-    "fusion": r"ts_compile|draw_graph",
+    "fusion": r"foregrad\.fusion|draw_graph",
     "joints": r"descriptor",
 }
 
