@@ -205,6 +205,7 @@ ASPECTS = [
     "foregrad.tracing.kernels.sparse",
     "foregrad.tracing.recorder.transform_levels",
     "foregrad.tracing.recorder.attention",
+    "foregrad.tracing.recorder.tensor_classes",
     "foregrad.tracing.recorder.functions",
     "foregrad.tracing.values.made_generators",
     "foregrad.tracing.effects.retain",

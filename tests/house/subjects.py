@@ -56,10 +56,10 @@ ANNEXES: dict[str, tuple[str, ...]] = {
         "_torch/hooks.py",
     ),
     "classes": (
-        "frontend/function_classes.py",
         "runtime/wrapper_lines.py",
         "subclasses/*",
         "tracing/inputs/wrappers.py",
+        "tracing/recorder/tensor_classes.py",
         "_torch/function_classes.py",
         "_torch/jagged.py",
     ),

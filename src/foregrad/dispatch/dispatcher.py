@@ -17,7 +17,6 @@ from ..config import config as settings
 from ..errors import EscapedTensorError, ForegradError, UnknownLeafError, UnsupportedError
 from ..extend import CompiledFunction, FunctionView, GraphView, RefusalView, Watcher
 from ..frontend.call import flatten_call, forward_of
-from ..frontend.function_classes import FunctionClassError, OfClasses, has_classes
 from ..frontend.lifted import Lifted, Place, StatePlace, lifted_arrays, may_lift_more, numbered, renewed
 from ..frontend.openings import GradientKindError
 from ..graph.eager_regions import give_up, in_one_call
@@ -26,6 +25,7 @@ from ..graph.source import source_of
 from ..house import hide_own_frames
 from ..interrupts import held
 from ..locks import Turn
+from ..subclasses.function_classes import FunctionClassError, OfClasses, has_classes
 from ..tracing.recorder.recorder import ArraysWritten
 from ..tracing.values.draws import DrawsDiffer, DrawsFound
 from .explain import Difference, Once, Recompile, Recompiles, is_float_text, reason_of, split_reason

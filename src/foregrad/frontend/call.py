@@ -12,15 +12,13 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from .._torch.fakes import FakeTensor
-from .._torch.function_classes import is_function_class
 from .._torch.tensors import is_wrapper_subclass, storage_key
 from ..errors import EscapedTensorError, UnsupportedAliasError, UnsupportedLayoutError, UnsupportedTensorError
 from ..graph.slots import Slot
 from ..graph.source import key_texts
-from .function_classes import FunctionClassError
 from .lifted import forms_of
 from .opaque import is_array
-from .openings import Wrap, wrap
+from .openings import Wrap, opener, wrap
 from .tree import STEPPERS, Tree, check_leaves, flatten, open_arguments
 
 
@@ -175,17 +173,7 @@ def check_tensor(tensor: torch.Tensor, path: str) -> None:
             "process. Make it on `meta`."
         )
     if type(tensor) not in _PLAIN and _is_another_kind(tensor):
-        if is_function_class(type(tensor)):
-            raise FunctionClassError(
-                f"`{path}` is a {type(tensor).__qualname__}, whose class has `__torch_function__` alone: such an "
-                "argument or result is compiled, and one that the function makes. Elsewhere keep a plain tensor "
-                "(`.as_subclass(torch.Tensor)`)."
-            )
-        raise UnsupportedTensorError(
-            f"`{path}` is a {type(tensor).__qualname__}: of tensor subclasses, those that say what they hold "
-            "(`__tensor_flatten__`) can be compiled. Pass its plain tensors instead (of one that holds "
-            "none, `.as_subclass(torch.Tensor)`)."
-        )
+        raise opener().refusal(tensor, path)
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
         raise UnsupportedLayoutError(

@@ -55,12 +55,14 @@ class Opener(Protocol):
 
     `Samples()` gives for a tensor its opening and plain tensors without history; `unwrapping` and `wrap` go from a
     tensor to its plain tensors and back with the history, `rebuilt` goes back without. `bare_spec` opens a gradient;
-    `converted`, `taken_apart` and `unexpected` treat a gradient of another kind than the result's.
+    `refusal` is the error for an input that
+    does not open; `converted`, `taken_apart` and `unexpected` treat a gradient of another kind than the result's.
     """
 
     Samples: Callable[[], Sampler]
     bare_spec: Callable[[Any], Any]
     converted: Callable[[Any, Any, type], Any]
+    refusal: Callable[[torch.Tensor, str], UnsupportedTensorError]
     rebuilt: Callable[[Any, Sequence[torch.Tensor]], Any]
     taken_apart: Callable[[Any], Sequence[torch.Tensor]]
     unexpected: Callable[[Any], UnsupportedTensorError]

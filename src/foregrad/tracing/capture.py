@@ -14,8 +14,6 @@ from .._torch.engine import (
     no_saved_tensors_hooks,
     symbolic_composites,
 )
-from .._torch.function_classes import FunctionClasses
-from .._torch.jagged import dispatch_argument_of_capture
 from .._torch.patches import patched
 from .._torch.requirements import warn_if_untested
 from .._torch.symbols import is_ragged
@@ -23,7 +21,6 @@ from .._torch.tensors import gradient_of, is_usable
 from .._torch.wrappers import is_of_capture
 from ..errors import ForegradError, InternalError, UnsupportedError, UnsupportedSideEffectError, UnsupportedTensorError
 from ..frontend.call import FlatCall, are_apart, tensor_over
-from ..frontend.function_classes import check_classes
 from ..frontend.lifted import capturing
 from ..frontend.openings import Unwrap
 from ..frontend.program_state import ProgramState
@@ -195,7 +192,7 @@ class CaptureRun(Assembly):
         recorder, inputs = self.recorder, self.inputs
         _check_tensors(self.name, inputs.records, self.facts, self.lifting.accumulated_at)
         _check_arrays(self.name, self.call, inputs.records, self.state.before.met())
-        _check_results(self.name, out_leaves, paths, inputs.by_stand_in, self.lifting.classes)
+        _check_results(self.name, out_leaves, paths, inputs.by_stand_in)
         for one in self.aspects:
             one.returned(out_leaves, paths)
         analysis = analyze(recorder, inputs, out_leaves, paths)
@@ -291,7 +288,7 @@ def capture_call(
     """
     warn_if_untested()
     options, lifted, learned = options or Options(), list(lifted), Learned()
-    with in_one_call(), dispatch_argument_of_capture():
+    with in_one_call():
         for _ in range(_MOST_RUNS):
             run = CaptureRun(call, options, learned)
             begin()
@@ -389,12 +386,10 @@ def _check_results(
     results: Sequence[Any],
     paths: Sequence[str],
     known: Container[Any],
-    classes: FunctionClasses,
 ) -> None:
     """No result but an input (one among those `known`) has a `.grad`, is a generator that the function made, or a
-    number that has no value; none is a tensor that only its class knows how to handle (`classes`).
+    number that has no value.
     """
-    check_classes(name, results, paths, classes)
     for result, path in zip(results, paths, strict=True):
         if is_ragged(result):
             raise UnsupportedTensorError(
