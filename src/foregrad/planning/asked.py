@@ -25,7 +25,7 @@ _LINE = re.compile(r"read at (?:the backward of )?(\S+:\d+)")
 _FRAMES = 12  # of helpers between an operator and the line that the caller named
 
 
-class ValuesAsked(TorchFunctionMode):
+class SaidValues(TorchFunctionMode):
     """The user's function asks for values that are not there: `sizes` has them, by line."""
 
     def __init__(self, sizes: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from ..errors import PlanError, UnsupportedDataDependentError
 from ..extend import as_compiled, module_behind
 from ..graph.joint import JointGraph
 from ..graph.slots import Buffer, Param
-from .asked import ValuesAsked, line_asked
+from .asked import SaidValues, line_asked
 from .kernels import AcceleratorKernels
 from .symbols import at_sizes
 
@@ -75,7 +75,7 @@ def step_of(
     name = str(getattr(plain, "__name__", type(plain).__name__))
 
     def step(*args: Any, **kwargs: Any) -> Any:
-        with AcceleratorKernels() if is_accelerator else contextlib.nullcontext(), ValuesAsked(sizes):
+        with AcceleratorKernels() if is_accelerator else contextlib.nullcontext(), SaidValues(sizes):
             result = plain(*args, **kwargs)
         return loss_in(result, name)
 
