@@ -128,7 +128,7 @@ NAMED_BY = {
     "store": r"artifact|(?<!functools\.)\bcached?\b|keeper",
     "planning": r"\bplanning\b|foregrad\.plan\b",
     "tools": r"explain|explanation|verif",
-    "fusion": r"foregrad\.fusion|draw_graph",
+    "fusion": r"foregrad\.fusion|pictures? of graphs",
     "joints": r"descriptor",
 }
 
