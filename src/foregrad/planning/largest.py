@@ -27,7 +27,7 @@ from ..partitioners import Table, in_bytes
 from .devices import bytes_of
 from .planner import make_plan, plan_of
 from .result import Largest, Plan, Recipe
-from .step import TrainingStep, step_of
+from .step import TrainingStep
 from .symbols import values_in
 
 if TYPE_CHECKING:
@@ -166,8 +166,7 @@ class _Peaks:
             args, kwargs = self._resized(args, kwargs, sizes, marked=True)
             self.captures += 1
             try:
-                is_accelerator = recipe.device.is_accelerator
-                self._step = step_of(recipe.function, args, kwargs, is_accelerator=is_accelerator)
+                self._step = recipe.step(args, kwargs)
             except UnsupportedError as error:
                 self.why_captured = str(error).partition("\n")[0]
         return self._step

@@ -17,6 +17,7 @@ from .devices import Device
 from .memory import Standing
 from .optimizers import Optimizer
 from .ranks import CollectiveCost, Ranks
+from .step import TrainingStep, step_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,7 +30,12 @@ class Recipe:
     budget: Any
     ranks: Ranks
     policies: dict[str, Any]
+    sizes: dict[str, Any]
     only: str | None = None
+
+    def step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TrainingStep:
+        """The step for these arguments, captured."""
+        return step_of(self.function, args, kwargs, is_accelerator=self.device.is_accelerator, sizes=self.sizes)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
