@@ -212,6 +212,7 @@ ANNEXES = {
         "foregrad.tracing.recorder.functions",
         "foregrad.tracing.values.made_generators",
         "foregrad.tracing.effects.retain",
+        "foregrad.tracing.effects.borrowed",
         "foregrad.tracing.effects.first_imports",
         "foregrad.tracing.effects.output",
     ],

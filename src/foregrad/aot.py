@@ -29,8 +29,8 @@ from .dispatch.pipeline import Pipeline, Product
 from .errors import UnsupportedError, UnsupportedSideEffectError, UnsupportedTensorError
 from .extend import module_behind
 from .frontend.call import FlatCall, flatten_call
-from .frontend.openings import Opening, opener
-from .frontend.reads import FoundWrappers, Source
+from .frontend.openings import FoundOpenings, Opening, opener
+from .frontend.source import Source
 from .frontend.tree import Tree
 from .graph.effect_log import CheckFailed
 from .graph.signature import ConstantOutput, PartOf, Signature
@@ -358,7 +358,7 @@ class _UnguardedInputs(LineWriter):
 
     def __init__(self, call: FlatCall, captured: Captured, names: Names) -> None:
         super().__init__(names)
-        self.wrapper_specs = captured.wrappers or FoundWrappers((), {})
+        self.wrapper_specs = captured.wrappers or FoundOpenings((), {})
         self.wrappers: list[str] = []
         leaves = self._leaves(call.tree.children[0].children)
         parts = [self._parts(self._read(w.source), w.spec, w.gradient) for w in self.wrapper_specs.reached]

@@ -29,6 +29,7 @@ ANNEXES: dict[str, tuple[str, ...]] = {
         "frontend/scan.py",
         "dispatch/stateful.py",
         "graph/python_effects.py",
+        "tracing/effects/borrowed.py",
         "tracing/effects/first_imports.py",
         "tracing/effects/journals.py",
         "tracing/effects/observed.py",

@@ -22,7 +22,7 @@ from ..errors import ArtifactError, AttributeAssignedError, UnsupportedError, Un
 from ..frontend.call import FlatCall, flatten_call
 from ..frontend.holders import CLASS, SET, Holder
 from ..frontend.program_state import ProgramState
-from ..frontend.reads import Source
+from ..frontend.source import Source
 from ..frontend.tree import flatten
 from ..graph.effect_log import CheckFailed
 from ..graph.joint import JointGraph, Partitioned

@@ -27,7 +27,6 @@ from ..house import hide_own_frames
 from ..interrupts import held
 from ..locks import Turn
 from ..subclasses.function_classes import FunctionClassError, OfClasses, has_classes
-from ..tracing.recorder.recorder import ArraysWritten
 from ..tracing.values.draws import DrawsDiffer, DrawsFound
 from .explain import Difference, Once, Recompile, Recompiles, is_float_text, reason_of, split_reason
 from .fallbacks import MOST_IN_A_ROW, Fallbacks, Refusals, Transformed
@@ -465,7 +464,7 @@ class Dispatcher:
             if not self._state.entries and self._lift((), {}, numbered(error.draws)):
                 return None
             error = error.refusal()
-        places = error.places if isinstance(error, ArraysWritten) else ()
+        places = getattr(error, "places", ())  # that another capture is to take as arguments
         if places and self._fixed.isdisjoint(place.identity for place in places) and self._lift((), {}, places):
             return None
         is_refusal = isinstance(error, (UnsupportedError, UnknownLeafError))

@@ -22,8 +22,9 @@ from .._torch.symbols import is_symbolic
 from .._torch.tensors import share_memory
 from ..frontend.call import FlatCall
 from ..frontend.expected import Expected
-from ..frontend.openings import Opening, opener
-from ..frontend.reads import TABLES, FoundWrappers, Reads, Source, tensors_in_key
+from ..frontend.openings import FoundOpenings, Opening, opener
+from ..frontend.reads import TABLES, Reads, tensors_in_key
+from ..frontend.source import Source
 from ..frontend.tree import KEPT_WHOLE, Tree
 from ..graph.joint import JointGraph
 from ..graph.signature import BaseOf, GradientOf, InputInfo, MemoryOf, PartOf
@@ -75,7 +76,7 @@ class CallGuards(GuardMaker):
         self.reads = captured.reads
         self.tensors = captured.tensors
         self.paths = [user_name(call.function, path) for path in call.paths]
-        self.wrapper_specs = captured.wrappers or FoundWrappers((), {})
+        self.wrapper_specs = captured.wrappers or FoundOpenings((), {})
         self.with_gradients: dict[tuple[int, ...], str] = {}  # wrappers that require grad, by first equal leaves
         self.numbers = {i.argument: i.number for i in self.signature.inputs if i.number is not None}
         self.slots = [

@@ -25,7 +25,8 @@ from ..backends.results import Failures
 from ..config import Config
 from ..extend import CompileStage, Watcher, tell, wrapped
 from ..frontend.call import FlatCall
-from ..frontend.reads import Reads, Source
+from ..frontend.reads import Reads
+from ..frontend.source import Source
 from ..graph.joint import JointGraph, Partitioned
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.role import LAID_OUT, PREPARED, STAYS, GraphRole

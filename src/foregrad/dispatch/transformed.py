@@ -26,7 +26,7 @@ from .._torch.wrappers import is_wrapper
 from ..config import Config
 from ..errors import EscapedTensorError, ForegradWarning, UnsupportedSideEffectError
 from ..frontend.call import FlatCall, flatten_call
-from ..frontend.reads import Source
+from ..frontend.source import Source
 from ..frontend.tree import Tree, flatten
 from ..graph.signature import InputInfo, Signature
 from ..graph.source import Names, compile_source

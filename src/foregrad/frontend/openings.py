@@ -5,7 +5,8 @@ An annex answers, see `annexes.py`. A capture or call that meets no such tensor 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -47,6 +48,25 @@ class Opening(Protocol):
 Unwrap = Callable[[Any], "tuple[Opening, Sequence[torch.Tensor]] | None"]
 Sampler = Callable[[Any], tuple[Any, Sequence[torch.Tensor]]]
 Wrap = Callable[[Any, "list[torch.Tensor]"], Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReachedOpening:
+    """A tensor that opens, which the function reached: its `Source`, its gradient's opening (None: as predicted)."""
+
+    source: Any
+    spec: Opening
+    gradient: Opening | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FoundOpenings:
+    """The tensors that open in a call: those that the function reached by itself; and by their first leaf, for those
+    among the arguments, the openings of the tensor and of its gradient.
+    """
+
+    reached: tuple[ReachedOpening, ...]
+    arguments: Mapping[int, tuple[Opening, Opening | None]]
 
 
 class Opener(Protocol):

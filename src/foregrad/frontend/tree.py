@@ -25,8 +25,8 @@ from ..annexes import given
 from ..errors import UnknownLeafError
 from ..graph.source import key_text, key_texts
 from ..house import is_house_module
+from .arrays import is_number_of_numpy
 from .objects import fill, is_plain_class, look_into, make_empty
-from .opaque import is_number_of_numpy
 from .openings import Opening, Unwrap, Wrap, new_samples, wrap
 
 _SCALARS = (int, float, str, bool, complex, bytes, type(None))

@@ -11,7 +11,7 @@ from torch.autograd.graph import GradientEdge
 
 from .._torch.tensors import history_of
 from .._torch.wrappers import is_wrapper
-from ..frontend.reads import Source
+from ..frontend.source import Source
 from ..graph.call_effects import ChangeInference
 from ..graph.effect_log import WriteWrapper
 from ..graph.joint import JointGraph

@@ -20,11 +20,13 @@ from .._torch.symbols import is_ragged
 from .._torch.tensors import gradient_of, is_usable
 from .._torch.wrappers import is_of_capture
 from ..errors import ForegradError, InternalError, UnsupportedError, UnsupportedSideEffectError, UnsupportedTensorError
-from ..frontend.call import FlatCall, are_apart, tensor_over
+from ..frontend.arrays import tensor_over
+from ..frontend.call import FlatCall, are_apart
 from ..frontend.lifted import capturing
-from ..frontend.openings import Unwrap
+from ..frontend.openings import FoundOpenings, Unwrap
 from ..frontend.program_state import ProgramState
-from ..frontend.reads import FoundWrappers, Reads, Source
+from ..frontend.reads import Reads
+from ..frontend.source import Source
 from ..frontend.tree import Tree, flatten
 from ..graph.eager_regions import begin, in_one_call
 from ..graph.effect_log import CheckFailed
@@ -247,8 +249,6 @@ class CaptureRun(Assembly):
             one.finished(Finished(joint, records, scan.names))
         inputs.check_apart(joint.signature)
         inputs.check_reached(compares_identity=self.reads.compares_identity)
-        recorder.borrowed.check(self.name, self.reads)
-        self.state.check_taken_over(self.name)
         higher = bool(described.outputs) and self.options.higher_order
         again = self.resumable(analysis, records, joint) if higher else None
         facts = self.facts.of(len(joint.signature.inputs), scan)
@@ -270,7 +270,7 @@ class Captured:
     reads: Reads
     facts: tuple[tuple[int, str, str | None, Any], ...] = ()
     resumable: ResumableTrace | None = None
-    wrappers: FoundWrappers | None = None
+    wrappers: FoundOpenings | None = None
     reached: Mapping[type, frozenset[int]] = dataclasses.field(default_factory=dict)
 
 

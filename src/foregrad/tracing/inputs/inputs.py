@@ -31,7 +31,8 @@ from ..._torch.wrappers import is_wrapper
 from ...errors import ForegradWarning, UnsupportedTensorError
 from ...frontend.call import FlatCall, check_tensor, memory_groups
 from ...frontend.program_state import ProgramState
-from ...frontend.reads import Reads, Source
+from ...frontend.reads import Reads
+from ...frontend.source import Source
 from ...graph.effect_log import Detach, MarkRequiresGrad
 from ...graph.meta import TensorSpec
 from ...graph.signature import PartOf, Signature
