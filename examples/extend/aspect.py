@@ -39,9 +39,7 @@ def main():
     try:
         compiled(torch.ones(3))
     except UnsupportedOpError as error:
-        print(
-            str(error).splitlines()[0]
-        )  # `double()` at ...mean: ... makes float64: use `.float()`
+        print(str(error).splitlines()[0])  # `double()` at ...mean: ... makes float64: use `.float()`
     total = foregrad.compile(torch.sum, backend="eager", on_unsupported="raise")
     print(total(torch.ones(3)))  # tensor(3.)
     try:

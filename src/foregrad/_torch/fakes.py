@@ -18,8 +18,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils import _python_dispatch
 
 from ..locks import InPlace, bound
-from .jagged import new_ragged_size
-from .symbols import has_symbolic
+from .symbols import has_symbolic, new_ragged_size
 
 __all__ = ["FakeTensor", "FakeTensorMode"]  # handed on
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import operator
 import sys
@@ -433,3 +434,26 @@ def new_symbolic_integer(env: Any, value: int, name: str) -> Any:
     source = ConstantSource(name)
     symbol = env.create_symbol(value, source, positive=value >= 0)
     return env.create_symintnode(symbol, hint=value, source=source)
+
+
+# -------------------------------------------------------------------- ragged sizes
+
+
+def is_ragged(size: Any) -> bool:
+    """Whether a size is one without a value, or a multiple of one."""
+    return isinstance(size, torch.SymInt) and bool(size.node.is_nested_int())
+
+
+def coefficient(size: Any) -> int:
+    """The factor of a ragged size that is a multiple of another."""
+    return int(size.node.nested_int_coeff())
+
+
+def new_ragged_size() -> torch.SymInt:
+    """A ragged size that no other tensor has."""
+    from torch.nested._internal.nested_int import NestedIntNode
+
+    return torch.SymInt(NestedIntNode(next(_ragged), 1))
+
+
+_ragged = itertools.count(1 << 40)  # far from PyTorch's own

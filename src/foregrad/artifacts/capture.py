@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .._torch.wrappers import is_wrapper
 from ..api import pipeline_for
 from ..config import config
 from ..dispatch.guard_list import sharing_of
@@ -21,7 +22,7 @@ from ..errors import ArtifactError, AttributeAssignedError, UnsupportedError, Un
 from ..frontend.call import FlatCall, flatten_call
 from ..frontend.holders import CLASS, SET, Holder
 from ..frontend.program_state import ProgramState
-from ..frontend.reads import Source
+from ..frontend.source import Source
 from ..frontend.tree import flatten
 from ..graph.effect_log import CheckFailed
 from ..graph.joint import JointGraph, Partitioned
@@ -32,7 +33,6 @@ from ..graph.tangents import ABSENT, VARIABLE, BackwardCase
 from ..identity import ById, IdSet
 from ..interrupts import held
 from ..passes.keep import also_saved, results_read
-from ..subclasses.spec import is_wrapper
 from ..tracing.capture import Captured, capture_call
 from ..tracing.derivatives.resumable_trace import GradientRef, ResumableTrace, WrappedRef
 from ..tracing.parts import Options

@@ -18,19 +18,17 @@ from typing import Any
 
 import torch
 
-from .._torch.distributed import GROUPS
 from .._torch.nested import registered_functions
 from .._torch.ops import is_opaque_value
+from .._torch.wrappers import is_wrapper
+from ..annexes import given
 from ..errors import UnknownLeafError
 from ..graph.source import key_text, key_texts
 from ..house import is_house_module
-from ..subclasses.conversion import Samples, wrap
-from ..subclasses.spec import WrapperSpec, is_wrapper
+from .arrays import is_number_of_numpy
 from .objects import fill, is_plain_class, look_into, make_empty
-from .opaque import is_number_of_numpy
+from .openings import Opening, Unwrap, Wrap, new_samples, wrap
 
-Unwrap = Callable[[Any], "tuple[WrapperSpec, Sequence[torch.Tensor]] | None"]
-Wrap = Callable[[Any, "list[torch.Tensor]"], Any]
 _SCALARS = (int, float, str, bool, complex, bytes, type(None))
 # They keep a state from call to call, and refer to one another: like modules, they are the same ones in each call.
 STEPPERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
@@ -54,7 +52,7 @@ _CONSTANTS = (
     types.FunctionType,
     types.BuiltinFunctionType,
     types.MethodType,
-    *GROUPS,
+    *(cls for classes in given("classes of constants") for cls in classes),
 )
 
 
@@ -149,7 +147,7 @@ class Tree:
         found = set() if self.type is None else {self.type}
         return found.union(*(child.types() for child in self.children))
 
-    def wrappers(self, first: int = 0) -> Iterator[tuple[int, WrapperSpec]]:
+    def wrappers(self, first: int = 0) -> Iterator[tuple[int, Opening]]:
         """The wrapper subclasses, each with the number of its first leaf, where that of the first of all is `first`."""
         if self.kind == "wrapper":
             yield first, self.context
@@ -263,10 +261,10 @@ def is_as_opened(value: Any, opened: tuple[str, Any, Any, list[Any]] | None) -> 
 def flatten(value: Any, unwrap: Unwrap | None = None) -> tuple[list[Any], Tree]:
     """The leaves of a nested container, in order, and its structure.
 
-    `unwrap` gives the plain tensors of wrapper subclasses, or None for one that is a leaf; see `Samples`.
+    `unwrap` gives the plain tensors of wrapper subclasses, or None for one that is a leaf; see `new_samples`.
     """
     leaves: list[Any] = []
-    return leaves, _flatten(value, leaves, unwrap or Samples())
+    return leaves, _flatten(value, leaves, unwrap or new_samples())
 
 
 def _leaf(value: Any, leaves: list[Any], unwrap: Unwrap) -> Tree:
@@ -315,7 +313,7 @@ def open_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any], array: Callable[[Any], torch.Tensor | None]
 ) -> Opened:
     """Open the arguments of a call. What steps (see `STEPPERS`) is a leaf."""
-    opener = _Opener(_stepper, Samples(), makes=False, array=array)
+    opener = _Opener(_stepper, new_samples(), makes=False, array=array)
     trees = list(map(opener.open, args))
     positional = Tree("tuple", tuple, None, tuple(trees), sum(tree.size for tree in trees))
     children = tuple(map(opener.open, kwargs.values()))

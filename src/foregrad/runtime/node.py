@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from .._torch import engine
+from .._torch.engine import TAKES_HANDED
 from .._torch.graphs import ends_of
 from .._torch.hooks import defined_hooks_only, spare_leaves
 from .._torch.native import native
@@ -31,7 +32,6 @@ from ..passes.aliasing import memory_of
 from ..passes.keep import is_alias
 from ..passes.sparse import only_in_gradients
 from ..passes.zeros import backward_acts
-from ..subclasses.conversion import TAKES_HANDED
 from .anomaly import watched
 from .compiled import Compiled
 from .higher import (

@@ -2,7 +2,7 @@
 
 A subject of a capture (settings, checkpointed regions, collectives, ...) is one class, an `Aspect`. The capture makes
 one instance for each tape and asks all instances at the same moments; it names none. A class is registered by the
-decorator `aspect`; `foregrad.ASPECTS` lists the package's modules that hold registered classes. A class of any other
+decorator `aspect`; `foregrad.ANNEXES` lists the package's modules that hold registered classes. A class of any other
 module joins by the same decorator, from `foregrad.extend`.
 """
 
@@ -11,11 +11,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import importlib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from .._torch.patches import Subjects
+from ..annexes import given
 from ..graph.call_effects import CallEffect
 from ..graph.joint import JointGraph
 from ..house import add_to_house
@@ -162,8 +162,7 @@ def aspect(cls: type[A]) -> type[A]:
 
 def aspect_classes() -> Sequence[type[Aspect]]:
     """The registered classes, in their order."""
-    for module in importlib.import_module(__name__.partition(".")[0]).ASPECTS:
-        importlib.import_module(module)  # waits where another thread is importing it
+    given("subjects of a capture")  # a module registers as it is imported
     return _classes
 
 

@@ -10,7 +10,8 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from .._torch.tensors import history_of
-from ..frontend.reads import Source
+from .._torch.wrappers import is_wrapper
+from ..frontend.source import Source
 from ..graph.call_effects import ChangeInference
 from ..graph.effect_log import WriteWrapper
 from ..graph.joint import JointGraph
@@ -32,7 +33,6 @@ from ..graph.signature import (
     WrapperPlace,
 )
 from ..identity import ById, IdSet
-from ..subclasses.spec import is_wrapper
 from .aspect import CallGuard, Settled
 from .derivatives.backward import Differentiated, takes_gradient
 from .derivatives.derived_graph import effects_of

@@ -31,6 +31,7 @@ from ..._torch.settings import settings
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import concrete, is_symbolic
 from ..._torch.tensors import is_inside_transform, storage_key
+from ..._torch.wrappers import is_wrapper
 from ...errors import UnsupportedAliasError, UnsupportedOpError, UnsupportedSideEffectError, UnsupportedTensorError
 from ...frontend.expected import is_plain
 from ...frontend.tree import LEAF, Tree, check_leaves, flatten, is_as_opened, open_container
@@ -49,7 +50,6 @@ from ...graph.meta import TensorSpec, contiguous_strides, strides_in_order
 from ...graph.python_calls import Collective
 from ...identity import ById
 from ...interrupts import runs_user_code
-from ...subclasses.spec import is_wrapper
 from ..aspect import Aspect
 from ..heap.recording import Host
 from ..heap.records import InputRecord, is_moved

@@ -15,6 +15,7 @@ from ..._torch.engine import without_torch_functions
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import is_symbolic
 from ..._torch.tensors import history_of
+from ..._torch.wrappers import is_wrapper
 from ...errors import (
     UnsupportedError,
     UnsupportedMutationError,
@@ -32,7 +33,6 @@ from ...graph.eager_regions import differentiated_twice
 from ...graph.python_calls import GradientHook
 from ...graph.signature import Handle, OutputInfo
 from ...identity import ById, IdSet
-from ...subclasses.spec import is_wrapper
 from ..aspect import Aspect, Settled
 from ..heap.recording import Host
 from ..heap.records import InputRecord, is_moved

@@ -12,9 +12,9 @@ import torch
 
 from ..._torch.engine import is_tracing_functorch
 from ..._torch.fakes import FakeTensor, FakeTensorMode
-from ..._torch.jagged import is_dispatch_argument, is_ragged
+from ..._torch.levels import levels_off
 from ..._torch.stand_ins import become_parameter, is_stand_in
-from ..._torch.symbols import TracedInt, has_symbolic, is_symbolic, symbol_made
+from ..._torch.symbols import TracedInt, has_symbolic, is_ragged, is_symbolic, symbol_made
 from ..._torch.tensors import (
     allows_writes,
     base_of,
@@ -27,17 +27,17 @@ from ..._torch.tensors import (
     version_of,
     whole_memory,
 )
-from ..._torch.transforms import levels_off
+from ..._torch.wrappers import is_wrapper
 from ...errors import ForegradWarning, UnsupportedTensorError
 from ...frontend.call import FlatCall, check_tensor, memory_groups
 from ...frontend.program_state import ProgramState
-from ...frontend.reads import Reads, Source
+from ...frontend.reads import Reads
+from ...frontend.source import Source
 from ...graph.effect_log import Detach, MarkRequiresGrad
 from ...graph.meta import TensorSpec
 from ...graph.signature import PartOf, Signature
 from ...graph.slots import Closure, Input, Slot
 from ...identity import ById, IdSet
-from ...subclasses.spec import is_wrapper
 from ..aspect import Aspect
 from ..heap.alias import Value, now
 from ..heap.records import InputRecord, NumberRecord, is_moved, is_no_grad_view
@@ -233,7 +233,7 @@ class Inputs:
             if is_argument and (source := self.sources.find(real)):
                 self.reached[real] = source
             return record.stand_in
-        if is_stand_in(real) or is_dispatch_argument(real):
+        if is_stand_in(real):
             return real
         if isinstance(real, FakeTensor) and self.sources.find(real) is None:  # not the program's
             return real

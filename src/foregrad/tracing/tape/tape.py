@@ -16,9 +16,9 @@ from torch import fx
 
 from ..._torch.nested import frozen
 from ..._torch.symbols import SYMBOLIC, is_symbolic, symbol_made
+from ...frontend.openings import Sampler, new_samples
 from ...graph.meta import TensorSpec
 from ...identity import IdSet
-from ...subclasses.conversion import Samples
 
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
@@ -173,7 +173,7 @@ class Learned:
     containers: dict[tuple[int, Any], bool] = dataclasses.field(default_factory=dict)
     regions: set[Any] = dataclasses.field(default_factory=set)
     hooks: dict[Any, Any] = dataclasses.field(default_factory=dict)
-    samples: Samples = dataclasses.field(default_factory=Samples)
+    samples: Sampler = dataclasses.field(default_factory=new_samples)
     facts: dict[type, Any] = dataclasses.field(default_factory=dict)
     disturbed: list[str] = dataclasses.field(default_factory=list)
 
