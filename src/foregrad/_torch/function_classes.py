@@ -16,6 +16,7 @@ from torch.nn.parameter import UninitializedBuffer
 
 from ..errors import UnsupportedTensorError
 from ..identity import ById, IdSet
+from ..locks import Bind
 from .stand_ins import become_parameter
 
 _C: Any = torch._C
@@ -83,10 +84,10 @@ def _empty() -> torch.Tensor:
 
 
 class FunctionClasses:
-    """The handles of one capture. `where()` is the user's line."""
+    """The handles of one capture. `where()` is the user's line; `begin()` is called before the first handle is made."""
 
-    def __init__(self, where: Callable[[], str]) -> None:
-        self.where = where
+    def __init__(self, where: Callable[[], str], begin: Callable[[], None]) -> None:
+        self.where, self.begin = where, begin
         self._stand_ins: ById[Any, torch.Tensor] = ById()  # by handle
         self._handles: ById[torch.Tensor, Any] = ById()  # by stand-in
         self._given: IdSet[Any] = IdSet()  # the handles of arguments
@@ -104,6 +105,8 @@ class FunctionClasses:
         return handle
 
     def _handle(self, cls: type, stand_in: torch.Tensor) -> Any:
+        if not self._stand_ins:
+            self.begin()
         with _C._DisableTorchDispatch(), _C.DisableTorchFunction():
             handle = _make_subclass(cls, _empty())
         self._stand_ins[handle] = stand_in
@@ -209,3 +212,22 @@ def _overloaded(types: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:
         elif type(value) in (list, tuple):
             todo += value
     return overriding
+
+
+def install(bind: Bind, handles: Callable[[], FunctionClasses | None], adopt: Callable[[Any], Any]) -> None:
+    """Replace the two functions that make tensors of classes and call no torch-function mode."""
+
+    def of_class(self: torch.Tensor, cls: Any) -> Any:
+        classes = handles()
+        if classes is None or not (cls is torch.Tensor or is_function_class(cls)):
+            return _as_subclass(self, cls)
+        return classes.as_subclass(self, cls, adopt)
+
+    def made_of_class(cls: Any, data: torch.Tensor, require_grad: bool = False, **kwargs: Any) -> Any:
+        classes = handles()
+        if classes is None or kwargs or not (cls in (torch.Tensor, torch.nn.Parameter) or is_function_class(cls)):
+            return _make_subclass(cls, data, require_grad, **kwargs)
+        return classes.make_subclass(cls, data, require_grad, adopt)
+
+    bind(torch.Tensor, "as_subclass", of_class)
+    bind(torch.Tensor, "_make_subclass", staticmethod(made_of_class))

@@ -33,7 +33,6 @@ from ..locks import Bind, InPlace, Replacements, bound
 from . import (
     dynamo_off,
 )
-from .function_classes import FunctionClasses, is_function_class
 from .native import make_attribute_reader
 from .stand_ins import is_stand_in
 
@@ -84,7 +83,6 @@ class Hooks:
     notes_reads = False  # whether `read` and `missing` are called
     region: RunRegion | None = None  # runs eager regions
     functions: FunctionsOfCapture | None = None
-    classes: FunctionClasses | None = None
 
     def __init__(self) -> None:
         self.applied: list[Any] = []  # custom Functions whose forward is running, the outermost first
@@ -126,8 +124,6 @@ _original_call = torch.nn.Module.__call__
 _original_tolist: Any = torch._C.TensorBase.tolist
 _original_reduce: Any = torch.Tensor._reduce_ex_internal
 _original_use_count: Any = torch.Tensor._use_count  # type: ignore[attr-defined]
-_as_subclass: Any = torch._C.TensorBase.as_subclass
-_make_subclass: Any = torch._C.TensorBase._make_subclass
 _original_getattribute = object.__getattribute__
 _original_setattr = torch.nn.Module.__setattr__
 _original_moved: Callable[..., torch.nn.Module] = torch.nn.Module._apply
@@ -228,28 +224,6 @@ def _moved(self: torch.nn.Module, fn: Callable[[Any], Any], recurse: bool = True
             if all(after is tensor or after is swapped(tensor) for after, tensor in applied):
                 return self
     return _original_moved(self, fn, recurse)
-
-
-def classes_of_capture() -> FunctionClasses | None:
-    """The tensors of classes with `__torch_function__` alone in this thread's capture; None without a capture."""
-    hooks: Hooks | None = getattr(_active, "hooks", None)
-    return None if hooks is None else hooks.classes
-
-
-def _of_class(self: torch.Tensor, cls: Any) -> Any:
-    """`as_subclass`, which calls no torch-function mode."""
-    classes = classes_of_capture()
-    if classes is None or not (cls is torch.Tensor or is_function_class(cls)):
-        return _as_subclass(self, cls)
-    return classes.as_subclass(self, cls, swapped)
-
-
-def _made_of_class(cls: Any, data: torch.Tensor, require_grad: bool = False, **kwargs: Any) -> Any:
-    """`Tensor._make_subclass`, which calls no torch-function mode."""
-    classes = classes_of_capture()
-    if classes is None or kwargs or not (cls in (torch.Tensor, torch.nn.Parameter) or is_function_class(cls)):
-        return _make_subclass(cls, data, require_grad, **kwargs)
-    return classes.make_subclass(cls, data, require_grad, swapped)
 
 
 _SCRIPTED_CODE = (torch.jit._script.__file__, torch.jit._trace.__file__)
@@ -432,8 +406,6 @@ def _bind_all() -> None:
     bind(torch.Tensor, "tolist", _tolist)
     bind(torch.Tensor, "_reduce_ex_internal", _reduce)
     bind(torch.Tensor, "_use_count", _use_count)
-    bind(torch.Tensor, "as_subclass", _of_class)
-    bind(torch.Tensor, "_make_subclass", staticmethod(_made_of_class))
     bind(torch.Tensor, "__getattr__", _missing)
     bind(torch.autograd.Function, "apply", classmethod(_apply))
     bind(torch.autograd, "_engine_run_backward", _engine)

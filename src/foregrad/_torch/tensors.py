@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .levels import bottom_of
 from .native import native
-from .transforms import bottom_of
 
 __all__ = ["is_traceable_wrapper_subclass"]  # handed on
 
@@ -234,6 +234,12 @@ _NAMES = frozenset({"_is_param", "_specialize_on"})
 def is_mark(name: Any) -> bool:
     """Whether an attribute of a tensor with this name is PyTorch's."""
     return isinstance(name, str) and (name in _NAMES or name.startswith(_PREFIXES))
+
+
+def marked_in_torch(tensor: torch.Tensor) -> dict[int, tuple[int | None, int | None]]:
+    """The dimensions marked by PyTorch's own `mark_dynamic`, with their least and greatest size."""
+    ranges = getattr(tensor, "_dynamo_dynamic_range", ())
+    return {one.dim % tensor.dim(): (one.min, one.max) for one in ranges}
 
 
 def without_marks(table: dict[Any, Any]) -> dict[Any, Any]:

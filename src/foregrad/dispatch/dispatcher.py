@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from .._torch import engine
+from ..annexes import given
 from ..config import Config
 from ..config import config as settings
 from ..errors import EscapedTensorError, ForegradError, UnknownLeafError, UnsupportedError
 from ..extend import CompiledFunction, FunctionView, GraphView, RefusalView, Watcher
 from ..frontend.call import flatten_call, forward_of
-from ..frontend.function_classes import FunctionClassError, OfClasses, has_classes
 from ..frontend.lifted import Lifted, Place, StatePlace, lifted_arrays, may_lift_more, numbered, renewed
 from ..frontend.openings import GradientKindError
 from ..graph.eager_regions import give_up, in_one_call
@@ -26,15 +26,14 @@ from ..graph.source import source_of
 from ..house import hide_own_frames
 from ..interrupts import held
 from ..locks import Turn
-from ..tracing.recorder.recorder import ArraysWritten
+from ..subclasses.function_classes import FunctionClassError, OfClasses, has_classes
 from ..tracing.values.draws import DrawsDiffer, DrawsFound
 from .explain import Difference, Once, Recompile, Recompiles, is_float_text, reason_of, split_reason
-from .fallbacks import MOST_IN_A_ROW, Fallbacks, Refusals
+from .fallbacks import MOST_IN_A_ROW, Fallbacks, Refusals, Transformed
 from .graphs import GIVEN_UP_AFTER, Graphs, Paths, Specialization, Specializer
 from .guard_list import MISS
 from .pipeline import Pipeline
 from .stateful import only_written_by, render_stateful, state_that_varies
-from .transformed import Transformed
 from .varying import SizesSeen, numbers_read
 from .view import graph_view
 
@@ -142,7 +141,7 @@ class Dispatcher:
         self._paths = Paths(self.name, config, self._outer.once)
         made_as = self.config, self.name
         # Calls under transforms: a function of tensors is compiled for them, which is called under none.
-        self.transformed = Transformed(
+        self.transformed: Transformed = next(iter(given("calls under transforms")), Transformed)(
             function, lambda flat, name: Dispatcher(flat, pipeline, made_as[0], name, outer=Outer()), *made_as
         )
         self.entry = self.make_entry()
@@ -465,7 +464,7 @@ class Dispatcher:
             if not self._state.entries and self._lift((), {}, numbered(error.draws)):
                 return None
             error = error.refusal()
-        places = error.places if isinstance(error, ArraysWritten) else ()
+        places = getattr(error, "places", ())  # that another capture is to take as arguments
         if places and self._fixed.isdisjoint(place.identity for place in places) and self._lift((), {}, places):
             return None
         is_refusal = isinstance(error, (UnsupportedError, UnknownLeafError))

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from ..frontend.arrays import is_array as is_numpy_array
 from ..frontend.lifted import Draw, Lifted, StatePlace, lifted_arrays, lifted_places, place_of
-from ..frontend.opaque import is_array as is_numpy_array
 from ..frontend.program_state import ProgramState
-from ..frontend.reads import Source
+from ..frontend.source import Source
 from ..graph.meta import TensorSpec
 from ..graph.python_effects import CallMethod
 from ..graph.source import Names, attribute, compile_source, item, literal

@@ -12,15 +12,13 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from .._torch.fakes import FakeTensor
-from .._torch.function_classes import is_function_class
 from .._torch.tensors import is_wrapper_subclass, storage_key
 from ..errors import EscapedTensorError, UnsupportedAliasError, UnsupportedLayoutError, UnsupportedTensorError
 from ..graph.slots import Slot
 from ..graph.source import key_texts
-from .function_classes import FunctionClassError
+from .arrays import tensor_over
 from .lifted import forms_of
-from .opaque import is_array
-from .openings import Wrap, wrap
+from .openings import Wrap, opener, wrap
 from .tree import STEPPERS, Tree, check_leaves, flatten, open_arguments
 
 
@@ -175,17 +173,7 @@ def check_tensor(tensor: torch.Tensor, path: str) -> None:
             "process. Make it on `meta`."
         )
     if type(tensor) not in _PLAIN and _is_another_kind(tensor):
-        if is_function_class(type(tensor)):
-            raise FunctionClassError(
-                f"`{path}` is a {type(tensor).__qualname__}, whose class has `__torch_function__` alone: such an "
-                "argument or result is compiled, and one that the function makes. Elsewhere keep a plain tensor "
-                "(`.as_subclass(torch.Tensor)`)."
-            )
-        raise UnsupportedTensorError(
-            f"`{path}` is a {type(tensor).__qualname__}: of tensor subclasses, those that say what they hold "
-            "(`__tensor_flatten__`) can be compiled. Pass its plain tensors instead (of one that holds "
-            "none, `.as_subclass(torch.Tensor)`)."
-        )
+        raise opener().refusal(tensor, path)
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
         raise UnsupportedLayoutError(
@@ -216,20 +204,6 @@ def memory_groups(tensors: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
 
 # -------------------------------------------------------------------- arrays
 # NumPy arrays among the arguments of a call: tensors over their memory are what the graph takes.
-
-_from_numpy: Callable[[Any], torch.Tensor] = torch.from_numpy  # as it is outside of captures
-
-
-def tensor_over(value: Any) -> torch.Tensor | None:
-    """The tensor over the memory of an array; None for anything else, and for an array that no tensor can be over."""
-    if not is_array(value) or value.dtype.kind not in "biufc":
-        return None
-    if not value.flags.writeable:  # of which PyTorch warns
-        return None
-    try:
-        return _from_numpy(value)
-    except (TypeError, ValueError):  # the order of bytes, negative strides, numbers of 80 bits
-        return None
 
 
 def arrays_in(tree: Tree, first: int = 0) -> Iterator[tuple[int, int]]:

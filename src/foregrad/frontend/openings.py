@@ -1,17 +1,17 @@
 """Tensors that open: what the spine asks about tensor subclasses whose plain tensors are the inputs of graphs.
 
-`foregrad.OPENER` names the module that answers. A capture or call that meets no such tensor never loads it.
+An annex answers, see `annexes.py`. A capture or call that meets no such tensor never loads it.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
+from ..annexes import the_one
 from ..errors import UnsupportedTensorError
 
 
@@ -50,17 +50,38 @@ Sampler = Callable[[Any], tuple[Any, Sequence[torch.Tensor]]]
 Wrap = Callable[[Any, "list[torch.Tensor]"], Any]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReachedOpening:
+    """A tensor that opens, which the function reached: its `Source`, its gradient's opening (None: as predicted)."""
+
+    source: Any
+    spec: Opening
+    gradient: Opening | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FoundOpenings:
+    """The tensors that open in a call: those that the function reached by itself; and by their first leaf, for those
+    among the arguments, the openings of the tensor and of its gradient.
+    """
+
+    reached: tuple[ReachedOpening, ...]
+    arguments: Mapping[int, tuple[Opening, Opening | None]]
+
+
 class Opener(Protocol):
     """The module that opens tensors.
 
     `Samples()` gives for a tensor its opening and plain tensors without history; `unwrapping` and `wrap` go from a
     tensor to its plain tensors and back with the history, `rebuilt` goes back without. `bare_spec` opens a gradient;
-    `converted`, `taken_apart` and `unexpected` treat a gradient of another kind than the result's.
+    `refusal` is the error for an input that
+    does not open; `converted`, `taken_apart` and `unexpected` treat a gradient of another kind than the result's.
     """
 
     Samples: Callable[[], Sampler]
     bare_spec: Callable[[Any], Any]
     converted: Callable[[Any, Any, type], Any]
+    refusal: Callable[[torch.Tensor, str], UnsupportedTensorError]
     rebuilt: Callable[[Any, Sequence[torch.Tensor]], Any]
     taken_apart: Callable[[Any], Sequence[torch.Tensor]]
     unexpected: Callable[[Any], UnsupportedTensorError]
@@ -69,11 +90,9 @@ class Opener(Protocol):
     wrap: Callable[..., Any]
 
 
-@functools.lru_cache(1)
 def opener() -> Opener:
     """The module that opens tensors."""
-    package = __name__.partition(".")[0]
-    module: Opener = importlib.import_module(importlib.import_module(package).OPENER)
+    module: Opener = the_one("tensor subclasses")
     return module
 
 

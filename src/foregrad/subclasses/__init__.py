@@ -1,6 +1,7 @@
 """Tensor subclasses, taken apart into plain tensors. These names answer the spine: see `frontend/openings.py`."""
 
 from .conversion import Samples, converted, taken_apart, unexpected, unwrapping, wrap
+from .function_classes import refusal
 from .spec import bare_spec, rebuilt, with_sizes_of
 
 __all__ = [
@@ -8,6 +9,7 @@ __all__ = [
     "bare_spec",
     "converted",
     "rebuilt",
+    "refusal",
     "taken_apart",
     "unexpected",
     "unwrapping",

@@ -14,27 +14,26 @@ from .._torch.engine import (
     no_saved_tensors_hooks,
     symbolic_composites,
 )
-from .._torch.function_classes import FunctionClasses
-from .._torch.jagged import dispatch_argument_of_capture
 from .._torch.patches import patched
 from .._torch.requirements import warn_if_untested
 from .._torch.symbols import is_ragged
 from .._torch.tensors import gradient_of, is_usable
 from .._torch.wrappers import is_of_capture
 from ..errors import ForegradError, InternalError, UnsupportedError, UnsupportedSideEffectError, UnsupportedTensorError
-from ..frontend.call import FlatCall, are_apart, tensor_over
-from ..frontend.function_classes import check_classes
+from ..frontend.arrays import tensor_over
+from ..frontend.call import FlatCall, are_apart
 from ..frontend.lifted import capturing
-from ..frontend.openings import Unwrap
+from ..frontend.openings import FoundOpenings, Unwrap
 from ..frontend.program_state import ProgramState
-from ..frontend.reads import FoundWrappers, Reads, Source
+from ..frontend.reads import Reads
+from ..frontend.source import Source
 from ..frontend.tree import Tree, flatten
 from ..graph.eager_regions import begin, in_one_call
 from ..graph.effect_log import CheckFailed
 from ..graph.joint import JointGraph
 from ..identity import IdSet
 from ..interrupts import held, is_interrupt, note_escaping
-from .aspect import Finished
+from .aspect import CallGuard, Finished
 from .assembly import Assembly
 from .derivatives.backward import Differentiated, differentiate
 from .derivatives.derived_graph import check_outputs, written_by
@@ -195,7 +194,7 @@ class CaptureRun(Assembly):
         recorder, inputs = self.recorder, self.inputs
         _check_tensors(self.name, inputs.records, self.facts, self.lifting.accumulated_at)
         _check_arrays(self.name, self.call, inputs.records, self.state.before.met())
-        _check_results(self.name, out_leaves, paths, inputs.by_stand_in, self.lifting.classes)
+        _check_results(self.name, out_leaves, paths, inputs.by_stand_in)
         for one in self.aspects:
             one.returned(out_leaves, paths)
         analysis = analyze(recorder, inputs, out_leaves, paths)
@@ -250,13 +249,11 @@ class CaptureRun(Assembly):
             one.finished(Finished(joint, records, scan.names))
         inputs.check_apart(joint.signature)
         inputs.check_reached(compares_identity=self.reads.compares_identity)
-        recorder.borrowed.check(self.name, self.reads)
-        self.state.check_taken_over(self.name)
         higher = bool(described.outputs) and self.options.higher_order
         again = self.resumable(analysis, records, joint) if higher else None
         facts = self.facts.of(len(joint.signature.inputs), scan)
         found = self.reads, facts, again, inputs.wrappers.found(self.call.tree), self.state.reached()
-        return Captured(joint, tuple(tensors), tuple(self.code.modules), *found)
+        return Captured(joint, tuple(tensors), tuple(self.code.modules), *found, self.guards)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -273,8 +270,9 @@ class Captured:
     reads: Reads
     facts: tuple[tuple[int, str, str | None, Any], ...] = ()
     resumable: ResumableTrace | None = None
-    wrappers: FoundWrappers | None = None
+    wrappers: FoundOpenings | None = None
     reached: Mapping[type, frozenset[int]] = dataclasses.field(default_factory=dict)
+    guards: tuple[CallGuard, ...] = ()
 
 
 def capture_call(
@@ -291,7 +289,7 @@ def capture_call(
     """
     warn_if_untested()
     options, lifted, learned = options or Options(), list(lifted), Learned()
-    with in_one_call(), dispatch_argument_of_capture():
+    with in_one_call():
         for _ in range(_MOST_RUNS):
             run = CaptureRun(call, options, learned)
             begin()
@@ -389,12 +387,10 @@ def _check_results(
     results: Sequence[Any],
     paths: Sequence[str],
     known: Container[Any],
-    classes: FunctionClasses,
 ) -> None:
     """No result but an input (one among those `known`) has a `.grad`, is a generator that the function made, or a
-    number that has no value; none is a tensor that only its class knows how to handle (`classes`).
+    number that has no value.
     """
-    check_classes(name, results, paths, classes)
     for result, path in zip(results, paths, strict=True):
         if is_ragged(result):
             raise UnsupportedTensorError(

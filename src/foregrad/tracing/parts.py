@@ -91,7 +91,6 @@ class CaptureParts(Host):
         self.code = SeenCode(call, self.name, self.reads, ReboundNames(), self.origins, apart)
         self.observed = Observed(self, self.code.rebound.runs)
         self.lifting = Lifting(self, recorder)
-        self.classes = self.lifting.classes
         self.backward = Backward(recorder, self.lifting, inputs)
         self.regions = EagerRegions(self, recorder, inputs.records)
         self.region = self.observed.unobserved(self.regions.call if may_run else self.regions.refuse)

@@ -12,15 +12,15 @@ import torch
 from ..._torch.symbols import is_symbolic
 from ...errors import EscapedTensorError, UnsupportedSideEffectError
 from ...frontend import holders as kinds
+from ...frontend.arrays import is_array, overlaps
 from ...frontend.call import FlatCall
-from ...frontend.expected import ABSENT
 from ...frontend.holders import Holder, kind_of, left_in_cache
 from ...frontend.lifted import StatePlace, lifted_places, stand_in_at, times_lifted
-from ...frontend.objects import table_of
-from ...frontend.opaque import is_array, is_generator_of_numpy, overlaps, results_of
+from ...frontend.opaque import is_generator_of_numpy, results_of
 from ...frontend.openings import Unwrap
 from ...frontend.program_state import ProgramState
 from ...frontend.reads import Reads
+from ...frontend.source import ABSENT, table_of
 from ...frontend.tree import LEAF, Tree, is_as_opened, open_container
 from ...graph.eager_regions import open_journal
 from ...graph.python_effects import OfArgument, PythonWrite, SetAttribute

@@ -36,6 +36,7 @@ class Host(Hooks):
     learned: Learned | None = None
     lifting: Any  # the mode of stand-ins
     state: Any  # Python's state
+    reads: Any  # the places that the run looked at of Python's state
 
     def knows(self, value: Any) -> bool:
         """Whether an object is older than the call, and the same in all calls."""
@@ -150,6 +151,7 @@ class Recording(Protocol):
     detached: Any
     checks: Any
     decisions: Any
+    borrowed: list[tuple[torch.Tensor, Value]]
     late: Any
     opaque: ById[torch.Tensor, Entry]
     opaque_owner: OpaqueTensors | None

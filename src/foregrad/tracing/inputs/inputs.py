@@ -12,6 +12,7 @@ import torch
 
 from ..._torch.engine import is_tracing_functorch
 from ..._torch.fakes import FakeTensor, FakeTensorMode
+from ..._torch.levels import levels_off
 from ..._torch.stand_ins import become_parameter, is_stand_in
 from ..._torch.symbols import TracedInt, has_symbolic, is_ragged, is_symbolic, symbol_made
 from ..._torch.tensors import (
@@ -26,12 +27,12 @@ from ..._torch.tensors import (
     version_of,
     whole_memory,
 )
-from ..._torch.transforms import levels_off
 from ..._torch.wrappers import is_wrapper
 from ...errors import ForegradWarning, UnsupportedTensorError
 from ...frontend.call import FlatCall, check_tensor, memory_groups
 from ...frontend.program_state import ProgramState
-from ...frontend.reads import Reads, Source
+from ...frontend.reads import Reads
+from ...frontend.source import Source
 from ...graph.effect_log import Detach, MarkRequiresGrad
 from ...graph.meta import TensorSpec
 from ...graph.signature import PartOf, Signature

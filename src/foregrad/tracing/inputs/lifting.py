@@ -10,19 +10,18 @@ import contextlib
 import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from ..._torch.asked import is_asked
 from ..._torch.engine import TorchFunctionMode, dispatching_again, is_function_mode_on, single_threaded_backward
-from ..._torch.function_classes import FunctionClasses
 from ..._torch.histories import AS_ARRAY_REQUIRES_GRAD
 from ..._torch.hooks import unless_cut
+from ..._torch.levels import bottom_of
 from ..._torch.patches import applied_function
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import is_inside_transform
-from ..._torch.transforms import bottom_of
 from ..._torch.wrappers import is_of_capture
 from ...errors import UnsupportedError, UnsupportedLayoutError, UnsupportedOpError
 from ...interrupts import deliver, held
@@ -37,6 +36,16 @@ _KEEP_REAL = {_TENSOR.__hash__}
 _GRAD = _TENSOR.grad.__get__
 
 
+class Overriding(Protocol):
+    """Who sees torch functions first, once the program has tensors whose classes override these."""
+
+    def torch_function(self, mode: Any, run: Callable[..., Any], func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """The result of a torch function, which `run(func, args, kwargs)` would compute."""
+
+    def handed(self, tensor: torch.Tensor) -> None:
+        """A part of PyTorch is handed a tensor: raise for one that only its class knows how to handle."""
+
+
 class Lifting(TorchFunctionMode):
     """Swaps real tensors for stand-ins in the arguments of every torch function."""
 
@@ -46,16 +55,15 @@ class Lifting(TorchFunctionMode):
         self.rows = host.aspects.rows
         self.where = where = host.where
         self.values_asked = ValuesAsked(where)
-        self.classes = FunctionClasses(where)
+        self.overriding: Overriding | None = None
         self.accumulated_at = ""  # where the last `backward()` is
         self.has_hooks = False  # the function has registered some on its own tensors
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if held.pending:
             deliver()
-        if self.classes:
-            result = self.classes.by_class(self, func, types, args, kwargs)
-            return self.classes.run(self._run, func, args, kwargs) if result is NotImplemented else result
+        if self.overriding is not None:
+            return self.overriding.torch_function(self, self._run, func, types, args, kwargs)
         return self._run(func, args, kwargs)
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -109,8 +117,8 @@ class Lifting(TorchFunctionMode):
     def _swapped(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             # A fake, and what a transform inside the function wraps around one, is the capture's own.
-            if self.classes and self.classes.stand_in(value) is not None:
-                self.classes.refuse(value, "a custom Function, transform or other part of PyTorch that is handed")
+            if self.overriding is not None:
+                self.overriding.handed(value)
             is_ours = is_of_capture(bottom_of(value) if is_inside_transform(value) else value)
             return value if is_ours else self.host.adopt(value)
         cls = type(value)
