@@ -174,8 +174,8 @@ def _capture(
     what = "takes or returns wrapper subclasses of tensors" if s.has_wrappers else inexpressible(s, checks=checks)
     if what:
         raise UnsupportedError(f"`{name}` can't be exported as one graph: it {what}")
-    if any(info.argument is None and not isinstance(info.slot, (Param, Buffer)) for info in s.inputs):
-        slots = [str(i.slot) for i in s.inputs if i.argument is None and not isinstance(i.slot, (Param, Buffer))]
+    slots = [str(i.slot) for i in s.inputs if i.argument is None and not isinstance(i.slot, (Param, Buffer))]
+    if slots:
         raise UnsupportedError(f"`{name}` reaches {', '.join(slots)} by itself: make them buffers, or arguments")
     return joint
 
@@ -183,12 +183,11 @@ def _capture(
 def inexpressible(s: Signature, *, checks: bool) -> str:
     """What a function does that no single graph can say; "" if there is nothing. `checks`: it has checks of values."""
     written = ", ".join(dict.fromkeys(write.path for write in s.effects.python_writes))
-    regions = "; ".join(f"`{region.name}` at {region.where}" for region in s.stops.eager_regions)
     branches = "; ".join(dict.fromkeys(decision.where for decision in s.stops.decisions))
     rows = (
         ("changes sizes of its arguments in place", s.reshaped or s.swapped),
         ("writes to an argument that shares memory with another", s.structure.shared_memory),
-        (f"runs Python in each call ({regions})", regions),
+        (f"runs Python in each call ({s.stops.in_python})", s.stops.in_python),
         (f"branches on values of tensors (by `if`, `torch.cond`, `while_loop` or the like: {branches})", branches),
         ("checks values of tensors", checks),
         ("writes to tensors in its backward", s.backward),
