@@ -199,7 +199,7 @@ _HOMES = {
 }
 # The modules that hold the subjects of a capture, see `tracing/aspect.py`, in the order in which captures ask them.
 ASPECTS = [
-    "foregrad.tracing.recorder.settings",
+    "foregrad.python.settings",
     "foregrad.tracing.recorder.checkpoint_regions",
     "foregrad.tracing.recorder.collectives",
     "foregrad.tracing.kernels.sparse",
@@ -207,14 +207,14 @@ ASPECTS = [
     "foregrad.tracing.recorder.attention",
     "foregrad.tracing.recorder.tensor_classes",
     "foregrad.tracing.recorder.functions",
-    "foregrad.tracing.values.made_generators",
+    "foregrad.python.made_generators",
     "foregrad.tracing.effects.retain",
-    "foregrad.tracing.effects.borrowed",
-    "foregrad.tracing.effects.first_imports",
-    "foregrad.tracing.effects.output",
+    "foregrad.python.borrowed",
+    "foregrad.python.first_imports",
+    "foregrad.python.output",
 ]
-# The module that takes tensor subclasses apart, see `frontend/openings.py`.
-OPENER = "foregrad.subclasses"
+# The modules that answer for one subject, see `services.py`.
+SERVICES = {"openings": "foregrad.subclasses", "python": "foregrad.python"}
 # As `foregrad.graph`, without an import of it.
 _PARTS = {"backends", "descriptors", "dynamo", "extend", "graph", "partitioners", "passes", "planning", "testing"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

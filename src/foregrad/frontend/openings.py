@@ -1,19 +1,18 @@
 """Tensors that open: what the spine asks about tensor subclasses whose plain tensors are the inputs of graphs.
 
-`foregrad.OPENER` names the module that answers. A capture or call that meets no such tensor never loads it.
+The service "openings" answers. A capture or call that meets no such tensor never loads it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from ..errors import UnsupportedTensorError
+from ..services import service
 
 
 class GradientKindError(UnsupportedTensorError):
@@ -91,11 +90,9 @@ class Opener(Protocol):
     wrap: Callable[..., Any]
 
 
-@functools.lru_cache(1)
 def opener() -> Opener:
     """The module that opens tensors."""
-    package = __name__.partition(".")[0]
-    module: Opener = importlib.import_module(importlib.import_module(package).OPENER)
+    module: Opener = service("openings")
     return module
 
 

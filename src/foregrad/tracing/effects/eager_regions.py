@@ -50,13 +50,13 @@ from ...graph.meta import TensorSpec, contiguous_strides, strides_in_order
 from ...graph.python_calls import Collective
 from ...identity import ById
 from ...interrupts import runs_user_code
+from ...services import service
 from ..aspect import Aspect
 from ..heap.recording import Host
 from ..heap.records import InputRecord, is_moved
 from ..recorder.recorder import Recorder
 from ..tape.tape import Entry
 from ..values.decisions import Decided
-from ..values.draw_patches import not_drawing
 
 _SETTINGS = ("grad mode", "autocast", "the autocast cache")  # that a region runs under as it did when captured
 _HEAD = 2  # results of the operator before the values: key, status
@@ -201,7 +201,7 @@ class EagerRegions(Aspect):
             as_it_is,
             hooks_off(),
             without_modes(self.lifting, self.recorder),
-            not_drawing(),
+            service("python").not_drawing(),
             force_view_tracking(False),
             self.recorder.decisions.drawing(reals),
             watch,
