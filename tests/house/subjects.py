@@ -64,19 +64,20 @@ ANNEXES: dict[str, tuple[str, ...]] = {
     ),
     "transforms": ("dispatch/transformed.py", "tracing/recorder/transform_levels.py", "_torch/transforms.py"),
     "distributed": (
+        "partitioners/named.py",
+        "passes/buckets.py",
         "tracing/recorder/checkpoint_regions.py",
         "tracing/recorder/collectives.py",
         "_torch/checkpoints.py",
         "_torch/distributed.py",
     ),
     "budget": (
+        "frontiers.py",
         "partitioners/blocks.py",
         "partitioners/budget.py",
         "partitioners/exact.py",
-        "partitioners/instead.py",
         "partitioners/search.py",
         "partitioners/uniform.py",
-        "_torch/instead.py",
     ),
     "inductor": (
         "backends/convolutions.py",
@@ -85,14 +86,22 @@ ANNEXES: dict[str, tuple[str, ...]] = {
         "passes/numbers.py",
         "passes/regions.py",
         "passes/repeats.py",
-        "_torch/cache_folder.py",
         "_torch/inductor.py",
+        "_torch/kernels.py",
     ),
-    "dynamo": ("dynamo.py", "_torch/dynamo.py", "_torch/dynamo_off.py", "_torch/function_bodies.py"),
-    "store": ("artifacts/*", "cache/*", "serialize/*"),
+    "dynamo": ("dynamo.py", "backends/of_dynamo.py", "_torch/dynamo.py", "_torch/function_bodies.py"),
+    "store": ("artifacts/*", "cache/*", "serialize/*", "_torch/expressions.py"),
     "planning": (),
-    "tools": ("testing.py", "_torch/testing.py", "_torch/tools.py", "partitioners/report.py"),
-    "joints": ("descriptors.py", "_torch/descriptors.py"),
+    "tools": (
+        "testing.py",
+        "logs.py",
+        "backends/debugging.py",
+        "backends/interpreter.py",
+        "_torch/testing.py",
+        "_torch/tools.py",
+    ),
+    "fusion": ("fusion.py", "_torch/fusion.py"),
+    "joints": ("descriptors.py", "_torch/descriptors.py", "_torch/local_map.py"),
 }
 
 # Words by which a core file names an annex's subject, in code or text.
@@ -106,9 +115,10 @@ NAMED_BY = {
     "budget": r"budget",
     "inductor": r"inductor|repeat",
     "dynamo": r"dynamo",
-    "store": r"artifact|\bcached?\b|keeper",
+    "store": r"artifact|(?<!functools\.)\bcached?\b|keeper",
     "planning": r"\bplanning\b|foregrad\.plan\b",
     "tools": r"explain|explanation|verif",
+    "fusion": r"foregrad\.fusion|pictures? of graphs",
     "joints": r"descriptor",
 }
 

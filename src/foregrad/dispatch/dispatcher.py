@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .._torch import engine
+from ..annexes import given
 from ..config import Config
 from ..config import config as settings
 from ..errors import EscapedTensorError, ForegradError, UnknownLeafError, UnsupportedError
@@ -28,12 +29,11 @@ from ..locks import Turn
 from ..subclasses.function_classes import FunctionClassError, OfClasses, has_classes
 from ..tracing.tape.again import ArgumentsDiffer, ArgumentsFound
 from .explain import Difference, Once, Recompile, Recompiles, is_float_text, reason_of, split_reason
-from .fallbacks import MOST_IN_A_ROW, Fallbacks, Refusals
+from .fallbacks import MOST_IN_A_ROW, Fallbacks, Refusals, Transformed
 from .graphs import GIVEN_UP_AFTER, Graphs, Paths, Specialization, Specializer
 from .guard_list import MISS
 from .pipeline import Pipeline
 from .stateful import only_written_by, render_stateful, state_that_varies
-from .transformed import Transformed
 from .varying import SizesSeen, numbers_read
 from .view import graph_view
 
@@ -141,7 +141,7 @@ class Dispatcher:
         self._paths = Paths(self.name, config, self._outer.once)
         made_as = self.config, self.name
         # Calls under transforms: a function of tensors is compiled for them, which is called under none.
-        self.transformed = Transformed(
+        self.transformed: Transformed = next(iter(given("calls under transforms")), Transformed)(
             function, lambda flat, name: Dispatcher(flat, pipeline, made_as[0], name, outer=Outer()), *made_as
         )
         self.entry = self.make_entry()

@@ -1,6 +1,6 @@
 """Tensors that open: what the spine asks about tensor subclasses whose plain tensors are the inputs of graphs.
 
-The service "openings" answers. A capture or call that meets no such tensor never loads it.
+An annex answers, see `annexes.py`. A capture or call that meets no such tensor never loads it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import torch
 
+from ..annexes import the_one
 from ..errors import UnsupportedTensorError
-from ..services import service
 
 
 class GradientKindError(UnsupportedTensorError):
@@ -92,7 +92,7 @@ class Opener(Protocol):
 
 def opener() -> Opener:
     """The module that opens tensors."""
-    module: Opener = service("openings")
+    module: Opener = the_one("tensor subclasses")
     return module
 
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from .._torch.distributed import GROUPS
 from .._torch.nested import registered_functions
 from .._torch.ops import is_opaque_value
 from .._torch.wrappers import is_wrapper
+from ..annexes import given
 from ..errors import UnknownLeafError
 from ..graph.source import key_text, key_texts
 from ..house import is_house_module
@@ -52,7 +52,7 @@ _CONSTANTS = (
     types.FunctionType,
     types.BuiltinFunctionType,
     types.MethodType,
-    *GROUPS,
+    *(cls for classes in given("classes of constants") for cls in classes),
 )
 
 

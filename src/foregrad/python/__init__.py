@@ -1,6 +1,6 @@
 """Python's state around a call: what the function reads, writes, draws and prints. These names answer the spine.
 
-They are the service "python", see `services.py`.
+The seam is "Python's state", see `annexes.py`.
 """
 
 from .._torch.asked import ReboundNames

@@ -19,6 +19,7 @@ from .._torch.requirements import warn_if_untested
 from .._torch.symbols import is_ragged
 from .._torch.tensors import gradient_of, is_usable
 from .._torch.wrappers import is_of_capture
+from ..annexes import the_one
 from ..errors import ForegradError, InternalError, UnsupportedError, UnsupportedSideEffectError, UnsupportedTensorError
 from ..frontend.arrays import tensor_over
 from ..frontend.call import FlatCall, are_apart
@@ -30,9 +31,8 @@ from ..graph.effect_log import CheckFailed
 from ..graph.joint import JointGraph
 from ..identity import IdSet
 from ..interrupts import held, is_interrupt, note_escaping
-from ..services import service
 from ..tracing.tape.again import ArgumentsFound, CaptureAgain, NumberVaries, SharedClosureFound
-from .aspect import Finished
+from .aspect import CallGuard, Finished
 from .assembly import Assembly
 from .derivatives.backward import Differentiated, differentiate
 from .derivatives.derived_graph import check_outputs, written_by
@@ -249,7 +249,7 @@ class CaptureRun(Assembly):
         again = self.resumable(analysis, records, joint) if higher else None
         facts = self.facts.of(len(joint.signature.inputs), scan)
         found = self.reads, facts, again, inputs.wrappers.found(self.call.tree), self.state.reached()
-        return Captured(joint, tuple(tensors), tuple(self.code.modules), *found)
+        return Captured(joint, tuple(tensors), tuple(self.code.modules), *found, self.guards)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -268,6 +268,7 @@ class Captured:
     resumable: ResumableTrace | None = None
     wrappers: FoundOpenings | None = None
     reached: Mapping[type, frozenset[int]] = dataclasses.field(default_factory=dict)
+    guards: tuple[CallGuard, ...] = ()
 
 
 def capture_call(
@@ -327,14 +328,14 @@ def _check_run(name: str, call: FlatCall, arguments: tuple[Any, Any], leaves: li
         return
     after, tree = flatten(arguments, unwrap)
     if tree != call.tree or any(a is not b for a, b in zip(after, leaves, strict=True)):
-        service("python").refuse_change(name, "a container among its arguments")
+        the_one("Python's state").refuse_change(name, "a container among its arguments")
 
 
 def _check_tensors(name: str, records: list[InputRecord], facts: Facts, accumulated_at: str) -> None:
     """Nothing was hung onto a tensor among the inputs, its gradient included."""
     attribute = facts.attribute_set()
     if attribute is not None:
-        raise service("python").attribute_set_error(name, attribute)
+        raise the_one("Python's state").attribute_set_error(name, attribute)
     _check_gradients(name, records, accumulated_at)
     for wrapper in facts.inputs.wrappers.inputs:
         if wrapper.is_given_gradient():

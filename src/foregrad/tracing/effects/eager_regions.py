@@ -32,6 +32,7 @@ from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import concrete, is_symbolic
 from ..._torch.tensors import is_inside_transform, storage_key
 from ..._torch.wrappers import is_wrapper
+from ...annexes import the_one
 from ...errors import UnsupportedAliasError, UnsupportedOpError, UnsupportedSideEffectError, UnsupportedTensorError
 from ...frontend.expected import is_plain
 from ...frontend.tree import LEAF, Tree, check_leaves, flatten, is_as_opened, open_container
@@ -50,7 +51,6 @@ from ...graph.meta import TensorSpec, contiguous_strides, strides_in_order
 from ...graph.python_calls import Collective
 from ...identity import ById
 from ...interrupts import runs_user_code
-from ...services import service
 from ..aspect import Aspect
 from ..heap.recording import Host
 from ..heap.records import InputRecord, is_moved
@@ -201,7 +201,7 @@ class EagerRegions(Aspect):
             as_it_is,
             hooks_off(),
             without_modes(self.lifting, self.recorder),
-            service("python").not_drawing(),
+            the_one("Python's state").not_drawing(),
             force_view_tracking(False),
             self.recorder.decisions.drawing(reals),
             watch,

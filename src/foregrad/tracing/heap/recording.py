@@ -23,7 +23,7 @@ Watch = Callable[[Any, Sequence[Entry]], None]
 
 
 class StateOfRun(Protocol):
-    """Python's state around one run of the function: the service "python" makes one for each run.
+    """Python's state around one run of the function: an annex makes one for each run.
 
     `before` is the state as the call met it; `own` and `journals` note the run's writes, `writes` are each call's, of
     the values in `spec`; `made` is what the run made, `given_back` the objects outside that hold some of it.

@@ -12,6 +12,7 @@ import torch
 
 from ..._torch.engine import is_tracing_functorch
 from ..._torch.fakes import FakeTensor, FakeTensorMode
+from ..._torch.levels import levels_off
 from ..._torch.stand_ins import become_parameter, is_stand_in
 from ..._torch.symbols import TracedInt, has_symbolic, is_ragged, is_symbolic, symbol_made
 from ..._torch.tensors import (
@@ -26,8 +27,8 @@ from ..._torch.tensors import (
     version_of,
     whole_memory,
 )
-from ..._torch.transforms import levels_off
 from ..._torch.wrappers import is_wrapper
+from ...annexes import the_one
 from ...errors import ForegradWarning, UnsupportedTensorError
 from ...frontend.call import FlatCall, check_tensor, memory_groups
 from ...frontend.source import Source
@@ -36,7 +37,6 @@ from ...graph.meta import TensorSpec
 from ...graph.signature import PartOf, Signature
 from ...graph.slots import Closure, Input, Slot
 from ...identity import ById, IdSet
-from ...services import service
 from ...tracing.tape.again import CaptureAgain, SharedClosureFound
 from ..aspect import Aspect
 from ..heap.alias import Value, now
@@ -83,7 +83,7 @@ class Inputs:
         self._samples = learned.samples
         self.reached: ById[torch.Tensor, Source] = ById()  # arguments that the function also reached by itself
         self.marked: ById[torch.Tensor, Origin | None] = ById()  # others that `requires_grad_` was called on: where
-        self.reads = service("python").Reads(self.as_they_are)
+        self.reads = the_one("Python's state").Reads(self.as_they_are)
         self.sources = TensorSources(self.reads)
 
     # ---------------------------------------------------------------- making them
