@@ -42,7 +42,7 @@ from ..interrupts import deliver
 from ..passes.aliasing import copy_shared_results, results_of, written_inputs
 from ..passes.decompose import decompose
 from ..passes.mutations import copied_early
-from ..passes.numbers import ONE_BY_ONE, known_first, numbers_in_a_tensor
+from ..passes.numbers import ONE_BY_ONE, fill_in_constants, known_first, numbers_in_a_tensor
 from ..passes.regions import outlined, sums_first
 from ..passes.repeats import has_marked_calls, is_view, layout_key
 from .convolutions import (
@@ -247,27 +247,10 @@ def _telling(run: Boxed, **facts: Any) -> Boxed:
 def _compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], **facts: Any) -> tuple[Any, inductor.Strides]:
     """`inductor.compile_graph`, with convolutions as products where these are faster."""
     is_static = not any(map(symbols_in, example_inputs))
-    _numbers_filled_in(gm)
+    fill_in_constants(gm)
     as_products = is_static and inductor.lays_out_convolutions() and with_products(gm)
     with inductor.patched_config(SETTINGS if as_products else {}):
         return inductor.compile_graph(gm, example_inputs, **facts)
-
-
-def _numbers_filled_in(gm: fx.GraphModule) -> None:
-    """Fill tensors with constants that have no dimensions, for all operators but elementwise ones: Inductor's lowerings
-    of these take tensors alone, and a constant number is none. In place.
-    """
-    for inner in [module for module in gm.modules() if isinstance(module, fx.GraphModule)]:
-        for node in inner.graph.find_nodes(op="get_attr"):
-            value = operator.attrgetter(str(node.target))(inner)
-            if not isinstance(value, torch.Tensor) or value.ndim or value.dtype.is_complex:
-                continue
-            with inner.graph.inserting_after(node):
-                filled = inner.graph.call_function(
-                    aten.full.default, ([], value.item()), {"dtype": value.dtype, "device": value.device}
-                )
-            filled.meta = dict(node.meta)
-            node.replace_all_uses_with(filled, lambda user: torch.Tag.pointwise not in getattr(user.target, "tags", ()))
 
 
 def _may_have_regions(gm: fx.GraphModule, role: GraphRole) -> bool:
