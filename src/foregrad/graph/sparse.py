@@ -1,8 +1,8 @@
 """Sparse tensors in graphs: the operators that return and take them.
 
 The gradient of an embedding with `sparse=True` is a COO tensor. The number of elements in the sum of two depends on
-their indices, so no `TensorSpec` describes one: a node whose value is sparse has the spec `SPARSE`, that of an operator
-without results. No sparse value is saved for a backward.
+their indices, so no `TensorSpec` describes one: a node whose value is sparse has the spec `UNDESCRIBED`. No sparse
+value is saved for a backward.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from typing import Any
 import torch
 
 aten = torch.ops.aten
-
-SPARSE: tuple[Any, ...] = ()
 
 MAKE = aten._sparse_coo_tensor_with_dims_and_tensors.default
 EMBEDDING_BACKWARD = aten.embedding_sparse_backward.default

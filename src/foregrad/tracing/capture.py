@@ -129,7 +129,7 @@ class CaptureRun(Assembly):
                 described = self._differentiated(analysis, out_leaves, paths)
                 if described is None:
                     return None
-        self.lifting.values_asked.raise_failed()  # by a hook, in the backward
+        self._raise_caught()  # by a hook, in the backward
         self.functions.check_absent(self.name, len(described.tangents))
         with self.unrecorded:
             _check_gradients(self.name, self.inputs.records, self.lifting.accumulated_at)
@@ -161,7 +161,7 @@ class CaptureRun(Assembly):
                 self.code.rebound.unbind()
                 self.origins.forget()
                 recorder.decisions.raise_failed()
-                self.lifting.values_asked.raise_failed()
+                self._raise_caught()
                 self.state.raise_failed()
                 self.observed.raise_failed()
         return None if self.state.needs_another_run() else (result,)
@@ -183,6 +183,10 @@ class CaptureRun(Assembly):
             return None
         gradients = self.facts.gradients.finish()
         return self.state.outputs(result, inputs.wrappers.of_results(result, inputs.adopt), gradients)
+
+    def _raise_caught(self) -> None:
+        for one in self.aspects:
+            one.raise_caught()
 
     def _check_places(self) -> None:
         """Raise where views are to autograd other views than their places in memory are."""
