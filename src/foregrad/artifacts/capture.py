@@ -145,6 +145,8 @@ class Exporter:
             around = functools.partial(assigned_attributes, self.module, puts_back=False)
         captured = capture_call(call, Options(self.name, table or {}, higher_order=higher, around=around))
         _check_wrappers(captured, self.name)
+        for guard in captured.guards:
+            raise UnsupportedError(f"`{self.name}` has a guard on {guard.name}, which an artifact can't ask again")
         for region in captured.joint.signature.stops.eager_regions:
             raise UnsupportedError(
                 f"`{self.name}` calls the eager region `{region.name}` at {region.where}, and an artifact holds no "

@@ -42,7 +42,7 @@ from ..frontend.reads import Reads
 from ..graph.joint import JointGraph
 from ..graph.meta import NodeMeta, TensorSpec, spec_of
 from ..graph.role import PREPARED, GraphRole
-from ..house import is_house_module
+from ..house import extensions, is_house_module
 from ..identity import ById
 from ..partitioners.budget import Outcome
 from ..partitioners.uniform import Proof
@@ -162,7 +162,7 @@ class Keeper:
         specs = (spec for node in module.graph.nodes for spec in leaves(spec_of(node)))
         used = {spec.device for spec in specs if isinstance(spec, TensorSpec)}
         constants = {name: _digest_of(value) for name, value in constants_of(module).items()}
-        circumstances = [process(), describe(settings_that_matter(), lenient=True), devices(used)]
+        circumstances = [process(), extensions(), describe(settings_that_matter(), lenient=True), devices(used)]
         sizes = described_sizes(joint, at_capture=self.reads_origins)  # budgets and policies depend on them
         return digest(kind, circumstances, self.options(), graph, constants, sizes, more)
 

@@ -21,7 +21,7 @@ from .._torch.nested import registered_functions
 from .._torch.symbols import is_symbolic
 from .._torch.tensors import share_memory
 from ..frontend.call import FlatCall
-from ..frontend.expected import Expected
+from ..frontend.expected import Expected, same_value
 from ..frontend.openings import FoundOpenings, Opening, opener
 from ..frontend.reads import TABLES, Reads, tensors_in_key
 from ..frontend.source import Source
@@ -119,6 +119,10 @@ class CallGuards(GuardMaker):
         self._bases(inputs)
         self._relations(inputs)
         self._answers([*inputs, *self.wrappers])
+        for guard in self.captured.guards:
+            now = f"{self.bind('read', guard.read)}({', '.join(inputs[i] for i in guard.inputs)})"
+            test = f"{self.bind('same_value', same_value)}({now}, {self.bind('expected', guard.expected)})"
+            self.require(test, guard.name, guard.expected, now)
 
     def _answers(self, asked: list[str]) -> None:
         """Add guards that these tensors answer questions as they did; of all those without attributes by one test."""

@@ -1,7 +1,7 @@
 """The role of a graph that is passed to a compiler: `role_of(gm)`.
 
-A compiler is called as `(graph module, example inputs)`, as PyTorch's are. Further facts (which outputs the user sees,
-which inputs are parameters) are in `gm.meta["foregrad"]`, read by `role_of`.
+A compiler is called as `(graph module, example inputs)`, as PyTorch's are. Further facts (outputs that the user sees,
+inputs that are parameters) are in `gm.meta["foregrad"]`, read by `role_of`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ class GraphRole:
     """One half of a function.
 
     * `phase`: "forward", "backward" or "inference" (no gradients).
-    * `static_inputs`: positions of inputs that are parameters, buffers or, in a backward, saved ones of these.
-    * `visible_outputs`: positions of outputs whose strides must be those of the graph. Other outputs are residuals or
-      copied into an input, and may have any strides. If these differ from the graph's, the compiled function must have
-      an attribute `output_strides` (a list with a tuple or None for each output).
+    * `static_inputs`: positions of inputs that are parameters or buffers, also saved for a backward.
+    * `visible_outputs`: positions of outputs that must have the graph's strides. Further outputs are residuals or
+      copied into an input, and may have any strides. If their strides differ from the graph's, the compiled function
+      must have an attribute `output_strides` (a list with a tuple or None for each output).
     * `donated`: positions of a backward's inputs that are not read afterwards. A compiled function that writes there
-      must have an attribute `writes_into` (their positions); it is called only while nothing else refers to them.
-    * `updates`: pairs of an input and the output whose elements it takes after the graph has run. A compiled function
-      that writes there itself must have an attribute `updated` (those pairs); what it returns for them is not read.
+      must have an attribute `writes_into` (their positions); it is called only while nothing else refers to these
+      inputs.
+    * `updates`: pairs of an input and an output: the input takes the output's elements after the graph has run. A
+      compiled function that writes there itself must have an attribute `updated` (the pairs); its results for these
+      outputs are not read.
     * `regions`: whether repeated regions are compiled once each, see `passes.regions`: True, False, or "auto" (if it
       pays). A compiler with a true attribute `takes_regions` gets the graph with calls of regions.
     * `tag`: for a graph with symbolic sizes, a required part of the key of a compiler that keeps compiled graphs from

@@ -33,7 +33,7 @@ from ..graph.effect_log import CheckFailed
 from ..graph.joint import JointGraph
 from ..identity import IdSet
 from ..interrupts import held, is_interrupt, note_escaping
-from .aspect import Finished
+from .aspect import CallGuard, Finished
 from .assembly import Assembly
 from .derivatives.backward import Differentiated, differentiate
 from .derivatives.derived_graph import check_outputs, written_by
@@ -257,7 +257,7 @@ class CaptureRun(Assembly):
         again = self.resumable(analysis, records, joint) if higher else None
         facts = self.facts.of(len(joint.signature.inputs), scan)
         found = self.reads, facts, again, inputs.wrappers.found(self.call.tree), self.state.reached()
-        return Captured(joint, tuple(tensors), tuple(self.code.modules), *found)
+        return Captured(joint, tuple(tensors), tuple(self.code.modules), *found, self.guards)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -276,6 +276,7 @@ class Captured:
     resumable: ResumableTrace | None = None
     wrappers: FoundOpenings | None = None
     reached: Mapping[type, frozenset[int]] = dataclasses.field(default_factory=dict)
+    guards: tuple[CallGuard, ...] = ()
 
 
 def capture_call(
