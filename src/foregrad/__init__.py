@@ -230,6 +230,7 @@ ANNEXES = {
     "tensor subclasses": ["foregrad.subclasses"],
     "stages of backwards": ["foregrad.passes.buckets:in_buckets"],
     "values without a layout": ["foregrad.passes.sparse:SPARSE_VALUES"],
+    "attempts at a call": ["foregrad.graph.eager_regions:ATTEMPTS"],
     "the cache on disk": ["foregrad.cache.keeper:keeper_for"],
 }
 # As `foregrad.graph`, without an import of it.

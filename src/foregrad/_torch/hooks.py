@@ -1,6 +1,6 @@
 """Hooks on the outputs of compiled functions. Checked on torch 2.13.0.
 
-A node of several outputs runs if a gradient arrives for one of them, and autograd calls the hooks of all outputs. In
+A node of several outputs runs if a gradient arrives for one output, and autograd calls the hooks of all outputs. In
 eager each output has operators of its own, whose hooks are not called without a gradient. Nor are hooks of a leaf at
 which no gradient arrives.
 """
@@ -22,14 +22,14 @@ from ..locks import bound
 
 
 class _OnlyDefined(collections.OrderedDict[Any, Any]):
-    """The hooks of a tensor, none of which is called with None."""
+    """The hooks of a tensor: none is called with None."""
 
     def __setitem__(self, key: Any, hook: Any) -> None:
         super().__setitem__(key, _spared(hook))
 
 
 class _HookAround(functools.partial[Any]):
-    """A hook around another."""
+    """A hook around a hook."""
 
     def __new__(cls, hook: Any) -> Any:
         # A partial of a partial takes over the function of that, from Python 3.13 on past a `__call__` of its own.

@@ -1,7 +1,7 @@
-"""Operators for what is saved in place of a tensor: a copy in host memory, or the state of a generator.
+"""Operators for substitutes of saved tensors: a copy in host memory, or the state of a generator.
 
 From an accelerator, the copy goes to pinned memory on a stream of its own, so the forward runs on meanwhile. From the
-CPU, which has no other memory, it goes to a mapped temporary file, which the operating system may write out. Checked on
+CPU the copy goes to a mapped temporary file: the operating system may write the file out. Checked on
 torch 2.11.0, 2.13.0.
 """
 
@@ -72,7 +72,7 @@ def _stream(device: torch.device) -> Any:
 
 
 def _mapped(size: int) -> torch.Tensor:
-    """Memory of a file without a name, which goes with the tensor."""
+    """Memory of a file without a name; the file goes with the tensor."""
     with tempfile.TemporaryFile(prefix="foregrad-offload-") as file:
         file.truncate(size)
         return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Backends by name, and those that come with foregrad: compilers for halves of a joint graph, with decompositions.
+"""Backends by name, and foregrad's own: compilers for halves of a joint graph, with decompositions.
 
 A name is a registered one, one of an installed package's entry points in the group `foregrad.backends`, or a family's
 name with an argument, as `torch:openxla` (any backend of torch.compile's) and `crash-on:aten.mm`.

@@ -1,4 +1,4 @@
-"""What passes ask about values in graphs that no `TensorSpec` describes. An annex that records such values answers."""
+"""Questions of passes about values in graphs that no `TensorSpec` describes. The annex that records them answers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .aliasing import results_of
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OpaqueValues:
-    """The answers; by default a graph has no such value.
+    """The answers; by default a graph has no opaque value.
 
-    `nodes`: the nodes with such a value. `around`: the module, with a pass applied to its other part. `plain_results`:
+    `nodes`: nodes with an opaque value. `around`: the module, with a pass applied to its other part. `plain_results`:
     a graph's results, opaque tensors by their parts. `as_they_come`: the tangents of a backward that may have any
     layout.
     """
@@ -30,7 +30,7 @@ class OpaqueValues:
 
 
 def opaque_values() -> OpaqueValues:
-    """The answers of the annex that records such values."""
+    """The annex's answers."""
     found: OpaqueValues = next(iter(given("values without a layout")), _NONE)
     return found
 

@@ -85,14 +85,14 @@ def cut_at_sparse(module: fx.GraphModule) -> Cut | None:
 
 
 def cut_for_compiler(module: fx.GraphModule, joint: Any, role: GraphRole, *, as_eager: bool) -> Any:
-    """The parts of a graph of which a compiler gets the dense one; None for a dense graph, and for eager's kernels."""
+    """The dense part of a graph, for a compiler, and the rest; None for a dense graph, and for eager's kernels."""
     cut = None if as_eager else cut_at_sparse(module)
     return _Eagerly(module) if cut is not None and any(map(is_random, cut.tail.graph.nodes)) else cut
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Eagerly:
-    """A graph whose random numbers come in the order of its nodes, some of which are sparse."""
+    """A graph with random numbers, drawn in the order of its nodes, and with sparse values."""
 
     module: fx.GraphModule
 
@@ -135,7 +135,7 @@ def dense_results(module: fx.GraphModule) -> list[Any]:
 
 
 def only_in_gradients(backward: fx.GraphModule) -> frozenset[int]:
-    """The tangents from which a backward only makes sparse gradients; these have the layout of the incoming tangent."""
+    """The tangents that a backward only makes sparse gradients of; these have the layout of the incoming tangent."""
     tangents = [node for node in ends_of(backward)[0] if node.name.startswith("tangents_")]
     return frozenset(
         i

@@ -28,7 +28,7 @@ from ..frontend.program_state import ProgramState
 from ..frontend.reads import Reads
 from ..frontend.source import Source
 from ..frontend.tree import Tree, flatten
-from ..graph.eager_regions import begin, in_one_call
+from ..graph.attempts import attempts
 from ..graph.effect_log import CheckFailed
 from ..graph.joint import JointGraph
 from ..identity import IdSet
@@ -293,10 +293,10 @@ def capture_call(
     """
     warn_if_untested()
     options, lifted, learned = options or Options(), list(lifted), Learned()
-    with in_one_call():
+    with attempts().in_one_call():
         for _ in range(_MOST_RUNS):
             run = CaptureRun(call, options, learned)
-            begin()
+            attempts().begin()
             try:
                 with held, paused_collection():
                     captured = run.run(lifted)

@@ -33,7 +33,7 @@ from ..values.numbers import TRACED
 
 @aspect
 class ScriptedFunctions(Aspect):
-    """Functions of TorchScript, which run as Python."""
+    """Functions of TorchScript: they run as Python."""
 
     @staticmethod
     def install(bind: Bind, current: Callable[[], Any]) -> None:
@@ -388,7 +388,7 @@ _OBJECTS: dict[Any, Callable[..., Any]] = {
 
 @aspect
 class ValueReaders(Aspect):
-    """The functions above. `asked`: those that want values as text."""
+    """The functions above. `asked`: text or a pickle of values was wanted."""
 
     def __init__(self, host: Host, recorder: Recording) -> None:
         self.recorder, self.asked = recorder, ValuesAsked(recorder.where)
