@@ -202,7 +202,7 @@ _HOMES = {
 # What annexes give to the core, by seam, as `module:name`: see `annexes.py`. Captures ask their subjects in this order.
 ANNEXES = {
     "subjects of a capture": [
-        "foregrad.tracing.recorder.settings",
+        "foregrad.python.settings",
         "foregrad.tracing.recorder.checkpoint_regions",
         "foregrad.tracing.recorder.collectives",
         "foregrad.tracing.kernels.sparse",
@@ -210,11 +210,11 @@ ANNEXES = {
         "foregrad.tracing.recorder.attention",
         "foregrad.tracing.recorder.tensor_classes",
         "foregrad.tracing.recorder.functions",
-        "foregrad.tracing.values.made_generators",
+        "foregrad.python.made_generators",
         "foregrad.tracing.effects.retain",
-        "foregrad.tracing.effects.borrowed",
-        "foregrad.tracing.effects.first_imports",
-        "foregrad.tracing.effects.output",
+        "foregrad.python.borrowed",
+        "foregrad.python.first_imports",
+        "foregrad.python.output",
     ],
     "backends": [
         "foregrad.backends.inductor:BACKENDS",
@@ -224,6 +224,7 @@ ANNEXES = {
     "calls under transforms": ["foregrad.dispatch.transformed:LayeredCalls"],
     "classes of constants": ["foregrad._torch.distributed:GROUPS"],
     "graphs compiled in parts": ["foregrad.passes.absent:cut_at_region", "foregrad.passes.sparse:cut_for_compiler"],
+    "Python's state": ["foregrad.python"],
     "memory budgets": ["foregrad.partitioners.budget:partition_within"],
     "operators in graphs": ["foregrad._torch.control_flow:IN_GRAPHS"],
     "repeated regions": ["foregrad.passes.regions:outlined"],

@@ -27,7 +27,7 @@ from ..house import hide_own_frames
 from ..interrupts import held
 from ..locks import Turn
 from ..subclasses.function_classes import FunctionClassError, OfClasses, has_classes
-from ..tracing.values.draws import DrawsDiffer, DrawsFound
+from ..tracing.tape.again import ArgumentsDiffer, ArgumentsFound
 from .explain import Difference, Once, Recompile, Recompiles, is_float_text, reason_of, split_reason
 from .fallbacks import MOST_IN_A_ROW, Fallbacks, Refusals, Transformed
 from .graphs import GIVEN_UP_AFTER, Graphs, Paths, Specialization, Specializer
@@ -460,8 +460,8 @@ class Dispatcher:
 
     def _without_graph(self, error: BaseException) -> BaseException | None:
         """The result of `_try_to_specialize` after a capture raised `error`. Raises errors meant for the caller."""
-        if isinstance(error, DrawsFound):
-            if not self._state.entries and self._lift((), {}, numbered(error.draws)):
+        if isinstance(error, ArgumentsFound):
+            if not self._state.entries and self._lift((), {}, numbered(error.taken)):
                 return None
             error = error.refusal()
         places = getattr(error, "places", ())  # that another capture is to take as arguments
@@ -469,7 +469,7 @@ class Dispatcher:
             return None
         is_refusal = isinstance(error, (UnsupportedError, UnknownLeafError))
         if is_refusal and not isinstance(error, EscapedTensorError) and lifted_arrays(self.function):
-            raise DrawsDiffer(str(error)) from None
+            raise ArgumentsDiffer(str(error)) from None
         return self.fallbacks.after(error)
 
     def _why(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Difference, ...]:

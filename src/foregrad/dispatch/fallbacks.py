@@ -28,7 +28,7 @@ from ..graph.effect_log import CheckFailed
 from ..graph.signature import MemoryOf
 from ..identity import ById
 from ..interrupts import held, is_interrupt
-from ..tracing.values.draws import DrawsDiffer
+from ..tracing.tape.again import ArgumentsDiffer
 from .explain import Difference, EagerCalls, Once, reason_of
 from .graphs import Graphs, Specialization
 from .pipeline import is_of_capture
@@ -208,7 +208,7 @@ class Fallbacks:
         if isinstance(error, TensorTextError) and self.refusals.mode == "raise":
             self._note_eager(error)
             return None
-        if isinstance(error, DrawsDiffer) or not self._is_refusal(error):
+        if isinstance(error, ArgumentsDiffer) or not self._is_refusal(error):
             raise error
         return error
 

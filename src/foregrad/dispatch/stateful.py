@@ -15,7 +15,7 @@ from ..graph.meta import TensorSpec
 from ..graph.python_effects import CallMethod
 from ..graph.source import Names, attribute, compile_source, item, literal
 from ..runtime.lines import LineWriter
-from ..tracing.values.draws import DrawsDiffer
+from ..tracing.tape.again import ArgumentsDiffer
 from .graphs import Specialization
 from .guard_list import MISS
 
@@ -117,7 +117,7 @@ def render_stateful(
         source += (
             "    try:\n"
             "        return inner(state, *args, **kwargs)\n"
-            f"    except {bind('DrawsDiffer', DrawsDiffer)}:\n"
+            f"    except {bind('ArgumentsDiffer', ArgumentsDiffer)}:\n"
             f"        {put_back}\n"
             "    return MISS\n"
         )

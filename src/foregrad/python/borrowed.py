@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...errors import UnsupportedSideEffectError
-from ...frontend.arrays import is_array, overlaps, tensor_over
-from ...frontend.lifted import StatePlace
-from ...frontend.reads import Reads
-from ..aspect import Aspect, Finished, aspect
-from ..heap.recording import Host, Recording
+from ..errors import UnsupportedSideEffectError
+from ..frontend.arrays import is_array, overlaps, tensor_over
+from ..frontend.lifted import StatePlace
+from ..frontend.reads import Reads
+from ..tracing.aspect import Aspect, Finished, aspect
+from ..tracing.heap.recording import Host, Recording
 
 
 class ArraysWritten(UnsupportedSideEffectError):  # noqa: N818 - asks for another capture, with these as arguments
