@@ -125,3 +125,26 @@ def test_a_kernel_that_casts_inside_is_eager_by_name_under_autocast(function, sh
     assert torch.equal(found, expected)
     again = foregrad.compile(lambda *given: function(*given), backend="eager", on_unsupported="raise")
     assert torch.equal(again(*args), function(*args))
+
+
+@pytest.mark.parametrize("enters", [False, True], ids=["around", "inside"])
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [(torch.nn.functional.bilinear, ((3, 4), (3, 5), (2, 4, 5))), (torch.linalg.pinv, ((4, 3),))],
+    ids=["bilinear", "pinv"],
+)
+def test_a_kernel_that_casts_inside_does_so_in_each_call_of_an_eager_region(function, shapes, enters):
+    def kernel(*given):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enters or torch.is_autocast_enabled("cpu")):
+            return function(*given)
+
+    marked = foregrad.eager_region(kernel)
+    compiled = foregrad.compile(lambda *given: marked(*given) * 2, backend="eager", on_unsupported="raise")
+    for _ in range(3):
+        given = [torch.randn(shape, requires_grad=True) for shape in shapes]
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not enters):
+            expected, found = kernel(*given) * 2, compiled(*given)
+        assert torch.equal(found, expected)
+        if function is not torch.linalg.pinv:  # eager's backward raises: its operators get two dtypes
+            gradients = torch.autograd.grad(expected.sum(), given)
+            assert all(map(torch.equal, torch.autograd.grad(found.sum(), given), gradients))

@@ -287,6 +287,24 @@ def dispatching_again() -> Any:
     return c._ForceDispatchKeyGuard(c._dispatch_tls_local_include_set(), excluded)
 
 
+_AUTOCAST = (torch._C.DispatchKey.AutocastCPU, torch._C.DispatchKey.AutocastCUDA)
+
+
+def casting_as_entered() -> Any:
+    """Context, in a mode's handler: a kernel that calls operators casts them, as it does where no mode hides that."""
+    c = torch._C
+    with c._RestorePythonTLSSnapshot():
+        casting = [key for key in _AUTOCAST if not c._dispatch_tls_is_dispatch_key_excluded(key)]
+    excluded = c._dispatch_tls_local_exclude_set()
+    for key in casting:
+        excluded = excluded.remove(key)
+    return c._ForceDispatchKeyGuard(c._dispatch_tls_local_include_set(), excluded)
+
+
+CAST_INSIDE = frozenset((torch.ops.aten._trilinear.default, torch.ops.aten.linalg_pinv.atol_rtol_tensor))
+"""Operators whose kernels call operators that autocast casts."""
+
+
 def default_generator(device: torch.device) -> torch.Generator:
     """The generator that operators on `device` draw from by default."""
     if device.type == "cpu":

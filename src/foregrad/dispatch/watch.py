@@ -39,7 +39,7 @@ from .explain import Difference
 Check = Callable[[tuple[Any, ...]], bool]
 _FEW = 6  # cells
 _MOST_ABSENT = 32  # names that are asked for one by one: a class lacks a hundred special methods
-_MOST_KEYS = 64  # of a place that is checked by all its items where it is written to
+_MOST_KEYS = 1024  # of a place that is checked by all its items where it is written to
 _PATIENCE = 2  # writes without a difference until a place is checked by its items
 _alive: weakref.WeakSet[Watch] = weakref.WeakSet()
 
@@ -82,6 +82,7 @@ class Watch:
         # The first index of each tensor in the list, by its id.
         self.first_index: dict[int, int] = {}
         self.one_another = self._one_another()
+        self._kept = {(id(table), key) for table, key, _ in self.tables}
         own = {id(place.holder) for place in self.places}
         self._add_hooks(modules, own)
         self.hooks_seen = RemovableHandle.next_id
@@ -184,7 +185,7 @@ class Watch:
                 return _of_state(f"the class of a {cls.__name__}", cls.__name__, type(value).__name__)
             if table is not None and table_of(value) is not table:
                 return _of_state(f"the `__dict__` of a {cls.__name__}", "one", "another")
-        if self._one_another() != self.one_another:
+        if not self.are_one_another():
             return _of_state("which of the tensors it found are one", "as captured", "otherwise")
         for table in self.hook_tables:
             if table:
@@ -201,14 +202,21 @@ class Watch:
         self._rebuild(self.tensors())
         return dropped
 
+    def are_one_another(self) -> bool:
+        """Whether the same of the tensors that may be compared by identity are one as at the capture."""
+        return self._one_another() == self.one_another
+
     def _one_another(self) -> list[int]:
         """For each tensor that may be compared by identity, its first position in the list, behind those `held`."""
-        self.first_index.clear()
-        self.first_index.update((tensor, number) for number, tensor in enumerate(self.held))
-        return [
-            self.first_index.setdefault(id(place.look(key)), number)
+        found = {tensor: number for number, tensor in enumerate(self.held)}
+        positions = [
+            found.setdefault(id(place.look(key)), number)
             for number, (place, key) in enumerate(self.compared, len(self.held))
         ]
+        self.first_index.update(found)  # another thread may look into it now
+        for gone in self.first_index.keys() - found.keys():
+            self.first_index.pop(gone, None)
+        return positions
 
     def tensors(self) -> tuple[Any, ...]:
         return tuple(table.get(key) for table, key, _ in self.tables)
@@ -241,7 +249,9 @@ class Watch:
         if shapes:
             checks.append(_shape_check(shapes))
         if rest or alive:
-            checks.append(_item_check(rest, alive))
+            checks.append(_item_check(rest, alive, self._kept))
+        if any(place.volatile >= _PATIENCE for place, _ in self.compared):
+            checks.append(functools.partial(_are_one_another, weakref.ref(self)))
         return _all_of(checks), (*(place.holder for place in rest), *(reference for reference, _, _ in alive))
 
     def _check_of(self, tensors: tuple[Any, ...]) -> Check:
@@ -297,6 +307,8 @@ def _mark(place: ReadSite) -> int:
     """A number that a write to the place changes, where there is one."""
     if place.kind == "dict":
         return dict_version(place.holder)
+    if type(place.holder) is list:
+        return hash(tuple(map(id, place.holder)))
     return id(place.look("cell_contents")) if _is_full_cell(place) else 0
 
 
@@ -346,12 +358,19 @@ def _at_several(sites: list[tuple[ReadSite, Any]], held: list[int]) -> list[tupl
     return [place for place, tensor in zip(sites, tensors, strict=True) if counts[id(tensor)] > 1]
 
 
-def _item_check(places: list[ReadSite], modules: list[tuple[Any, type, Any]]) -> Check:
-    """A check by one call into C++; places that it can't check are compared in Python."""
+def _are_one_another(reference: weakref.ref[Watch], _: Any) -> bool:
+    watch = reference()
+    return watch is not None and watch.are_one_another()
+
+
+def _item_check(places: list[ReadSite], modules: list[tuple[Any, type, Any]], kept: set[tuple[int, Any]]) -> Check:
+    """A check by one call into C++; places that it can't check are compared in Python. `kept`: where the watch keeps
+    the tensor, by the id of a holder and the key; at others, each call may replace the tensor, as an average does.
+    """
     tree = Tree((*(place.holder for place in places), *(reference for reference, _, _ in modules)))
     for index, (reference, cls, table) in enumerate(modules, len(places)):
         tree.shape(index, reference(), cls, table)
-    slow = [place for index, place in enumerate(places) if not _render_place(tree, index, place)]
+    slow = [place for index, place in enumerate(places) if not _render_place(tree, index, place, kept)]
     ordered = [(p.holder, list(p.keys)) for p in places if p.keys is not None and _by_items_in_order(p)]
     lacking = [(p.holder.keys(), frozenset(p.absent)) for p in places if _lacks_many(p) and not _by_version(p)]
     fast: Check = tree.check
@@ -436,7 +455,7 @@ def _by_items_in_order(place: ReadSite) -> bool:
     return place.kind == "dict" and type(place.holder) is dict and not _by_version(place) and place.copy is None
 
 
-def _render_place(tree: Tree, index: int, place: ReadSite) -> bool:
+def _render_place(tree: Tree, index: int, place: ReadSite, kept: set[tuple[int, Any]]) -> bool:
     """Add the check of one place; False when it can only be done in Python."""
     holder = place.holder
     if _by_version(place):
@@ -466,7 +485,8 @@ def _render_place(tree: Tree, index: int, place: ReadSite) -> bool:
             item = tree.attribute(node, holder, key)
         if expected.kind == "tensor":
             tree.type_is(item, expected.value)
-            tree.is_(item, now)  # another object fails here and is compared in Python
+            if place.volatile < _PATIENCE or (id(holder), key) in kept:
+                tree.is_(item, now)  # another object fails here and is compared in Python
         elif expected.kind == "type":
             tree.type_is(item, expected.value)
         elif expected.kind == "equal" and _is_simple(now):

@@ -18,7 +18,9 @@ from typing import Any, NoReturn
 import torch
 
 from ..._torch.engine import (
+    CAST_INSIDE,
     ThreadDispatchMode,
+    casting_as_entered,
     force_view_tracking,
     is_inside_operator,
     plain_execution,
@@ -85,7 +87,8 @@ class _Watch(ThreadDispatchMode):
             self._note(argument, schema.alias_info is not None and schema.alias_info.is_write)
         for argument in kwargs.values():
             self._note(argument, False)
-        result = func(*args, **kwargs)
+        with casting_as_entered() if func in CAST_INSIDE else contextlib.nullcontext():
+            result = func(*args, **kwargs)
         for item in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(item, torch.Tensor) and item.layout is torch.strided and storage_key(item) not in self.used:
                 self.made.add(storage_key(item))
