@@ -160,13 +160,14 @@ class _Planner:
 
     def _standing(self) -> Standing:
         ranks = self.ranks
-        parameters = sum(_shard_bytes(one.tensor, ranks) if ranks.size > 1 else one.nbytes for one in self.parameters)
-        others = [one for one in self.step.held if one.kind not in ("parameter", "argument")]
+        parameters = [_shard_bytes(one.tensor, ranks) if ranks.size > 1 else one.nbytes for one in self.parameters]
+        others = [one.nbytes for one in self.step.held if one.kind not in ("parameter", "argument")]
         root = next((unit.whole for unit in self.units if not unit.path), 0) if ranks.fsdp > 1 else 0
-        arguments = sum(one.nbytes for one in self.step.of_kind("argument"))
+        arguments = [one.nbytes for one in self.step.of_kind("argument")]
         buckets = sum(unit.gradients for unit in self.units) if ranks.dp > 1 and ranks.fsdp == 1 else 0
-        others_bytes = sum(one.nbytes for one in others)
-        return Standing(parameters, others_bytes, arguments, self.optimizer.state, buckets, root)
+        pieces = (*parameters, *others, *arguments, *ranks.buckets(buckets))
+        sums = sum(parameters), sum(others), sum(arguments), self.optimizer.state, buckets
+        return Standing(*sums, root, pieces)
 
     def _choice(self, asked: Asked) -> Choice:
         try:
@@ -248,11 +249,14 @@ def _shard_bytes(tensor: torch.Tensor, ranks: Ranks) -> int:
 def _units(parameters: list[Held], layers: Layers, ranks: Ranks) -> list[Unit]:
     """The layers, and what is outside of them, first."""
     sums: dict[str, list[int]] = {"": [0, 0, 0]}
+    parts: dict[str, list[int]] = {}
     for one in parameters:
-        entry = sums.setdefault(layers.of(one.name), [0, 0, 0])
+        path = layers.of(one.name)
+        entry = sums.setdefault(path, [0, 0, 0])
+        parts.setdefault(path, []).append(one.tensor.numel() * one.tensor.dtype.itemsize)
         count, dtype = one.tensor.numel(), one.tensor.dtype
         entry[0] += count * dtype.itemsize
         if one.has_gradient:
             entry[1] += count * dtype.itemsize
             entry[2] += count * ranks.reduced(dtype).itemsize
-    return [Unit(path, *entry) for path, entry in sums.items()]
+    return [Unit(path, a, b, c, tuple(parts.get(path, ()))) for path, (a, b, c) in sums.items()]

@@ -3,10 +3,7 @@
 * `dp` ranks hold the whole model; gradients are averaged in buckets, which are a copy of them.
 * `fsdp` ranks hold a shard each of every parameter, gradient and state. A layer, and what is outside of layers, is
   gathered as a unit: before it runs, and in the backward again where it was let go (`reshard`).
-* Beside the unit that runs, `fully_shard` has the buffer of the next one's gather, and in the forward that of its own
-  until the next is copied out. A unit's gradients are whole until its backward ends; then they are copied into the
-  buffer of a reduction, in `reduce_dtype`, which is there until the next unit's.
-* What is outside of layers is gathered once, and stays until the end of the backward.
+  `sharded` has what is in memory then.
 
 A collective takes its bytes over the slowest link between the ranks, by the ring's `(n - 1) / n`; with `overlap` it
 takes only the time by which it is longer than the computation beside it, unit by unit.
@@ -23,6 +20,7 @@ import torch
 from ..errors import PlanError
 from .devices import Device
 
+_BUCKET = 25 << 20  # bytes of gradients that `DistributedDataParallel` averages together
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
@@ -62,6 +60,10 @@ class Ranks:
         if self.fsdp == 1 or not shape:
             return shape
         return (-(-shape[0] // self.fsdp), *shape[1:])
+
+    def buckets(self, total: int) -> list[int]:
+        """The sizes of the buckets in which `DistributedDataParallel` averages so many bytes of gradients."""
+        return [min(_BUCKET, total - at) for at in range(0, total, _BUCKET)]
 
     def __str__(self) -> str:
         parts = [f"{name} {count}" for name, count in (("dp", self.dp), ("fsdp", self.fsdp)) if count > 1]
@@ -128,13 +130,15 @@ class CollectiveCost:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Unit:
     """A layer as FSDP has it: its parameters' elements in the dtype that they compute in. `whole`: bytes gathered;
-    `gradients`: bytes of its gradients; `reduced`: the same in the dtype of the reduction.
+    `gradients`: bytes of its gradients; `reduced`: the same in the dtype of the reduction; `parts`: bytes of each
+    parameter.
     """
 
     path: str
     whole: int
     gradients: int
     reduced: int
+    parts: tuple[int, ...] = ()
 
 
 def seconds_of(nbytes: float, ranks: int, device: Device, host: int) -> float:

@@ -11,12 +11,15 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from ..errors import PlanError
 from ..partitioners import Table, in_bytes
+from .allocator import Reserved
 from .choices import Choice
 from .devices import Device
 from .memory import Standing
 from .optimizers import Optimizer
 from .ranks import CollectiveCost, Ranks
+from .replay import reserved_by
 from .step import TrainingStep, step_of
 
 
@@ -127,6 +130,20 @@ class Plan:
         ]
         return [(name, count) for name, count in rows if count]
 
+    def reserved(self, choice: str | None = None, *, expandable: bool = False) -> Reserved:
+        """What CUDA's caching allocator reserves, of which the peak is allocated: the allocations of three steps in
+        their order, by the allocator's rules (`foregrad.planning.allocator`). The CUDA context and NCCL's buffers come
+        beside.
+
+        `choice`: the name of a choice; None for the quickest that fits. `expandable`: as with
+        `PYTORCH_ALLOC_CONF=expandable_segments:True`. Raises `KeyError` for a choice that is not there, `PlanError` for
+        one that does not exist for this model.
+        """
+        one = self.best if choice is None else self.choice(choice)
+        if one is None or one.memory is None:
+            raise PlanError("no choice fits" if one is None else f"there is no {one.name!r}: {one.why_not}")
+        return reserved_by(one.memory.script, self.standing.pieces, self.optimizer, expandable=expandable)
+
     def largest(self, *, batch: Any = 0, under: int | str | None = None, choice: str | None = None) -> Largest:
         """The largest batch that fits, found from one capture with symbols; see `foregrad.planning.largest`."""
         from .largest import largest_of
@@ -162,7 +179,7 @@ class Plan:
             "ranks": {"dp": self.ranks.dp, "fsdp": self.ranks.fsdp},
             "budget": self.budget,
             "trained": self.trained,
-            "standing": dataclasses.asdict(self.standing),
+            "standing": {name: count for name, count in dataclasses.asdict(self.standing).items() if name != "pieces"},
             "optimizer": {n: getattr(self.optimizer, n) for n in ("name", "state", "workspace", "moved")},
             "total": dataclasses.asdict(self.total),
             "modules": {path: dataclasses.asdict(tally) for path, tally in self.modules.items()},
