@@ -100,7 +100,7 @@ ANNEXES: dict[str, tuple[str, ...]] = {
     ),
     "dynamo": ("dynamo.py", "_torch/dynamo.py", "_torch/dynamo_off.py", "_torch/function_bodies.py"),
     "store": ("artifacts/*", "cache/*", "serialize/*"),
-    "planning": (),
+    "planning": ("_torch/plans.py",),
     "tools": ("testing.py", "_torch/testing.py", "_torch/tools.py", "partitioners/report.py"),
     "joints": ("descriptors.py", "_torch/descriptors.py"),
 }

@@ -8,15 +8,16 @@ from typing import Any
 import torch
 
 from .._torch.fakes import without_fake_mode
-from ..errors import BudgetError, PartitionError
+from ..errors import BudgetError, PartitionError, PlanError
 from ..partitioners import in_bytes
 from . import choices
 from .asked import check_sizes
 from .choices import Asked, Choice
 from .devices import Shares, bytes_of, device_of
+from .links import summed
 from .memory import Standing, memory_of
 from .optimizers import Twin, optimizer_of
-from .ranks import Ranks, Unit, collectives_of, ranks_of, seconds_of
+from .ranks import CollectiveCost, Ranks, Unit, collectives_of, ranks_in_module, seconds_of
 from .result import Plan, Recipe, Tally
 from .step import Held, TrainingStep
 from .work import Layers, by_module, layers_of, work_of
@@ -72,7 +73,15 @@ def plan(
         4198400
     """
     on = device_of(_default_device(fn_or_module, args, kwargs) if device is None else device, shares)
-    recipe = Recipe(fn_or_module, optimizer, on, budget, ranks_of(mesh), dict(policies or {}), check_sizes(sizes))
+    recipe = Recipe(
+        fn_or_module,
+        optimizer,
+        on,
+        budget,
+        ranks_in_module(fn_or_module, mesh),
+        dict(policies or {}),
+        check_sizes(sizes),
+    )
     return make_plan(recipe, args, kwargs)
 
 
@@ -103,13 +112,15 @@ class _Planner:
 
     def __init__(self, recipe: Recipe, step: TrainingStep) -> None:
         self.recipe, self.step, self.ranks = recipe, step, recipe.ranks
-        self.work = work_of(step.joint, recipe.device)
+        self.work = work_of(step.joint, recipe.device, self.ranks.host)
         self.layers = layers_of(self.work.values())
+        self.gathered = Layers(tuple(path for path in self.ranks.units if path)) if self.ranks.units else self.layers
         self.parameters = step.of_kind("parameter")
+        self._check_parts()
         trained = [one for one in self.parameters if one.has_gradient]
         twins = [_twin(one.tensor, self.ranks) for one in trained]
         self.optimizer = optimizer_of(recipe.optimizer, twins, is_accelerator=recipe.device.is_accelerator)
-        self.units = _units(self.parameters, self.layers, self.ranks)
+        self.units = _units(self.parameters, self.gathered, self.ranks)
         self.standing = self._standing()
 
     def plan(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
@@ -135,15 +146,28 @@ class _Planner:
             optimizer=self.optimizer,
             choices=tuple(found),
             modules={path: Tally(*entry) for path, entry in by_module(operators).items()},
-            collectives=tuple(collectives_of(self.units, self.ranks, device)),
+            collectives=(*collectives_of(self.units, self.ranks, device), *self._inside()),
             total=total,
             layers=len(self.layers.paths),
-            trained=sum(one.tensor.numel() for one in self.parameters if one.has_gradient),
+            trained=sum(one.elements for one in self.parameters if one.has_gradient),
             call=(recipe, args, dict(kwargs)),
         )
         if recipe.budget is not None and not result.fitting:
             raise self._nothing_fits(result)
         return result
+
+    def _inside(self) -> list[CollectiveCost]:
+        """The collectives of the graph itself."""
+        inside = ((one.collective, one.seconds) for one in self.work.values())
+        return [CollectiveCost(*one) for one in summed((c, seconds) for c, seconds in inside if c is not None)]
+
+    def _check_parts(self) -> None:
+        parts = max((one.elements // max(1, one.tensor.numel()) for one in self.parameters), default=1)
+        if self.ranks.tp > 1 and parts == 1:
+            raise PlanError(
+                f"tp={self.ranks.tp} of the mesh splits no operator of `{self.step.name}`: none of its parameters is a "
+                "DTensor. Call `parallelize_module` first; `foregrad.planning.fake_ranks(size)` has ranks for it."
+            )
 
     def _budget(self) -> int | None:
         asked, memory = self.recipe.budget, self.recipe.device.memory
@@ -174,7 +198,7 @@ class _Planner:
             parts = asked.split(self.step.joint)
         except PartitionError as error:
             return choices.refused(asked.name, error)
-        memory = memory_of(parts, self.work, self.layers, self.standing, self.optimizer, self.ranks, self.units)
+        memory = memory_of(parts, self.work, self.gathered, self.standing, self.optimizer, self.ranks, self.units)
         again_flops, again_s = choices.again_in(parts, self.work)
         away = choices.moved_by(parts)
         return Choice(asked.name, memory, again_flops, again_s, away, self._seconds(again_s, away))
@@ -211,7 +235,7 @@ class _Planner:
         beside = max(0.0, transfer - computing) + (max(0.0, sent - computing) if ranks.overlap else sent)
         if ranks.overlap and ranks.fsdp > 1:  # nothing runs beside the first gather and the last reduction
             root = next((unit for unit in self.units if not unit.path), Unit("", 0, 0, 0))
-            beside += seconds_of(root.whole + root.reduced, ranks.fsdp, device, ranks.host)
+            beside += seconds_of(root.whole + root.reduced, ranks.fsdp, device, max(1, ranks.host // ranks.tp))
         return computing + beside + self.optimizer.moved / (device.bandwidth * device.shares.bandwidth)
 
     def _nothing_fits(self, result: Plan) -> BudgetError:

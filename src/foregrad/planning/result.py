@@ -176,7 +176,7 @@ class Plan:
         return {
             "name": self.name,
             "device": {**dataclasses.asdict(self.device), "flops": dict(self.device.flops)},
-            "ranks": {"dp": self.ranks.dp, "fsdp": self.ranks.fsdp},
+            "ranks": {"dp": self.ranks.dp, "fsdp": self.ranks.fsdp, "tp": self.ranks.tp},
             "budget": self.budget,
             "trained": self.trained,
             "standing": {name: count for name, count in dataclasses.asdict(self.standing).items() if name != "pieces"},
