@@ -420,7 +420,7 @@ def fake_tensor_unsupported(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fn)
     def backend(model: Any, inputs: Sequence[Any], **kwargs: Any) -> Any:
-        with dynamo.without_modes():
+        with engine.all_modes_off():
             return fn(model, dynamo.real_inputs(inputs), **kwargs)
 
     return backend

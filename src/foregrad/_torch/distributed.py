@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..locks import Bind
-from .dynamo import without_modes
+from .engine import all_modes_off
 from .symbols import has_symbolic
 
 _named = [getattr(torch.distributed, name, None) for name in ("DeviceMesh", "ProcessGroup")]
@@ -170,7 +170,7 @@ def install(bind: Bind, is_capturing: Callable[[], bool]) -> None:
     def propagate(self: Any, schema: Any) -> Any:
         if not is_capturing():
             return original(self, schema)
-        with without_modes():
+        with all_modes_off():
             return original(self, schema)
 
     def hash_of(self: Any) -> Any:

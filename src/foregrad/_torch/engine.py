@@ -355,3 +355,12 @@ def take_handed(node: Any) -> list[tuple[tuple[int, ...], Any]]:
     """The gradients left with a node in this backward, each with the outputs that it is for."""
     handed = node.metadata.pop(_HANDED, ())
     return [(places, gradient) for backward, places, gradient in handed if backward == current_backward()]
+
+
+@contextlib.contextmanager
+def all_modes_off() -> Iterator[None]:
+    """Context: no dispatch modes, so that tensors made here are real ones."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        yield

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .levels import bottom_of
 from .native import native
-from .transforms import bottom_of
 
 __all__ = ["is_traceable_wrapper_subclass"]  # handed on
 

@@ -22,7 +22,7 @@ from ..errors import ArtifactError, AttributeAssignedError, UnsupportedError, Un
 from ..frontend.call import FlatCall, flatten_call
 from ..frontend.holders import CLASS, SET, Holder
 from ..frontend.program_state import ProgramState
-from ..frontend.reads import Source
+from ..frontend.source import Source
 from ..frontend.tree import flatten
 from ..graph.effect_log import CheckFailed
 from ..graph.joint import JointGraph, Partitioned
@@ -145,6 +145,8 @@ class Exporter:
             around = functools.partial(assigned_attributes, self.module, puts_back=False)
         captured = capture_call(call, Options(self.name, table or {}, higher_order=higher, around=around))
         _check_wrappers(captured, self.name)
+        for guard in captured.guards:
+            raise UnsupportedError(f"`{self.name}` has a guard on {guard.name}, which an artifact can't ask again")
         for region in captured.joint.signature.stops.eager_regions:
             raise UnsupportedError(
                 f"`{self.name}` calls the eager region `{region.name}` at {region.where}, and an artifact holds no "

@@ -35,9 +35,8 @@ from .._torch.graphs import late_graph_of, operands_of
 from .._torch.nested import leaves
 from .._torch.ops import OpOverload, return_kinds
 from ..graph.meta import as_captured
-from ..graph.role import LAID_OUT, role_of
+from ..graph.role import LAID_OUT, called_region, outlined, role_of
 from ..graph.source import Names, compile_source, unpacked
-from ..passes.regions import called_region, outlined
 from ..tracing.tape.opinfo import op_info
 from .calls import CallWriter, has_many_outputs, resolve
 from .in_place import InPlace, tell_of_writes, written_in_place

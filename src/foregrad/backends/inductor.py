@@ -28,22 +28,22 @@ from torch import fx
 from .._torch import inductor
 from .._torch.cache_folder import why_no_folder
 from .._torch.control_flow import has_kernel
-from .._torch.dynamo import own_tracing_context
 from .._torch.fakes import FakeTensor
 from .._torch.graphs import copied, is_random, make_graph_module, symbols_in
 from .._torch.kernels import kernels_together
 from .._torch.ops import OpOverload, depends_on_values
 from .._torch.symbols import ClosedSizesError
+from .._torch.tracing_context import own_tracing_context
 from ..errors import BackendError
 from ..graph.joint import Partitioned
 from ..graph.meta import TensorSpec, respecify, spec_of
-from ..graph.role import LAID_OUT, PREPARED, GraphRole, role_of
+from ..graph.role import LAID_OUT, PREPARED, GraphRole, called_region, role_of
 from ..interrupts import deliver
 from ..passes.aliasing import copy_shared_results, results_of, written_inputs
 from ..passes.decompose import decompose
 from ..passes.mutations import copied_early
 from ..passes.numbers import ONE_BY_ONE, known_first, numbers_in_a_tensor
-from ..passes.regions import called_region, outlined, sums_first
+from ..passes.regions import outlined, sums_first
 from ..passes.repeats import has_marked_calls, is_view, layout_key
 from .convolutions import (
     SETTINGS,
@@ -55,11 +55,13 @@ from .convolutions import (
 )
 from .eager import eager_compiler
 from .in_place import tell_of_writes
+from .registry import Backend, Family, get_backend
 from .results import promised
 from .segments import OtherStridesError, checked_once, compile_around, overwritable
 
 log = logging.getLogger("foregrad.backends")
 _say_once = functools.cache(log.warning)
+_say_choice = functools.cache(log.log)
 aten = torch.ops.aten
 
 # Inductor keeps a buffer that is not read any more until a later one of its size is made, if its own estimate of the
@@ -551,3 +553,41 @@ _ARITHMETIC = {"_operator", "math", "builtins", "torch"}
 def _first_line(error: Exception) -> str:
     text = str(error).strip()
     return text.splitlines()[0] if text else repr(error)
+
+
+# -------------------------------------------------------------------------------------------------------- as a backend
+
+
+def inductor_backend(settings: Mapping[str, Any] | None = None, *, name: str = "inductor") -> Backend:
+    """Inductor with its own settings; called `auto`, it leaves graphs that it can't compile to eager's kernels."""
+    compiler = InductorCompiler(settings, fallback=name == "auto")
+    return Backend(
+        name,
+        compiler,
+        compiler,
+        compiler,
+        compiler.decompositions,
+        "PyTorch's kernel compiler: C++ on a CPU, Triton on a GPU",
+        "fused",
+        compiler.prepare_joint,
+        functools.partial(inductor_backend, name=name),
+        compiler.prepare_halves,
+        compiler.cache_key,
+        budget_settings=BUDGET_SETTINGS,
+    )
+
+
+def auto() -> Backend:
+    """Inductor if it can compile here, else eager's kernels; logs which, once."""
+    reason = why_not()
+    if reason is None:
+        _say_choice(logging.INFO, 'backend "auto" is Inductor')
+        return inductor_backend(name="auto")
+    _say_choice(logging.WARNING, f'backend="auto" uses "eager", since Inductor can\'t compile here: {reason}')
+    return get_backend("eager")
+
+
+BACKENDS = {
+    "inductor": Family(inductor_backend, None, "PyTorch's kernel compiler: C++ on a CPU, Triton on a GPU"),
+    "auto": Family(auto, None, "inductor where it can compile, else eager"),
+}

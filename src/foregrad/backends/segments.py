@@ -18,10 +18,10 @@ from torch import fx
 from .._torch.graphs import is_random, make_graph_module, piece
 from .._torch.symbols import same_numbers
 from ..graph.meta import TensorSpec, spec_of
-from ..graph.role import LAID_OUT
+from ..graph.role import LAID_OUT, called_region
 from ..passes.aliasing import makes_memory, memory_of, tensors_in
 from ..passes.mutations import by_memory
-from ..passes.regions import called_region, is_random_region
+from ..passes.regions import is_random_region
 from ..passes.repeats import is_view
 from .boxed import as_boxed
 from .eager import eager_compiler

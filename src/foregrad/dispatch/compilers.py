@@ -19,22 +19,21 @@ import torch
 from torch import fx
 
 from .._torch import engine
-from .._torch.dynamo import compiler_context
 from .._torch.graphs import copied, is_operator, is_random, make_graph_module
+from .._torch.tracing_context import compiler_context
 from ..backends.boxed import as_boxed
 from ..backends.eager import eager_compiler
 from ..backends.results import Contract, Failures, Instead, described, promised, random_states_of
 from ..errors import BackendError, ForegradError, add_note
 from ..graph.joint import JointGraph
 from ..graph.meta import NodeMeta, TensorSpec, spec_of
-from ..graph.role import GraphRole
+from ..graph.role import GraphRole, outlined
 from ..graph.slots import Grad, Slot
 from ..graph.source import a_name
 from ..house import is_house_module
 from ..interrupts import is_interrupt, runs_compiler
 from ..passes.absent import cut_at_region
 from ..passes.aliasing import results_of, tensors_in, written_inputs
-from ..passes.regions import outlined
 from ..passes.sparse import Cut, cut_at_sparse
 from ..passes.stages import stage_of
 from ..runtime.compiled import Boxed

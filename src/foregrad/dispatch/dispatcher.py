@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .._torch import engine
+from ..annexes import given
 from ..config import Config
 from ..config import config as settings
 from ..errors import EscapedTensorError, ForegradError, UnknownLeafError, UnsupportedError
@@ -26,15 +27,13 @@ from ..house import hide_own_frames
 from ..interrupts import held
 from ..locks import Turn
 from ..subclasses.function_classes import FunctionClassError, OfClasses, has_classes
-from ..tracing.recorder.recorder import ArraysWritten
-from ..tracing.values.draws import DrawsDiffer, DrawsFound
+from ..tracing.tape.again import ArgumentsDiffer, ArgumentsFound
 from .explain import Difference, Once, Recompile, Recompiles, is_float_text, reason_of, split_reason
-from .fallbacks import MOST_IN_A_ROW, Fallbacks, Refusals
+from .fallbacks import MOST_IN_A_ROW, Fallbacks, Refusals, Transformed
 from .graphs import GIVEN_UP_AFTER, Graphs, Paths, Specialization, Specializer
 from .guard_list import MISS
 from .pipeline import Pipeline
 from .stateful import only_written_by, render_stateful, state_that_varies
-from .transformed import Transformed
 from .varying import SizesSeen, numbers_read
 from .view import graph_view
 
@@ -142,7 +141,7 @@ class Dispatcher:
         self._paths = Paths(self.name, config, self._outer.once)
         made_as = self.config, self.name
         # Calls under transforms: a function of tensors is compiled for them, which is called under none.
-        self.transformed = Transformed(
+        self.transformed: Transformed = next(iter(given("calls under transforms")), Transformed)(
             function, lambda flat, name: Dispatcher(flat, pipeline, made_as[0], name, outer=Outer()), *made_as
         )
         self.entry = self.make_entry()
@@ -461,16 +460,16 @@ class Dispatcher:
 
     def _without_graph(self, error: BaseException) -> BaseException | None:
         """The result of `_try_to_specialize` after a capture raised `error`. Raises errors meant for the caller."""
-        if isinstance(error, DrawsFound):
-            if not self._state.entries and self._lift((), {}, numbered(error.draws)):
+        if isinstance(error, ArgumentsFound):
+            if not self._state.entries and self._lift((), {}, numbered(error.taken)):
                 return None
             error = error.refusal()
-        places = error.places if isinstance(error, ArraysWritten) else ()
+        places = getattr(error, "places", ())  # that another capture is to take as arguments
         if places and self._fixed.isdisjoint(place.identity for place in places) and self._lift((), {}, places):
             return None
         is_refusal = isinstance(error, (UnsupportedError, UnknownLeafError))
         if is_refusal and not isinstance(error, EscapedTensorError) and lifted_arrays(self.function):
-            raise DrawsDiffer(str(error)) from None
+            raise ArgumentsDiffer(str(error)) from None
         return self.fallbacks.after(error)
 
     def _why(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Difference, ...]:

@@ -21,9 +21,10 @@ from .._torch.nested import registered_functions
 from .._torch.symbols import is_symbolic
 from .._torch.tensors import share_memory
 from ..frontend.call import FlatCall
-from ..frontend.expected import Expected
-from ..frontend.openings import Opening, opener
-from ..frontend.reads import TABLES, FoundWrappers, Reads, Source, tensors_in_key
+from ..frontend.expected import Expected, same_value
+from ..frontend.openings import FoundOpenings, Opening, opener
+from ..frontend.reads import TABLES, Reads, tensors_in_key
+from ..frontend.source import Source
 from ..frontend.tree import KEPT_WHOLE, Tree
 from ..graph.joint import JointGraph
 from ..graph.signature import BaseOf, GradientOf, InputInfo, MemoryOf, PartOf
@@ -75,7 +76,7 @@ class CallGuards(GuardMaker):
         self.reads = captured.reads
         self.tensors = captured.tensors
         self.paths = [user_name(call.function, path) for path in call.paths]
-        self.wrapper_specs = captured.wrappers or FoundWrappers((), {})
+        self.wrapper_specs = captured.wrappers or FoundOpenings((), {})
         self.with_gradients: dict[tuple[int, ...], str] = {}  # wrappers that require grad, by first equal leaves
         self.numbers = {i.argument: i.number for i in self.signature.inputs if i.number is not None}
         self.slots = [
@@ -118,6 +119,10 @@ class CallGuards(GuardMaker):
         self._bases(inputs)
         self._relations(inputs)
         self._answers([*inputs, *self.wrappers])
+        for guard in self.captured.guards:
+            now = f"{self.bind('read', guard.read)}({', '.join(inputs[i] for i in guard.inputs)})"
+            test = f"{self.bind('same_value', same_value)}({now}, {self.bind('expected', guard.expected)})"
+            self.require(test, guard.name, guard.expected, now)
 
     def _answers(self, asked: list[str]) -> None:
         """Add guards that these tensors answer questions as they did; of all those without attributes by one test."""

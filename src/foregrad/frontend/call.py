@@ -16,8 +16,8 @@ from .._torch.tensors import is_wrapper_subclass, storage_key
 from ..errors import EscapedTensorError, UnsupportedAliasError, UnsupportedLayoutError, UnsupportedTensorError
 from ..graph.slots import Slot
 from ..graph.source import key_texts
+from .arrays import tensor_over
 from .lifted import forms_of
-from .opaque import is_array
 from .openings import Wrap, opener, wrap
 from .tree import STEPPERS, Tree, check_leaves, flatten, open_arguments
 
@@ -204,20 +204,6 @@ def memory_groups(tensors: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
 
 # -------------------------------------------------------------------- arrays
 # NumPy arrays among the arguments of a call: tensors over their memory are what the graph takes.
-
-_from_numpy: Callable[[Any], torch.Tensor] = torch.from_numpy  # as it is outside of captures
-
-
-def tensor_over(value: Any) -> torch.Tensor | None:
-    """The tensor over the memory of an array; None for anything else, and for an array that no tensor can be over."""
-    if not is_array(value) or value.dtype.kind not in "biufc":
-        return None
-    if not value.flags.writeable:  # of which PyTorch warns
-        return None
-    try:
-        return _from_numpy(value)
-    except (TypeError, ValueError):  # the order of bytes, negative strides, numbers of 80 bits
-        return None
 
 
 def arrays_in(tree: Tree, first: int = 0) -> Iterator[tuple[int, int]]:

@@ -18,15 +18,8 @@ import torch
 
 from ..graph.source import a_name, key_text
 from ..house import file_label
-from .opaque import is_number_of_numpy
-
-
-class _Absent:
-    def __repr__(self) -> str:
-        return "nothing"
-
-
-ABSENT = _Absent()
+from .arrays import is_number_of_numpy
+from .source import ABSENT, reference
 
 PLAIN = {int, float, str, bool, bytes, complex, type(None), type(...), range, slice}
 PLAIN |= {torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format}
@@ -93,26 +86,6 @@ class Expected:
 
     def describe(self) -> str:
         return self.text if self.text is not None else describe(self.value)
-
-
-class Strong:
-    """Like a weak reference, for what has none (lists, dicts, built-in methods)."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __call__(self) -> Any:
-        return self.value
-
-
-def reference(value: Any) -> Any:
-    """A function that gives the value: a weak reference where the value has one, which gives None once it is gone."""
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return Strong(value)
 
 
 def is_bound(value: Any) -> bool:

@@ -23,10 +23,11 @@ from .._torch.symbols import concrete, is_symbolic
 from .._torch.tensors import without_marks
 from ..graph.source import key_text
 from ..house import is_house_module
-from .expected import ABSENT, is_plain
+from .expected import is_plain
 from .libraries import is_of_library
 from .objects import dict_of_class
 from .opaque import results_of
+from .source import ABSENT
 
 Way = tuple[Any, tuple[tuple[str, Any], ...]]
 

@@ -32,12 +32,13 @@ from .._torch.guards import functions_of_c
 from ..graph.source import in_order
 from ..locks import Replacements
 from .code import instructions_of
-from .expected import ABSENT, Expected, is_plain, reference
+from .expected import Expected, is_plain
 from .holders import read_decimals
 from .libraries import FIXED, is_installed, is_outside, is_standard
-from .objects import attributes_of, dict_of_class, table_of
+from .objects import attributes_of, dict_of_class
 from .opaque import asked_of
 from .reads import Reads
+from .source import ABSENT, reference, table_of
 
 _CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, torch.device)
 _NUMBERS = {"e", "inf", "nan", "pi"}  # asked of `math`, they would be looked up in `torch` too

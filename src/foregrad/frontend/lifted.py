@@ -17,10 +17,10 @@ from typing import Any
 from ..graph.python_effects import PythonWrite, SetAttribute, SetCell, SetItem
 from ..interrupts import runs_user_code
 from ..locks import bound
-from .expected import ABSENT
 from .holders import NUMPY_RANDOM, RANDOM
 from .objects import dict_of_class
 from .opaque import used_up
+from .source import ABSENT
 
 _MOST_NESTED = 3
 

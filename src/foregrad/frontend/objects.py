@@ -14,7 +14,6 @@ import functools
 import gc
 import operator
 import os
-import threading
 import types
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +24,7 @@ import torch
 from ..graph.source import in_order, key_text, key_texts
 from .expected import is_plain
 from .libraries import is_class_outside, keeps_state
+from .source import table_of
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made at run time, as all classes written in Python are
 _POINTER = tuple.__itemsize__
@@ -261,13 +261,3 @@ def kept_by_c(cls: type) -> list[str]:
     kinds = types.MemberDescriptorType, types.GetSetDescriptorType
     found = {name for base in cls.__mro__ for name, item in vars(base).items() if isinstance(item, kinds)}
     return in_order(frozenset(found - {"__dict__", "__weakref__", "__traceback__"}))
-
-
-def table_of(value: Any) -> Any:
-    """An object's `__dict__`, without running code of its class; None where it has none."""
-    try:
-        if isinstance(value, threading.local):  # a table for each thread
-            return threading.local.__getattribute__(value, "__dict__")
-        return object.__getattribute__(value, "__dict__")
-    except (AttributeError, TypeError):
-        return None

@@ -19,7 +19,7 @@ import sys
 import time
 import types
 import weakref
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from .libraries import HASHES, OF_CTYPES, referent
@@ -137,26 +137,6 @@ def _numbers(numpy: Any, before: Any, values: Any) -> str:
 
 
 _AT_ONCE = 1 << 17  # a megabyte: both pieces stay in the processor's cache
-
-
-def is_number_of_numpy(value: Any) -> bool:
-    """Whether a value is a NumPy scalar: immutable, and compared by value."""
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and issubclass(type(value), numpy.generic) and not value.dtype.hasobject
-
-
-def is_array(value: Any) -> bool:
-    """Whether a value is a NumPy array, of no subclass."""
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and type(value) is numpy.ndarray
-
-
-def overlaps(value: Any, others: Iterable[Any]) -> bool:
-    """Whether a value is an array with memory that may be that of one of the others, of its class."""
-    numpy = sys.modules.get("numpy")
-    if numpy is None or not isinstance(value, numpy.ndarray):
-        return False
-    return any(numpy.may_share_memory(value, other) for other in others)
 
 
 def _in_context(context: contextvars.Context) -> int:

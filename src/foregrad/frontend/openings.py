@@ -1,17 +1,17 @@
 """Tensors that open: what the spine asks about tensor subclasses whose plain tensors are the inputs of graphs.
 
-`foregrad.OPENER` names the module that answers. A capture or call that meets no such tensor never loads it.
+An annex answers, see `annexes.py`. A capture or call that meets no such tensor never loads it.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
+from ..annexes import the_one
 from ..errors import UnsupportedTensorError
 
 
@@ -50,6 +50,25 @@ Sampler = Callable[[Any], tuple[Any, Sequence[torch.Tensor]]]
 Wrap = Callable[[Any, "list[torch.Tensor]"], Any]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReachedOpening:
+    """A tensor that opens, which the function reached: its `Source`, its gradient's opening (None: as predicted)."""
+
+    source: Any
+    spec: Opening
+    gradient: Opening | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FoundOpenings:
+    """The tensors that open in a call: those that the function reached by itself; and by their first leaf, for those
+    among the arguments, the openings of the tensor and of its gradient.
+    """
+
+    reached: tuple[ReachedOpening, ...]
+    arguments: Mapping[int, tuple[Opening, Opening | None]]
+
+
 class Opener(Protocol):
     """The module that opens tensors.
 
@@ -71,11 +90,9 @@ class Opener(Protocol):
     wrap: Callable[..., Any]
 
 
-@functools.lru_cache(1)
 def opener() -> Opener:
     """The module that opens tensors."""
-    package = __name__.partition(".")[0]
-    module: Opener = importlib.import_module(importlib.import_module(package).OPENER)
+    module: Opener = the_one("tensor subclasses")
     return module
 
 

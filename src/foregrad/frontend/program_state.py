@@ -34,7 +34,7 @@ from .._torch.torchscript import attributes_of
 from ..graph.slots import Buffer, Closure, Param
 from . import holders as kinds
 from .code import Seen, imported_modules, look_at, stored_in
-from .expected import ABSENT, PLAIN, stored
+from .expected import PLAIN, stored
 from .holders import Holder, Kind, own_globals, slots_of
 from .libraries import (
     BAGS,
@@ -47,9 +47,10 @@ from .libraries import (
     is_outside,
     referent,
 )
-from .objects import CODE_OF_CLASSES, table_of
+from .objects import CODE_OF_CLASSES
 from .opaque import DRAWN, is_cached_function, is_random_generator, results_of, used_up
-from .reads import TABLES, VIEWS, Source
+from .reads import TABLES, VIEWS
+from .source import ABSENT, Source, table_of
 
 _MOST_VISITS = 200_000
 _LARGE = 10_000  # items, from which on those of a container are not looked into

@@ -9,7 +9,6 @@ containers are places of their own, with all their items.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import gc
 import itertools
 import operator
@@ -23,13 +22,12 @@ import torch
 from .._torch.recurrent import follows_from_parameters
 from .._torch.stand_ins import is_stand_in
 from ..errors import UnsupportedOpError
-from ..graph.slots import Slot
-from ..graph.source import attribute, item, key_text
-from .expected import ABSENT, Expected, Strong, apart, describe, holds_classes, is_plain, reference, same_keys, stored
+from ..graph.source import key_text
+from .arrays import is_array
+from .expected import Expected, apart, describe, holds_classes, is_plain, same_keys, stored
 from .libraries import is_of_library, referent
-from .objects import table_of
-from .opaque import asked_of, is_array
-from .openings import Opening
+from .opaque import asked_of
+from .source import ABSENT, Strong, reference, table_of
 
 _MOST_ITEMS = 10_000
 _CONTAINERS = (dict, list, set, collections.deque)
@@ -378,75 +376,3 @@ def hooks_of(modules: Iterable[torch.nn.Module], *, in_backward: bool = False) -
         own = object.__getattribute__(module, "__dict__")
         for name in names:
             yield from own.get(name, {}).values()
-
-
-# -------------------------------------------------------------------- sources
-# Where a tensor that a function reaches by itself is kept, so that it is read again on every call.
-#
-# Rebinding anything on the way is noticed, because the chain of steps is walked again at each call.
-
-
-class Source:
-    """How to reach an object: from `root`, by `steps` of ("attr", name) or ("item", key).
-
-    A root that can be referred to weakly is not kept alive, unless it is a tensor: one that nothing leads to is read
-    from here alone.
-    """
-
-    __slots__ = ("_root", "slot", "steps")
-
-    def __init__(self, slot: Slot, root: Any, steps: tuple[tuple[str, Any], ...]) -> None:
-        self.slot = slot
-        self.steps = steps
-        self._root = Strong(root) if isinstance(root, torch.Tensor) else reference(root)
-
-    @property
-    def root(self) -> Any:
-        """Where to start; None when that is no more."""
-        return self._root()
-
-    def bound(self, bind: Callable[[str, Any], str]) -> str:
-        """Python source that reads the root; `bind` gives globals names."""
-        return bind("root", self._root) + "()"
-
-    def __repr__(self) -> str:
-        return f"Source({self.slot}, {self.steps})"
-
-    def get(self) -> Any:
-        """The object now."""
-        value = self.root
-        for kind, key in self.steps:
-            value = getattr(value, key) if kind == "attr" else value[key]
-        return value
-
-    def now(self) -> Any:
-        """The object now, or None where there is none."""
-        try:
-            return self.get()
-        except (AttributeError, LookupError, TypeError):
-            return None
-
-    def expression(self, root: str, bind: Callable[[str, Any], str]) -> str:
-        """Python source that reads it, given the name of a variable holding the root; `bind` gives globals names."""
-        for kind, key in self.steps:
-            root = attribute(root, key, bind) if kind == "attr" else item(root, key, bind)
-        return root
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ReachedWrapper:
-    """A wrapper that the function reached by itself: where, and the spec of its gradient (None: as predicted)."""
-
-    source: Source
-    spec: Opening
-    gradient: Opening | None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class FoundWrappers:
-    """The wrappers that a function was given: those that it reached by itself, and of those among its arguments, by
-    their first leaf, what they are like and what their gradients are like.
-    """
-
-    reached: tuple[ReachedWrapper, ...]
-    arguments: Mapping[int, tuple[Opening, Opening | None]]

@@ -33,8 +33,9 @@ import torch.utils.weak
 
 from ..graph.source import in_order
 from ..locks import Replacements
+from .arrays import is_array
 from .code import OF_CODE, CodeNames, NamesMet, codes_in, imported_modules, names_of
-from .expected import ABSENT, holds_classes, is_plain
+from .expected import holds_classes, is_plain
 from .libraries import (
     BAGS,
     is_installed,
@@ -56,12 +57,12 @@ from .objects import (
     makers_of,
     slots_in,
     special_names,
-    table_of,
     values_of,
 )
-from .opaque import context_value, is_array, is_cached_function
+from .opaque import context_value, is_cached_function
 from .reads import VIEWS, Reads, ReadSite, items_in
 from .region import is_eager_region
+from .source import ABSENT, table_of
 
 _DEEPEST = 100  # objects, each reached through the one before: a list linked by hand, a tree
 _DEEPEST_IN_LIBRARY = 3
@@ -76,12 +77,11 @@ class Scan:
 
     def __init__(self, reads: Reads, apart: tuple[types.FunctionType, ...], entered: Container[types.CodeType]) -> None:
         """`entered`: the code that ran, and no other is opened."""
-        self.reads = reads
+        self.reads, self.entered = reads, entered
         self.libraries = LibraryState(reads, weakref.proxy(self), entered)
         self.names: set[str] = set()
         self.probed: set[str] = set()  # names that code asks for without knowing whether they are there
         self.makes_up_names = False
-        self.entered = entered
         self.code: list[tuple[dict[str, Any], CodeNames]] = []  # globals of functions, and what their code names
         self._functions: list[types.FunctionType] = []
         self._apart = frozenset(function.__code__ for function in apart)

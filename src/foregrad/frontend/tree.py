@@ -18,15 +18,15 @@ from typing import Any
 
 import torch
 
-from .._torch.distributed import GROUPS
 from .._torch.nested import registered_functions
 from .._torch.ops import is_opaque_value
 from .._torch.wrappers import is_wrapper
+from ..annexes import given
 from ..errors import UnknownLeafError
 from ..graph.source import key_text, key_texts
 from ..house import is_house_module
+from .arrays import is_number_of_numpy
 from .objects import fill, is_plain_class, look_into, make_empty
-from .opaque import is_number_of_numpy
 from .openings import Opening, Unwrap, Wrap, new_samples, wrap
 
 _SCALARS = (int, float, str, bool, complex, bytes, type(None))
@@ -52,7 +52,7 @@ _CONSTANTS = (
     types.FunctionType,
     types.BuiltinFunctionType,
     types.MethodType,
-    *GROUPS,
+    *(cls for classes in given("classes of constants") for cls in classes),
 )
 
 

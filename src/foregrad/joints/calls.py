@@ -12,7 +12,7 @@ from .._torch.nested import flattened
 from ..backends.boxed import as_boxed
 from ..dispatch.guard_list import size_reads
 from ..frontend.openings import opener
-from ..frontend.reads import Source
+from ..frontend.source import Source
 from ..graph.joint import JointGraph, Partitioned
 from ..graph.signature import PartOf
 from ..graph.source import Names, compile_source, unpacked

@@ -20,8 +20,8 @@ from .._torch.wrappers import is_wrapper
 from ..descriptors import classes, tangent_of
 from ..errors import UnsupportedError
 from ..frontend.call import FlatCall
-from ..frontend.openings import Opening
-from ..frontend.reads import FoundWrappers, Source
+from ..frontend.openings import FoundOpenings, Opening
+from ..frontend.source import Source
 from ..frontend.tree import Tree
 from ..graph.signature import ConstantOutput, Handle, InputInfo, PartOf, Signature, WrapperOutput
 from ..graph.slots import Base, Buffer, Param
@@ -114,10 +114,10 @@ def _in_order(tree: Tree) -> tuple[list[Any], Any]:
 
 
 def layout_of(
-    mod: nn.Module, call: FlatCall, signature: Signature, wrappers: FoundWrappers | None, *, writes_inside: bool
+    mod: nn.Module, call: FlatCall, signature: Signature, wrappers: FoundOpenings | None, *, writes_inside: bool
 ) -> Layout:
     """The layout for a captured module. `writes_inside`: updates of inputs are written in the graph, no outputs."""
-    maker = _Maker(mod, call, signature, wrappers or FoundWrappers((), {}))
+    maker = _Maker(mod, call, signature, wrappers or FoundOpenings((), {}))
     forward, out_spec = maker.outputs(writes_inside=writes_inside)
     covered = {entry.output: entry.desc for entry in reversed(forward) if entry.output is not None}
     order = {entry.output: i for i, entry in reversed(list(enumerate(forward)))}
@@ -139,7 +139,7 @@ def layout_of(
 
 
 class _Maker:
-    def __init__(self, mod: nn.Module, call: FlatCall, signature: Signature, wrappers: FoundWrappers) -> None:
+    def __init__(self, mod: nn.Module, call: FlatCall, signature: Signature, wrappers: FoundOpenings) -> None:
         self.mod, self.call, self.signature, self.wrappers = mod, call, signature, wrappers
         self.classes = classes()
         self.parameters = dict(mod.named_parameters(remove_duplicate=False))

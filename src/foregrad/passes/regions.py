@@ -11,7 +11,6 @@ Regions write nowhere, and are called where their operators stood: random number
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections import Counter
 from collections.abc import Collection
@@ -22,10 +21,9 @@ from torch import fx
 
 from .._torch.graphs import GraphCopier, is_random, make_graph_module, piece, symbol_of, symbols_in
 from ..graph.meta import NodeMeta, TensorSpec, spec_of
-from ..graph.printing import shorten_with
+from ..graph.role import REGION
 from .repeats import Repeat, find_repeats, is_view
 
-_KEY = "foregrad region"
 _MANY, _SEVERAL = 7, 16  # copies, and operators in each, at which outlining begins to pay
 
 
@@ -95,17 +93,9 @@ def sums_first(graph: fx.Graph) -> None:
                 operand.append(node)
 
 
-def called_region(module: torch.nn.Module, node: fx.Node) -> fx.GraphModule | None:
-    """The region that a node of an outlined graph calls."""
-    if node.op != "call_module":
-        return None
-    region = operator.attrgetter(str(node.target))(module)
-    return region if isinstance(region, fx.GraphModule) and _KEY in region.meta else None
-
-
 def is_random_region(region: fx.GraphModule) -> bool:
     """Whether a call of it draws random numbers."""
-    return region.meta[_KEY] is True
+    return region.meta[REGION] is True
 
 
 class _Region:
@@ -147,7 +137,7 @@ class _Region:
         """The region as a graph of its own."""
         copy, inputs = self.repeat.copies[0], self.repeat.inputs[0]
         module = piece(gm, [inputs[q] for q in self.reads], self.body, [copy[r] for r in self.returned], "Region")
-        module.meta[_KEY] = any(is_random(node) for node in self.body)
+        module.meta[REGION] = any(is_random(node) for node in self.body)
         return module
 
     def call(self, copier: GraphCopier, title: str, last: fx.Node) -> None:
@@ -186,6 +176,3 @@ def sizes_are_given(inputs: Collection[fx.Node], nodes: Collection[fx.Node]) -> 
     tensors = [part for spec in specs for part in (spec if isinstance(spec, tuple) else (spec,)) if part is not None]
     sizes = (size for spec in tensors for size in (*spec.shape, *spec.stride, spec.offset) if type(size) is not int)
     return all(symbols.issuperset(symbols_in(size)) for size in sizes)
-
-
-shorten_with(functools.partial(outlined, to_read=True))

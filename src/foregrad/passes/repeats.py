@@ -20,7 +20,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from torch import fx
 from .._torch.graphs import symbols_in
 from .._torch.nested import frozen
 from .._torch.ops import OpOverload
-from ..graph.meta import TensorSpec, nbytes_of, value_of
+from ..graph.meta import layout_of, nbytes_of, structure_of, value_of
 from ..locks import cached_property
 from ..tracing.tape.opinfo import op_info
 
@@ -275,36 +275,6 @@ def _longest_alike(wirings: Sequence[Any]) -> tuple[int, int]:
             best = max(best, (begin, j), key=lambda pair: pair[1] - pair[0])
             begin = j
     return best
-
-
-def structure_of(node: fx.Node, name: Callable[[fx.Node], Any]) -> Any:
-    """A hashable key of a node's computation: operator, constants, layout; `name` gives the key of an operand."""
-    return node.target, frozen((node.args, node.kwargs), fx.Node, name), layout_of(value_of(node))
-
-
-def layout_of(value: Any) -> Any:
-    """Shape, strides, dtype and device of a tensor, or of each of several; of another value its type, and a symbolic
-    number itself.
-    """
-    if isinstance(value, (tuple, list)):
-        return tuple(map(layout_of, value))
-    if isinstance(value, TensorSpec) and (token := value.token) is not None:
-        layout_id = _LAYOUTS.get(token)
-        if layout_id is None:  # a token tells of the offset too
-            layout = value.shape, value.stride, value.dtype, value.device
-            layout_id = _LAYOUTS[token] = _LAYOUTS.setdefault(layout, object())
-        return layout_id
-    if isinstance(value, torch.Tensor):
-        if value.layout is not torch.strided:
-            return object()
-        value = TensorSpec.of(value)
-    if not isinstance(value, TensorSpec):
-        return str(value) if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else type(value)
-    sizes = tuple(map(str, value.shape)), tuple(map(str, value.stride))
-    return *sizes, value.dtype, value.device, value.conj, value.neg
-
-
-_LAYOUTS: dict[object, object] = {}  # by token, and by layout without offset: comparing one object is cheap
 
 
 def _module(node: fx.Node) -> str | None:

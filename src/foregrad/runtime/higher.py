@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch import engine, transforms
+from .._torch import engine, levels
 from .._torch.engine import hand_to, take_handed
 from .._torch.hooks import spare_leaves
 from .._torch.symbols import expression_text
@@ -95,7 +95,7 @@ class _Differentiable:
         self.hooked = compiled.hooked and bool(compiled.partitioned.saved_results)
 
     def __call__(self, ctx: Any, *tangents: Any, kinds: tuple[TangentKind, ...] = ()) -> Any:
-        batch = transforms.batch_of(tangents)
+        batch = levels.batch_of(tangents)
         if batch is not None:
             return batch.each(lambda *each: self(ctx, *each, kinds=kinds))
         create_graph = torch.is_grad_enabled()

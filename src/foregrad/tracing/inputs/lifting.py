@@ -18,10 +18,10 @@ from ..._torch.asked import is_asked
 from ..._torch.engine import TorchFunctionMode, dispatching_again, is_function_mode_on, single_threaded_backward
 from ..._torch.histories import AS_ARRAY_REQUIRES_GRAD
 from ..._torch.hooks import unless_cut
+from ..._torch.levels import bottom_of
 from ..._torch.patches import applied_function
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import is_inside_transform
-from ..._torch.transforms import bottom_of
 from ..._torch.wrappers import is_of_capture
 from ...errors import UnsupportedError, UnsupportedLayoutError, UnsupportedOpError
 from ...interrupts import deliver, held

@@ -24,9 +24,8 @@ from ..._torch.tensors import (
 )
 from ..._torch.wrappers import is_of_capture, is_wrapper, parts_of
 from ...errors import UnsupportedTensorError
-from ...frontend.expected import ABSENT
-from ...frontend.openings import GradientKindError, Sampler, Unwrap
-from ...frontend.reads import FoundWrappers, ReachedWrapper, Source
+from ...frontend.openings import FoundOpenings, GradientKindError, ReachedOpening, Sampler, Unwrap
+from ...frontend.source import ABSENT, Source
 from ...frontend.tree import Tree, flatten
 from ...graph.signature import PartOf
 from ...graph.slots import Buffer, Closure, Param, Slot
@@ -338,15 +337,15 @@ class Wrappers:
         """The inputs that were written to, and how often."""
         return [(known, known.writes) for known in dict.fromkeys(self.inputs) if known.writes > 0]
 
-    def found(self, tree: Tree) -> FoundWrappers | None:
+    def found(self, tree: Tree) -> FoundOpenings | None:
         """All of them; None where there is none. `tree` is that of the arguments."""
         if not self.inputs:
             return None
         arguments = zip(tree.wrappers(), self.inputs, strict=False)  # after these come the others
         of_leaves = {first: (known.spec, known.gradient) for (first, _), known in arguments}
         inputs = self.reached.values()
-        reached = [ReachedWrapper(i.source, i.spec, i.gradient) for i in inputs if i.source is not None]
-        return FoundWrappers(tuple(reached), of_leaves)
+        reached = [ReachedOpening(i.source, i.spec, i.gradient) for i in inputs if i.source is not None]
+        return FoundOpenings(tuple(reached), of_leaves)
 
 
 def _check_view(result: torch.Tensor, made_at: Callable[[Any], str]) -> None:

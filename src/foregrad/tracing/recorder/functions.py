@@ -24,9 +24,9 @@ from ...errors import TensorTextError, UnsupportedAliasError
 from ...graph.meta import TensorSpec
 from ...house import is_program_module
 from ...locks import Bind
+from ...tracing.values.drawn_arrays import DrawnArray
 from ..aspect import Aspect, aspect
 from ..heap.recording import Recording
-from ..values.draws import DrawnArray
 from ..values.numbers import TRACED
 
 
