@@ -1,8 +1,9 @@
-"""The text of one node's call: through a direct binding if that certainly means the same, else through the operator.
+"""The text of one node's call: through a direct binding if the binding certainly calls the operator, else through the
+operator.
 
 A binding of torch chooses the overload by its arguments, so the kind of each value decides: literals by their type,
 nodes by the schema of their operator, by `meta`, or by the example inputs. Values of unknown kind take the generic
-entry, which is right for everything.
+entry, right for everything.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ Node = torch.fx.Node
 class CallWriter:
     """Writes the calls of one graph. `globals` collects the objects that the text names; the owner fills `names`.
 
-    `by_index` holds the nodes whose every user picks one output: only for those may a binding return a named tuple.
+    `by_index` holds the nodes with users that each pick one output: for no other node may a binding return a named
+    tuple.
     """
 
     def __init__(self, gm: torch.fx.GraphModule, allocate: Names) -> None:
@@ -242,7 +244,7 @@ def _shape_of(value: Any) -> Sequence[Any] | None:
 
 
 def has_many_outputs(node: Node) -> bool:
-    """Whether the node calls an operator that returns several tensors, or a list of them."""
+    """Whether the node calls an operator that returns several tensors, or a list of tensors."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
     kinds = return_kinds(node.target)

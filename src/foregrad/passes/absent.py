@@ -1,7 +1,7 @@
-"""Gradients that a region's backward may leave out, as only its run shows: a graph is cut behind each such call.
+"""Gradients that a region's backward may leave out, as only its run shows: a graph is cut behind each region's call.
 
-What comes before the call is one graph. What comes behind it is a graph for each set of gradients that the call gave,
-in which a sum with an absent gradient is its other summand, and what depends on absent ones alone is absent, too.
+Before the call there is one graph. Behind the call there is a graph for each set of gradients that it gave: a sum with
+an absent gradient is its second summand, and a value that depends on absent gradients alone is absent, too.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _KEY = "foregrad gradients"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CutAtRegion:
-    """`head` returns the graph's results that come before `call`, None for others, and then the values of `handed`.
-    `rest` takes the values of `operands`, and those gradients of `items`, by their positions among the results of the
-    call, that are there. It returns the graph's other results, None in the place of the first. `around`: inputs of the
-    graph that are read after the head, by position.
+    """`head` returns the graph's results from before `call`, None for the rest, and then the values of `handed`. `rest`
+    takes the values of `operands`, and the present gradients of `items`, by their positions among the results of the
+    call. It returns the graph's other results, None in the place of the first. `around`: inputs of the graph that are
+    read after the head, by position.
     """
 
     head: fx.GraphModule
@@ -47,8 +47,8 @@ class CutAtRegion:
     def compiled(
         self, role: GraphRole, gradients: int, compile_part: Callable[[fx.GraphModule, GraphRole], _Boxed]
     ) -> _Boxed:
-        """The backward: what comes behind the call is compiled for the gradients that it gives. So many first results
-        are `gradients`.
+        """The backward: the part behind the call is compiled for the gradients that the call gives. The first
+        `gradients` results are gradients.
         """
         count = len(results_of(self.rest))
         handed = tuple(range(count, count + len(self.handed)))

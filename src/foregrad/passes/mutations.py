@@ -1,4 +1,4 @@
-"""Writes that a graph may carry out itself: to inputs, and to what the forward made for the backward alone.
+"""Writes that a graph may carry out itself: to inputs, and to values that the forward made for the backward alone.
 
 A compiler that fuses writes each new value of an input once, and the runtime copies nothing.
 """
@@ -60,8 +60,8 @@ def copied_inside(graph: fx.Graph, updates: Iterable[tuple[int, int]]) -> list[f
 
 
 def copied_early(graph: fx.Graph, updates: Sequence[tuple[int, int]]) -> None:
-    """As `copied_inside`, but each update comes as soon as it can, and its `copy_` with it. A compiler that orders
-    kernels by its own estimate of memory begins with the order of the graph.
+    """As `copied_inside`, but each update and its `copy_` come as soon as they can. A compiler that orders kernels by
+    its own estimate of memory begins with the order of the graph.
     """
     if not may_be_scheduled([*graph.nodes]):
         copied_inside(graph, updates)
@@ -128,7 +128,7 @@ Updates = Iterable[tuple[int, int]]  # an input, and the position among the resu
 
 
 def scheduled(nodes: Sequence[Node], updates: Updates) -> tuple[list[Node], set[Node]]:
-    """(the nodes of a graph in the new order; those of them on elements that new values are computed by)."""
+    """(the nodes of a graph in the new order; the nodes on elements that compute new values)."""
     results: Any = nodes[-1].args[0]
     position = {node: number for number, node in enumerate(nodes)}
     placeholders = [node for node in nodes if node.op == "placeholder"]
@@ -176,7 +176,7 @@ def by_memory(nodes: Iterable[Node]) -> dict[Memory, list[Node]]:
 
 
 def may_be_scheduled(nodes: Sequence[Node]) -> bool:
-    """False for a graph that calls Python, which may read an input itself."""
+    """False for a graph that calls Python: Python may read an input itself."""
     return isinstance(nodes[-1].args[0], (list, tuple)) and not any(map(_is_opaque, nodes))
 
 

@@ -20,8 +20,8 @@ from .aliasing import results_of
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cut:
     """The two parts of a graph. `head` returns the graph's results, None at the positions in `moved`, and then values
-    for `tail`, which returns the results at those positions. `tail` takes the inputs at the positions in `around`, then
-    the values from `head`.
+    for `tail`. `tail` returns the results in `moved`. `tail` takes the inputs at the positions in `around`, then the
+    values from `head`.
     """
 
     head: fx.GraphModule
@@ -31,7 +31,7 @@ class Cut:
 
 
 def sparse_nodes(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes whose values are sparse tensors."""
+    """The nodes with sparse values."""
     nodes: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op == "call_function" and gives_sparse(node.target, node.args, nodes.__contains__):
@@ -94,7 +94,9 @@ def dense_results(module: fx.GraphModule) -> list[Any]:
 
 
 def only_in_gradients(backward: fx.GraphModule) -> frozenset[int]:
-    """The tangents from which a backward only makes sparse gradients; these have the layout of the incoming tangent."""
+    """The tangents that a backward only makes sparse gradients from; the gradients have the incoming tangent's
+    layout.
+    """
     tangents = [node for node in ends_of(backward)[0] if node.name.startswith("tangents_")]
     return frozenset(
         i

@@ -1,4 +1,4 @@
-"""A backward cut into stages, each of which gives the gradients of some inputs: see `runtime/stages.py`."""
+"""A backward cut into stages, each with the gradients of some inputs: see `runtime/stages.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEY = "foregrad stage"
 
 
 def stage_of(module: fx.GraphModule) -> tuple[int, ...] | None:
-    """The inputs whose gradients are the first results of a stage; None if the graph is no stage."""
+    """The inputs that a stage's first results are gradients of; None if the graph is no stage."""
     inputs: tuple[int, ...] | None = module.meta.get(_KEY)
     return inputs
 
@@ -46,8 +46,8 @@ def with_stages(joint: JointGraph, sizes: Sequence[int]) -> JointGraph:
 
 
 def _stages_of(signature: Signature, sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The inputs of each stage: parameters, in the order in which eager's gradients arrive, until they have `sizes`
-    bytes (the last size holds for all further stages). All other inputs are in the last stage. Empty for one stage.
+    """The inputs of each stage: parameters, in the order of arrival of eager's gradients, until they have `sizes` bytes
+    (the last size holds for all further stages). All other inputs are in the last stage. Empty for one stage.
 
     A function has one stage if it has effects on inputs with gradients, or effects on autograd beyond its node.
     """

@@ -1,7 +1,7 @@
 """The backward for the cases that some outputs get no cotangent, or that some gradients are not needed.
 
-Eager leaves out the paths that start at such outputs (multiplying zeros by infinity on the way would make NaNs).
-A backward graph is linear in its tangents, so a missing tangent is a zero that linear operators pass on: the
+Eager leaves out the paths that start at outputs without a tangent (multiplying zeros by infinity on the way would make
+NaNs). A backward graph is linear in its tangents, so a missing tangent is a zero that linear operators pass on: the
 graph is cut down to the nodes that the present tangents reach.
 """
 
@@ -69,10 +69,10 @@ _IN_PLACE = {aten.mul_.Scalar, aten.mul_.Tensor, aten.div_.Scalar, aten.div_.Ten
 def without_tangents(
     backward: fx.GraphModule, num_saved: int, mask: tuple[bool, ...], reached_from: Sequence[GradientPaths]
 ) -> fx.GraphModule:
-    """`backward` specialized to the tangents at True positions of `mask`, which alone are its inputs.
+    """`backward` specialized to the tangents at True positions of `mask`: its only inputs.
 
-    `reached_from` is the signature's: a gradient is None if no present tangent leads to it, or if it depends on none of
-    them and PyTorch's own formulas leave it undefined.
+    `reached_from` is the signature's: a gradient is None if no present tangent leads to it, or if it depends on none
+    and PyTorch's own formulas leave it undefined.
     """
     tangents = [n for n in backward.graph.nodes if n.op == "placeholder"][num_saved:]
     missing = [t for t, present in zip(tangents, mask, strict=True) if not present]
@@ -86,8 +86,8 @@ def without_tangents(
 
 
 def without_gradients(rest: fx.GraphModule, gradients: Collection[str], absent: Collection[str], results: int) -> Any:
-    """The `rest` of a backward specialized to `absent` ones among the `gradients` that it takes, by name; others are
-    its inputs. So many first `results` are gradients, which are None if they depend on absent ones alone.
+    """The `rest` of a backward specialized to the `absent` gradients among its `gradients`, by name; the rest are its
+    inputs. The first `results` results are gradients, None where they depend on absent gradients alone.
     """
     placeholders = [n for n in rest.graph.nodes if n.op == "placeholder"]
     taken = [n for n in placeholders if n.name in gradients]
@@ -101,8 +101,8 @@ def _cut_down(
     missing: Sequence[fx.Node],
     leads: Callable[[int, bool, bool], bool],
 ) -> fx.GraphModule:
-    """`leads(position, alive, zero)`: whether there is a gradient in that place, which depends on a tangent that is
-    not missing, or is zero.
+    """`leads(position, alive, zero)`: whether the position has a gradient, one that depends on a present tangent or is
+    zero.
     """
     old = module.graph
     sparse = sparse_nodes(old)
@@ -156,8 +156,8 @@ def _cut_down(
 
 
 def backward_acts(joint: fx.Graph) -> bool:
-    """Whether the backward in a joint graph calls Python, has other effects or draws random numbers. A part of it then
-    is more than the gradients that it gives: eager does what is on the way of those, and nothing else.
+    """Whether the backward in a joint graph calls Python, has other effects or draws random numbers. A part of the
+    backward then does more than give gradients: eager runs only the nodes on the way of the part's gradients.
     """
     calls = (node for node in joint.nodes if node.op == "call_function")
     backward = (node for node in calls if node.meta.get("partitioner_tag") == "is_backward")
@@ -195,8 +195,8 @@ def _is_linear(node: fx.Node) -> bool:
 
 
 def _other_summand(node: fx.Node, zeros: set[fx.Node], sparse: set[fx.Node]) -> fx.Node | None:
-    """For the sum of a zero and a value of the same layout: the value. For a dense zero and a sparse gradient: the
-    gradient, which eager leaves sparse.
+    """For the sum of a zero and a value of equal layout: the value. For a dense zero and a sparse gradient: the
+    gradient, left sparse as in eager.
     """
     if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
         return None
