@@ -18,4 +18,6 @@ def test_the_peak_of_a_rank(kind, batch, tmp_path):
     assert codes == [0, 0], "\n".join(said)
     measured = int(re.search(r"peak (\d+)", said[0])[1])
     found = foregrad.plan(Net(), *inputs(batch), optimizer="AdamW", device="cpu", mesh={kind: 2})
-    assert found.choice("save all").peak - found.standing.total == pytest.approx(measured, rel=0.03 if kind == "dp" else 0.001)
+    assert found.choice("save all").peak - found.standing.total == pytest.approx(
+        measured, rel=0.03 if kind == "dp" else 0.001
+    )

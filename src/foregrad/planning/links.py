@@ -24,7 +24,7 @@ _SENT = {"all_gather": "result", "reduce_scatter": "operand", "all_to_all": "ope
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Collective:
+class InGraph:
     """A collective: its name, how many ranks take part, whether on one host, and the bytes that a rank sends."""
 
     name: str
@@ -48,7 +48,7 @@ def _name(node: fx.Node) -> str:
     return target._schema.name.partition("::")[2] if getattr(target, "namespace", "") in _SPACES else ""
 
 
-def collective_of(node: fx.Node, host: int) -> Collective | None:
+def collective_of(node: fx.Node, host: int) -> InGraph | None:
     """The collective that a node is, on hosts of so many ranks; None for any other operator."""
     name = _name(node)
     if not name or is_wait(node):
@@ -69,7 +69,7 @@ def collective_of(node: fx.Node, host: int) -> Collective | None:
     else:
         of = next((side for start, side in _SENT.items() if name.startswith(start)), "operand")
         sent = (result if of == "result" else operand) * (count - 1) // max(1, count)
-    return Collective(name, count, len({rank // host for rank in members}) == 1, sent)
+    return InGraph(name, count, len({rank // host for rank in members}) == 1, sent)
 
 
 def forget_waits(joint: JointGraph) -> None:
@@ -80,7 +80,7 @@ def forget_waits(joint: JointGraph) -> None:
         joint.graph.erase_node(node)
 
 
-def summed(found: Iterable[tuple[Collective, float]]) -> list[tuple[str, int, int, float]]:
+def summed(found: Iterable[tuple[InGraph, float]]) -> list[tuple[str, int, int, float]]:
     """(name, count, bytes sent, seconds) of collectives by name and ranks."""
     sums: dict[tuple[str, int], list[float]] = {}
     for one, seconds in found:

@@ -165,11 +165,13 @@ def _held_by(
     return tuple(storages.values()), places
 
 
-def _part(info: Any, state: list[tuple[str, torch.Tensor]]) -> torch.Tensor:
+def _part(info: Any, state: list[tuple[str, torch.Tensor]]) -> torch.Tensor | None:
     """The tensor inside of a wrapper that an input of the graph is: of a parameter or buffer, or one of its layout."""
     name = str(getattr(info.slot, "name", "")).removeprefix("plain.")
     for path, whole in state:
         if name.startswith(f"{path}.") and is_wrapper(whole):
+            if name.startswith(f"{path}.grad."):  # made by the step
+                return None
             found: torch.Tensor = parts_of(whole)[info.source.part]
             return found
     spec = info.spec

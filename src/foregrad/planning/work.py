@@ -20,7 +20,7 @@ from ..graph.meta import TensorSpec, value_of
 from ..graph.printing import user_line
 from ..partitioners import Kind, flops, kind_of, value_bytes
 from .devices import Device
-from .links import Collective, collective_of
+from .links import InGraph, collective_of
 
 _FREE = (Kind.INPUT, Kind.CONSTANT, Kind.NUMBER, Kind.ITEM, Kind.VIEW)
 Stack = tuple[tuple[str, str], ...]  # of modules: path and class, the outermost first
@@ -37,7 +37,7 @@ class OperatorCost:
     flops: int
     moved: int
     seconds: float
-    collective: Collective | None = None
+    collective: InGraph | None = None
 
     @property
     def module(self) -> str:
