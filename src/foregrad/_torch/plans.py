@@ -1,4 +1,4 @@
-"""What a plan of one rank asks of `torch.distributed`: the ranks of a group, groups without processes, and modules that
+"""The part of `torch.distributed` that a plan asks: the ranks of a group, groups without processes, and modules that
 `fully_shard` and `DistributedDataParallel` have changed, as they were. Checked on torch 2.13.0.
 """
 
@@ -24,7 +24,7 @@ def ranks_in(group: Any) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def without_processes(size: int, rank: int) -> Iterator[None]:
-    """Context: `torch.distributed` has so many ranks, whose collectives do nothing."""
+    """Context: `torch.distributed` has so many ranks, and collectives do nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.distributed.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
@@ -55,7 +55,7 @@ def replicated(module: Any) -> tuple[Any, int] | None:
 
 
 def _sharded_groups(module: Any) -> list[tuple[str, Any, Any, Any]]:
-    """(path, module, state, group of parameters) of what `fully_shard` was called on."""
+    """(path, module, state, group of parameters) of each module that `fully_shard` was called on."""
     cls: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
     found = []
     for path, part in module.named_modules() if cls is not None and isinstance(module, torch.nn.Module) else ():

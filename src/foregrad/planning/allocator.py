@@ -1,17 +1,16 @@
-"""What PyTorch's caching allocator of a CUDA device reserves for a sequence of allocations.
+"""The bytes that PyTorch's caching allocator of a CUDA device reserves for a sequence of allocations.
 
 Its rules, as PyTorch documents them and its source has them; none is fitted:
 
-* Sizes are rounded up to 512 bytes. What is at most 1 MiB comes from a pool of small blocks, all else from one of
-  large.
-* Each stream has pools of its own: what one stream let go serves no other.
+* Sizes are rounded up to 512 bytes. Memories of at most 1 MiB come from the small pool, larger ones from the large.
+* Each stream has pools of its own: a block that a stream let go serves this stream alone.
 * Of the free blocks of a pool the smallest that is large enough is taken, of equal ones the first in memory. The rest
-  stays free, if it has 512 bytes in the pool of small blocks, or more than 1 MiB in that of large ones; blocks that
-  are let go join free neighbours.
-* Where no free block is large enough, the device is asked for a segment: 2 MiB for small blocks, 20 MiB for what is
-  below 10 MiB, else the size rounded up to 2 MiB.
-* With `expandable_segments:True` each pool is one segment which grows at its end, in steps of 2 MiB (small) or 20 MiB
-  (large); a free block at the end grows with it, and any rest of 512 bytes stays free.
+  stays free, if it has 512 bytes in the small pool, or more than 1 MiB in the large; blocks that are let go join free
+  neighbours.
+* Where no free block is large enough, the device is asked for a segment: 2 MiB for small blocks, 20 MiB for
+  sizes below 10 MiB, else the size rounded up to 2 MiB.
+* With `expandable_segments:True` each pool is a segment that grows at its end, in steps of 2 MiB (small) or 20 MiB
+  (large); a free block at the end grows too, and any rest of 512 bytes stays free.
 
 Segments are never given back: PyTorch does so only before it runs out of memory.
 """
@@ -36,7 +35,7 @@ class _Block:
 
 
 class _Pool:
-    """The blocks of one stream, small or large."""
+    """The blocks of a stream, small or large."""
 
     def __init__(self, *, is_small: bool, expandable: bool) -> None:
         self.is_small, self.expandable = is_small, expandable
@@ -85,7 +84,7 @@ class _Pool:
         self._remember(block)
 
     def _found(self, size: int) -> _Block | None:
-        """The smallest block that is large enough; the one at the end, which can grow, only if no other is."""
+        """The smallest block that is large enough; the block at the end, since that can grow, comes last."""
         at = bisect.bisect_left(self._free, (size, -1))
         for _, place in self._free[at : at + 2]:
             block = self._by_place[place]
@@ -132,8 +131,8 @@ def _up(size: int, step: int) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reserved:
-    """Bytes at their most: `reserved` by the allocator, of which `allocated` in blocks that are in use at once, as the
-    allocator counts them. `by_stream`: what is reserved for each stream.
+    """Bytes at their most: `reserved` by the allocator, and `allocated` in blocks that are in use at once, as the
+    allocator counts them. `by_stream`: of `reserved`, for each stream.
     """
 
     reserved: int
@@ -142,7 +141,7 @@ class Reserved:
 
 
 class Allocator:
-    """The allocator of one device. `expandable`: as with `PYTORCH_ALLOC_CONF=expandable_segments:True`."""
+    """The allocator of a device. `expandable`: as with `PYTORCH_ALLOC_CONF=expandable_segments:True`."""
 
     def __init__(self, *, expandable: bool = False) -> None:
         self.expandable = expandable

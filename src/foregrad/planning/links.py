@@ -1,7 +1,7 @@
-"""Collectives inside a captured graph, as DTensor puts them there: who takes part, what a rank sends, the time.
+"""Collectives inside a captured graph, as DTensor puts them there: their ranks, bytes and seconds.
 
-What reads the result of such a collective waits, so that its time is added to that of the operators; those of
-`fully_shard` run beside the operators, see `ranks`.
+The operator that reads the result waits, so that the time is added to the operators'; the collectives of `fully_shard`
+run beside the operators, see `ranks`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class InGraph:
 
 
 def is_wait(node: fx.Node) -> bool:
-    """Whether a node waits for a collective; it gives what it takes."""
+    """Whether a node waits for a collective; its result is its operand."""
     return _name(node) == "wait_tensor"
 
 

@@ -52,7 +52,7 @@ def plan(
         budget: the bytes that a rank may have alive: an integer, text with a unit ("80 GiB"), or a share of the
             device's memory from 0.0 to 1.0. None: the device's memory.
         mesh: ranks that train together: `{"fsdp": 8}`, `{"dp": 4, "fsdp": 8}`, a `Ranks`, a number of FSDP ranks, or a
-            `DeviceMesh`. Memory and time are those of one rank, and the arguments those of one rank.
+            `DeviceMesh`. Memory, time and arguments are a rank's.
         shares: of the published peaks that are assumed: `{"flops": 0.7, "bandwidth": 0.8, "link": 0.75}`.
         policies: more choices by name: each a partition or policy as `foregrad.partition` takes.
         sizes: values that the model asks of tensors without values, by the line that asks: a number, or how many

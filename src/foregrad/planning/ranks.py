@@ -1,9 +1,9 @@
-"""One rank of many: what data parallelism and fully sharded data parallelism (FSDP2) add to a step and take from it.
+"""A rank of many: how data parallelism and fully sharded data parallelism (FSDP2) change a step.
 
-* `dp` ranks hold the whole model; gradients are averaged in buckets, which are a copy of them.
+* `dp` ranks hold the whole model; gradients are averaged in buckets, which are a copy.
 * `fsdp` ranks hold a shard each of every parameter, gradient and state. A layer, and what is outside of layers, is
-  gathered as a unit: before it runs, and in the backward again where it was let go (`reshard`).
-  `sharded` has what is in memory then.
+  gathered as a unit: before it runs, and in the backward again where it was let go (`reshard`). `sharded` has the
+  memories.
 
 A collective takes its bytes over the slowest link between the ranks, by the ring's `(n - 1) / n`; with `overlap` it
 takes only the time by which it is longer than the computation beside it, unit by unit.
@@ -29,8 +29,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 class Ranks:
     """A mesh of ranks. `dp`: copies of the model; `fsdp`: ranks that share one copy. `master_dtype`: of shards, their
     gradients and the optimizer's state, where it is not the parameters' own; `reduce_dtype`: that gradients are
-    summed in. `host`: ranks that a host has. `tp`: ranks among which DTensor splits the operators, whose parts are the
-    model's own parameters. `units`: the paths of the modules that are gathered as one; none: the layers.
+    summed in. `host`: ranks that a host has. `tp`: ranks that DTensor splits the operators among; the
+    model's parameters are its parts. `units`: the paths of the modules that are gathered as one; none: the layers.
 
     Examples:
         >>> from foregrad.planning import Ranks
@@ -66,7 +66,7 @@ class Ranks:
         return (-(-shape[0] // self.fsdp), *shape[1:])
 
     def buckets(self, total: int) -> list[int]:
-        """The sizes of the buckets in which `DistributedDataParallel` averages so many bytes of gradients."""
+        """The sizes of the buckets of `DistributedDataParallel` for so many bytes of gradients."""
         return [min(_BUCKET, total - at) for at in range(0, total, _BUCKET)]
 
     def __str__(self) -> str:
@@ -102,7 +102,7 @@ def ranks_of(mesh: Any) -> Ranks:
 
 
 def ranks_in_module(module: Any, mesh: Any) -> Ranks:
-    """The ranks that a module says itself, by `fully_shard` or `DistributedDataParallel`; else those of `mesh`.
+    """The ranks that a module says itself, by `fully_shard` or `DistributedDataParallel`; else the ranks of `mesh`.
 
     Raises `PlanError` where both say some.
     """

@@ -1,4 +1,4 @@
-"""The allocations of a whole step in their order, and what an allocator reserves for some steps of them."""
+"""The allocations of a whole step in their order, and the bytes that an allocator reserves for some steps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Script:
 
 
 def script_of(halves: Halves, orders: Orders, spans: Sequence[Sequence[Span]], *, gradients: bool) -> Script:
-    """The script of a split, whose halves run in these orders, with these spans beside their operators. `gradients`:
+    """The script of a split: its halves run in these orders, with these spans beside their operators. `gradients`:
     they stay to the end of the backward.
     """
     writer = _Writer()
@@ -54,7 +54,7 @@ def script_of(halves: Halves, orders: Orders, spans: Sequence[Sequence[Span]], *
 
 
 class _Writer:
-    """Writes the events of one step."""
+    """Writes the events of a step."""
 
     def __init__(self) -> None:
         self.numbers = array("q")
@@ -116,7 +116,7 @@ class _Writer:
                 ending.setdefault(min(span.stop, last), []).append(key)
 
     def _made(self, half: Half, i: int, last: dict[int, int], keys: dict[int, int], odd: int) -> Iterator[int]:
-        """Take what an operator makes; the results that nothing reads."""
+        """Take the results of an operator; gives the results that nothing reads."""
         storages = half.storages
         for holder, size in storages.results.get(i, ()):
             is_read = holder is not None and holder in last
@@ -132,7 +132,7 @@ class _Writer:
 
 
 def reserved_by(script: Script, standing: Iterable[int], optimizer: Optimizer, *, expandable: bool) -> Reserved:
-    """What an allocator reserves for some steps. `standing`: the bytes of each memory that stands."""
+    """The bytes that an allocator reserves for some steps. `standing`: the bytes of each memory that stands."""
     allocator = Allocator(expandable=expandable)
     allocator.run((_STANDING + at, size, COMPUTE) for at, size in enumerate(standing) if size)
     for step in range(_STEPS):

@@ -53,7 +53,7 @@ class Tally:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Largest:
     """The largest batch that fits. `size`: the batch; `choice`: the one that fits there; `peak`: its bytes; `tried`:
-    each size that was looked at, with the least peak and whether it fits; `captures`: those made for it.
+    each size that was looked at, with the least peak and whether it fits; `captures`: how many were made.
     `why_captured`: where the model takes no symbols for these sizes, the reason; each size is captured by itself then.
     """
 
@@ -131,7 +131,7 @@ class Plan:
         return [(name, count) for name, count in rows if count]
 
     def reserved(self, choice: str | None = None, *, expandable: bool = False) -> Reserved:
-        """What CUDA's caching allocator reserves, of which the peak is allocated: the allocations of three steps in
+        """The bytes that CUDA's caching allocator reserves, with the peak allocated: the allocations of three steps in
         their order, by the allocator's rules (`foregrad.planning.allocator`). The CUDA context and NCCL's buffers come
         beside.
 
@@ -145,7 +145,7 @@ class Plan:
         return reserved_by(one.memory.script, self.standing.pieces, self.optimizer, expandable=expandable)
 
     def largest(self, *, batch: Any = 0, under: int | str | None = None, choice: str | None = None) -> Largest:
-        """The largest batch that fits, found from one capture with symbols; see `foregrad.planning.largest`."""
+        """The largest batch that fits, found from a capture with symbols; see `foregrad.planning.largest`."""
         from .largest import largest_of
 
         return largest_of(self, batch=batch, under=under, choice=choice)

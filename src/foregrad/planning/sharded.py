@@ -1,14 +1,14 @@
-"""What `fully_shard` has in memory beside a step's own: gathered parameters, gradients until they are shards, buffers.
+"""The memories of `fully_shard` beside a step's own: gathered parameters, gradients until they are shards, buffers.
 
-In the order of allocations, which is that of the program (FSDP2 of PyTorch 2.5 and later):
+In the order of allocations, the program's (FSDP2 of PyTorch 2.5 and later):
 
-* What is outside of layers is gathered before the forward, and stays to the end of the backward. Its buffer of the
+* Parameters outside of layers are gathered before the forward, and stay to the end of the backward. Their buffer of the
   gather is there until the first layer's is copied out.
-* A layer in the forward: the buffer of its gather, from which its parameters are copied out; the buffer is there until
+* A layer in the forward: the buffer of its gather, then its parameters, copied out of the buffer, which is there until
   the next layer's is copied out, the parameters until the layer ends, or, if they stay gathered, to its backward.
 * A layer in the backward: its parameters, gathered while the layer after it ran; while it runs, the buffer of the next
   one's gather. At its end its parameters go, and its gradients are copied into the buffer of a reduction, which is
-  there until the next layer's. The shards that come of it stay.
+  there until the next layer's. The shards stay.
 * Buffers of gathers and results of reductions are made on streams of their own, all else on the one that computes.
 """
 
@@ -28,8 +28,8 @@ COMPUTE, GATHER, REDUCE = range(3)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Span:
-    """Memories that are there from one operator of a half to another, both counted, by their places. `stays`: to the
-    end of the optimizer's step. `root`: of the storage of an operator's that stays longer; None for others.
+    """Memories that are there from an operator of a half to a later operator, both counted, by their places. `stays`:
+    to the end of the optimizer's step. `root`: of the storage of an operator's that stays longer, where it is such.
     """
 
     start: int
@@ -107,7 +107,7 @@ class Gathered:
         return [(self.by_path[path], *span) for path, span in spans.items() if path in self.by_path]
 
     def _gradients(self, order: Sequence[int], ends: Mapping[str, int]) -> list[Span]:
-        """Gradients are whole until their layer's backward ends; those outside of layers to the end, where they are
+        """Gradients are whole until their layer's backward ends; gradients outside of layers to the end, where they are
         reduced.
         """
         half, index, found = self.halves.backward, self.halves.backward.index, []

@@ -29,8 +29,8 @@ from .symbols import at_sizes
 @dataclasses.dataclass(frozen=True, slots=True)
 class Held:
     """A tensor that is there through the whole step. `kind`: "parameter", "buffer", "argument" or "closed over";
-    `has_gradient`: the backward makes one for it. `elements`: of all ranks' parts of a parameter, of which `tensor` is
-    this rank's.
+    `has_gradient`: the backward makes one for it. `elements`: of all ranks' parts of a parameter; `tensor` is this
+    rank's.
     """
 
     name: str
@@ -57,7 +57,7 @@ class TrainingStep:
     places: Mapping[int, Held]
 
     def at(self, fn: Any, values: Mapping[Any, int], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TrainingStep:
-        """The step whose graph's symbols have these values, which are those of these arguments."""
+        """The step at these values of its graph's symbols, the values of these arguments."""
         joint = at_sizes(self.joint, values)
         with _planned(fn) as plain:
             held, places = _held_by(plain, joint, args, kwargs)
