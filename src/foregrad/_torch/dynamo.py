@@ -49,7 +49,7 @@ def graph_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Grap
 
 
 def of_compiled_autograd(example_inputs: Sequence[Any]) -> bool:
-    """Whether a graph is a whole backward of compiled autograd's, or hands hooks on to one."""
+    """Whether a graph is a whole backward of compiled autograd's, or hands hooks on to such a backward."""
     from torch._dynamo import compiled_autograd
     from torch.fx.experimental._backward_state import BackwardState
 
@@ -107,7 +107,7 @@ def _source_text(source: Any) -> str:
 
 def source_lines(gm: Any) -> tuple[CodeType, dict[int, tuple[str, dict[str, Any]]]] | None:
     """(the code that fx generated for a graph, for each of its lines the user's stack and the node's origin); None for
-    another module.
+    any other module.
     """
     if not isinstance(gm, fx.GraphModule):
         return None
@@ -125,7 +125,7 @@ def source_lines(gm: Any) -> tuple[CodeType, dict[int, tuple[str, dict[str, Any]
 
 
 def _origin_of(node: fx.Node) -> dict[str, Any]:
-    """The metadata that nodes derived from this one inherit."""
+    """The metadata that derived nodes inherit."""
     from torch.fx.traceback import NodeSource, NodeSourceAction
 
     metadata: dict[str, Any] = {
@@ -161,13 +161,13 @@ def compiler_counters() -> Any:
 
 
 def shielded(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
-    """`function`, which Dynamo will call without tracing it."""
+    """`function`, to be called by Dynamo without tracing."""
     result: Callable[..., Any] = torch.compiler.disable(function, reason=reason)
     return result
 
 
 def traced_as_it_runs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, which Dynamo puts into a graph as one call, and whose operators are traced later."""
+    """`function`, one call in Dynamo's graph; its operators are traced later."""
     from torch._dynamo import nonstrict_trace
 
     result: Callable[..., Any] = nonstrict_trace(function)

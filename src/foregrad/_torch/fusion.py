@@ -49,7 +49,7 @@ def decomposition_table() -> dict[Any, Callable[..., Any]]:
 def scripted(gm: fx.GraphModule, warm_up: Sequence[Any]) -> Any:
     """A graph of operators as an optimized TorchScript function; run once if `warm_up` are real tensors.
 
-    TorchScript keeps autocast rules of its own, which a captured graph has applied already, so they are off here.
+    TorchScript's own autocast rules are off here: a captured graph has applied autocast already.
     """
     before = torch._C._jit_set_autocast_mode(False)
     try:

@@ -1,4 +1,4 @@
-"""What compilers ask of a graph, and a setting of PyTorch's partitioner.
+"""Compilers' questions about a graph, and a setting of PyTorch's partitioner.
 
 Checked on torch 2.11.0, 2.13.0, 2.15.0.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def facts_at_hand() -> Any:
-    """What the compiler that runs may ask of its function: `TracingContext.fw_metadata`; None outside of any."""
+    """The running compiler's facts about its function: `TracingContext.fw_metadata`; None outside a compilation."""
     from torch._guards import TracingContext
 
     context = TracingContext.try_get()

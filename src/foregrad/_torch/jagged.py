@@ -67,7 +67,7 @@ class JaggedParts:
 
 
 def parts_of_jagged(tensor: Any) -> JaggedParts:
-    """The parts of a jagged tensor, its values as a view of it."""
+    """The parts of a jagged tensor; its values are a view."""
     return JaggedParts(
         tensor.values(), tensor.offsets(), tensor._ragged_idx, tensor._maybe_min_seqlen, tensor._maybe_max_seqlen
     )
@@ -88,7 +88,7 @@ def attends_by_math(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> bool:
-    """Whether attention of these jagged tensors, without lengths, is computed by plain operators."""
+    """Whether plain operators compute attention of the jagged tensors, without lengths."""
     if (
         any(tensor.lengths() is not None for tensor in (query, key, value))
         or query.dim() != 4

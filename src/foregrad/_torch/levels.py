@@ -1,7 +1,7 @@
 """The stack of torch.func transforms, as a call finds it. Checked on torch 2.13.0.
 
 A level is one active transform: the innermost is at the top. A tensor that a level tracks is a wrapper around the
-tensor of the level below. PyTorch's older `vmap`, which `torch.autograd.grad(is_grads_batched=True)` still uses, keeps
+tensor of the level below. PyTorch's older `vmap`, still behind `torch.autograd.grad(is_grads_batched=True)`, keeps
 wrappers and a nesting of its own.
 """
 
@@ -95,7 +95,7 @@ def legacy_vmap_active() -> bool:
 
 
 def batch_of(tensors: Sequence[torch.Tensor | None]) -> Batch | None:
-    """The batch of these tensors in the innermost vmap, of either kind; None if it batches none of them."""
+    """The tensors' batch in the innermost vmap, of either kind; None if no tensor is batched."""
     level = top()
     if level is not None and level.kind == "vmap":
         pairs = [(None, None) if t is None else of_batch(t, level.number) for t in tensors]
@@ -123,7 +123,7 @@ class Batch:
     level: Level | int
 
     def each(self, function: Callable[..., Sequence[torch.Tensor | None]]) -> tuple[torch.Tensor | None, ...]:
-        """The batched results of `function` for each element of the batch, one after another and below the vmap."""
+        """The batched results of `function` for each element of the batch, in turn and below the vmap."""
         pairs = list(zip(self.parts, self.batched, strict=True))
         size = next(len(t) for t, has in pairs if has and t is not None)
         with contextlib.nullcontext() if isinstance(self.level, int) else self.level.below():

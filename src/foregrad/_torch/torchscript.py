@@ -52,7 +52,7 @@ def _as_python(original: Any, is_capturing: Callable[[], bool]) -> Any:
 
 
 def _is_of_cpp(function: Any) -> bool:
-    """Whether a method belongs to a class in C++, which has no graph."""
+    """Whether a method belongs to a class in C++, without a graph."""
     try:
         return isinstance(function, torch._C.ScriptMethod) and function.graph is None
     except RuntimeError:

@@ -88,7 +88,7 @@ def single_level_functions() -> Any:
 
 
 def install(bind: Bind, swapped: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Apply `swapped` to a transform's tensors before a level wraps them, which no torch-function mode sees."""
+    """Apply `swapped` to a transform's tensors before a level wraps them: no torch-function mode sees the wrapping."""
     from torch._functorch import eager_transforms, vmap
 
     for module, name in ((eager_transforms, "_wrap_for_grad"), (vmap, "_add_batch_dim")):

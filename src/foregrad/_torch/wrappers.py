@@ -1,7 +1,7 @@
 """Wrapper subclasses: tensors that PyTorch's protocol takes apart into the tensors inside.
 
-`__tensor_flatten__` of a traceable wrapper subclass names the attributes that hold its inner tensors, which may be
-wrappers themselves. The tensors at the leaves are its plain tensors.
+`__tensor_flatten__` of a traceable wrapper subclass names the attributes with its inner tensors; these may be wrappers
+themselves. The tensors at the leaves are its plain tensors.
 """
 
 from __future__ import annotations
@@ -40,5 +40,5 @@ def is_of_capture(value: Any) -> bool:
 
 
 def holds_tensors(types: Sequence[type]) -> bool:
-    """Whether one of these classes of arguments is a wrapper's, which implements operators itself."""
+    """Whether an argument's class is a wrapper's, one that implements operators itself."""
     return any(hasattr(cls, "__tensor_flatten__") and hasattr(cls, "__tensor_unflatten__") for cls in types)

@@ -16,8 +16,8 @@ from .registry import Backend, Family
 
 
 def _owned(value: Any) -> Any:
-    """An output in PyTorch's own memory. Another runtime may overwrite memory that it lends on its next call, while the
-    value is still in use as a gradient.
+    """An output in PyTorch's own memory. A foreign runtime may overwrite lent memory on its next call, while the value
+    is still in use as a gradient.
     """
     if isinstance(value, torch.Tensor) and not value.untyped_storage().resizable():
         return value.clone()

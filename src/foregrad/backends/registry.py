@@ -1,4 +1,4 @@
-"""Backends by name, and those that come with foregrad: compilers for halves of a joint graph, with decompositions.
+"""Backends by name, foregrad's own included: compilers for halves of a joint graph, with decompositions.
 
 A name is a registered one, one of an installed package's entry points in the group `foregrad.backends`, or a family's
 name with an argument, as `torch:openxla` (any backend of torch.compile's) and `crash-on:aten.mm`.
@@ -31,14 +31,14 @@ GROUP = "foregrad.backends"
 class Backend:
     """A compiler for each kind of graph: `(graph module, example inputs) -> callable`.
 
-    `decompositions` maps operators to functions that replace them, or is a function that returns such a mapping, for
+    `decompositions` maps operators to functions that replace them, or is a function that returns the mapping, for
     mappings that are slow to import; None for the graph as captured. `partition` is the policy to split by if the user
     names none. `prepare_joint` gives a changed copy of a joint graph before it is split, for passes over forward and
     backward at once; `prepare_halves` gives changed halves after. `with_settings` makes the backend with a compiler's
-    own settings. `cache_key` gives, as JSON, everything but the graph that all results depend on: versions, settings.
-    Without it, or if it gives None, nothing is kept. `keeps_order`: whether operators run one by one in the graph's
-    order; then a budget may replay random ones. `budget_settings`: the compiler's settings under a memory budget,
-    unless the user sets others.
+    own settings. `cache_key` gives, as JSON, all that results depend on besides the graph: versions, settings. Without
+    it, or if it gives None, nothing is kept. `keeps_order`: whether operators run one by one in the graph's order; then
+    a budget may replay random ones. `budget_settings`: the compiler's settings under a memory budget, unless the user
+    sets others.
     """
 
     name: str

@@ -24,7 +24,7 @@ def is_array(value: Any) -> bool:
 
 
 def overlaps(value: Any, others: Iterable[Any]) -> bool:
-    """Whether a value is an array with memory that may be that of one of the others, of its class."""
+    """Whether a value is an array whose memory may overlap with arrays of its class among `others`."""
     numpy = sys.modules.get("numpy")
     if numpy is None or not isinstance(value, numpy.ndarray):
         return False

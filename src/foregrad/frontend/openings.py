@@ -1,6 +1,6 @@
-"""Tensors that open: what the spine asks about tensor subclasses whose plain tensors are the inputs of graphs.
+"""Tensors that open: the spine's questions about tensor subclasses with plain tensors that are the inputs of graphs.
 
-An annex answers, see `annexes.py`. A capture or call that meets no such tensor never loads it.
+An annex answers, see `annexes.py`. A capture or call without tensors that open never loads the annex.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..errors import UnsupportedTensorError
 
 
 class GradientKindError(UnsupportedTensorError):
-    """The kind of a wrapper's gradient is not the predicted one. It is recorded, so another capture succeeds."""
+    """The kind of a wrapper's gradient is not the predicted one. The kind is recorded, so the next capture succeeds."""
 
 
 class Opening(Protocol):
@@ -52,7 +52,7 @@ Wrap = Callable[[Any, "list[torch.Tensor]"], Any]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReachedOpening:
-    """A tensor that opens, which the function reached: its `Source`, its gradient's opening (None: as predicted)."""
+    """A tensor that opens and that the function reached: its `Source`, its gradient's opening (None: as predicted)."""
 
     source: Any
     spec: Opening
@@ -61,8 +61,8 @@ class ReachedOpening:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FoundOpenings:
-    """The tensors that open in a call: those that the function reached by itself; and by their first leaf, for those
-    among the arguments, the openings of the tensor and of its gradient.
+    """The tensors that open in a call: the tensors that the function reached by itself; and for the arguments, by their
+    first leaf, the openings of the tensor and of its gradient.
     """
 
     reached: tuple[ReachedOpening, ...]
@@ -74,8 +74,8 @@ class Opener(Protocol):
 
     `Samples()` gives for a tensor its opening and plain tensors without history; `unwrapping` and `wrap` go from a
     tensor to its plain tensors and back with the history, `rebuilt` goes back without. `bare_spec` opens a gradient;
-    `refusal` is the error for an input that
-    does not open; `converted`, `taken_apart` and `unexpected` treat a gradient of another kind than the result's.
+    `refusal` is the error for an input that does not open; `converted`, `taken_apart` and `unexpected` treat a gradient
+    that differs in kind from the result.
     """
 
     Samples: Callable[[], Sampler]
@@ -102,5 +102,5 @@ def wrap(opening: Any, parts: Sequence[torch.Tensor]) -> Any:
 
 
 def new_samples() -> Sampler:
-    """For tensors that open, plain tensors like those of a call, but without history: equal objects at each call."""
+    """For tensors that open, plain tensors as in a call, but without history: equal objects at each call."""
     return opener().Samples()

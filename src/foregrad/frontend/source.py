@@ -25,7 +25,7 @@ ABSENT = _Absent()
 
 
 class Strong:
-    """Like a weak reference, for what has none (lists, dicts, built-in methods)."""
+    """Like a weak reference, for values without weak references (lists, dicts, built-in methods)."""
 
     __slots__ = ("value",)
 
@@ -37,7 +37,7 @@ class Strong:
 
 
 def reference(value: Any) -> Any:
-    """A function that gives the value: a weak reference where the value has one, which gives None once it is gone."""
+    """A function that gives the value: a weak reference where the value has one; then None after the value's end."""
     try:
         return weakref.ref(value)
     except TypeError:

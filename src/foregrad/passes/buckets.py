@@ -8,6 +8,6 @@ from .stages import with_stages
 
 
 def in_buckets(joint: JointGraph) -> JointGraph:
-    """The joint graph with the stages that the module whose forward runs asks for; itself where none runs."""
+    """The joint graph with the stages that the running module asks for; itself where none runs."""
     buckets = bucket_sizes()
     return with_stages(joint, buckets) if buckets else joint

@@ -1,10 +1,10 @@
-"""Outlining: each repeated region of a graph becomes a graph module of its own, which the graph calls at each place.
+"""Outlining: each repeated region of a graph becomes a graph module of its own, called at each place.
 
-A compiler that takes regions compiles each of them once. In the graph a call is one node (`call_module`), whose value
-is a tuple; names and metadata of the results stay on the nodes that take them out of it.
+A compiler that takes regions compiles each region once. In the graph a call is one node (`call_module`) with a tuple as
+its value; names and metadata of the results stay on the nodes that pick them.
 
-Aliasing is unchanged: each tensor that a region returns is in memory of its own, which the region made. Other views
-are taken by the graph itself, of the region's operands and results. Symbolic sizes in a region are among its operands.
+Aliasing is unchanged: each tensor that a region returns is in memory of its own, made by the region. Other views are
+taken by the graph itself, of the region's operands and results. Symbolic sizes in a region are among its operands.
 
 Regions write nowhere, and are called where their operators stood: random numbers are drawn in the order of the graph.
 """
@@ -37,10 +37,10 @@ def outlined(
 ) -> fx.GraphModule:
     """The graph with calls of its repeated regions; `gm` itself where there are none.
 
-    `regions`: with "auto" a region has at least seven copies, with True two, with False there are only calls of what
-    `foregrad.region` marked. Marked calls that are equal become regions in any case. `several`: the least number of
-    operators that compute in an unmarked copy, by default 16. Nodes in `keep_out` stay in the graph.
-    `to_read`: for a text, in which regions may return views.
+    `regions`: with "auto" a region has at least seven copies, with True two, with False there are only calls of regions
+    that `foregrad.region` marked. Marked calls that are equal become regions in any case. `several`: the least number
+    of operators that compute in an unmarked copy, by default 16. Nodes in `keep_out` stay in the graph. `to_read`: for
+    a text: regions may return views.
 
     Examples:
         >>> import torch, foregrad
@@ -94,7 +94,7 @@ def sums_first(graph: fx.Graph) -> None:
 
 
 def is_random_region(region: fx.GraphModule) -> bool:
-    """Whether a call of it draws random numbers."""
+    """Whether the region's calls draw random numbers."""
     return region.meta[REGION] is True
 
 
@@ -141,7 +141,7 @@ class _Region:
         return module
 
     def call(self, copier: GraphCopier, title: str, last: fx.Node) -> None:
-        """Write the call that stands for the copy with this last node, and the views of its results."""
+        """Write the call that stands for the copy ending with `last`, and the views of its results."""
         j = self.copy_at[last]
         copy, inputs, writer = self.repeat.copies[j], self.repeat.inputs[j], copier.writer
         results = [copy[r] for r in self.returned]
