@@ -1,8 +1,8 @@
 """The effect log: what a call does to tensors that the caller can see, in program order.
 
-The compiled forward is pure. A call replays these entries on the real tensors, one after the other. `ordered` makes the
-log of what was recorded, `with_graph` says where in it the forward runs: both are functions from log to log. Checks,
-and what a backward does besides gradients, are described here too.
+The compiled forward is pure. A call replays these entries on the real tensors, one after the other: those of inputs in
+program order, then those of results and of views, which a call takes last. `with_graph` says where in the log the
+forward runs. Checks, and what a backward does besides gradients, are described here too.
 """
 
 from __future__ import annotations
@@ -76,16 +76,9 @@ class Effect:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TakeView(Effect):
-    """A view is taken that is returned, or that something happens to, before its memory or its base changes.
-
-    `of_plain`: the input did not require grad then, and does later. `first`: nothing in its memory had changed.
-    `is_late`: the input requires grad by now, as the graph was to see that: the view is to be as one taken before.
-    """
+    """A view of an input is taken before the input is given other memory: a tensor takes over the memory it has."""
 
     path: str
-    of_plain: bool = False
-    first: bool = False
-    is_late: bool = False
     words = "take view {0.path} of {0.target}"
 
 
@@ -161,13 +154,6 @@ class InplaceView(Effect):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class QueryGradFn(Effect):
-    """PyTorch is asked for the `grad_fn` of a view, which it makes anew from the base as that is now."""
-
-    words = "query grad_fn of {0.target}"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class BumpVersion(Effect):
     """The version counter of an input moves though no element is written."""
 
@@ -202,19 +188,13 @@ class Recorded:
 
 
 def ordered(recorded: Sequence[Recorded]) -> tuple[Effect, ...]:
-    """The log, in program order, without what the next entry does anyway. What happens at one time stays in its
-    order.
-    """
-    log = [entry.effect for entry in sorted(recorded, key=lambda entry: entry.at)]
-    return tuple(e for at, e in enumerate(log) if at + 1 == len(log) or not _is_done_by(log[at + 1], e))
+    """The log. What happens at one time stays in its order; the mark of a view that several results are happens once."""
 
+    def place(entry: Recorded) -> tuple[bool, int]:
+        return not (entry.effect.is_whole or isinstance(entry.effect, TakeView)), entry.at
 
-def _is_done_by(after: Effect, effect: Effect) -> bool:
-    """Whether the entry that comes next takes the same view on its way, or is the same mark."""
-    if not isinstance(effect, TakeView) or not isinstance(after, TakeView):
-        return isinstance(effect, MarkRequiresGrad) and effect == after
-    ones = [(view.input, view.result, view.of_plain, view.first) for view in (effect, after)]
-    return ones[0] == ones[1] and after.steps[: len(effect.steps)] == effect.steps
+    log = [entry.effect for entry in sorted(recorded, key=place)]
+    return tuple(e for at, e in enumerate(log) if e.is_whole or e not in log[:at])
 
 
 def with_graph(
@@ -222,9 +202,9 @@ def with_graph(
 ) -> list[Effect]:
     """The log with the place at which the forward runs.
 
-    It comes first, but for the first marks of inputs that are `taken` by autograd, and views taken before those; not
-    so for `leaves` that require grad already and are detached before they are marked. With `counts_first` it comes
-    after the versions that move before sizes do, too, and the views before those.
+    It comes first, but for the first marks of inputs that are `taken` by autograd; not so for `leaves` that require
+    grad already and are detached before they are marked. With `counts_first` it comes after the versions that move
+    before sizes or memory do, too.
     """
     detached: dict[int, int] = {}
     marks: dict[int, int] = {}
@@ -237,20 +217,10 @@ def with_graph(
             marks.setdefault(effect.input, at)
     early = {at for index, at in marks.items() if index in taken}
     again = {marks[index] for index, at in detached.items() if marks.get(index, -1) > at}
-    plain = [at for at, effect in enumerate(log) if isinstance(effect, TakeView) and effect.of_plain]
-    swap = next((at for at, effect in enumerate(log) if isinstance(effect, SetData)), len(log))
-    resized = next((at for at, effect in enumerate(log[:swap]) if isinstance(effect, InplaceView)), swap)
-    views = {at for at in plain if at < min(swap, max(early, default=-1)) and log[at].first}  # type: ignore[attr-defined]
-    counts = {at for at, effect in enumerate(log[:resized]) if counts_first and isinstance(effect, BumpVersion)}
-    views |= {at for at, effect in enumerate(log) if at < max(counts, default=-1) and isinstance(effect, TakeView)}
-    late = {at for at in plain if at < marks.get(log[at].input, -1) and at < detached.get(log[at].input, len(log))}
-    late = {at for at in late - views if marks[log[at].input] in early}
-    after = [
-        dataclasses.replace(effect, is_late=True) if isinstance(effect, TakeView) and at in late else effect
-        for at, effect in enumerate(log)
-        if at not in (views | early | counts) - again
-    ]
-    return [*(log[at] for group in (views, early, counts) for at in sorted(group)), RunGraph(), *after]
+    changed = next((at for at, effect in enumerate(log) if isinstance(effect, (SetData, InplaceView))), len(log))
+    counts = {at for at, effect in enumerate(log[:changed]) if counts_first and isinstance(effect, BumpVersion)}
+    after = [effect for at, effect in enumerate(log) if at not in (early | counts) - again]
+    return [*(log[at] for group in (early, counts) for at in sorted(group)), RunGraph(), *after]
 
 
 # ------------------------------------------------------------------------------------------------ effects of no tensor

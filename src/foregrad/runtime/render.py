@@ -6,7 +6,6 @@ views. Dispatch puts `RunLines` after the guards into one function, whose text `
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,7 +15,6 @@ import torch
 from .._torch import engine
 from .._torch.engine import keeps_versions
 from .._torch.ops import waits_for_others
-from .._torch.tensors import allow_writes
 from ..frontend.tree import Tree, flatten
 from ..graph.call_effects import CallPlace, EffectTarget, at_place
 from ..graph.effect_log import (
@@ -27,7 +25,6 @@ from ..graph.effect_log import (
     InplaceView,
     MarkRequiresGrad,
     OutputInfo,
-    QueryGradFn,
     RunGraph,
     SetData,
     SetStorage,
@@ -158,7 +155,7 @@ class RunLines(LineWriter):
         """One entry of the log, on the real tensors."""
         whole = self.tensors[effect.input] if effect.result is None else self._result(effect.result)
         if isinstance(effect, TakeView):
-            self._early_view(whole, effect)
+            self.view(whole, effect.steps, effect.path)
         elif isinstance(effect, Write):
             self._write(whole, effect)
         elif isinstance(effect, WriteWrapper):
@@ -180,8 +177,6 @@ class RunLines(LineWriter):
             op, arguments = self.bind(op_name(effect.op), effect.op), self.arguments(effect.args, effect.kwargs)
             guards = [] if effect.grad_enabled else [f"{self.bind('no_grad', torch.no_grad)}()"]
             self.under(guards, [f"{op}({', '.join([name, *arguments])})"])
-        elif isinstance(effect, QueryGradFn):
-            self.lines.append(f"{name}.grad_fn")
         else:
             assert isinstance(effect, BumpVersion)
             self.lines.append(f"{self._increment_version()}({name})")
@@ -342,14 +337,6 @@ class RunLines(LineWriter):
         if after is not None and self.node is not None:
             mark = self.bind("mark", marking(self.signature, self.joint.name, what, after))
             self.lines.append(f"{mark}({name}, {self.made_by})")
-
-    def _early_view(self, base: str, effect: TakeView) -> None:
-        steps = effect.steps
-        if effect.is_late:  # a view that no gradients go through is as one taken of a plain tensor
-            steps = tuple(dataclasses.replace(step, grad_enabled=False) for step in steps)
-        name = self.view(base, steps, effect.path)
-        if effect.is_late and all(step.index is None for step in steps):
-            self.lines.append(f"{self.bind('allow_writes', allow_writes)}({name})")
 
     def _returns(self) -> None:
         signature = self.signature

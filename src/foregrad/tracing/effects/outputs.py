@@ -22,10 +22,8 @@ from ...errors import UnsupportedSideEffectError
 from ...frontend.tree import flatten
 from ...graph.call_effects import EffectTarget, GiveAttribute, MakeParameter
 from ...graph.effect_log import (
-    Detach,
     Handle,
     MarkRequiresGrad,
-    Recorded,
     SetData,
     ViewStep,
     Write,
@@ -35,7 +33,6 @@ from ...graph.signature import ConstantOutput, OutputInfo, WrapperOutput
 from ...graph.slots import Base, Output
 from ...identity import ById, IdSet
 from ..heap.alias import Storage, Value, chain_of, is_from_custom_function, memory_root
-from ..heap.metadata_changes import keeps_history
 from ..heap.refusals import detached_and_written, of_exchanged_memory, written_by_lists
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
@@ -47,20 +44,15 @@ from .analysis import (
     BaseOutput,
     alias_of_input,
     as_it_was,
+    check_taken,
     last_swap,
     marked_at,
     memory_of,
     place_of,
+    starts_of,
     steps_between,
-    taken,
 )
-from .input_effects import (
-    add_counted,
-    add_updates,
-    check_histories,
-    swapped,
-    written_through_bases,
-)
+from .input_effects import add_effects, add_swap, check_histories, replaced
 
 aten = torch.ops.aten
 
@@ -70,13 +62,9 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
     analysis = Analysis(recorder, inputs)
     inputs.wrappers.check()
     views = [(tensor, path) for tensor, path in zip(leaves, paths, strict=True) if is_stand_in(tensor)]
-    recorder.detached.check_stale(views, inputs.by_stand_in)
-    through_bases = written_through_bases(inputs)
-    for index, record in enumerate(inputs.records):
-        if record not in through_bases:
-            of_it = [view for view, _ in views if is_view(view) and base_of(view) is record.stand_in]
-            add_updates(analysis, index, record, record in through_bases.values(), of_it)
-    add_counted(analysis)
+    check_histories(recorder, inputs, views)
+    analysis.starts = starts_of(recorder, inputs.records)
+    add_effects(analysis)
     tensors = tensor_outputs(analysis, leaves, paths)
     analysis.bases = bases = bases_of(analysis, tensors)
     for key, group in tensors.items():
@@ -88,13 +76,9 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
             _check_exchanged(analysis, analysis.outputs[-1], leaf)
         if getattr(analysis.outputs[-1], "steps", ()):
             analysis.aliases.append((len(analysis.outputs) - 1, leaf))
-    for index in analysis.replaced:
+    for index in replaced(recorder, inputs.records):
         record = inputs.records[index]
-        source = memory_of(analysis, last_swap(recorder, record), str(record.slot))
-        analysis.swaps.append(swapped(analysis, index, source))
-    check_histories(recorder, inputs)
-    known = [record for i, record in enumerate(inputs.records) if i not in analysis.detached]
-    recorder.detached.check(known, [*views, *((r.stand_in, str(r.slot)) for r in inputs.records)])
+        add_swap(analysis, index, memory_of(analysis, last_swap(recorder, record), str(record.slot)))
     return analysis
 
 
@@ -145,10 +129,8 @@ def _memory(analysis: Analysis, leaf: torch.Tensor, path: str) -> OutputInfo:
             _marked(analysis, leaf, value, handle)
         return handle
     base = analysis.bases[value.storage]
+    check_taken(recorder, value, base.value, base.tensor, path)
     alias = Handle(path, None, base.output, (*base.back, *steps_between(value, base.value)))
-    if base.detached and leaf.requires_grad:
-        analysis.views += taken(alias, value)
-        return alias
     _check_copy(recorder, leaf, analysis.fakes[base.output], alias.steps, path)
     alias, has_own = _with_own_history(analysis, alias, leaf, value)
     has_history = has_own or base.leaf or analysis.fakes[base.output] is not None
@@ -181,17 +163,13 @@ def _with_own_history(analysis: Analysis, alias: Handle, leaf: torch.Tensor, val
         if own is not None:
             has_own = True
             _give_history(analysis, alias, value, *own)
-    analysis.views += taken(alias, value)
     return alias, has_own
 
 
 def _give_history(analysis: Analysis, alias: Handle, value: Value, output: int, upto: int) -> None:
     """The view that the first `upto` steps lead to takes over the history of a graph output."""
     write = Write(output=output, differentiable=True, counted=alias.input is not None, **place_of(alias, upto))
-    if alias.input is None:
-        analysis.happens(value.storage.written_at, write)
-    else:
-        analysis.histories.append(Recorded(value.storage.written_at, write))
+    analysis.happens(value.storage.written_at, write)
 
 
 def _own_history(analysis: Analysis, alias: Handle, leaf: torch.Tensor, value: Value) -> tuple[int, int] | None:
@@ -306,7 +284,7 @@ def tensor_outputs(analysis: Analysis, leaves: list[Any], paths: list[str]) -> d
     recorder, inputs = analysis.recorder, analysis.inputs
     by_storage: dict[Storage, list[_Member]] = {}
     seen: IdSet[torch.Tensor] = IdSet()
-    for record in map(inputs.records.__getitem__, analysis.replaced):
+    for record in map(inputs.records.__getitem__, replaced(recorder, inputs.records)):
         value = last_swap(recorder, record)
         if not value.storage.is_input:
             member = _Member(record.stand_in, str(record.slot), value)
@@ -358,17 +336,10 @@ def bases_of(analysis: Analysis, by_storage: dict[Storage, list[_Member]]) -> di
         own = [member.path for member in group if member.tensor is base.fake]
         known = analysis.by_fake.get(base.fake)
         slot = Output(own[0]) if own else Base(tuple(Output(member.path) for member in group))
-        twin = recorder.detached.twin_of(base.fake)
-        if twin is not None and any(_keeps_history(recorder, member) for member in group):
-            bases[key] = BaseOutput(start, analysis.add(slot, entry, base.spec, twin), back, detached=True)
-            at = recorder.changes.log.detached(base.fake)[-1].at
-            analysis.happens(at, Detach(-1, result=bases[key].output))
-            analysis.by_fake[base.fake] = bases[key].output
-            continue
         leaf = is_marked(base.fake)
         if leaf and base.parent is not None:  # no view of what it was before its sizes changed: that is no leaf
             entry = recorder.emit(aten.detach.default, entry, spec=base.spec)
-        bases[key] = BaseOutput(start, analysis.add(slot, entry, base.spec, base.fake), back, leaf)
+        bases[key] = BaseOutput(start, analysis.add(slot, entry, base.spec, base.fake), back, leaf, base.fake)
         if leaf:
             analysis.happens(marked_at(recorder, base.fake, base), MarkRequiresGrad(-1, result=bases[key].output))
         if recorder.values.get(base.fake) is not base:
@@ -396,15 +367,6 @@ def _separate(recorder: Recorder, root: Value) -> None:
     sources = {memory_root(entry) for entry in recorder.writes.copied.get(root, ())}
     if sources and memory_root(root.read(recorder.emit)) in sources:
         root.separate(recorder.emit)
-
-
-def _keeps_history(recorder: Recorder, member: _Member) -> bool:
-    """Whether this is a view taken before its base was detached in place."""
-    if not (member.tensor.requires_grad and is_usable(member.tensor)):
-        return False
-    if not keeps_history(member.tensor):
-        raise recorder.detached.stale(member.tensor, member.path)
-    return True
 
 
 def _common_base(recorder: Recorder, values: list[Value]) -> tuple[Value, Value]:

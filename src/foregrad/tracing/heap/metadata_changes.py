@@ -5,13 +5,12 @@ The log of what happens in place is kept here, `detach_` too.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
 from typing import Any, NamedTuple
 
 import torch
 
-from ..._torch.tensors import base_of, history_of, is_usable, is_view
-from ...errors import UnsupportedAliasError, UnsupportedMutationError
+from ..._torch.tensors import base_of, history_of, is_view
+from ...errors import UnsupportedMutationError
 from ...graph.effect_log import Detach, Effect, Handle, InplaceView, MarkRequiresGrad, SetData
 from ...graph.meta import TensorSpec
 from ...identity import ById
@@ -20,7 +19,7 @@ from ..tape.origin import Origin, user_line
 from .alias import Change, Storage, Value, now
 from .recording import Recording
 from .records import InputRecord
-from .refusals import detached_and_written, given_to_a_view, resized_with_gradients, set_in_place
+from .refusals import given_to_a_view, resized_with_gradients, set_in_place
 from .views import View
 
 aten = torch.ops.aten
@@ -118,6 +117,12 @@ class MetadataChanges:
         self.replaced[tensor] = old
         after = self.become_view(tensor, rec.value_of(source), view)
         self.log.note(SetData(-1, SOMETHING), tensor, was, after=after)
+
+    def detach(self, tensor: torch.Tensor) -> None:
+        """`detach_` is about to be called."""
+        value = self.recorder.value_of(tensor)
+        value.storage.changes.append(Change(self.log.note(Detach(-1), tensor, value), tensor))
+        self.changed_at[tensor] = self.recorder.origins.here()
 
     def exchanged(self) -> set[Storage]:
         """The memories that tensors were given by `.data = ...`, and those that they had before."""
@@ -220,77 +225,15 @@ class EventLog:
     def of(self, tensor: torch.Tensor, *kinds: type[Effect]) -> list[Event]:
         return [event for event in self.events if event.tensor is tensor and isinstance(event.effect, kinds)]
 
-    def detached(self, tensor: torch.Tensor) -> list[Event]:
-        return [event for event in self.of(tensor, Detach) if event.is_detach]
 
-
-# -------------------------------------------------------------------- detach_
-# Tensors that the function calls `detach_` on: views that were taken of them before keep the history they had.
-
-
-class Detached:
-    """`twins`: for each tensor, one with the history that it had until then."""
-
-    def __init__(self, recorder: Recording) -> None:
-        self.recorder = recorder
-        self.twins: ById[torch.Tensor, torch.Tensor] = ById()
-
-    def note(self, tensor: torch.Tensor) -> None:
-        """`detach_` is about to be called."""
-        value = self.recorder.value_of(tensor)
-        log = self.recorder.changes.log
-        value.storage.changes.append(Change(log.note(Detach(-1), tensor, value), tensor))
-        self.recorder.changes.changed_at[tensor] = self.recorder.origins.here()
-        if tensor.grad_fn is not None and not is_view(tensor):
-            with torch.enable_grad():
-                self.twins[tensor] = aten._unsafe_view.default(tensor, tensor.shape)
-
-    def twin_of(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
-        """The twin of a tensor that is still detached."""
-        return None if tensor is None or tensor.requires_grad else self.twins.get(tensor)
-
-    def check_stale(self, views: Iterable[tuple[torch.Tensor, str]], inputs: Container[Any]) -> None:
-        """Raise for a view of what the function made and detached, whose history autograd can't take up again: it may
-        not require grad any more, once asked.
-        """
-        for view, path in views if self.twins else ():
-            base = base_of(view) if is_view(view) and view.requires_grad else None
-            if base in self.twins and base not in inputs and not (is_usable(view) and view.requires_grad):
-                raise self.stale(view, path)
-
-    def stale(self, view: torch.Tensor, path: str) -> UnsupportedAliasError:
-        return detached_and_written(f"the output {path}", self.recorder.changes.where(base_of(view)))
-
-    def check(self, records: Iterable[InputRecord], views: Iterable[tuple[torch.Tensor, str]]) -> None:
-        """Raise where a view goes on with a history that the function gave to an input, and took from it again."""
-        if not self.twins:
-            return
-        by_stand_in = ById((record.stand_in, record) for record in records)
-        for view, path in views:
-            if not (view.requires_grad and is_view(view) and is_usable(view)):
-                continue
-            base = base_of(view)
-            record, twin = by_stand_in.get(base), self.twin_of(base)
-            if record is None or twin is None:
-                continue
-            history: Any = twin.grad_fn
-            if history.next_functions[0][0]._sequence_nr() != record.start_sequence_nr:
-                raise detached_and_written(path, self.recorder.changes.where(base))
-
-
-def views_with_history(views: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Views that still require grad though their base was detached."""
-    return [view for view in views if view.requires_grad and is_usable(view)]
+# -------------------------------------------------------------------- what an input was
+# What an input was at one time and another, as the log tells.
 
 
 def keeps_history(view: torch.Tensor) -> bool:
     """Whether gradients of a view, of a tensor that was detached since, go anywhere."""
     node = history_of(view)
     return node is not None and any(following is not None for following, _ in node.next_functions)
-
-
-# -------------------------------------------------------------------- what an input was
-# What an input was at one time and another, as the log tells.
 
 
 def is_alike(one: TensorSpec, other: TensorSpec) -> bool:

@@ -147,7 +147,6 @@ class Recording(Protocol):
     # Other parts of the same recorder.
     changes: Any
     writes: Any
-    detached: Any
     checks: Any
     decisions: Any
     late: Any

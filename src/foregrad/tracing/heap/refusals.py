@@ -25,6 +25,15 @@ def detached_and_written(what: str, where: str = "") -> UnsupportedAliasError:
     )
 
 
+def taken_before(what: str, where: str = "") -> UnsupportedAliasError:
+    """A view that a call takes last, when it would be another one."""
+    return UnsupportedAliasError(
+        f"{what} is a view of an argument or a result that changes later{_at(where)}: it is made to require grad or "
+        "detached in place (`requires_grad_`, `detach_`), or written as one of several views made at once. Take the "
+        "view after that, or return a copy."
+    )
+
+
 def set_in_place(where: str) -> UnsupportedMutationError:
     """`set_` gives a tensor other memory, which counts as a write of it and has no derivative."""
     return UnsupportedMutationError(

@@ -431,7 +431,7 @@ class HistoryChanges(Aspect):
             run()
             return
         self._check_detach(tensor)
-        self.recorder.detached.note(tensor)
+        self.recorder.changes.detach(tensor)
         run()
 
     def _check_mark(self, stand_in: torch.Tensor) -> None:
@@ -442,8 +442,6 @@ class HistoryChanges(Aspect):
         if marked is not None and marked.real.requires_grad:
             self.inputs.see_as_views([marked] if is_no_grad_view(marked) else [])
             marked.is_marked = is_view(marked.real)
-            for value in self.recorder.values.values() if marked.is_marked and is_marked(marked.real) else ():
-                value.of_differentiable &= value.storage is not marked.initial.storage  # gradients went nowhere so far
         if marked is None or marked.real.requires_grad:
             return
         for record in self.inputs.records:
