@@ -76,7 +76,9 @@ class Effect:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TakeView(Effect):
-    """A view of an input is taken before the input is given other memory: a tensor takes over the memory it has."""
+    """A view of an input is taken early: before the input is given other memory, which a tensor takes over as it was, or
+    before a write after which autograd lets nobody take, or use, the view.
+    """
 
     path: str
     words = "take view {0.path} of {0.target}"

@@ -5,6 +5,7 @@ A compiler that fuses writes each new value of an input once, and the runtime co
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,7 +16,7 @@ from torch import fx
 
 from .._torch.graphs import needed_by
 from .._torch.ops import OpOverload, is_pointwise
-from ..graph.effect_log import Write
+from ..graph.effect_log import TakeView, Write
 from ..graph.joint import Partitioned
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.signature import Signature
@@ -33,10 +34,13 @@ def writes_for_the_graph(signature: Signature) -> list[Write]:
     elsewhere = (
         signature.reshaped | signature.swapped | {i for _, group in signature.structure.shared_memory for i in group}
     )
+    # Of a write that comes after a view was taken, autograd tells the view when it is next used.
+    first = {*map(id, itertools.takewhile(lambda effect: not isinstance(effect, TakeView), signature.effects.log))}
     return [
         update
         for update in signature.updates
-        if not update.differentiable
+        if id(update) in first
+        and not update.differentiable
         and update.input not in elsewhere
         and not signature.inputs[update.input].spec.overlaps_itself
     ]

@@ -10,7 +10,6 @@ import torch
 from ..._torch.tensors import allows_writes, history_of, is_usable, is_view
 from ...graph.effect_log import (
     CheckInfo,
-    Detach,
     Effect,
     Given,
     Handle,
@@ -166,12 +165,15 @@ def alias_of_input(analysis: Analysis, value: Value, path: str) -> Handle | None
         return None
     at, start = found
     record = analysis.inputs.records[start.input]
-    is_barred = is_view(record.real) and not allows_writes(record.real) and is_moved(record)
-    if start.is_former or is_barred or not is_usable(value.fake):  # type: ignore[arg-type]
+    if start.is_former:
         raise of_exchanged_memory(f"the output {path}", analysis.recorder.changes.where(record.stand_in))
     check_taken(analysis.recorder, value, at, record.stand_in, path)
     steps = steps_between(value, at)
-    if at is not analysis.recorder.values[record.stand_in]:  # its sizes have changed since
+    # Of one of several views made at once none may be taken, or used, once it is written.
+    is_barred = is_view(record.real) and not allows_writes(record.real) and is_moved(record)
+    if is_barred or (value.fake is not None and not is_usable(value.fake)):
+        analysis.happens(value.born, TakeView(start.input, path, steps=steps))
+    elif at is not analysis.recorder.values[record.stand_in]:  # its sizes have changed since
         steps = (as_it_was(at), *steps)
     return Handle(path, start.input, None, steps)
 
@@ -182,12 +184,10 @@ def check_taken(recorder: Recorder, value: Value, base: Value, owner: torch.Tens
     """
     links = [base, *_values_between(value, base)]
     cut = max((at for at, link in enumerate(links) if link.view is not None and link.view.op in CUTS and at), default=0)
-    for event in recorder.changes.log.events if len(links) - cut > 1 else ():
-        is_mark = isinstance(event.effect, MarkRequiresGrad)
-        if event.required_grad is not is_mark and isinstance(event.effect, (MarkRequiresGrad, Detach)):
-            of_owner = event.tensor is owner and not cut and event.at > links[1].born
-            if of_owner or any(event.value is link for link in links[max(cut, 1) : -1]):
-                raise taken_before(f"the output {path}", recorder.changes.where(event.tensor))
+    for event in [event for event in recorder.changes.log.events if event.is_toggle and len(links) - cut > 1]:
+        is_of_owner = event.tensor is owner and not cut and event.at > links[1].born
+        if is_of_owner or any(event.value is link for link in links[max(cut, 1) : -1]):
+            raise taken_before(f"the output {path}", recorder.changes.where(event.tensor))
 
 
 def memory_of(analysis: Analysis, value: Value, path: str) -> Handle:

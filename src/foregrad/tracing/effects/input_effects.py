@@ -12,10 +12,10 @@ from torch.autograd.graph import get_gradient_edge
 from ..._torch.histories import nodes_behind
 from ..._torch.tensors import base_of, is_marked, is_view, leads_to_base, share_counters
 from ...errors import UnsupportedMutationError
-from ...graph.effect_log import BumpVersion, Handle, InplaceView, SetData, Write
+from ...graph.effect_log import BumpVersion, Detach, Handle, InplaceView, MarkRequiresGrad, SetData, Write
 from ...graph.slots import Updated
 from ...identity import ById, IdSet
-from ..heap.metadata_changes import Event, is_alike, toggles
+from ..heap.metadata_changes import Event, is_alike
 from ..heap.records import InputRecord, is_moved, is_written_with_history
 from ..heap.refusals import changed_with_gradients, detached_and_written, written_by_lists
 from ..inputs.inputs import Inputs
@@ -53,7 +53,7 @@ def check_histories(recorder: Recorder, inputs: Inputs, results: Iterable[tuple[
         is_listed_view = stand_in in recorder.writes.listed and is_view(stand_in)
         if is_listed_view and stand_in.requires_grad and not leads_to_base(stand_in):
             raise written_by_lists(str(record.slot), recorder.changes.where(stand_in))
-    events = [event for event in recorder.changes.log.events if event.is_detach and event.required_grad]
+    events = [event for event in recorder.changes.log.events if event.is_detach and event.is_toggle]
     detached = ById((event.tensor, event.at) for event in events)
     given = ((record.stand_in, str(record.slot)) for record in inputs.records)
     for view, what in (*given, *((view, f"the output {path}") for view, path in results)) if detached else ():
@@ -133,8 +133,9 @@ def _add_changes(analysis: Analysis, index: int, record: InputRecord) -> None:
     is_leaf = is_marked(stand_in)
     if is_leaf and not record.real.is_leaf and record.real.requires_grad and not is_view(record.real):
         raise _refused(recorder, record)
-    for event in toggles(recorder, record):
-        analysis.happens(event.at, dataclasses.replace(event.effect, input=index))
+    for event in recorder.changes.log.of(stand_in, MarkRequiresGrad, Detach):
+        if event.is_toggle:
+            analysis.happens(event.at, dataclasses.replace(event.effect, input=index))
     # A leaf that requires grad did not do so then, in eager.
     is_leaf = record.real.is_leaf if record.real.requires_grad else is_leaf
     for event in _resized(recorder, record):

@@ -18,7 +18,6 @@ from ..tape.opinfo import IDENTITIES, OpInfo
 from ..tape.origin import Origin, user_line
 from .alias import Change, Storage, Value, now
 from .recording import Recording
-from .records import InputRecord
 from .refusals import given_to_a_view, resized_with_gradients, set_in_place
 from .views import View
 
@@ -208,6 +207,11 @@ class Event(NamedTuple):  # whose `__new__` Dynamo leaves alone, unlike a datacl
         """Whether it was `detach_()`."""
         return isinstance(self.effect, Detach) and self.effect.in_place
 
+    @property
+    def is_toggle(self) -> bool:
+        """Whether the tensor requires grad since, or does not any more."""
+        return isinstance(self.effect, Detach if self.required_grad else MarkRequiresGrad)
+
 
 class EventLog:
     """`events`: what happened to tensors, but for writes of their elements, in program order."""
@@ -238,11 +242,3 @@ def keeps_history(view: torch.Tensor) -> bool:
 
 def is_alike(one: TensorSpec, other: TensorSpec) -> bool:
     return one.shape == other.shape and one.dtype is other.dtype
-
-
-def toggles(recorder: Recording, record: InputRecord) -> list[Event]:
-    """When the function made the input a leaf that requires grad, or one that does not."""
-    log, stand_in = recorder.changes.log, record.stand_in
-    marked = [e for e in log.of(stand_in, MarkRequiresGrad) if not e.required_grad or record.is_marked]
-    unmarked = [event for event in log.of(stand_in, Detach) if event.required_grad]
-    return sorted((*marked, *unmarked), key=lambda event: event.at)

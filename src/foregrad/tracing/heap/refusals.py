@@ -28,9 +28,8 @@ def detached_and_written(what: str, where: str = "") -> UnsupportedAliasError:
 def taken_before(what: str, where: str = "") -> UnsupportedAliasError:
     """A view that a call takes last, when it would be another one."""
     return UnsupportedAliasError(
-        f"{what} is a view of an argument or a result that changes later{_at(where)}: it is made to require grad or "
-        "detached in place (`requires_grad_`, `detach_`), or written as one of several views made at once. Take the "
-        "view after that, or return a copy."
+        f"{what} is a view, and what it was taken of is made to require grad, or not to, in place{_at(where)} "
+        "(`requires_grad_`, `detach_`). Take the view after that, or return a copy."
     )
 
 

@@ -41,7 +41,7 @@ from ...subclasses.spec import is_wrapper
 from ..aspect import Aspect
 from ..heap.alias import Value, now
 from ..heap.records import InputRecord, NumberRecord, is_moved, is_no_grad_view
-from ..heap.refusals import detached_and_written, past_the_edges
+from ..heap.refusals import changed_with_gradients, detached_and_written, past_the_edges
 from ..recorder.recorder import Recorder
 from ..tape.origin import Origin, user_line
 from ..tape.tape import CaptureAgain, Entry, Learned, SharedClosureFound
@@ -435,13 +435,12 @@ class HistoryChanges(Aspect):
         run()
 
     def _check_mark(self, stand_in: torch.Tensor) -> None:
-        """A view that is made to require grad: so are views of it then, as views of its base are not."""
+        """Look at the views among the inputs: what is marked must be one where the tensor that it stands for is."""
         marked = self.inputs.by_stand_in.get(stand_in)
         if marked is None:
             self.inputs.note_marked(stand_in)
-        if marked is not None and marked.real.requires_grad:
-            self.inputs.see_as_views([marked] if is_no_grad_view(marked) else [])
-            marked.is_marked = is_view(marked.real)
+        if marked is not None and is_no_grad_view(marked):
+            raise changed_with_gradients(str(marked.slot), user_line(self.recorder.origins.here()))
         if marked is None or marked.real.requires_grad:
             return
         for record in self.inputs.records:
