@@ -8,8 +8,9 @@ VIEWS = Stored()
 regression = VIEWS.regression
 refusal = VIEWS.refusal
 
-regression(
+refusal(
     "a view of a view of an argument is taken before that one is marked, and returned after it",
+    "was exchanged or resized in place",
     """
 def make_args():
     a2 = torch.randn((6,), dtype=torch.float32)
@@ -251,7 +252,7 @@ def f(x0, x1):
 
 refusal(
     "a view is written by no_grad, used, and its base detached then",
-    "in memory that is detached in the call",
+    "changes sizes, dtype, history",
     """
 def make_args():
     a0 = (torch.randn((4,), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -268,8 +269,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
+refusal(
     "an argument is marked, a view of it taken, and detached in place",
+    "in memory that is detached",
     """
 def make_args():
     a1 = torch.randn((2, 3), dtype=torch.float32)
@@ -284,8 +286,9 @@ def f(x0):
 """,
 )
 
-regression(
+refusal(
     "a view is taken between a write and a mark, and the argument used then",
+    "was exchanged or resized in place",
     """
 def make_args():
     return (torch.randn(6), torch.randn(6))
@@ -319,8 +322,9 @@ def f(x0):
 """,
 )
 
-regression(
+refusal(
     "a view made under no_grad is viewed after its base was detached in place",
+    "changes sizes, dtype, history",
     """
 def make_args():
     a0 = (torch.randn((6,), dtype=torch.complex64)).detach().requires_grad_()
@@ -337,8 +341,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
+refusal(
     "a view made under no_grad is used and marked then",
+    "changes sizes, dtype, history",
     """
 def make_args():
     a1 = (torch.randn((5, 2, 2), dtype=torch.complex64)[1:-1]).detach().requires_grad_() * 1
@@ -354,8 +359,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
+refusal(
     "a view of a marked view is written under no_grad",
+    "was exchanged or resized in place",
     """
 def make_args():
     a0 = torch.randn((), dtype=torch.float32)
@@ -429,8 +435,9 @@ def f(x0, x1, x2):
 """,
 )
 
-regression(
+refusal(
     "a view of an argument is taken, that detached in place and written",
+    "in memory that is detached",
     """
 def make_args():
     return (torch.randn((2, 1, 2), dtype=torch.float32),)
@@ -460,8 +467,9 @@ def f(x0):
 """,
 )
 
-regression(
+refusal(
     "gradients by a view of an argument that is only detached, as its memory is written through `.data`",
+    "changes sizes, dtype, history",
     """
 def make_args():
     a0 = (torch.randn((), dtype=torch.float64)).detach().requires_grad_()

@@ -76,8 +76,8 @@ class Effect:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TakeView(Effect):
-    """A view of an input is taken early: before the input is given other memory, which a tensor takes over as it was, or
-    before a write after which autograd lets nobody take, or use, the view.
+    """A view of an input is taken early: before the input is given other memory, where a tensor takes over what it had,
+    or before a write after which autograd lets nobody take, or use, the view.
     """
 
     path: str
@@ -190,7 +190,7 @@ class Recorded:
 
 
 def ordered(recorded: Sequence[Recorded]) -> tuple[Effect, ...]:
-    """The log. What happens at one time stays in its order; the mark of a view that several results are happens once."""
+    """The log. What happens at one time stays in its order; what several results tell of one view happens once."""
 
     def place(entry: Recorded) -> tuple[bool, int]:
         return not (entry.effect.is_whole or isinstance(entry.effect, TakeView)), entry.at

@@ -48,24 +48,19 @@ def check_histories(recorder: Recorder, inputs: Inputs, results: Iterable[tuple[
     """Raise for a view, among the inputs or results, that an operator on lists wrote to together with what shares its
     memory, or whose base was detached since it was taken.
     """
+    changes = recorder.changes
+    detached = ById((event.tensor, event.at) for event in changes.log.events if event.is_detach and event.is_toggle)
     for record in inputs.records:
-        stand_in = record.stand_in
+        stand_in, base = record.stand_in, inputs.by_real.get(base_of(record.real))
         is_listed_view = stand_in in recorder.writes.listed and is_view(stand_in)
         if is_listed_view and stand_in.requires_grad and not leads_to_base(stand_in):
-            raise written_by_lists(str(record.slot), recorder.changes.where(stand_in))
-    events = [event for event in recorder.changes.log.events if event.is_detach and event.is_toggle]
-    detached = ById((event.tensor, event.at) for event in events)
-    given = ((record.stand_in, str(record.slot)) for record in inputs.records)
-    for view, what in (*given, *((view, f"the output {path}") for view, path in results)) if detached else ():
-        base = base_of(view) if is_view(view) and view.requires_grad else None
-        if (
-            base is None
-            or base not in detached
-            or (view in inputs.by_stand_in and not is_moved(inputs.by_stand_in[base]))
-        ):
-            continue
-        if recorder.value_of(view).born < detached[base]:
-            raise detached_and_written(what, recorder.changes.where(base))
+            raise written_by_lists(str(record.slot), changes.where(stand_in))
+        if base is not None and base.stand_in in detached:
+            raise changed_with_gradients(str(record.slot), changes.where(base.stand_in))
+    for view, path in results if detached else ():
+        of = base_of(view) if is_view(view) and view.requires_grad else None
+        if of is not None and of in detached and recorder.value_of(view).born < detached[of]:
+            raise detached_and_written(f"the output {path}", changes.where(of))
 
 
 def _is_written(record: InputRecord) -> bool:
@@ -198,12 +193,8 @@ def views_of_written(memory: list[tuple[InputRecord, list[InputRecord]]], record
     found: IdSet[torch.Tensor] = IdSet()
     for whole, members in memory:
         gained = any(r.stand_in.requires_grad and not r.real.requires_grad for r in members)
-        storage = whole.initial.storage
-        detached = [e for e in recorder.changes.log.events if e.is_detach and e.value.storage is storage]
-        if len(storage.changes) > len(detached):  # views of what is only detached stay what they are
-            everyone = any(r.detached_at is not None and is_moved(r) for r in members)
-            known = members if everyone else _known_as_written(members)
-            views = [r for r in known if is_view(r.real) and (r.real.requires_grad or gained)]
+        if whole.initial.storage.changes:
+            views = [r for r in _known_as_written(members) if is_view(r.real) and (r.real.requires_grad or gained)]
             found.update(r.real for r in views)
     return found
 

@@ -19,7 +19,6 @@ class InputRecord:
 
     __slots__ = (
         "argument",
-        "detached_at",
         "entry",
         "initial",
         "leaf",
@@ -42,7 +41,6 @@ class InputRecord:
         self.stand_in: torch.Tensor
         self.leaf: torch.Tensor | None  # None: the gradient goes to the tensor this is a view of
         self.initial: Value
-        self.detached_at: int | None = None  # `detach_` was called on it; the clock until when views were what it was
         self.start_version = 0
         self.start_sequence_nr: int | None = None
 
