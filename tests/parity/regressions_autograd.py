@@ -167,8 +167,9 @@ def f(x0):
 """,
 )
 
-regression(
+refusal(
     "pieces of a detached argument that was written with gradients",
+    "in memory that is detached",
     """
 def make_args():
     a0 = (torch.randn((6,), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -293,7 +294,7 @@ def f(x0, x1, x2):
 
 refusal(
     "a view taken before its base is marked as requiring grad",
-    "was exchanged or resized in place",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     a0 = torch.randn((2, 1, 2), dtype=torch.float32)
@@ -398,7 +399,7 @@ def f(x0, x1, x2, x3):
 
 refusal(
     "pieces of an argument that is a view, which is marked afterwards",
-    "was exchanged or resized in place",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     a0 = torch.randn((1, 3), dtype=torch.float64).expand((2, 3))
@@ -468,7 +469,7 @@ def f(x0, x1, x2, x3):
 
 refusal(
     "a view of an intermediate that is marked afterwards",
-    "was exchanged or resized in place",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     a0 = torch.randn((4, 3), dtype=torch.float32)[1:-1]

@@ -152,8 +152,9 @@ def f(x0):
 """,
 )
 
-regression(
+refusal(
     "what .data gives is written with gradients and returned",
+    "in memory that is detached",
     """
 def make_args():
     a0 = (torch.empty_strided((3, 2, 2), (1, 3, 6), dtype=torch.complex64).copy_(torch.randn((3, 2, 2), dtype=torch.complex64))).detach().requires_grad_()
@@ -207,7 +208,7 @@ def f(x0, x1):
 
 refusal(
     "a view made under no_grad is viewed once its base is detached",
-    "was exchanged or resized in place",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     a1 = (torch.randn((6,), dtype=torch.float32)).detach().requires_grad_()
@@ -331,7 +332,7 @@ def f(x0, x1):
 
 refusal(
     "parts are taken of a leaf between detach_ and a mark",
-    "was exchanged or resized in place",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     a1 = (torch.randn((1, 3), dtype=torch.float32)).detach().requires_grad_()
@@ -443,7 +444,7 @@ def f(x0, x1, x2, x3):
 
 refusal(
     "a part taken under no_grad is viewed once its base is marked",
-    "was exchanged or resized in place",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     a0 = torch.randn((2, 1, 2), dtype=torch.float32)
@@ -551,7 +552,7 @@ def f(x0):
 
 refusal(
     "numbers of another dtype are marked, and a view of them is returned",
-    "was exchanged or resized in place",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     a0 = torch.randint(-3, 4, (4,), dtype=torch.int64)
@@ -588,7 +589,7 @@ def f(x0, x1):
 
 refusal(
     "a window of an argument is returned, and that detached and marked",
-    "was exchanged or resized in place",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     a0 = torch.randn((2, 3), dtype=torch.complex64)

@@ -26,8 +26,9 @@ def f(x0, x1, x2):
 """,
 )
 
-regression(
+refusal(
     "a detached intermediate gets gradients by a write, beside what it was detached from",
+    "in memory that is detached",
     """
 def make_args():
     a2 = (torch.randn((3,), dtype=torch.float32)).detach().requires_grad_()
@@ -308,7 +309,7 @@ def f(x0):
 
 refusal(
     "a view is taken between a write and one through `.data`, and what it is of is marked then",
-    "was exchanged or resized in place",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     return (torch.randn(3, 2),)
@@ -326,7 +327,7 @@ def f(x):
 
 refusal(
     "a view of a view made under no_grad is taken once its base requires no grad any more, before that is written",
-    "was exchanged or resized in place",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     return (torch.randn((3, 2)).requires_grad_(),)
@@ -359,7 +360,7 @@ def f(x):
 
 refusal(
     "a plain view is used between the mark and the `detach_` of what it is of, and keeps its history",
-    "was exchanged or resized in place",
+    "in memory that is detached",
     """
 def make_args():
     return (torch.randn(3, 2),)

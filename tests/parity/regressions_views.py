@@ -10,7 +10,7 @@ refusal = VIEWS.refusal
 
 refusal(
     "a view of a view of an argument is taken before that one is marked, and returned after it",
-    "was exchanged or resized in place",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     a2 = torch.randn((6,), dtype=torch.float32)
@@ -128,8 +128,9 @@ def f(x0):
 """,
 )
 
-regression(
+refusal(
     "sizes change of a tensor and of a view of it, and both are returned",
+    "was exchanged or resized in place",
     """
 def make_args():
     a0 = torch.randint(-3, 4, (2, 1, 2), dtype=torch.int32)
@@ -288,7 +289,7 @@ def f(x0):
 
 refusal(
     "a view is taken between a write and a mark, and the argument used then",
-    "was exchanged or resized in place",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     return (torch.randn(6), torch.randn(6))
@@ -361,7 +362,7 @@ def f(x0, x1):
 
 refusal(
     "a view of a marked view is written under no_grad",
-    "was exchanged or resized in place",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     a0 = torch.randn((), dtype=torch.float32)
@@ -520,8 +521,9 @@ def f(x0, x1, x2):
 """,
 )
 
-regression(
+refusal(
     "a view made under no_grad beside a view of another dtype that was written with a history",
+    "in memory that is detached",
     """
 def make_args():
     a0 = (torch.randn((1, 2), dtype=torch.float32).expand((2, 2))).detach().requires_grad_() * 1

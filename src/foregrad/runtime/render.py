@@ -33,7 +33,6 @@ from ..graph.effect_log import (
     WriteWrapper,
     with_graph,
 )
-from ..graph.meta import TensorSpec
 from ..graph.python_effects import Kept, OfArgument
 from ..graph.signature import ConstantOutput, Signature, WrapperOutput
 from ..graph.source import Names, literal, unpacked
@@ -48,7 +47,6 @@ from .writes import (
     graph_arguments,
     update_line,
     write_lines,
-    write_overlapping_with_history,
     write_with_history,
 )
 
@@ -86,7 +84,6 @@ class RunLines(LineWriter):
         self.outputs = [names.fresh(f"out_{i}") for i in range(self.signature.num_forward_outputs)]
         self.symbols = {**(symbols or {}), **open_sizes(self.signature, self.outputs)}
         self.node: NodeSource | None = None
-        self.with_history: set[str] = set()  # views that have a history of their own by now
         self.passed = dict(self.signature.gradients.passed)
         self.joins = self._joins()
         self.values: list[str] = []  # expressions of the leaves of the result, once all of them exist
@@ -275,25 +272,21 @@ class RunLines(LineWriter):
             return
         info = self.signature.inputs[index]
         target = self.inputs[index]
-        self._write_history(target, update.output, info.spec)
+        self._write_history(target, update.output)
         self._mark(target, self.passed.get(self._position(update.output)), str(info.slot))
 
-    def _write_history(self, target: str, output: int, spec: TensorSpec | None = None) -> None:
-        """`target`, in the layout of `spec` or of the graph's output, takes the output's elements and history."""
-        spec = spec or self.signature.graph_outputs.specs[output]
-        write = write_overlapping_with_history if spec.overlaps_itself else write_with_history
-        self.lines.append(f"{self.bind(write.__name__, write)}({target}, {self._result(output)})")
+    def _write_history(self, target: str, output: int) -> None:
+        """`target` takes the output's elements and history."""
+        self.lines.append(f"{self.bind('write_with_history', write_with_history)}({target}, {self._result(output)})")
 
     def _write_view(self, view: str, output: int, *, counts: bool) -> None:
-        """Give a view its history, once. `counts`: as a counted write, like the program's own."""
-        if view not in self.with_history:
-            self.with_history.add(view)
-            self._result(output)
-            start = len(self.lines)
-            self._write_history(view, output)
-            if not counts:
-                self.indent(start)
-                self.lines.insert(start, f"with {self.bind('keeps_versions', keeps_versions)}({view}):")
+        """Give a view its history. `counts`: as a counted write, like the program's own."""
+        self._result(output)
+        start = len(self.lines)
+        self._write_history(view, output)
+        if not counts:
+            self.indent(start)
+            self.lines.insert(start, f"with {self.bind('keeps_versions', keeps_versions)}({view}):")
 
     def _joins(self) -> dict[int, list[tuple[str, int]]]:
         """For each graph output: the visible tensors that it was computed from, other than results of its node.

@@ -214,10 +214,9 @@ def steps_between(value: Value, base: Value) -> tuple[ViewStep, ...]:
     return tuple(_step(value) for value in _values_between(value, base))
 
 
-def place_of(handle: Handle, count: int | None = None) -> dict[str, Any]:
-    """The fields of an entry that say what it happens to: the view that the first `count` steps lead to."""
-    input = -1 if handle.input is None else handle.input
-    return {"input": input, "result": handle.output, "steps": handle.steps[:count]}
+def place_of(handle: Handle) -> dict[str, Any]:
+    """The fields of an entry that say what it happens to."""
+    return {"input": -1 if handle.input is None else handle.input, "result": handle.output, "steps": handle.steps}
 
 
 def marked_at(recorder: Recorder, tensor: torch.Tensor, value: Value) -> int:

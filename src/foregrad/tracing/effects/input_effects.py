@@ -17,7 +17,7 @@ from ...graph.slots import Updated
 from ...identity import ById, IdSet
 from ..heap.metadata_changes import Event, is_alike
 from ..heap.records import InputRecord, is_moved, is_written_with_history
-from ..heap.refusals import changed_with_gradients, detached_and_written, written_by_lists
+from ..heap.refusals import changed_with_gradients, detached_and_written, past_the_edges, written_by_lists
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
 from .analysis import Analysis
@@ -112,6 +112,8 @@ def _add_write(analysis: Analysis, index: int, record: InputRecord, is_written_t
     differentiable = written and is_written_with_history(record) and not is_replaced
     if not written or (counted and not differentiable and initial.storage.generation == 0):
         return counted and (is_replaced or not changes)
+    if differentiable and record.spec.overlaps_itself:
+        raise past_the_edges(recorder.changes.where(stand_in))
     value = recorder.values[stand_in] if differentiable else initial
     out = analysis.add(
         Updated(record.slot), value.read(recorder.emit), value.spec, stand_in if differentiable else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Container, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -43,7 +43,6 @@ from .analysis import (
     Analysis,
     BaseOutput,
     alias_of_input,
-    as_it_was,
     check_taken,
     last_swap,
     marked_at,
@@ -120,8 +119,8 @@ def _memory(analysis: Analysis, leaf: torch.Tensor, path: str) -> OutputInfo:
     alias = alias_of_input(analysis, value, path)
     if alias is not None:
         return _with_own_history(analysis, alias, leaf, value)[0]
-    if value.storage.is_input:
-        _refuse_former(path)
+    if value.storage.is_input:  # that an input had
+        raise of_exchanged_memory(f"the output {path}")
     existing = analysis.by_fake.get(leaf)
     if existing is not None:
         handle = Handle(path, None, existing)
@@ -140,60 +139,32 @@ def _memory(analysis: Analysis, leaf: torch.Tensor, path: str) -> OutputInfo:
 
 
 def _with_own_history(analysis: Analysis, alias: Handle, leaf: torch.Tensor, value: Value) -> tuple[Handle, bool]:
-    """The handle of a view, and whether the view is a leaf, or has another history than its base, which it is given."""
-    if leaf.requires_grad and not is_usable(leaf) and any(step.op in CUTS for step in alias.steps):
-        raise detached_and_written(f"the output {alias.path}", user_line(value.taken_at))
-    has_own = False
-    if leaf.requires_grad and is_usable(leaf) and leaf.is_leaf:
-        # Its base, taken again, does not require grad where it is cut.
-        has_own = any(step.op in CUTS for step in alias.steps) or analysis.inputs.is_own_leaf(leaf)
+    """The handle of a view, and whether the view is a leaf, or has another history than its base, which it is given.
+
+    What is cut off its base has none. It gets one by a write with gradients, which is refused, or from a custom
+    Function that returns it: to autograd no view, however it was made.
+    """
+    if not leaf.requires_grad:
+        return alias, False
+    is_cut = any(step.op in CUTS for step in alias.steps)
+    if is_usable(leaf) and leaf.is_leaf:
+        has_own = is_cut or analysis.inputs.is_own_leaf(leaf)
         if has_own:
             _marked(analysis, leaf, value, alias)
-    elif leaf.requires_grad and is_usable(leaf):
-        if is_from_custom_function(value, leaf):  # no view to autograd, however it was made
-            cut = ViewStep(aten.detach.default, (), (), None, id(value), True)
-            steps = (cut, *(dataclasses.replace(step, grad_enabled=True) for step in alias.steps))
-            alias = dataclasses.replace(alias, steps=steps)
-            own: tuple[int, int] | None = (
-                analysis.add(Output(alias.path), value.read(analysis.recorder.emit), value.spec, leaf),
-                len(steps),
-            )
-        else:
-            own = _own_history(analysis, alias, leaf, value)
-        if own is not None:
-            has_own = True
-            _give_history(analysis, alias, value, *own)
-    return alias, has_own
-
-
-def _give_history(analysis: Analysis, alias: Handle, value: Value, output: int, upto: int) -> None:
-    """The view that the first `upto` steps lead to takes over the history of a graph output."""
-    write = Write(output=output, differentiable=True, counted=alias.input is not None, **place_of(alias, upto))
-    analysis.happens(value.storage.written_at, write)
-
-
-def _own_history(analysis: Analysis, alias: Handle, leaf: torch.Tensor, value: Value) -> tuple[int, int] | None:
-    """The graph output with the history of a view, or of what it is a view of, and how many steps lead to that; None
-    where the way from the base is not cut.
-    """
-    recorder, inputs = analysis.recorder, analysis.inputs
-    cuts = [at for at, step in enumerate(alias.steps) if step.op in CUTS]
-    if not cuts:
-        return None
-    owner = base_of(leaf) if is_view(leaf) else leaf
-    above = [link.fake for link in chain_of(value)[1 : len(alias.steps) - cuts[-1]]]
-    if alias.input is not None and any(fake is not None and inputs.is_own_leaf(fake) for fake in above):
-        return None  # its history begins there
-    current = recorder.values.get(owner)
-    if current is None or owner is None or not owner.requires_grad or owner.is_leaf or current not in chain_of(value):
-        owner, current = leaf, value
-    at = len(alias.steps) - chain_of(value).index(current)
-    if at <= cuts[-1]:
-        owner, current, at = leaf, value, len(alias.steps)
-    output = analysis.by_fake.get(owner)
-    if output is None:
-        output = analysis.add(Output(alias.path), current.read(recorder.emit), current.spec, owner)
-    return output, at
+        return alias, has_own
+    is_made = is_usable(leaf) and is_from_custom_function(value, leaf)
+    if (is_cut and not is_made) or (is_made and value.spec.overlaps_itself):
+        raise detached_and_written(f"the output {alias.path}", user_line(value.taken_at))
+    if not is_made:
+        return alias, False
+    cut = ViewStep(aten.detach.default, (), (), None, id(value), True)
+    steps = (cut, *(dataclasses.replace(step, grad_enabled=True) for step in alias.steps))
+    alias = dataclasses.replace(alias, steps=steps)
+    if leaf not in analysis.by_fake:
+        output = analysis.add(Output(alias.path), value.read(analysis.recorder.emit), value.spec, leaf)
+        write = Write(output=output, differentiable=True, counted=False, **place_of(alias))
+        analysis.happens(value.storage.written_at, write)
+    return alias, True
 
 
 # -------------------------------------------------------------------- views that are refused
@@ -231,11 +202,6 @@ def _check_view(recorder: Recorder, leaf: torch.Tensor, path: str) -> None:
     is_listed = any(fake in listed and is_view(fake) for fake in ways)
     if is_listed and not leaf.is_leaf and base is not None and base.requires_grad and not leads_to_base(leaf):
         raise written_by_lists(f"the output {path}", recorder.writes.where_lists())
-
-
-def _refuse_former(path: str) -> NoReturn:
-    """Raise for a view of memory that an input had."""
-    raise of_exchanged_memory(f"the output {path}")
 
 
 # -------------------------------------------------------------------- results that are objects of their own
@@ -327,25 +293,17 @@ def bases_of(analysis: Analysis, by_storage: dict[Storage, list[_Member]]) -> di
                 continue
             analysis.add(Output(path), entry, value.spec, first)
             continue
-        start, base = _common_base(recorder, [member.value for member in group])
-        back: tuple[ViewStep, ...] = ()
-        if start is not base:
-            back = (as_it_was(start),)
+        base = _common_base(recorder, [member.value for member in group])
         assert base.fake is not None
         entry = base.read(recorder.emit)
         own = [member.path for member in group if member.tensor is base.fake]
-        known = analysis.by_fake.get(base.fake)
         slot = Output(own[0]) if own else Base(tuple(Output(member.path) for member in group))
         leaf = is_marked(base.fake)
         if leaf and base.parent is not None:  # no view of what it was before its sizes changed: that is no leaf
             entry = recorder.emit(aten.detach.default, entry, spec=base.spec)
-        bases[key] = BaseOutput(start, analysis.add(slot, entry, base.spec, base.fake), back, leaf, base.fake)
+        bases[key] = BaseOutput(base, analysis.add(slot, entry, base.spec, base.fake), (), leaf, base.fake)
         if leaf:
             analysis.happens(marked_at(recorder, base.fake, base), MarkRequiresGrad(-1, result=bases[key].output))
-        if recorder.values.get(base.fake) is not base:
-            analysis.by_fake.pop(base.fake)  # that is what it was
-            if known is not None:
-                analysis.by_fake[base.fake] = known
     return bases
 
 
@@ -369,11 +327,8 @@ def _separate(recorder: Recorder, root: Value) -> None:
         root.separate(recorder.emit)
 
 
-def _common_base(recorder: Recorder, values: list[Value]) -> tuple[Value, Value]:
-    """The nearest value that all of `values` are views of, and that autograd takes for a tensor of its own.
-
-    And what that tensor is by now: its sizes may have changed in place.
-    """
+def _common_base(recorder: Recorder, values: list[Value]) -> Value:
+    """The nearest value that all of `values` are views of, and that autograd takes for a tensor of its own."""
     chains = [list(reversed(chain_of(value))) for value in values]
     common: Value | None = None
     for level in zip(*chains, strict=False):
@@ -382,21 +337,10 @@ def _common_base(recorder: Recorder, values: list[Value]) -> tuple[Value, Value]
         fake = level[0].fake
         if fake is not None and recorder.values.get(fake) is level[0]:
             common = level[0]
-    if common is None or common.fake is None:
-        start = chains[0][0]
-        return start, start if start.fake is not None else _after_resizing(start)
-    own = base_of(common.fake) if is_view(common.fake) else None
+    own = base_of(common.fake) if common is not None and is_view(common.fake) else None  # type: ignore[arg-type]
     current = None if own is None else recorder.values.get(own)
-    if current is None or current.storage is not common.storage:
-        return common, common
-    earlier = chain_of(current)
-    return next(value for value in reversed(chains[0]) if value in earlier), current
-
-
-def _after_resizing(value: Value) -> Value:
-    """What the tensor is now that held `value` before its sizes were changed in place."""
-    if value.became is None:
+    if common is not None and current is not None and current.storage is common.storage:
+        common = current if current in chains[0] else None
+    if common is None:  # its sizes have changed in place since
         raise of_exchanged_memory("an output")
-    while value.became is not None:
-        value = value.became
-    return value
+    return common
