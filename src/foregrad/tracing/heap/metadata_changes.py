@@ -55,7 +55,7 @@ class MetadataChanges:
 
     def _change_sizes(self, tensor: torch.Tensor, old: Value, op: Any, args: Any, kwargs: Any) -> None:
         effect = InplaceView(-1, op, args, tuple(kwargs.items()), torch.is_grad_enabled())
-        old.storage.changes.append(Change(self.log.note(effect, tensor, old, op), tensor))
+        old.storage.changes.append(Change(self.log.note(effect, tensor, old), tensor))
 
     def resizes(
         self, tensor: torch.Tensor, value: Value, *, is_swap: bool = False, until_written: bool = False
@@ -115,7 +115,7 @@ class MetadataChanges:
             self.resizes(tensor, old, is_swap=True, until_written=given.same_layout(was.spec))
         self.replaced[tensor] = old
         after = self.become_view(tensor, rec.value_of(source), view)
-        self.log.note(SetData(-1, SOMETHING), tensor, was, after=after)
+        self.log.note(SetData(-1, SOMETHING), tensor, was, after)
 
     def detach(self, tensor: torch.Tensor) -> None:
         """`detach_` is about to be called."""
@@ -157,7 +157,7 @@ class MetadataChanges:
             flat = rec.emit(aten.slice_scatter.default, flat, content, 0, 0, numel, 1, spec=flat.spec)
         entry = rec.emit(aten.as_strided.default, flat, list(spec.shape), list(spec.stride), 0)
         rec.values[tensor] = after = Value(tensor, entry, spec)
-        old.storage.changes.append(Change(self.log.note(SetData(-1, SOMETHING), tensor, old, info.op, after), tensor))
+        old.storage.changes.append(Change(self.log.note(SetData(-1, SOMETHING), tensor, old, after), tensor))
         return out
 
     def require_unshared(self, value: Value, what: str) -> None:
@@ -190,8 +190,7 @@ SOMETHING = Handle("")  # the source of memory that is not known yet
 class Event(NamedTuple):  # whose `__new__` Dynamo leaves alone, unlike a dataclass's `__init__`, that gets tensors
     """It happened to `tensor`, which was `value` until then, at the time `at`.
 
-    `required_grad`: so it did until then. `after`: what it is since it was given other memory. `op`: what changed its
-    sizes or gave it memory.
+    `required_grad`: so it did until then. `after`: what it is since it was given other memory.
     """
 
     at: int
@@ -199,7 +198,6 @@ class Event(NamedTuple):  # whose `__new__` Dynamo leaves alone, unlike a datacl
     tensor: torch.Tensor
     value: Value
     required_grad: bool
-    op: Any = None
     after: Value | None = None
 
     @property
@@ -219,11 +217,9 @@ class EventLog:
     def __init__(self) -> None:
         self.events: list[Event] = []
 
-    def note(
-        self, effect: Effect, tensor: torch.Tensor, value: Value, op: Any = None, after: Value | None = None
-    ) -> int:
+    def note(self, effect: Effect, tensor: torch.Tensor, value: Value, after: Value | None = None) -> int:
         """Note what happens to a tensor, which is `value`: when."""
-        self.events.append(Event(now(), effect, tensor, value, tensor.requires_grad, op, after))
+        self.events.append(Event(now(), effect, tensor, value, tensor.requires_grad, after))
         return self.events[-1].at
 
     def of(self, tensor: torch.Tensor, *kinds: type[Effect]) -> list[Event]:

@@ -41,7 +41,7 @@ from ..heap.alias import Value
 from ..heap.records import InputRecord, NumberRecord, is_moved, is_no_grad_view
 from ..heap.refusals import changed_with_gradients, past_the_edges
 from ..recorder.recorder import Recorder
-from ..tape.origin import Origin, user_line
+from ..tape.origin import user_line
 from ..tape.tape import CaptureAgain, Entry, Learned, SharedClosureFound
 from ..values.sizes import SizeSymbols
 from .stand_ins import MemoryGroup, StandIns
@@ -80,7 +80,6 @@ class Inputs:
         self.overlapping: list[tuple[InputRecord, InputRecord]] = []  # each with what it is a view of, or itself
         self._samples = learned.samples
         self.reached: ById[torch.Tensor, Source] = ById()  # arguments that the function also reached by itself
-        self.marked: ById[torch.Tensor, Origin | None] = ById()  # others that `requires_grad_` was called on: where
         self.reads = Reads(self.as_they_are)
         self.sources = TensorSources(self.reads)
 
@@ -311,10 +310,6 @@ class Inputs:
             if (is_moved(base) or is_moved(record)) and (views or record is not base):
                 raise past_the_edges(user_line(record.initial.root.read(self.recorder.emit).origin))
 
-    def note_marked(self, tensor: torch.Tensor) -> None:
-        """`requires_grad_` is called on a tensor that stands for no input."""
-        self.marked[tensor] = self.recorder.origins.here()
-
     def see_as_views(self, records: list[InputRecord]) -> None:
         """Capture again where one of these stands for a view and is none."""
         for record in records:
@@ -325,8 +320,8 @@ class Inputs:
     def is_own_leaf(self, tensor: torch.Tensor) -> bool:
         """Whether it is a leaf that gradients arrive at: not so a view made under no_grad, marked through its base."""
         base = base_of(tensor) if is_view(tensor) else None
-        through_base = base is not None and base.requires_grad and tensor not in self.marked
-        return is_marked(tensor) and not through_base
+        through_base = base is not None and base.requires_grad
+        return is_marked(tensor) and not (through_base and not self.recorder.changes.log.of(tensor, MarkRequiresGrad))
 
 
 def again_with(record: InputRecord) -> CaptureAgain:
@@ -435,8 +430,6 @@ class HistoryChanges(Aspect):
     def _check_mark(self, stand_in: torch.Tensor) -> None:
         """Look at the views among the inputs: what is marked must be one where the tensor that it stands for is."""
         marked = self.inputs.by_stand_in.get(stand_in)
-        if marked is None:
-            self.inputs.note_marked(stand_in)
         if marked is not None and is_no_grad_view(marked):
             raise changed_with_gradients(str(marked.slot), user_line(self.recorder.origins.here()))
         if marked is None or marked.real.requires_grad:
