@@ -139,15 +139,16 @@ def last_swap(recorder: Recorder, record: InputRecord) -> Value:
 
 
 def starts_of(recorder: Recorder, records: list[InputRecord]) -> dict[Value, Start]:
-    """What the inputs are and were, whose sizes may have changed in place; not between two swaps of their memory."""
+    """What the inputs are and were: their sizes may have changed in place, or they were given other memory."""
     starts: dict[Value, Start] = {}
     for index, record in enumerate(records):
-        given = [event.after for event in recorder.changes.log.of(record.stand_in, SetData)]
-        for first in (record.initial, *given[-1:]):
-            was: Value | None = first
-            while was is not None and (was is first or was not in given) and was.storage is first.storage:  # type: ignore[union-attr]
-                starts.setdefault(was, Start(index, bool(given) and first is record.initial))
-                was = was.became
+        is_given = bool(recorder.changes.log.of(record.stand_in, SetData))
+        was: Value | None = record.initial
+        while was is not None:
+            starts[was] = Start(index, is_given)
+            was = None if is_given else was.became
+        if is_given:
+            starts[last_swap(recorder, record)] = Start(index, False)
     return starts
 
 

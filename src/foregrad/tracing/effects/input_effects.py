@@ -15,9 +15,15 @@ from ...errors import UnsupportedMutationError
 from ...graph.effect_log import BumpVersion, Detach, Handle, InplaceView, MarkRequiresGrad, SetData, Write
 from ...graph.slots import Updated
 from ...identity import ById, IdSet
-from ..heap.metadata_changes import Event, is_alike
+from ..heap.metadata_changes import is_alike
 from ..heap.records import InputRecord, is_moved, is_written_with_history
-from ..heap.refusals import changed_with_gradients, detached_and_written, past_the_edges, written_by_lists
+from ..heap.refusals import (
+    changed_with_gradients,
+    detached_and_written,
+    of_exchanged_memory,
+    past_the_edges,
+    written_by_lists,
+)
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
 from .analysis import Analysis
@@ -73,14 +79,6 @@ def replaced(recorder: Recorder, records: Sequence[InputRecord]) -> list[int]:
     return [index for index, record in enumerate(records) if recorder.changes.log.of(record.stand_in, SetData)]
 
 
-def _resized(recorder: Recorder, record: InputRecord) -> list[Event]:
-    """When a call changes its sizes in place: nobody sees those that it has between two swaps of its memory."""
-    log = recorder.changes.log
-    swaps = [event.at for event in log.of(record.stand_in, SetData)]
-    changes = log.of(record.stand_in, InplaceView)
-    return [event for event in changes if not swaps or not swaps[0] < event.at < swaps[-1]]
-
-
 def add_effects(analysis: Analysis) -> None:
     """Log what happens to the inputs themselves, but for other memory that they are given."""
     recorder, records = analysis.recorder, analysis.inputs.records
@@ -102,16 +100,18 @@ def add_effects(analysis: Analysis) -> None:
 def _add_write(analysis: Analysis, index: int, record: InputRecord, is_written_through_views: bool) -> bool:
     """Log the write of an input; whether its version moves without one."""
     recorder, stand_in, initial = analysis.recorder, record.stand_in, record.initial
-    log = recorder.changes.log
-    changes, is_replaced = log.of(stand_in, InplaceView, SetData), bool(log.of(stand_in, SetData))
+    changes = recorder.changes.log.of(stand_in, InplaceView, SetData)
+    kinds = {type(event.effect) for event in changes}
+    if len(kinds) > 1:
+        raise of_exchanged_memory(str(record.slot), recorder.changes.where(stand_in))
     writes = [change.at for change in initial.storage.changes_of(stand_in) if change.is_write]
     # Sizes that change in place count by themselves, where no write does.
-    counted = is_moved(record) and (bool(writes) or not _resized(recorder, record))
+    counted = is_moved(record) and (bool(writes) or InplaceView not in kinds)
     written = _is_written(record) or is_written_through_views
     # What it was before it was given other memory has no history any more.
-    differentiable = written and is_written_with_history(record) and not is_replaced
+    differentiable = written and is_written_with_history(record) and SetData not in kinds
     if not written or (counted and not differentiable and initial.storage.generation == 0):
-        return counted and (is_replaced or not changes)
+        return counted and InplaceView not in kinds
     if differentiable and record.spec.overlaps_itself:
         raise past_the_edges(recorder.changes.where(stand_in))
     value = recorder.values[stand_in] if differentiable else initial
@@ -135,7 +135,7 @@ def _add_changes(analysis: Analysis, index: int, record: InputRecord) -> None:
             analysis.happens(event.at, dataclasses.replace(event.effect, input=index))
     # A leaf that requires grad did not do so then, in eager.
     is_leaf = record.real.is_leaf if record.real.requires_grad else is_leaf
-    for event in _resized(recorder, record):
+    for event in recorder.changes.log.of(stand_in, InplaceView):
         assert isinstance(event.effect, InplaceView)
         grad_enabled = event.effect.grad_enabled and not is_leaf
         analysis.happens(event.at, dataclasses.replace(event.effect, input=index, grad_enabled=grad_enabled))
@@ -166,8 +166,8 @@ def _moving(analysis: Analysis) -> tuple[set[int], set[int]]:
     writes = [entry.effect for entry in analysis.log if isinstance(entry.effect, Write) and entry.effect.is_whole]
     counted = {write.input for write in writes if write.counted}
     written = {index for index in counted if records[index].spec.numel}
-    reshaped = {index for index, record in enumerate(records) if _resized(recorder, record)}
-    return written, (reshaped - {*replaced(recorder, records)}) | (counted - written)
+    reshaped = {index for index, r in enumerate(records) if recorder.changes.log.of(r.stand_in, InplaceView)}
+    return written, reshaped | (counted - written)
 
 
 def _counted_with(others: set[int], records: list[InputRecord], index: int) -> bool:

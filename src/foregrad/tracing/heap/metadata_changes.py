@@ -216,14 +216,17 @@ class EventLog:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
+        self._of: ById[torch.Tensor, list[Event]] = ById()
 
     def note(self, effect: Effect, tensor: torch.Tensor, value: Value, after: Value | None = None) -> int:
         """Note what happens to a tensor, which is `value`: when."""
-        self.events.append(Event(now(), effect, tensor, value, tensor.requires_grad, after))
-        return self.events[-1].at
+        event = Event(now(), effect, tensor, value, tensor.requires_grad, after)
+        self.events.append(event)
+        self._of.setdefault(tensor, []).append(event)
+        return event.at
 
     def of(self, tensor: torch.Tensor, *kinds: type[Effect]) -> list[Event]:
-        return [event for event in self.events if event.tensor is tensor and isinstance(event.effect, kinds)]
+        return [event for event in self._of.get(tensor, ()) if isinstance(event.effect, kinds)]
 
 
 # -------------------------------------------------------------------- what an input was
