@@ -10,10 +10,10 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..._torch.patches import is_capturing
-from ...errors import ProgramOutputError
-from ...frontend.libraries import is_class_outside, loggers_of
-from ...graph.python_effects import (
+from .._torch.patches import is_capturing
+from ..errors import ProgramOutputError
+from ..frontend.libraries import is_class_outside, loggers_of
+from ..graph.python_effects import (
     CONSOLE,
     Said,
     action_for,
@@ -23,10 +23,10 @@ from ...graph.python_effects import (
     warn_of,
     would_raise,
 )
-from ...interrupts import runs_user_code
-from ...locks import Bind
-from ..aspect import Aspect, aspect
-from ..heap.recording import Host, Recording
+from ..interrupts import runs_user_code
+from ..locks import Bind
+from ..tracing.aspect import Aspect, aspect
+from ..tracing.heap.recording import Host, Recording
 
 _NOT_THE_PROGRAMS = ("foregrad", "torch.")
 _OF_FAKES = "torch._subclasses."  # logs errors of its kernels, with a traceback
