@@ -1,14 +1,8 @@
 """The effect log: the changes that a call makes to tensors that the caller can see, in program order.
 
-<<<<<<< HEAD
 The compiled forward is pure. A call replays these entries on the real tensors, one after the other: those of inputs in
-program order, then those of results and of views, which a call takes last. `with_graph` says where in the log the
-forward runs. Checks, and what a backward does besides gradients, are described here too.
-=======
-The compiled forward is pure. A call replays these entries on the real tensors, one after the other. `ordered` makes the
-log from the recorded entries, `with_graph` puts the forward into the log: both are functions from log to log. Checks,
-and a backward's effects besides gradients, are described here too.
->>>>>>> main
+program order, then those of results and of views, which a call takes last. `with_graph` puts the forward into the log.
+Checks, and a backward's effects besides gradients, are described here too.
 """
 
 from __future__ import annotations
@@ -162,16 +156,6 @@ class InplaceView(Effect):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-<<<<<<< HEAD
-=======
-class QueryGradFn(Effect):
-    """PyTorch is asked for the `grad_fn` of a view, and makes it anew from the base's present state."""
-
-    words = "query grad_fn of {0.target}"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
->>>>>>> main
 class BumpVersion(Effect):
     """The version counter of an input moves though no element is written."""
 
@@ -206,30 +190,13 @@ class Recorded:
 
 
 def ordered(recorded: Sequence[Recorded]) -> tuple[Effect, ...]:
-<<<<<<< HEAD
     """The log. What happens at one time stays in its order; what several results tell of one view happens once."""
-=======
-    """The log, in program order, without entries that the next entry makes superfluous. Entries of one time stay in
-    their order.
-    """
-    log = [entry.effect for entry in sorted(recorded, key=lambda entry: entry.at)]
-    return tuple(e for at, e in enumerate(log) if at + 1 == len(log) or not _is_done_by(log[at + 1], e))
->>>>>>> main
 
     def place(entry: Recorded) -> tuple[bool, int]:
         return not (entry.effect.is_whole or isinstance(entry.effect, TakeView)), entry.at
 
-<<<<<<< HEAD
     log = [entry.effect for entry in sorted(recorded, key=place)]
     return tuple(e for at, e in enumerate(log) if e.is_whole or e not in log[:at])
-=======
-def _is_done_by(after: Effect, effect: Effect) -> bool:
-    """Whether the next entry, `after`, takes an equal view on its way, or is an equal mark."""
-    if not isinstance(effect, TakeView) or not isinstance(after, TakeView):
-        return isinstance(effect, MarkRequiresGrad) and effect == after
-    ones = [(view.input, view.result, view.of_plain, view.first) for view in (effect, after)]
-    return ones[0] == ones[1] and after.steps[: len(effect.steps)] == effect.steps
->>>>>>> main
 
 
 def with_graph(
@@ -237,15 +204,9 @@ def with_graph(
 ) -> list[Effect]:
     """The log with the place of the forward.
 
-<<<<<<< HEAD
     It comes first, but for the first marks of inputs that are `taken` by autograd; not so for `leaves` that require
     grad already and are detached before they are marked. With `counts_first` it comes after the versions that move
     before sizes or memory do, too.
-=======
-    It comes first, but for the first marks of inputs that are `taken` by autograd, and views taken before these marks;
-    not so for `leaves` that require grad already and are detached before they are marked. With `counts_first` it also
-    comes after versions that move before sizes do, with the views before.
->>>>>>> main
     """
     detached: dict[int, int] = {}
     marks: dict[int, int] = {}
