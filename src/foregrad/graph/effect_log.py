@@ -76,8 +76,8 @@ class Effect:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TakeView(Effect):
-    """A view of an input is taken early: before the input is given other memory, where a tensor takes over what it had,
-    or before a write after which autograd lets nobody take, or use, the view.
+    """A view of an input is taken early: before the input is given other memory, if a tensor takes over the former
+    memory, or before a write, if autograd bars the view from then on.
     """
 
     path: str
@@ -190,7 +190,7 @@ class Recorded:
 
 
 def ordered(recorded: Sequence[Recorded]) -> tuple[Effect, ...]:
-    """The log. What happens at one time stays in its order; what several results tell of one view happens once."""
+    """The log, in order: entries of one time as recorded, equal entries of a view once."""
 
     def place(entry: Recorded) -> tuple[bool, int]:
         return not (entry.effect.is_whole or isinstance(entry.effect, TakeView)), entry.at

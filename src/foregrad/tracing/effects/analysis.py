@@ -77,7 +77,7 @@ class Analysis:
         return [i for i, fake in enumerate(self.fakes) if fake is not None]
 
     def happens(self, at: int, effect: Effect) -> None:
-        """It happens to an input, a result or a view at that time."""
+        """Log an effect on an input, a result or a view."""
         self.log.append(Recorded(at, effect))
 
     def add(self, slot: Slot, entry: Entry, spec: TensorSpec, fake: torch.Tensor | None) -> int:
@@ -125,7 +125,7 @@ aten = torch.ops.aten
 
 
 class Start(NamedTuple):
-    """A tensor that is, or was, an input's. `is_former`: in memory that the input had before it was given other."""
+    """The input with that value, now or before. `is_former`: before the input was given other memory."""
 
     input: int
     is_former: bool
@@ -139,7 +139,7 @@ def last_swap(recorder: Recorder, record: InputRecord) -> Value:
 
 
 def starts_of(recorder: Recorder, records: list[InputRecord]) -> dict[Value, Start]:
-    """What the inputs are and were: their sizes may have changed in place, or they were given other memory."""
+    """The values of the inputs, also before sizes changed in place or other memory was given."""
     starts: dict[Value, Start] = {}
     for index, record in enumerate(records):
         is_given = bool(recorder.changes.log.of(record.stand_in, SetData))
@@ -153,7 +153,7 @@ def starts_of(recorder: Recorder, records: list[InputRecord]) -> dict[Value, Sta
 
 
 def _start_of(analysis: Analysis, value: Value | None) -> tuple[Value, Start] | None:
-    """The nearest tensor on the way from a value to its root that is an input's, or was; None where there is none."""
+    """The nearest value of an input on the way from a value to its root; None without one."""
     while value is not None and value not in analysis.starts:
         value = value.parent
     return None if value is None else (value, analysis.starts[value])
@@ -180,8 +180,8 @@ def alias_of_input(analysis: Analysis, value: Value, path: str) -> Handle | None
 
 
 def check_taken(recorder: Recorder, value: Value, base: Value, owner: torch.Tensor | None, path: str) -> None:
-    """Raise for a view, `value`, of `owner`, which was `base`, if `requires_grad_()` or `detach_()` was called on that
-    since the view was taken, or on a view on the way.
+    """Raise for a view, `value`, of `owner` (then `base`), if `requires_grad_()` or `detach_()` was called on `owner`
+    after the view was taken, or on a view between them.
     """
     links = [base, *_values_between(value, base)]
     cut = max((at for at, link in enumerate(links) if link.view is not None and link.view.op in CUTS and at), default=0)
@@ -216,7 +216,7 @@ def steps_between(value: Value, base: Value) -> tuple[ViewStep, ...]:
 
 
 def place_of(handle: Handle) -> dict[str, Any]:
-    """The fields of an entry that say what it happens to."""
+    """The fields of an entry for the affected tensor."""
     return {"input": -1 if handle.input is None else handle.input, "result": handle.output, "steps": handle.steps}
 
 

@@ -1,4 +1,4 @@
-"""What happens to the inputs of a call: which are written, marked or resized, and which take other memory over."""
+"""Effects on the inputs of a call: writes, marks, changes of sizes, other memory."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def written_through_bases(inputs: Inputs) -> dict[InputRecord, InputRecord]:
 
 
 def check_histories(recorder: Recorder, inputs: Inputs, results: Iterable[tuple[torch.Tensor, str]]) -> None:
-    """Raise for a view, among the inputs or results, that an operator on lists wrote to together with what shares its
-    memory, or whose base was detached since it was taken.
+    """Raise for a view, among inputs or results, that an operator on lists wrote to together with an alias, or whose base
+    was detached later.
     """
     changes = recorder.changes
     detached = ById((event.tensor, event.at) for event in changes.log.events if event.is_detach and event.is_toggle)
@@ -80,7 +80,7 @@ def replaced(recorder: Recorder, records: Sequence[InputRecord]) -> list[int]:
 
 
 def add_effects(analysis: Analysis) -> None:
-    """Log what happens to the inputs themselves, but for other memory that they are given."""
+    """Log all effects on the inputs themselves but other memory."""
     recorder, records = analysis.recorder, analysis.inputs.records
     through_bases = written_through_bases(analysis.inputs)
     whole, counted = set(through_bases.values()), []
@@ -98,7 +98,7 @@ def add_effects(analysis: Analysis) -> None:
 
 
 def _add_write(analysis: Analysis, index: int, record: InputRecord, is_written_through_views: bool) -> bool:
-    """Log the write of an input; whether its version moves without one."""
+    """Log the write of an input. Returns whether the version moves without a write."""
     recorder, stand_in, initial = analysis.recorder, record.stand_in, record.initial
     changes = recorder.changes.log.of(stand_in, InplaceView, SetData)
     kinds = {type(event.effect) for event in changes}
@@ -125,7 +125,7 @@ def _add_write(analysis: Analysis, index: int, record: InputRecord, is_written_t
 
 
 def _add_changes(analysis: Analysis, index: int, record: InputRecord) -> None:
-    """Log what happens to an input itself, but for writes and other memory."""
+    """Log the marks of an input and its changes of sizes."""
     recorder, stand_in = analysis.recorder, record.stand_in
     is_leaf = is_marked(stand_in)
     if is_leaf and not record.real.is_leaf and record.real.requires_grad and not is_view(record.real):
@@ -161,7 +161,7 @@ def counted_along(analysis: Analysis) -> tuple[int, ...]:
 
 
 def _moving(analysis: Analysis) -> tuple[set[int], set[int]]:
-    """Inputs whose version moves: those that elements are written to, and those that are resized or empty."""
+    """Inputs whose version moves: with written elements, and resized or empty."""
     recorder, records = analysis.recorder, analysis.inputs.records
     writes = [entry.effect for entry in analysis.log if isinstance(entry.effect, Write) and entry.effect.is_whole]
     counted = {write.input for write in writes if write.counted}

@@ -139,10 +139,10 @@ def _memory(analysis: Analysis, leaf: torch.Tensor, path: str) -> OutputInfo:
 
 
 def _with_own_history(analysis: Analysis, alias: Handle, leaf: torch.Tensor, value: Value) -> tuple[Handle, bool]:
-    """The handle of a view, and whether the view is a leaf, or has another history than its base, which it is given.
+    """The handle of a view, and whether the view is a leaf or is given a history of its own.
 
-    What is cut off its base has none. It gets one by a write with gradients, which is refused, or from a custom
-    Function that returns it: to autograd no view, however it was made.
+    A view cut off its base has no history, but for a result of a custom Function, to autograd no view. A write with
+    gradients gives such a view a history: it is refused.
     """
     if not leaf.requires_grad:
         return alias, False

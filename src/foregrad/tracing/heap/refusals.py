@@ -26,7 +26,7 @@ def detached_and_written(what: str, where: str = "") -> UnsupportedAliasError:
 
 
 def taken_before(what: str, where: str = "") -> UnsupportedAliasError:
-    """A view that a call takes last, when it would be another one."""
+    """A view taken before a change of gradients; a call takes views last."""
     return UnsupportedAliasError(
         f"{what} is a view, and what it was taken of is made to require grad, or not to, in place{_at(where)} "
         "(`requires_grad_`, `detach_`). Take the view after that, or return a copy."

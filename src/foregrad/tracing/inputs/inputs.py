@@ -428,7 +428,7 @@ class HistoryChanges(Aspect):
         run()
 
     def _check_mark(self, stand_in: torch.Tensor) -> None:
-        """Look at the views among the inputs: what is marked must be one where the tensor that it stands for is."""
+        """Let stand-ins of marked views, and of views of the marked tensor, be views too."""
         marked = self.inputs.by_stand_in.get(stand_in)
         if marked is not None and is_no_grad_view(marked):
             raise changed_with_gradients(str(marked.slot), user_line(self.recorder.origins.here()))
@@ -440,8 +440,8 @@ class HistoryChanges(Aspect):
                 self.inputs.see_as_views([record])
 
     def _check_detach(self, stand_in: torch.Tensor) -> None:
-        """Raise what `detach_` raises for a view, as stand-ins are views only where gradients need it; or for a tensor
-        that has views among the inputs, which stay what they were.
+        """Raise the error of `detach_` for a view, because few stand-ins are views; or for a tensor with views among the
+        inputs.
         """
         record = self.inputs.by_stand_in.get(stand_in)
         if record is not None and is_view(record.real):
