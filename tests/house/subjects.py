@@ -36,6 +36,7 @@ ANNEXES: dict[str, tuple[str, ...]] = {
         "tracing/effects/own_writes.py",
         "tracing/effects/python_state.py",
         "tracing/effects/python_writes.py",
+        "tracing/effects/texts.py",
         "tracing/inputs/seen_code.py",
         "tracing/recorder/settings.py",
         "tracing/values/draw*.py",

@@ -169,6 +169,12 @@ class Lifting(TorchFunctionMode):
         is_symbol = isinstance(number, (torch.SymFloat, torch.SymInt))
         return self.recorder.decisions.numbers.ours(number) if is_symbol else number
 
+    def _text(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tensor, spec = args
+        if type(tensor) is not torch.Tensor or tensor.dim() or not is_stand_in(tensor):
+            self.values_asked.refuse("text", tensor)
+        return format(self._item(torch.Tensor.item, (tensor,), {}), spec)
+
     def _size(self, func: Any, args: Any, kwargs: Any) -> Any:
         """To the program, symbolic sizes are integers."""
         sizes = func(*args, **kwargs)
@@ -270,6 +276,7 @@ _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     _TENSOR.to_mkldnn: Lifting._sparse,
     torch.autograd.grad: Lifting._gradient,
     torch.Tensor.item: Lifting._item,
+    torch.Tensor.__format__: Lifting._text,
     **dict.fromkeys(_NUMBERS, Lifting._number),
     **dict.fromkeys(_SIZES, Lifting._size),
     torch.Tensor.register_hook: Lifting._hook,

@@ -381,7 +381,6 @@ def _as_plain(tensor: Any, new: Any, attributes: dict[str, Any]) -> Any:
 # What is done with the arguments of these, stand-ins by then, in place of calling them.
 OBJECTS: dict[Any, Callable[..., Any]] = {
     _TENSOR.__repr__: _text,
-    _TENSOR.__format__: _text,
     _TENSOR.__reduce_ex__: _reduced,
     torch.nn.Parameter.__reduce_ex__: _reduced,
     _TENSOR.__deepcopy__: _deep_copy,
