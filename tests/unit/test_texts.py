@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from foregrad.tracing.effects.texts import Texts
+from foregrad.python.texts import Texts
 
 
 class Number:

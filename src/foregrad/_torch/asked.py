@@ -1,9 +1,9 @@
 """Replacements for functions and classes of PyTorch's that would tell the user's code a capture from a call.
 
-For the time of a capture their names are bound to replacements, in the modules of PyTorch where they are looked up and
-in the modules whose code runs. The replacements answer as for the tensor; PyTorch's own code has the originals.
-Libraries ask whether they are traced to avoid branches on values. Such branches can be captured, so the answer is no,
-and the libraries run as in eager. Checked on torch 2.13.0.
+For the time of a capture their names are bound to replacements, in PyTorch's modules that look the names up and in the
+modules with code that runs. The replacements answer as for the tensor; PyTorch's own code has the originals. Libraries
+ask whether they are traced to avoid branches on values. A capture follows branches on values, so the answer is no, and
+the libraries run as in eager. Checked on torch 2.13.0.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def _text_of_number(self: Any) -> str:
 
 
 def _writes_text(frame: types.FrameType) -> bool:
-    """Whether code writes text for the program, as PyTorch's does that programs call, in warnings. What PyTorch has in
-    private modules and in `torch.fx` works with symbols.
+    """Whether code writes text for the program: PyTorch's public code does, in warnings; PyTorch's private modules and
+    `torch.fx` work with symbols.
     """
     asker = str(frame.f_globals.get("__name__"))
     is_called = asker.startswith("torch.") and "._" not in asker and not asker.startswith("torch.fx")
@@ -121,7 +121,7 @@ def install(bind: Bind, is_capturing: Callable[[], bool]) -> None:
 
 
 def tell(name: str, replacement: Any) -> None:
-    """Have a built-in of Python's replaced in modules whose code runs and that have no other object by its name."""
+    """Have a built-in of Python's replaced in modules with running code and no object of the built-in's name."""
     _BUILTINS[name] = replacement
 
 
@@ -137,7 +137,7 @@ def own_names(namespace: dict[str, Any]) -> dict[str, Any]:
 
 
 class ReboundNames:
-    """Context of one capture, which binds names to replacements in the modules whose code it runs."""
+    """Context of one capture: it binds names to replacements in the modules with code that runs."""
 
     def __init__(self) -> None:
         self._keys: list[tuple[int, str]] = []
@@ -184,7 +184,7 @@ class ReboundNames:
 
 
 def _is_builtin(namespace: dict[str, Any], name: str) -> bool:
-    """Whether code with these globals finds Python's own under this name."""
+    """Whether code with the globals `namespace` finds Python's own under the name."""
     own: Any = getattr(builtins, name)
     return getattr(namespace.get("__builtins__"), name, own) is own
 
@@ -201,7 +201,7 @@ def _is_builtin(namespace: dict[str, Any], name: str) -> bool:
 
 
 class _AsType(type):
-    """The class of `_Type`: calls and checks of it are those of `type`."""
+    """The class of `_Type`: its calls and checks are `type`'s."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if cls is not _Type:
@@ -251,5 +251,5 @@ tell("type", _Type)
 
 
 def tell_type(kind: type, answer: Callable[[Any], type]) -> None:
-    """Register the answer to `type(x)` in the user's code for stand-ins of this kind."""
+    """Register the answer to `type(x)` in the user's code for stand-ins of the kind."""
     _answers[kind] = answer

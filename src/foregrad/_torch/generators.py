@@ -1,4 +1,5 @@
-"""Random generators that a function makes or seeds, and operators that draw from them. Checked on torch 2.11.0, 2.13.0.
+"""Random generators that a function makes or seeds, and operators that draw from generators. Checked on torch 2.11.0,
+2.13.0.
 
 While a thread captures, the methods of `torch.Generator` that seed a generator or tell its state are watched on that
 thread. The class is immutable for Python code, so its table is written to, and CPython told so. Nothing is learned
@@ -109,7 +110,7 @@ _made_by_thread: Callable[[], MadeGenerators | None] = _nothing_made
 
 
 class _Making(type):
-    """The class of `_Generator`: calls make real generators, checks are those of `torch.Generator`."""
+    """The class of `_Generator`: calls make real generators, checks are `torch.Generator`'s."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         generator = _Original(*args, **kwargs)
@@ -177,7 +178,7 @@ def install(bind: Bind, made_by_thread: Callable[[], MadeGenerators | None]) -> 
 
 
 def restore_methods() -> None:
-    """Restore the methods of generators, which `install` replaced."""
+    """Restore the methods of generators that `install` replaced."""
     before = dict(_table)  # as in `install`
     _table.update(_originals)
     _changed()

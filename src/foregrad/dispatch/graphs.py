@@ -35,8 +35,7 @@ from ..runtime.compiled import Compiled
 from ..runtime.decisions import Stop
 from ..runtime.node import NodeSource
 from ..runtime.render import RunLines
-from ..tracing.tape.tape import NumberVaries
-from ..tracing.values.draws import DrawsDiffer
+from ..tracing.tape.again import ArgumentsDiffer, NumberVaries
 from .explain import Difference, Once, decided, warn_user
 from .guard_list import MISS, GuardList, GuardMaker
 from .guards import CallGuards
@@ -300,7 +299,7 @@ class Specializer:
                 constants = call.numbers
             except ConstantNumbers as error:
                 constants = error.leaves
-            except (DrawsDiffer, EscapedTensorError):
+            except (ArgumentsDiffer, EscapedTensorError):
                 raise
             except Exception as error:  # whatever is wrong apart from symbols, the next try raises
                 self._note(error)

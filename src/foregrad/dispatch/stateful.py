@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
+from ..frontend.arrays import is_array as is_numpy_array
 from ..frontend.lifted import Draw, Lifted, StatePlace, lifted_arrays, lifted_places, place_of
-from ..frontend.opaque import is_array as is_numpy_array
 from ..frontend.program_state import ProgramState
-from ..frontend.reads import Source
+from ..frontend.source import Source
 from ..graph.meta import TensorSpec
 from ..graph.python_effects import CallMethod
 from ..graph.source import Names, attribute, compile_source, item, literal
 from ..runtime.lines import LineWriter
-from ..tracing.values.draws import DrawsDiffer
+from ..tracing.tape.again import ArgumentsDiffer
 from .graphs import Specialization
 from .guard_list import MISS
 
@@ -117,7 +117,7 @@ def render_stateful(
         source += (
             "    try:\n"
             "        return inner(state, *args, **kwargs)\n"
-            f"    except {bind('DrawsDiffer', DrawsDiffer)}:\n"
+            f"    except {bind('ArgumentsDiffer', ArgumentsDiffer)}:\n"
             f"        {put_back}\n"
             "    return MISS\n"
         )

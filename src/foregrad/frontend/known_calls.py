@@ -1,12 +1,12 @@
-"""The closed world: which calls into C are known to be pure, and which methods write to what they are called on.
+"""The closed world: calls into C that are known to be pure, and methods that write to their object.
 
-While a function is captured, each thing that it does is an operator on tensors, a read or write of a holder that is
-tracked, or a call of something in this table. Anything else makes the call eager, by name: see `tracing/effects/
-observed.py`, which reads the table. `docs/closed_world.md` is made from it.
+While a function is captured, each of its actions is an operator on tensors, a read or write of a tracked holder, or a
+call of a function in the table below. Anything else makes the call eager, by name: see `tracing/effects/ observed.py`,
+which reads the table. `docs/closed_world.md` is generated from the table.
 
-Not seen by the interpreter's events, before Python 3.12 or at all: what C calls by itself (a method handed to `map`),
-objects of C that are called (ufuncs, ctypes, functions of Cython), and operators (`a[i] = x`), which are found by
-comparing the holders. What a function of C does to another argument than its own object is not told: `heapq.heappush`.
+Not seen by the interpreter's events, before Python 3.12 or at all: calls that C makes by itself (a method handed to
+`map`), called objects of C (ufuncs, ctypes, functions of Cython), and operators (`a[i] = x`), found by comparing the
+holders. Writes of a C function to arguments besides its own object are not listed: `heapq.heappush`.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ _OF_C = (types.MethodDescriptorType, types.ClassMethodDescriptorType, types.Buil
 
 
 def trust_in(module: Any, file: str, name: str = "") -> int:
-    """How far the Python code of a module in a file is looked at, of a function of that name."""
+    """How far the Python code of a function is looked at, by its module, file and name."""
     if not isinstance(module, str):
         return LOOKED_AT
     root = module.partition(".")[0]

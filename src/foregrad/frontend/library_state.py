@@ -1,10 +1,10 @@
-"""State in modules: the program's own, and what libraries keep for themselves, as far as code names it that ran.
+"""State in modules: the program's own, and libraries' own as far as code that ran names it.
 
-- What code names in a module, in modules inside and, of a library, in classes and objects there: options, and functions
-  that may be replaced.
-- Plain globals and context variables that a library's code names which ran; of functions of the standard library that
-  the program called, tables too.
-- What functions tell without arguments, as their names say (`is_...`, `get_...`): each call asks them again.
+- Names that code looks up in a module, in modules inside and, of a library, in classes and objects there: options, and
+  functions that may be replaced.
+- Plain globals and context variables named by a library's code that ran; of functions of the standard library that the
+  program called, tables too.
+- Results of functions without arguments, chosen by their names (`is_...`, `get_...`): each call asks them again.
 
 Known weaknesses: other tables that a library's code names (a registry, a cache), functions that ask with arguments,
 and methods of classes.
@@ -32,12 +32,13 @@ from .._torch.guards import functions_of_c
 from ..graph.source import in_order
 from ..locks import Replacements
 from .code import instructions_of
-from .expected import ABSENT, Expected, is_plain, reference
+from .expected import Expected, is_plain
 from .holders import read_decimals
 from .libraries import FIXED, is_installed, is_outside, is_standard
-from .objects import attributes_of, dict_of_class, table_of
+from .objects import attributes_of, dict_of_class
 from .opaque import asked_of
 from .reads import Reads
+from .source import ABSENT, reference, table_of
 
 _CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, torch.device)
 _NUMBERS = {"e", "inf", "nan", "pi"}  # asked of `math`, they would be looked up in `torch` too
@@ -59,7 +60,7 @@ class LibraryState:
         self._objects: dict[int, tuple[Any, str, set[str]]] = {}  # objects, classes and modules; names that were asked
 
     def named(self, module: types.ModuleType, names: frozenset[str], probed: set[str]) -> None:
-        """Code names these in a module or in what is in it; `probed`: without knowing whether they are there."""
+        """Code looks these names up in a module or below; `probed`: without knowing whether they exist."""
         if module.__name__.startswith("torch.ops") or (id(module), names) in self._done:
             return
         self._done.add((id(module), names))
@@ -102,7 +103,7 @@ class LibraryState:
             place.items.setdefault(key, Expected(table.get(key, ABSENT)))
 
     def modules(self, imported: dict[str, types.ModuleType], missing: set[str]) -> None:
-        """Code imports these, and would import those that are missing."""
+        """Code imports `imported`, and would import `missing`."""
         is_whole = "modules" in self.gone_through
         place = self.reads.place(sys.modules, "dict", "sys.modules", "item")
         place.lacks(missing)
@@ -112,13 +113,13 @@ class LibraryState:
                 self.reads.add(place, name, module)
 
     def abstract(self, value: Any) -> None:
-        """A class that others may be registered with, of which `isinstance` may be asked."""
+        """An abstract class: `isinstance` asks its registered classes."""
         if isinstance(value, abc.ABCMeta) and value is not abc.ABC and id(value) not in self._abstract:
             ask = self._abstract[id(value)] = _Registered(value)
             self.reads.ask(ask, f"classes registered with {value.__name__}", ask)
 
     def object(self, value: Any, name: str) -> None:
-        """A library's object, class or module, of which code may name attributes."""
+        """A library's object, class or module, with attributes that code may name."""
         of = value if isinstance(value, type) else type(value)
         root = str(of.__module__).partition(".")[0]
         if value is os.environ:
@@ -147,8 +148,8 @@ class LibraryState:
                     self.object(item, f"{name}.{attribute}")
 
     def ran(self, code: types.CodeType, namespace: dict[str, Any], *, has_tables: bool = False) -> None:
-        """Code of a library ran: the switches that it names, and perhaps the tables. What it sets is no switch: a count
-        of its calls, or what is made once.
+        """Code of a library ran: track the switches that it names, and perhaps the tables. A name that the code sets is
+        no switch: it counts calls, or is made once.
         """
         is_set = _SET in code.co_code[::2]
         own = {part.value for part in instructions_of(code) if part.name == "STORE_GLOBAL"} if is_set else ()
@@ -163,8 +164,8 @@ class LibraryState:
                 self.scan.visit(value, name)
 
     def told(self, functions: Iterable[Any]) -> None:
-        """The program has called these: ask those that tell something, and what they ask of PyTorch's C++. A function
-        of the standard library's is taken to read the tables that it does not fill.
+        """The program has called the `functions`: ask them again if they report state, and so with their questions to
+        PyTorch's C++. A function of the standard library counts as a reader of the tables that it does not fill.
         """
         for function in functions:
             code = getattr(function, "__code__", None)
@@ -198,8 +199,8 @@ _dump: Any = vars(abc)["_get_dump"]  # what is registered, and what `isinstance`
 
 
 class _Registered:
-    """The classes registered with an abstract class or what is derived from it, looked at anew once there are others
-    anywhere: each import may register some.
+    """The classes registered with an abstract class or its subclasses, looked at anew after any registration: each
+    import may register some.
     """
 
     def __init__(self, cls: type) -> None:
@@ -221,7 +222,7 @@ class _Registered:
 
 
 def _told(function: Any, _: Any) -> Any:
-    """What a function tells; a dict as a tuple of its items."""
+    """A function's result; a dict as a tuple of its items."""
     try:
         told = function()
     except Exception:  # it takes arguments, or nothing is there to be told
@@ -237,7 +238,7 @@ def _may_change(module: types.ModuleType, name: str, value: Any) -> bool:
 
 
 def _names_in(value: Any, names: frozenset[str]) -> frozenset[str]:
-    """The part of `names` under which an object may have something."""
+    """The part of `names` that an object may have attributes under."""
     table, cls = table_of(value) or {}, value if isinstance(value, type) else type(value)
     settings = table.get("_config") if isinstance(value, types.ModuleType) else None
     own = attributes_of(cls).union(table, settings if type(settings) is dict else ())

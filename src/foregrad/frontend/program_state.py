@@ -1,12 +1,12 @@
-"""The Python state that a function can change: shallow copies from before a run, what differs since, the way back.
+"""The Python state that a function can change: shallow copies from before a run, the differences since, the way back.
 
 `ProgramState(roots)` walks from callables and values through closure cells, globals that code names, modules, classes,
 objects and containers, and copies each mutable holder it meets: one level each, so the copy of a large heap is cheap
-and every write is found by comparing identities. What code of libraries keeps for itself is not looked at, but for the
+and every write is found by comparing identities. State that libraries keep for themselves is not looked at, but for the
 random generators of Python and NumPy. The walk runs no code of the user's.
 
-Known weaknesses: what was printed, written to files, sent, or taken from a queue is not put back; nor what lies
-behind names that are made up at run time; objects of libraries' classes are taken for constant (but see `keeps_state`).
+Known weaknesses: output, writes to files, sent data and items taken from a queue are not put back; nor objects behind
+names made up at run time; objects of libraries' classes are taken for constant (but see `keeps_state`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .._torch.torchscript import attributes_of
 from ..graph.slots import Buffer, Closure, Param
 from . import holders as kinds
 from .code import Seen, imported_modules, look_at, stored_in
-from .expected import ABSENT, PLAIN, stored
+from .expected import PLAIN, stored
 from .holders import Holder, Kind, own_globals, slots_of
 from .libraries import (
     BAGS,
@@ -47,9 +47,10 @@ from .libraries import (
     is_outside,
     referent,
 )
-from .objects import CODE_OF_CLASSES, table_of
+from .objects import CODE_OF_CLASSES
 from .opaque import DRAWN, is_cached_function, is_random_generator, results_of, used_up
-from .reads import TABLES, VIEWS, Source
+from .reads import TABLES, VIEWS
+from .source import ABSENT, Source, table_of
 
 _MOST_VISITS = 200_000
 _LARGE = 10_000  # items, from which on those of a container are not looked into
@@ -80,7 +81,7 @@ def _of_the_process() -> Iterator[tuple[Any, str]]:
 
 
 class ProgramState:
-    """The state that is reached from `roots`, pairs of a value and what people call it, as it is now."""
+    """The present state that is reached from `roots`: pairs of a value and its name for people."""
 
     def __init__(self, roots: Iterable[tuple[Any, str]]) -> None:
         self.holders: list[Holder] = []
@@ -106,12 +107,12 @@ class ProgramState:
         self.walk((*roots, *_of_the_process()))
 
     def walk(self, roots: Iterable[tuple[Any, str]]) -> None:
-        """Go on from these values, the shortest ways first."""
+        """Go on from the `roots`, the shortest ways first."""
         self._queue += [(value, None, name) for value, name in roots]
         self._walk()
 
     def meet(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
-        """Code begins to run that no walk has come to, perhaps a library's: what it names in its globals is tracked."""
+        """Code begins to run that no walk has reached, perhaps a library's: track the globals that it names."""
         count = len(self.holders)
         # Of `warnings` the filters are tracked, see `_of_the_process`: the list that a caller records in is his.
         if not self._own_globals.get(id(namespace)) and namespace is not vars(warnings):
@@ -130,7 +131,9 @@ class ProgramState:
             self._libraries[id(value)] = Holder(kinds.PASSAGE, value, parent, step, "attr", {}, value)
 
     def _hold_libraries(self, stored: frozenset[str], names: frozenset[str]) -> None:
-        """Hold these attributes of all that is a library's and was met, or is by one of these names in what was."""
+        """Track these attributes on every library object that was reached, and on its attributes under one of
+        `names`.
+        """
         for name in stored if "modules" in names else ():
             before = sys.modules.get(name, ABSENT)
             self.holders.append(Holder(kinds.OUTSIDE, (sys.modules, name), None, f"sys.modules.{name}", "", before))
@@ -171,17 +174,17 @@ class ProgramState:
         return [holder for holder in self.holders if holder.is_written()]
 
     def names_of(self, kinds: tuple[type, ...]) -> set[Any]:
-        """The names under which objects of these classes of libraries were met first."""
+        """The names by which objects of the library classes `kinds` were reached first."""
         return {held.step for held in [*self.ways, *self._libraries.values()] if isinstance(held.owner, kinds)}
 
     def keeper_of(self, value: Any) -> Any:
-        """The function that keeps this very object as a result, or in one; None if there is none."""
+        """The function that keeps this very object as a result or inside a result; None if there is none."""
         keepers = (holder.target for holder in self.caches)
         return next((c for c in keepers if any(_keeps(kept, value) for kept in results_of(c)[1].values())), None)
 
     def references_to(self, target: Any) -> list[tuple[Holder, Any]]:
-        """Every (holder, key) under which an object was met; none where something else refers to it, too, in which no
-        other object can take its place: a tuple, a partial application, a set, a method of the object.
+        """Every (holder, key) of an object; empty if an immutable holder (tuple, partial, set, bound method) also
+        refers to the object.
         """
         found = [(holder, key) for holder in self.holders for key, value in holder.items() if value is target]
         in_sets = (item for holder in self.holders if holder.kind is kinds.SET for item in holder.before)
@@ -192,7 +195,7 @@ class ProgramState:
         return found
 
     def module_names(self) -> dict[int, str]:
-        """By id: what people call a module, `model.layers.0`."""
+        """By id, a module's name for people: `model.layers.0`."""
         return {id(w.owner): w.name() for w in self.ways if isinstance(w.owner, torch.nn.Module)}
 
     def knows(self, value: Any) -> bool:
@@ -224,7 +227,7 @@ class ProgramState:
         return [t for _, _, t in (self._tensors | self._in_unnamed()).values() if t.layout is torch.strided]
 
     def _in_unnamed(self) -> dict[int, tuple[Holder, Any, torch.Tensor]]:
-        """The tensors in globals that no code names, which is so far as `_unnamed` goes."""
+        """The tensors in globals that no code names; `_unnamed` goes no further."""
         count, tensors = self._of_unnamed
         if count != len(self.holders):
             named = ((name, *item) for name, items in self._unnamed.items() for item in items)
@@ -265,7 +268,9 @@ class ProgramState:
                 action(self, value, parent, step)
 
     def _code(self, code: types.CodeType, namespace: dict[str, Any]) -> Seen:
-        """Go on to what code names in namespaces and classes that were met, and to the modules that it imports."""
+        """Go on to the objects that code names in namespaces and classes that were reached, and to its imported
+        modules.
+        """
         seen = look_at(code)
         if new := seen.names - self._names:
             self._names |= new
@@ -323,7 +328,7 @@ class ProgramState:
         return holder
 
     def _push(self, holder: Holder, items: Iterable[tuple[Any, Any]] | None = None) -> None:
-        """Go on to what a holder had; from a large one to its tensors alone."""
+        """Go on to a holder's items; from a large holder to its tensors alone."""
         queue, seen, held = self._queue, self._seen, holder.items() if items is None else items
         if len(holder.before) > _LARGE:
             held = [pair for pair in held if isinstance(pair[1], torch.Tensor)]
@@ -439,7 +444,7 @@ class ProgramState:
             self._pass(value, parent, step, items, value)
 
     def _script(self, value: Any, parent: Holder | None, step: Any) -> None:
-        """A module of TorchScript's, which holds most in C++."""
+        """A module of TorchScript's; most of its state is in C++."""
         tables = {name: getattr(value, name) for name in TABLES}
         held = {name: getattr(value, name) for name in attributes_of(value)}
         passage = self._pass(value, parent, step, tables | held, value)
@@ -555,7 +560,7 @@ def _keeps(kept: Any, value: Any) -> bool:
 
 
 def _is_in(value: Any, target: Any) -> bool:
-    """Whether an object is held by what nothing is ever written to."""
+    """Whether an object is held by a holder that is never written to."""
     if isinstance(value, (tuple, frozenset)):
         return any(item is target for item in value)
     if isinstance(value, functools.partial):

@@ -6,9 +6,9 @@ name on a line that did not run is noted as well: the price is a capture too man
 plain objects are noted when any code names them, their absence when it asks for them (`getattr`, `hasattr`, `except
 AttributeError`); when some code makes names up (`getattr(x, name)`, `vars`, `__dict__`), all attributes of all objects.
 
-Known weaknesses: what the standard library, NumPy and PyTorch keep in their own globals is not looked at, nor what C
-extensions and files hold; that a function gets another `__dict__`; what methods read that made-up names call; what
-`inspect.signature` and such tell of a function of an installed package.
+Known weaknesses, not looked at: the own globals of the standard library, NumPy and PyTorch; contents of C extensions
+and files; a function's replaced `__dict__`; reads of methods called by made-up names; results of `inspect.signature`
+and its like for functions of installed packages.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ import torch.utils.weak
 
 from ..graph.source import in_order
 from ..locks import Replacements
+from .arrays import is_array
 from .code import OF_CODE, CodeNames, NamesMet, codes_in, imported_modules, names_of
-from .expected import ABSENT, holds_classes, is_plain
+from .expected import holds_classes, is_plain
 from .libraries import (
     BAGS,
     is_installed,
@@ -56,12 +57,12 @@ from .objects import (
     makers_of,
     slots_in,
     special_names,
-    table_of,
     values_of,
 )
-from .opaque import context_value, is_array, is_cached_function
+from .opaque import context_value, is_cached_function
 from .reads import VIEWS, Reads, ReadSite, items_in
 from .region import is_eager_region
+from .source import ABSENT, table_of
 
 _DEEPEST = 100  # objects, each reached through the one before: a list linked by hand, a tree
 _DEEPEST_IN_LIBRARY = 3
@@ -76,12 +77,11 @@ class Scan:
 
     def __init__(self, reads: Reads, apart: tuple[types.FunctionType, ...], entered: Container[types.CodeType]) -> None:
         """`entered`: the code that ran, and no other is opened."""
-        self.reads = reads
+        self.reads, self.entered = reads, entered
         self.libraries = LibraryState(reads, weakref.proxy(self), entered)
         self.names: set[str] = set()
         self.probed: set[str] = set()  # names that code asks for without knowing whether they are there
         self.makes_up_names = False
-        self.entered = entered
         self.code: list[tuple[dict[str, Any], CodeNames]] = []  # globals of functions, and what their code names
         self._functions: list[types.FunctionType] = []
         self._apart = frozenset(function.__code__ for function in apart)
@@ -167,7 +167,7 @@ class Scan:
         return code in self._opened or code in self._apart
 
     def ran(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
-        """Note what code that ran names in its globals, wherever the code is from."""
+        """Note the globals that code which ran names, wherever the code is from."""
         if not self.has_opened(code):
             self._names_in(code, namespace)
 
@@ -271,7 +271,7 @@ class Scan:
                 self.visit(value, name)
 
     def _hand_on(self, value: Any, name: str) -> None:
-        """A function or class that code hands on, to `getattr` perhaps: it may lack what is asked for."""
+        """A function or class that code hands on, to `getattr` perhaps: the attribute may be missing."""
         if isinstance(value, (types.FunctionType, type)) and id(value) not in self._handed_on:
             self._handed_on[id(value)] = value
             self._objects.append((value, name, 0, set()))
@@ -291,8 +291,8 @@ class Scan:
     # ---------------------------------------------------------------- values
 
     def visit(self, value: Any, name: str, depth: int = 0, inside: int = 0) -> None:
-        """Go on from a value that code can get at. `depth`: how many objects lie on the way to it, `inside` of them a
-        library's, one in the other.
+        """Go on from a value that code can get at. `depth`: the number of objects on the way, the last `inside` of
+        which are a library's, nested.
         """
         if isinstance(value, torch.Tensor) and not is_of_library(type(value)) and self._is_new(value):
             self._object(value, name, depth)
@@ -430,7 +430,7 @@ class Scan:
                 self._class(type(base))
 
     def _class_of_module(self, cls: type) -> None:
-        """Note the methods that code gets past a module: special methods, and those that ran."""
+        """Note the methods that code gets past a module: special methods, and methods that ran."""
         bases = [base for base in cls.__mro__ if not is_of_library(base)]
         names = SPECIAL.union(*map(self._that_ran, bases))
         for base in bases:
@@ -496,7 +496,7 @@ class Scan:
         return [n for n, item in methods if getattr(getattr(item, "__func__", item), "__code__", None) in self.entered]
 
     def _there(self, value: Any, names: frozenset[str]) -> frozenset[str] | set[str]:
-        """The names under which an object or a class has something itself, in its table or in a slot."""
+        """The names in an object's or a class's own table and slots."""
         if isinstance(value, type):
             return names & value.__dict__.keys()
         if isinstance(value, threading.local):
@@ -551,7 +551,7 @@ class Scan:
         return True
 
     def _class_table(self, cls: type) -> ReadSite:
-        """The dict behind a class's `__dict__`, whose writes CPython counts."""
+        """The dict behind a class's `__dict__`; CPython counts its writes."""
         if cls not in self._class_tables:
             self._class_tables[cls] = self.reads.place(dict_of_class(cls), "dict", cls.__name__, "attr")
         return self._class_tables[cls]

@@ -1,8 +1,8 @@
-"""The effect log: what a call does to tensors that the caller can see, in program order.
+"""The effect log: the changes that a call makes to tensors that the caller can see, in program order.
 
 The compiled forward is pure. A call replays these entries on the real tensors, one after the other. `ordered` makes the
-log of what was recorded, `with_graph` says where in it the forward runs: both are functions from log to log. Checks,
-and what a backward does besides gradients, are described here too.
+log from the recorded entries, `with_graph` puts the forward into the log: both are functions from log to log. Checks,
+and a backward's effects besides gradients, are described here too.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class ViewStep:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OutputInfo:
-    """One leaf of what the function returns."""
+    """One leaf of the function's result."""
 
     path: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Handle(OutputInfo):
-    """A tensor that a call has at hand: an input or a graph output, by its number (one of them is given), or the view
-    of it that `steps` lead to. A leaf of the result that is a tensor is one.
+    """A tensor that a call has at hand: an input or a graph output, by its number (one of the two is given), or the
+    view at the end of `steps`. A tensor among the result's leaves is a handle.
     """
 
     input: int | None = None
@@ -52,7 +52,7 @@ class Handle(OutputInfo):
 @dataclasses.dataclass(frozen=True, slots=True)
 class Effect:
     """Base of all entries. It happens to input `input`, to graph output `result` (then `input` is -1), or to the view
-    of that which `steps` lead to. `words` says what it is.
+    at the end of `steps`. `words` is the text for people.
     """
 
     words = ""
@@ -65,12 +65,12 @@ class Effect:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it happens to an input, rather than to a view of one or to a graph output."""
+        """Whether it happens to a whole input, not to a view or a graph output."""
         return self.input >= 0 and not self.steps
 
     @property
     def target(self) -> str:
-        """What it happens to, in words."""
+        """The affected tensor, in words."""
         return f"{_base(self.input, self.result)}{_chain(self.steps)}"
 
 
@@ -110,8 +110,8 @@ class Detach(Effect):
 class Write(Effect):
     """The elements become those of graph output `output`.
 
-    `differentiable`: it takes that one's history over, too. `counted`: the write moves the version counter (a write
-    through `.data` does not). `swapped`, of files written before: they are those of memory that it was given.
+    `differentiable`: the history is taken over too. `counted`: the write moves the version counter (a write through
+    `.data` does not). `swapped`, in older files: the write goes to the storage assigned during the call.
     """
 
     output: int
@@ -134,7 +134,7 @@ class WriteWrapper(Effect):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SetData(Effect):
-    """`.data = ...`: it takes another tensor's memory over."""
+    """`.data = ...`: the tensor takes the other tensor's memory over."""
 
     source: Handle
     words = "{0.target} takes the memory of {0.source}"
@@ -142,7 +142,7 @@ class SetData(Effect):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SetStorage(SetData):
-    """`set_`, which counts as a write: in files written before, a capture refuses it."""
+    """`set_`, counted as a write. In older files alone: captures refuse it."""
 
     words = "set_() on {0.target}, to {0.source}"
 
@@ -162,7 +162,7 @@ class InplaceView(Effect):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class QueryGradFn(Effect):
-    """PyTorch is asked for the `grad_fn` of a view, which it makes anew from the base as that is now."""
+    """PyTorch is asked for the `grad_fn` of a view, and makes it anew from the base's present state."""
 
     words = "query grad_fn of {0.target}"
 
@@ -202,15 +202,15 @@ class Recorded:
 
 
 def ordered(recorded: Sequence[Recorded]) -> tuple[Effect, ...]:
-    """The log, in program order, without what the next entry does anyway. What happens at one time stays in its
-    order.
+    """The log, in program order, without entries that the next entry makes superfluous. Entries of one time stay in
+    their order.
     """
     log = [entry.effect for entry in sorted(recorded, key=lambda entry: entry.at)]
     return tuple(e for at, e in enumerate(log) if at + 1 == len(log) or not _is_done_by(log[at + 1], e))
 
 
 def _is_done_by(after: Effect, effect: Effect) -> bool:
-    """Whether the entry that comes next takes the same view on its way, or is the same mark."""
+    """Whether the next entry, `after`, takes an equal view on its way, or is an equal mark."""
     if not isinstance(effect, TakeView) or not isinstance(after, TakeView):
         return isinstance(effect, MarkRequiresGrad) and effect == after
     ones = [(view.input, view.result, view.of_plain, view.first) for view in (effect, after)]
@@ -220,11 +220,11 @@ def _is_done_by(after: Effect, effect: Effect) -> bool:
 def with_graph(
     log: Sequence[Effect], taken: Collection[int], leaves: Collection[int], *, counts_first: bool
 ) -> list[Effect]:
-    """The log with the place at which the forward runs.
+    """The log with the place of the forward.
 
-    It comes first, but for the first marks of inputs that are `taken` by autograd, and views taken before those; not
-    so for `leaves` that require grad already and are detached before they are marked. With `counts_first` it comes
-    after the versions that move before sizes do, too, and the views before those.
+    It comes first, but for the first marks of inputs that are `taken` by autograd, and views taken before these marks;
+    not so for `leaves` that require grad already and are detached before they are marked. With `counts_first` it also
+    comes after versions that move before sizes do, with the views before.
     """
     detached: dict[int, int] = {}
     marks: dict[int, int] = {}
@@ -273,10 +273,10 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CheckInfo:
-    """An operator that returns nothing and writes to no tensor: it raises, or has another effect.
+    """An operator that returns nothing and writes to no tensor: it raises, or has some effect of its own.
 
-    `args` and `kwargs` hold `Given` and `Result` in place of tensors. The check runs after the first `after` decisions
-    and before the others; `where` is the user's line.
+    `args` and `kwargs` hold `Given` and `Result` in place of tensors. The check runs between decision `after` - 1 and
+    decision `after`; `where` is the user's line.
     """
 
     op: Any
@@ -291,7 +291,7 @@ class CheckInfo:
         return not isinstance(self.op, OpOverload) or (self.op.namespace == "aten" and self.op.name() != "aten::_print")
 
     def behind(self, count: int) -> CheckInfo:
-        """The check with its outputs moved behind `count` others."""
+        """The check with its outputs moved by `count`."""
         args, kwargs = mapped((self.args, self.kwargs), Result, lambda result: Result(result.output + count))
         return dataclasses.replace(self, args=args, kwargs=kwargs)
 
@@ -300,8 +300,8 @@ class CheckInfo:
 class LateUpdate:
     """A tensor that a backward writes to: `output`, of `BackwardEffects.outputs`, holds its new value.
 
-    `live`: its position in `BackwardEffects.live`; None for a tangent, whose position is then `tangent`.
-    `counted`: the write moves the version counter.
+    `live`: its position in `BackwardEffects.live`; None for a tangent; then `tangent` is its position. `counted`: the
+    write moves the version counter.
     """
 
     output: int

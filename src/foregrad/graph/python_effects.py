@@ -1,8 +1,8 @@
 """Side effects of a call in Python: writes to items, attributes, cells and sequences, as an ordered list of values.
 
 Each entry has a place (`target`) and the position of its value among the written values. A written value is an output
-like any other: its leaves are tensors, numbers and constants. A leaf `Kept` stands for an object from before the call,
-which is written itself; a leaf `OfArgument` for a container or object among the call's arguments.
+like any other: its leaves are tensors, numbers and constants. A leaf `Kept` stands for an object older than the call:
+the very object is written; a leaf `OfArgument` for a container or object among the call's arguments.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class DeleteAttribute(PythonWrite):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallMethod(PythonWrite):
-    """A call of a container's method without a result, whatever the contents. The container is the target itself or its
+    """A call of a container's method without a result, with any contents. The container is the target itself or its
     content under `key`, by `kind`: "item", "attribute" or "self".
     """
 
@@ -150,7 +150,7 @@ Parted = Callable[[Any], list[Any]]
 
 
 class Console:
-    """The target of these effects."""
+    """The target of output effects."""
 
     def print(self, stream: str, sep: Any, end: Any, flush: Any, *values: Any) -> None:
         print(*values, sep=sep, end=end, flush=bool(flush), file=getattr(sys, stream))
@@ -168,7 +168,7 @@ class Console:
         logger.handle(logger.makeRecord(name, level, path, line, said[0], said[1:], None, function, dict(extra)))
 
     def warn(self, text: str, category: type[Warning], module: str, path: str, line: int) -> None:
-        """`module`: that of the line; "": the line is that which calls the compiled function."""
+        """`module`: the line's module; "": the line is the caller's of the compiled function."""
         if not module:
             frame: FrameType | None = sys._getframe(1)
             while frame is not None and is_house_code(frame.f_code):
@@ -281,7 +281,7 @@ def would_raise(said: tuple[Any, ...]) -> bool:
 
 
 def action_for(said: tuple[Any, ...]) -> str:
-    """What the filters in force say of a warning."""
+    """The action of the filters in force for a warning."""
     text, category, module, _, line = said
     for action, message, kind, at, number in warnings.filters:
         is_meant = message is None or (message == text if isinstance(message, str) else message.match(text))
@@ -296,7 +296,7 @@ def is_recording_warnings() -> bool:
 
 
 def _value(value: Any) -> Any:
-    """What is printed, as it is now: numbers stay numbers of the call, and so do lists and tuples of them."""
+    """A printed value in its present state: numbers stay numbers of the call, also in lists and tuples."""
     if type(value) in (list, tuple) and _is_said_as_it_is(value):
         return type(value)(value)
     return value if _is_number(value) else str(value)

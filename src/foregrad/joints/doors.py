@@ -22,6 +22,7 @@ from ..dispatch.pipeline import Pipeline
 from ..errors import UnsupportedError
 from ..extend import CompileStage
 from ..frontend.call import FlatCall, flatten_call
+from ..frontend.openings import GradientKindError
 from ..graph.effect_log import CheckFailed
 from ..graph.joint import JointGraph, Partitioned
 from ..graph.signature import Signature
@@ -29,7 +30,6 @@ from ..interrupts import held
 from ..partitioners import default_partition
 from ..phases import compiling, phase
 from ..runtime.compiled import Compiled
-from ..subclasses.spec import GradientKindError
 from ..tracing.capture import Captured as OfCapture
 from ..tracing.capture import capture_call
 from ..tracing.parts import Options

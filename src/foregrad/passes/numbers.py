@@ -1,6 +1,6 @@
 """Numbers read from tensors (`step.item()`), given to operators on tensors as elements of one tensor.
 
-A compiler of kernels does not take such numbers, and would be cut at each operator that does. Where all of them come
+A compiler of kernels takes no numbers from tensors, and would be cut at each operator that does. Where all numbers come
 from inputs alone, as the bias corrections of an optimizer do, Python computes them first, and the rest is one graph.
 """
 
@@ -43,8 +43,8 @@ def as_vector(numbers: list[Any], device: torch.device) -> torch.Tensor:
 
 
 def known_first(gm: fx.GraphModule, numbers: Collection[Node]) -> set[Node]:
-    """The nodes of `numbers` that can be computed before all else, and the nodes that they are computed from. Each is a
-    number or a tensor of one element, and needs only inputs and other such nodes.
+    """The nodes of `numbers` that can be computed before all else, and the nodes that compute them. Each is a number or
+    a tensor of one element, and needs only inputs and nodes of its kind.
     """
     known: set[Node] = set()
     for node in gm.graph.nodes:
@@ -66,7 +66,7 @@ def _is_one_element(node: Node) -> bool:
 
 
 def numbers_in_a_tensor(gm: fx.GraphModule, numbers: Collection[Node], mode: Any) -> None:
-    """Give those of `numbers` that are known first to operators on tensors as elements of one tensor. In place."""
+    """Hand the `numbers` that are known first to operators on tensors, as elements of one tensor. In place."""
     first = known_first(gm, numbers)
     given = [node for node in gm.graph.nodes if node in first and any(_takes(user, node) for user in node.users)]
     if not given:

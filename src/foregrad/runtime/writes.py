@@ -13,6 +13,7 @@ from .._torch import engine
 from .._torch.tensors import is_view
 from ..errors import UnsupportedMutationError
 from ..frontend.holders import put_back_deque
+from ..frontend.openings import opener
 from ..graph.effect_log import CheckInfo, Write
 from ..graph.meta import TensorSpec
 from ..graph.python_effects import (
@@ -30,7 +31,6 @@ from ..graph.python_effects import (
 )
 from ..graph.signature import Signature
 from ..graph.source import Names, literal, unpacked
-from ..subclasses.spec import rebuilt
 from .decisions import check_arguments, generator_lines, one_call
 from .lines import LineWriter, op_name
 
@@ -145,7 +145,7 @@ class EffectLines(LineWriter):
             lines.append(update_line(self, target, self.results[update.output], spec, counted=update.counted))
         for gradient in self.effects.wrapped:
             parts = ", ".join(self.results[output] for output in gradient.outputs)
-            make = self.bind("wrap", functools.partial(rebuilt, gradient.spec))
+            make = self.bind("wrap", functools.partial(opener().rebuilt, gradient.spec))
             lines.append(f"{self.wrapped[gradient.input]} = {make}([{parts}])")
         return lines
 

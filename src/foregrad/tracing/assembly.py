@@ -10,7 +10,8 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from .._torch.tensors import history_of
-from ..frontend.reads import Source
+from .._torch.wrappers import is_wrapper
+from ..frontend.source import Source
 from ..graph.call_effects import ChangeInference
 from ..graph.effect_log import WriteWrapper
 from ..graph.joint import JointGraph
@@ -32,8 +33,7 @@ from ..graph.signature import (
     WrapperPlace,
 )
 from ..identity import ById, IdSet
-from ..subclasses.spec import is_wrapper
-from .aspect import Settled
+from .aspect import CallGuard, Settled
 from .derivatives.backward import Differentiated, takes_gradient
 from .derivatives.derived_graph import effects_of
 from .derivatives.resumable_trace import ResumableTrace, Session, read_again
@@ -59,6 +59,8 @@ _NUMBER = TensorSpec((), (), torch.int64, torch.device("cpu"))
 
 class Assembly(CaptureParts):
     """The parts of a run that is over, made into a graph."""
+
+    guards: tuple[CallGuard, ...] = ()
 
     def separate_outputs(self, analysis: Analysis) -> None:
         """Copy an output that would share memory with an input or with another output when eager's does not."""
@@ -154,6 +156,7 @@ class Assembly(CaptureParts):
         paths = (*(reached.get(r, _NOWHERE) for r in records), *[_NOWHERE] * len(inputs.numbers)) if reached else ()
         may_stop = bool(analysis.decisions or analysis.checks)
         settled = self._settled(analysis, results, number, differentiable, passed, may_stop=may_stop)
+        self.guards = tuple(guard for one in self.aspects for guard in one.guards(settled))
         in_inference = torch.is_inference_mode_enabled() and not differentiable
         signature = Signature(
             inputs=(

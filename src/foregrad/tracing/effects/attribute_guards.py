@@ -18,18 +18,16 @@ import torch
 from ..._torch.hooks import UNHOOKED, gradient_hooks, hooked_as, own_gradient, set_gradient
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import base_of, history_of, is_view, without_marks
+from ..._torch.wrappers import is_wrapper
 from ...errors import UnsupportedError, UnsupportedSideEffectError
-from ...frontend.expected import ABSENT
 from ...frontend.libraries import is_of_library
-from ...frontend.objects import table_of
-from ...frontend.reads import Source
 from ...frontend.scan import Scan
+from ...frontend.source import ABSENT, Source, table_of
 from ...graph.call_effects import CallEffect, ClearGradient, EffectTarget, SetGradient
 from ...graph.signature import OutputInfo, PartOf
 from ...graph.slots import Closure
 from ...graph.source import ATTRIBUTES, key_text
 from ...identity import ById, IdSet
-from ...subclasses.spec import is_wrapper
 from ..aspect import Aspect, Settled
 from ..heap.records import InputRecord
 from ..inputs.inputs import GradientSource, Inputs

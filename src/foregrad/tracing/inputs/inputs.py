@@ -12,9 +12,9 @@ import torch
 
 from ..._torch.engine import is_tracing_functorch
 from ..._torch.fakes import FakeTensor, FakeTensorMode
-from ..._torch.jagged import is_dispatch_argument, is_ragged
+from ..._torch.levels import levels_off
 from ..._torch.stand_ins import become_parameter, is_stand_in
-from ..._torch.symbols import TracedInt, has_symbolic, is_symbolic, symbol_made
+from ..._torch.symbols import TracedInt, has_symbolic, is_ragged, is_symbolic, symbol_made
 from ..._torch.tensors import (
     allows_writes,
     base_of,
@@ -27,24 +27,24 @@ from ..._torch.tensors import (
     version_of,
     whole_memory,
 )
-from ..._torch.transforms import levels_off
+from ..._torch.wrappers import is_wrapper
+from ...annexes import the_one
 from ...errors import ForegradWarning, UnsupportedTensorError
 from ...frontend.call import FlatCall, check_tensor, memory_groups
-from ...frontend.program_state import ProgramState
-from ...frontend.reads import Reads, Source
+from ...frontend.source import Source
 from ...graph.effect_log import Detach, MarkRequiresGrad
 from ...graph.meta import TensorSpec
 from ...graph.signature import PartOf, Signature
 from ...graph.slots import Closure, Input, Slot
 from ...identity import ById, IdSet
-from ...subclasses.spec import is_wrapper
+from ...tracing.tape.again import CaptureAgain, SharedClosureFound
 from ..aspect import Aspect
 from ..heap.alias import Value, now
 from ..heap.records import InputRecord, NumberRecord, is_moved, is_no_grad_view
 from ..heap.refusals import detached_and_written, past_the_edges
 from ..recorder.recorder import Recorder
 from ..tape.origin import Origin, user_line
-from ..tape.tape import CaptureAgain, Entry, Learned, SharedClosureFound
+from ..tape.tape import Entry, Learned
 from ..values.sizes import SizeSymbols
 from .stand_ins import MemoryGroup, StandIns
 from .wrappers import Wrappers
@@ -83,7 +83,7 @@ class Inputs:
         self._samples = learned.samples
         self.reached: ById[torch.Tensor, Source] = ById()  # arguments that the function also reached by itself
         self.marked: ById[torch.Tensor, Origin | None] = ById()  # others that `requires_grad_` was called on: where
-        self.reads = Reads(self.as_they_are)
+        self.reads = the_one("Python's state").Reads(self.as_they_are)
         self.sources = TensorSources(self.reads)
 
     # ---------------------------------------------------------------- making them
@@ -233,7 +233,7 @@ class Inputs:
             if is_argument and (source := self.sources.find(real)):
                 self.reached[real] = source
             return record.stand_in
-        if is_stand_in(real) or is_dispatch_argument(real):
+        if is_stand_in(real):
             return real
         if isinstance(real, FakeTensor) and self.sources.find(real) is None:  # not the program's
             return real
@@ -360,10 +360,10 @@ class GradientSource(Source):
 class TensorSources:
     """Where tensors are found that one run brings in. `where()`: the user's line; `state`: what the run can reach."""
 
-    def __init__(self, reads: Reads) -> None:
+    def __init__(self, reads: Any) -> None:
         self.reads = reads
         self.where: Callable[[], str]
-        self.state: ProgramState
+        self.state: Any
         self._added: ById[torch.Tensor, Source] = ById()
 
     def add(self, real: torch.Tensor, source: Source) -> None:

@@ -14,17 +14,28 @@ from typing import Any, NamedTuple
 import torch
 
 from .._torch.function_classes import FunctionClasses, as_class, is_function_class, plain_alias
-from .._torch.patches import classes_of_capture
 from ..errors import UnsupportedSideEffectError, UnsupportedTensorError
+from ..frontend.tree import LEAF, Tree, open_container
 from ..identity import ById
 from ..locks import bound
-from .tree import LEAF, Tree, open_container
 
 
 class FunctionClassError(UnsupportedTensorError):
     """A tensor of such a class is an argument, or a result (`is_result`), of a function that gets none as `Taken`."""
 
     is_result = False
+
+
+_serving: list[Callable[[], FunctionClasses | None]] = []
+
+
+def serve_captures(handles: Callable[[], FunctionClasses | None]) -> None:
+    """Captures are patched in: `handles()` gives the handles of this thread's capture, None without one."""
+    _serving[:] = [handles]
+
+
+def _classes_of_capture() -> FunctionClasses | None:
+    return _serving[0]() if _serving else None
 
 
 def check_classes(name: str, leaves: Sequence[Any], paths: Sequence[str], classes: FunctionClasses) -> None:
@@ -37,6 +48,22 @@ def check_classes(name: str, leaves: Sequence[Any], paths: Sequence[str], classe
             )
             error.is_result = True
             raise error
+
+
+def refusal(tensor: torch.Tensor, path: str) -> UnsupportedTensorError:
+    """The error for a tensor subclass that can't be an input as it is."""
+    cls = type(tensor)
+    if is_function_class(cls):
+        return FunctionClassError(
+            f"`{path}` is a {cls.__qualname__}, whose class has `__torch_function__` alone: such an argument or result "
+            "is compiled, and one that the function makes. Elsewhere keep a plain tensor "
+            "(`.as_subclass(torch.Tensor)`)."
+        )
+    return UnsupportedTensorError(
+        f"`{path}` is a {cls.__qualname__}: of tensor subclasses, those that say what they hold "
+        "(`__tensor_flatten__`) can be compiled. Pass its plain tensors instead (of one that holds none, "
+        "`.as_subclass(torch.Tensor)`)."
+    )
 
 
 class Taken(NamedTuple):
@@ -127,7 +154,7 @@ class OfClasses(functools.partial):  # type: ignore[type-arg]
         return made
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        classes = classes_of_capture()
+        classes = _classes_of_capture()
         if classes is None:  # it runs eagerly, on what the caller gave
             originals = _calls.originals
             tensors, containers = originals

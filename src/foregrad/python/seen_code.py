@@ -10,21 +10,21 @@ from typing import Any
 
 import torch
 
-from ..._torch.asked import ReboundNames
-from ..._torch.distributed import data_parallel
-from ..._torch.patches import REGION
-from ...errors import UnsupportedOpError, UnsupportedSideEffectError
-from ...frontend.call import FlatCall
-from ...frontend.code import codes_in, functions_of
-from ...frontend.libraries import is_of_library, is_outside
-from ...frontend.objects import values_of
-from ...frontend.program_state import ProgramState
-from ...frontend.reads import Reads, hooks_of
-from ...frontend.scan import Scan
-from ...graph.source import in_order
-from ...house import is_house_code
-from ...identity import IdSet
-from ..tape.origin import Origins, user_line
+from .._torch.asked import ReboundNames
+from .._torch.distributed import data_parallel
+from .._torch.patches import REGION
+from ..errors import UnsupportedOpError, UnsupportedSideEffectError
+from ..frontend.call import FlatCall
+from ..frontend.code import codes_in, functions_of
+from ..frontend.libraries import is_of_library, is_outside
+from ..frontend.objects import values_of
+from ..frontend.program_state import ProgramState
+from ..frontend.reads import Reads, hooks_of
+from ..frontend.scan import Scan
+from ..graph.source import in_order
+from ..house import is_house_code
+from ..identity import IdSet
+from ..tracing.tape.origin import Origins, user_line
 
 
 class SeenCode:

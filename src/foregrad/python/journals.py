@@ -18,17 +18,17 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..._torch.asked import tell_type
-from ..._torch.nested import refuse_flattening
-from ..._torch.symbols import concrete, is_symbolic, map_symbolic
-from ...errors import UnsupportedSideEffectError
-from ...frontend.expected import is_plain
-from ...frontend.holders import CELL, DEQUE, DICT, NAMESPACE, Holder
-from ...frontend.lifted import StatePlace
-from ...frontend.objects import is_plain_object
-from ...frontend.program_state import ProgramState
-from ...frontend.reads import TABLES, Reads
-from ...identity import IdSet
+from .._torch.asked import tell_type
+from .._torch.nested import refuse_flattening
+from .._torch.symbols import concrete, is_symbolic, map_symbolic
+from ..errors import UnsupportedSideEffectError
+from ..frontend.expected import is_plain
+from ..frontend.holders import CELL, DEQUE, DICT, NAMESPACE, Holder
+from ..frontend.lifted import StatePlace
+from ..frontend.objects import is_plain_object
+from ..frontend.program_state import ProgramState
+from ..frontend.reads import TABLES, Reads
+from ..identity import IdSet
 from .own_writes import is_made
 
 Identity = tuple[int, Any]

@@ -9,34 +9,32 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..._torch.symbols import is_symbolic
-from ...errors import EscapedTensorError, UnsupportedSideEffectError
-from ...frontend import holders as kinds
-from ...frontend.call import FlatCall
-from ...frontend.expected import ABSENT
-from ...frontend.holders import Holder, kind_of, left_in_cache
-from ...frontend.lifted import StatePlace, lifted_places, stand_in_at, times_lifted
-from ...frontend.objects import table_of
-from ...frontend.opaque import is_array, is_generator_of_numpy, overlaps, results_of
-from ...frontend.program_state import ProgramState
-from ...frontend.reads import Reads
-from ...frontend.tree import LEAF, Tree, Unwrap, is_as_opened, open_container
-from ...graph.eager_regions import open_journal
-from ...graph.python_effects import OfArgument, PythonWrite, SetAttribute
-from ...identity import ById, IdSet
-from ..tape.collection import Newborns
-from ..tape.tape import Learned
-from ..values.draw_patches import stand_in_for
+from .._torch.symbols import is_symbolic
+from ..errors import EscapedTensorError, UnsupportedSideEffectError
+from ..frontend import holders as kinds
+from ..frontend.arrays import is_array, overlaps
+from ..frontend.call import FlatCall
+from ..frontend.holders import Holder, kind_of, left_in_cache
+from ..frontend.lifted import StatePlace, lifted_places, stand_in_at, times_lifted
+from ..frontend.opaque import is_generator_of_numpy, results_of
+from ..frontend.openings import Unwrap
+from ..frontend.program_state import ProgramState
+from ..frontend.reads import Reads
+from ..frontend.source import ABSENT, table_of
+from ..frontend.tree import LEAF, Tree, is_as_opened, open_container
+from ..graph.eager_regions import open_journal
+from ..graph.python_effects import OfArgument, PythonWrite, SetAttribute
+from ..identity import ById, IdSet
+from ..tracing.tape.again import BackwardChangesError
+from ..tracing.tape.collection import Newborns
+from ..tracing.tape.tape import Learned
+from .draw_patches import stand_in_for
 from .journals import Identity, Journals, UntouchedIterator, grows, replaced
 from .observed import Observed
 from .own_writes import OwnWrites, forget_written, is_made, now_in
-from .python_writes import MadeValues, PythonWrites
+from .writes import MadeValues, PythonWrites
 
 _Named = tuple[list[Any], list[str]]  # values, and what people call them
-
-
-class BackwardChangesError(UnsupportedSideEffectError):
-    """The backward of a run changes Python's state."""
 
 
 class PythonState:

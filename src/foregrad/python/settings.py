@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ..._torch import asked, recurrent
-from ..._torch.settings import (
+from .._torch import asked, recurrent
+from .._torch.settings import (
     ARITHMETIC,
     REPLAYED,
     apply_settings,
@@ -24,12 +24,13 @@ from ..._torch.settings import (
     under_settings,
     unfinished,
 )
-from ...errors import ForegradError, UnsupportedSideEffectError
-from ...graph.call_effects import CallEffect, CallPlace, EffectWriter
-from ...locks import Bind
-from ..aspect import Aspect, Settled, aspect
-from ..heap.recording import Host, Recording
-from ..tape.tape import CaptureAgain, Entry
+from ..errors import ForegradError, UnsupportedSideEffectError
+from ..graph.call_effects import CallEffect, CallPlace, EffectWriter
+from ..locks import Bind
+from ..tracing.aspect import Aspect, Settled, aspect
+from ..tracing.heap.recording import Host, Recording
+from ..tracing.tape.again import CaptureAgain
+from ..tracing.tape.tape import Entry
 
 
 class ArithmeticSettings:

@@ -13,17 +13,19 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..._torch.stand_ins import is_stand_in
-from ..._torch.symbols import is_symbolic
-from ...errors import EscapedTensorError, UnsupportedSideEffectError
-from ...frontend import holders as kinds
-from ...frontend.expected import ABSENT, is_plain
-from ...frontend.holders import Holder, is_import
-from ...frontend.lifted import StatePlace, stand_in_at
-from ...frontend.objects import is_plain_object, look_into
-from ...frontend.program_state import ProgramState
-from ...frontend.tree import Opened, Tree, Unwrap, check_leaves, flatten, is_leaf, list_of, open_objects
-from ...graph.python_effects import (
+from .._torch.stand_ins import is_stand_in
+from .._torch.symbols import is_symbolic
+from ..errors import EscapedTensorError, UnsupportedSideEffectError
+from ..frontend import holders as kinds
+from ..frontend.expected import is_plain
+from ..frontend.holders import Holder, is_import
+from ..frontend.lifted import StatePlace, stand_in_at
+from ..frontend.objects import is_plain_object, look_into
+from ..frontend.openings import Unwrap
+from ..frontend.program_state import ProgramState
+from ..frontend.source import ABSENT
+from ..frontend.tree import Opened, Tree, check_leaves, flatten, is_leaf, list_of, open_objects
+from ..graph.python_effects import (
     AddToSet,
     CallMethod,
     DeleteAttribute,
@@ -37,8 +39,8 @@ from ...graph.python_effects import (
     SetItem,
     SetItems,
 )
-from ...identity import ById, IdSet
-from ..tape.collection import Newborns
+from ..identity import ById, IdSet
+from ..tracing.tape.collection import Newborns
 
 
 class GrowingError(UnsupportedSideEffectError):

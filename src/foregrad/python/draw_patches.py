@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 
-from ..._torch.asked import tell_type
-from ...frontend.libraries import is_outside
-from ...frontend.lifted import Draw
-from ...frontend.opaque import NAMES_OF, is_generator_of_numpy
-from ...locks import InPlace, Replacements, bound
-from .draws import Draws, from_numpy
+from .._torch.asked import tell_type
+from ..frontend.libraries import is_outside
+from ..frontend.lifted import Draw
+from ..frontend.opaque import NAMES_OF, is_generator_of_numpy
+from ..locks import InPlace, Replacements, bound
+from ..tracing.values.drawn_arrays import from_numpy
+from .draws import Draws
 
 _OF_NUMPY = (
     "permutation choice dirichlet multivariate_normal standard_gamma chisquare geometric "

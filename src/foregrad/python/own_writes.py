@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 
-from ..._torch.symbols import concrete, has_symbolic, map_symbolic
-from ...errors import UnsupportedSideEffectError
-from ...frontend import holders as kinds
-from ...frontend.expected import ABSENT
-from ...frontend.holders import Holder, adopted, own_globals, without
-from ...frontend.lifted import lifted_places, stand_in_at
-from ...frontend.program_state import ProgramState
-from ...frontend.reads import Reads, keys_in
-from ...frontend.tree import flatten
-from ...subclasses.spec import is_of_capture
+from .._torch.symbols import concrete, has_symbolic, map_symbolic
+from .._torch.wrappers import is_of_capture
+from ..errors import UnsupportedSideEffectError
+from ..frontend import holders as kinds
+from ..frontend.holders import Holder, adopted, own_globals, without
+from ..frontend.lifted import lifted_places, stand_in_at
+from ..frontend.program_state import ProgramState
+from ..frontend.reads import Reads, keys_in
+from ..frontend.source import ABSENT
+from ..frontend.tree import flatten
 from .observed import Observed
 
 _MOST_DISTURBED = 8  # runs

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from ..._torch import engine
-from ..._torch.patches import is_capturing
-from ..._torch.stand_ins import is_stand_in
-from ...errors import ProgramOutputError
-from ...frontend.libraries import is_class_outside, loggers_of
-from ...graph.python_effects import (
+from .._torch import engine
+from .._torch.patches import is_capturing
+from .._torch.stand_ins import is_stand_in
+from ..errors import ProgramOutputError
+from ..frontend.libraries import is_class_outside, loggers_of
+from ..graph.python_effects import (
     CONSOLE,
     Said,
     action_for,
@@ -30,11 +30,11 @@ from ...graph.python_effects import (
     warn_of,
     would_raise,
 )
-from ...interrupts import runs_user_code
-from ...locks import Bind
-from ..aspect import Aspect, aspect
-from ..heap.recording import Host, Recording
-from ..tape.tape import CaptureAgain
+from ..interrupts import runs_user_code
+from ..locks import Bind
+from ..tracing.aspect import Aspect, aspect
+from ..tracing.heap.recording import Host, Recording
+from ..tracing.tape.again import CaptureAgain
 from .texts import Texts
 
 _NOT_THE_PROGRAMS = ("foregrad", "torch.")

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from ..._torch.generators import MadeGenerators, install, restore_methods
-from ...errors import UnsupportedSideEffectError
-from ...graph.call_effects import CallEffect, CallPlace, EffectWriter
-from ...locks import Bind
-from ..aspect import Aspect, Finished, Settled, aspect
-from ..heap.recording import Host, Recording
-from .prefix import generators_drawn_from
+from .._torch.generators import MadeGenerators, install, restore_methods
+from ..errors import UnsupportedSideEffectError
+from ..graph.call_effects import CallEffect, CallPlace, EffectWriter
+from ..locks import Bind
+from ..tracing.aspect import Aspect, Finished, Settled, aspect
+from ..tracing.heap.recording import Host, Recording
+from ..tracing.values.prefix import generators_drawn_from
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

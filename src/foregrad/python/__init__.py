@@ -1,0 +1,33 @@
+"""Python's state around a call: what the function reads, writes, draws and prints. These names answer the spine.
+
+The seam is "Python's state", see `annexes.py`.
+"""
+
+from .._torch.asked import ReboundNames
+from ..frontend.lifted import capturing
+from ..frontend.objects import called_by_autograd
+from ..frontend.program_state import ProgramState
+from ..frontend.reads import Reads
+from .draw_patches import drawing, not_drawing
+from .draws import Draws
+from .observed import Observed
+from .seen_code import SeenCode
+from .state import Given, PythonState, refuse_change
+from .writes import attribute_set_error
+
+__all__ = [
+    "Draws",
+    "Given",
+    "Observed",
+    "ProgramState",
+    "PythonState",
+    "Reads",
+    "ReboundNames",
+    "SeenCode",
+    "attribute_set_error",
+    "called_by_autograd",
+    "capturing",
+    "drawing",
+    "not_drawing",
+    "refuse_change",
+]
