@@ -57,27 +57,6 @@ def write_overlapping(target: torch.Tensor, value: torch.Tensor) -> None:
         target.copy_(value)
 
 
-class _OverlappingWrite(torch.autograd.Function):
-    """An in-place write to autograd, on a tensor that `copy_` does not take."""
-
-    @staticmethod
-    def forward(ctx: Any, target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        ctx.mark_dirty(target)
-        write_overlapping(target.detach(), value)
-        return target
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return None, gradients[0]
-
-
-def write_overlapping_with_history(target: torch.Tensor, value: torch.Tensor) -> None:
-    """`write_with_history` for a tensor whose elements overlap in memory; overlapping elements of `value` are equal."""
-    if not is_view(target) and not target.retains_grad:
-        target.detach_()
-    _OverlappingWrite.apply(target, value)
-
-
 class _History(torch.autograd.Function):
     """Tensors that require grad and are no leaves, and whose gradient goes nowhere."""
 
