@@ -1,11 +1,11 @@
-"""What is saved in place of a value: its copy in host memory, or the state of the generator that it is drawn from.
+"""A value's saved substitute: its copy in host memory, or the state of the generator that it is drawn from.
 
 * The forward sends a value to the host, the backward fetches it before its first use.
 * Random operators that the backward runs once more: the forward notes the state of the generator right before the
-  operator; the backward goes back to it, runs the operator, and returns to where the generator was. So the numbers are
-  the same bit for bit, and the user's generator moves as in eager. On the CPU a state is 5 KB, where the mask of a
-  dropout is as large as what it is for. It takes a backend that runs operators one by one in the graph's order: nothing
-  else ties an operator to the state.
+  operator; the backward goes back to it, runs the operator, and returns to the generator's place. So the numbers are
+  equal bit for bit, and the user's generator moves as in eager. On the CPU a state is 5 KB, a dropout's mask as large
+  as its operand. It takes a backend that runs operators one by one in the graph's order: nothing else ties an operator
+  to the state.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def can_offload(index: JointIndex, candidates: Iterable[int]) -> set[int]:
 
 
 def can_replay(index: JointIndex) -> frozenset[int]:
-    """The random operators of the forward that may run again: those that draw from their device's own generator."""
+    """The random operators of the forward that may run again: they draw from their device's own generator."""
     return frozenset(
         i
         for i in index.once
@@ -61,7 +61,7 @@ def can_replay(index: JointIndex) -> frozenset[int]:
 
 @functools.cache
 def state_size(device: torch.device) -> int:
-    """Bytes of the state of a device's generator, all of which are in memory of the host."""
+    """Bytes of the state of a device's generator, all in the host's memory."""
     return state_bytes(device)
 
 
@@ -73,7 +73,7 @@ def device_of(index: JointIndex, i: int) -> torch.device | None:
 
 
 class _Instead(abc.ABC):
-    """What stands for the nodes `numbers`, while one half is built. `nodes`: the half's nodes for it, by number."""
+    """The substitutes for the nodes `numbers`, while one half is built. `nodes`: the half's nodes, by number."""
 
     suffix: str
     kept: tuple[str, ...] = ("stack_trace",)  # of the node's metadata
@@ -84,7 +84,7 @@ class _Instead(abc.ABC):
         self.names = {node.name for node in index.nodes} if self.numbers else set()
 
     def placeholder(self, copier: GraphCopier, i: int) -> None:
-        """Add the backward's placeholder for what stands for node i."""
+        """Add the backward's placeholder for node i's substitute."""
         name = self._name(i, self.suffix)
         self.nodes[i] = copier.writer.add(name, "placeholder", name, (), {}, self._meta(i))
 
@@ -102,7 +102,7 @@ class _Instead(abc.ABC):
 
     @abc.abstractmethod
     def _spec(self, i: int) -> TensorSpec:
-        """The layout of what stands for node i."""
+        """The layout of node i's substitute."""
 
     def _meta(self, i: int) -> NodeMeta:
         spec, own = self._spec(i), self.index.nodes[i].meta

@@ -25,7 +25,7 @@ from ..tracing.values.drawn_arrays import DrawnArray, dtype_of, is_array
 
 
 class Draws:
-    """The draws of one run. `planned`: those that are arguments, with the values of this call."""
+    """The draws of one run. `planned`: the draws that are arguments, with the call's values."""
 
     def __init__(self, name: str, call: FlatCall, known: Callable[[Any], bool]) -> None:
         self.name, self.call, self.function = name, call, call.function
@@ -63,7 +63,7 @@ class Draws:
         return DrawnArray(value, lambda: of_it, functools.partial(self._refuse_numbers, draw.path))
 
     def arrays_of(self, leaves: Sequence[Any]) -> Callable[[torch.Tensor], DrawnArray]:
-        """What gives the stand-in of an array among the arguments, of the one among `leaves` for a tensor over it."""
+        """A function that gives an array argument's stand-in: the array of the tensor over it among `leaves`."""
         over = ById((leaves[i], (array, self.call.paths[i])) for i, array in self.call.arrays().items())
 
         def stand_in(tensor: torch.Tensor) -> DrawnArray:

@@ -2,7 +2,7 @@
 
 To autograd a compiled function is one node, made at the line of the call. So if anomaly mode is on, the node checks its
 gradients itself; if one is nan, its backward graph runs once more, operator by operator, to find the first operator
-that gives nan. Otherwise nothing of this runs.
+that gives nan. Otherwise none of the code here runs.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _first_nan(
 
 
 class _Search(fx.Interpreter):
-    """`found`: the first node whose value is nan and computed from a tangent."""
+    """`found`: the first node with a nan value computed from a tangent."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)

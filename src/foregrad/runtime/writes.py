@@ -1,4 +1,6 @@
-"""Writes of a call and of its backward, into tensors and into the program's objects: lines, and what the lines call."""
+"""Writes of a call and of its backward, into tensors and into the program's objects: lines, and the functions that the
+lines call.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def write_with_history(target: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def write_overlapping(target: torch.Tensor, value: torch.Tensor) -> None:
-    """Copy into a tensor whose elements overlap in memory; overlapping elements of `value` are equal."""
+    """Copy into a tensor with elements that overlap in memory; overlapping elements of `value` are equal."""
     for dim in range(target.dim()):
         if target.stride(dim) == 0 and target.size(dim) > 1:
             target, value = target.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
@@ -72,14 +74,16 @@ class _OverlappingWrite(torch.autograd.Function):
 
 
 def write_overlapping_with_history(target: torch.Tensor, value: torch.Tensor) -> None:
-    """`write_with_history` for a tensor whose elements overlap in memory; overlapping elements of `value` are equal."""
+    """`write_with_history` for a tensor with elements that overlap in memory; overlapping elements of `value` are
+    equal.
+    """
     if not is_view(target) and not target.retains_grad:
         target.detach_()
     _OverlappingWrite.apply(target, value)
 
 
 class _History(torch.autograd.Function):
-    """Tensors that require grad and are no leaves, and whose gradient goes nowhere."""
+    """Tensors that require grad and are no leaves, with gradients that go nowhere."""
 
     @staticmethod
     def forward(ctx: Any, nobody: torch.Tensor, tensors: list[torch.Tensor], error: Exception | None) -> Any:
@@ -111,7 +115,7 @@ def with_history(tensors: list[torch.Tensor], error: Exception | None = None) ->
 
 
 class EffectLines(LineWriter):
-    """The lines of one node's backward, and the globals that they use."""
+    """The lines of one node's backward, and their globals."""
 
     def __init__(self, signature: Signature, names: Names, globals: dict[str, Any], tangents: list[str]) -> None:
         super().__init__(names)
@@ -155,7 +159,7 @@ class EffectLines(LineWriter):
 
 
 def update_line(writer: LineWriter, target: str, value: str, spec: TensorSpec, *, counted: bool) -> str:
-    """A write to a tensor of which autograd sees only the version."""
+    """A write to a tensor: autograd sees only its version."""
     # Neither counts as a write to a leaf; `detach` shares the version counter, `data` does not.
     hidden = f"{target}.{'detach()' if counted else 'data'}"
     if spec.overlaps_itself:
@@ -164,7 +168,9 @@ def update_line(writer: LineWriter, target: str, value: str, spec: TensorSpec, *
 
 
 def graph_arguments(names: Sequence[str], forward: Any, updates: Iterable[Write]) -> str:
-    """The list that a graph without gradients is given. It writes to an input whose version stays through `data`."""
+    """The arguments of a graph without gradients, as a list. It writes to an input whose version stays through
+    `data`.
+    """
     done = {number for number, _ in getattr(forward, "updated", ())}
     hidden = done & {update.input for update in updates if not update.counted}
     return f"[{', '.join([f'{name}.data' if i in hidden else name for i, name in enumerate(names)])}]"

@@ -136,8 +136,8 @@ class Inputs:
         return leaves
 
     def _may_be_apart(self, group: list[InputRecord], told: IdSet[torch.Tensor]) -> bool:
-        """Whether tensors in one memory are taken for tensors of their own as long as none of them is written to:
-        arguments whose sizes vary, so that the sizes can be symbols.
+        """Whether tensors in one memory count as separate tensors until a write: arguments with varying sizes do, so
+        that the sizes can be symbols.
         """
         inner = self.call.inside_wrappers() | self.call.arrays().keys()
         if any(r.argument is None or isinstance(r.real, torch.nn.Parameter) or r.real in told for r in group):
@@ -145,7 +145,7 @@ class Inputs:
         return any(r.argument in self.call.dynamic for r in group) and inner.isdisjoint(r.argument for r in group)
 
     def check_apart(self, signature: Signature) -> None:
-        """Capture again, as tensors in one memory, where one that was taken for a tensor of its own is written to."""
+        """Capture again, as tensors in one memory, where a tensor taken for separate is written."""
         changed = {update.input for update in signature.updates} | signature.reshaped | signature.detached
         if any(record in self.apart for number, record in enumerate(self.records) if number in changed):
             self.learned.together = True
@@ -175,12 +175,14 @@ class Inputs:
         return is_news
 
     def arguments(self, array_of: Callable[[Any], Any], leaves: list[Any], made: dict[int, Any]) -> Arguments:
-        """The containers that the function is called with, with these leaves in them; `made` gets them by number."""
+        """The containers that the function is called with, made of the `leaves`; `made` gets the containers by
+        number.
+        """
         with self.recorder:
             return self.call.arguments(leaves, functools.partial(self.wrappers.of_argument, array_of), made)
 
     def _number(self, index: int) -> Any:
-        """A number that stands for an argument which is another number in other calls."""
+        """A number that stands for a varying number among the arguments."""
         assert self.symbols is not None
         slot, entry = Input(self.call.paths[index]), Entry(None)
         leaf = self.call.leaves[index]
@@ -207,7 +209,7 @@ class Inputs:
         return number
 
     def _with_symbols(self, record: InputRecord) -> None:
-        """Symbols for the sizes of an argument that may vary; those that it has."""
+        """Symbols for the sizes of an argument that may vary; otherwise its present sizes."""
         if self.symbols is not None and has_symbolic(record.spec.shape):
             self.symbols.given(enumerate(record.spec.shape), record.entry)
             return
@@ -219,7 +221,7 @@ class Inputs:
             record.entry.spec = record.spec
 
     def _add(self, record: InputRecord) -> InputRecord | None:
-        """One more input; the first other that is in the same memory."""
+        """Add an input; returns the first earlier input in its memory."""
         self.records.append(record)
         self.recorder.tape.append(record.entry)
         first = self._by_memory.setdefault(storage_key(record.real), record)
@@ -306,7 +308,9 @@ class Inputs:
         raise again_with(record)
 
     def check_overlapping(self) -> None:
-        """Raise where a view whose gradients go to other elements by its operators than by its place was changed."""
+        """Raise where a view was changed that has gradients for different elements by its operators than by its
+        place.
+        """
         fakes = [value.fake for value in self.recorder.values.values()] if self.overlapping else []
         for record, base in self.overlapping:
             views = [fake for fake in fakes if fake is not None and is_view(fake) and base_of(fake) is record.stand_in]
@@ -318,7 +322,7 @@ class Inputs:
         self.marked[tensor] = self.recorder.origins.here()
 
     def see_as_views(self, records: list[InputRecord]) -> None:
-        """Capture again where one of these stands for a view and is none."""
+        """Capture again where a record's stand-in stands for a view and is none."""
         for record in records:
             if not is_view(record.stand_in) and record.real not in self.viewed:
                 self.viewed.add(record.real)
@@ -358,7 +362,9 @@ class GradientSource(Source):
 
 
 class TensorSources:
-    """Where tensors are found that one run brings in. `where()`: the user's line; `state`: what the run can reach."""
+    """The sources of tensors that one run brings in. `where()`: the user's line; `state`: the state in the run's
+    reach.
+    """
 
     def __init__(self, reads: Any) -> None:
         self.reads = reads
@@ -367,7 +373,7 @@ class TensorSources:
         self._added: ById[torch.Tensor, Source] = ById()
 
     def add(self, real: torch.Tensor, source: Source) -> None:
-        """Where a tensor is found that was come by in another way."""
+        """Note the source of a tensor that was found by other means."""
         self._added[real] = source
 
     def known(self, real: torch.Tensor) -> Source | None:
@@ -376,7 +382,7 @@ class TensorSources:
         return self._added.get(real) or self.state.source_of(real)
 
     def find(self, real: torch.Tensor) -> Source | None:
-        """Also where a function that keeps its results gives it; None where nothing leads to it."""
+        """The source of a tensor, also as a kept result of a function; None without any source."""
         if (source := self.known(real)) is not None:
             return source
         keeper = self.state.keeper_of(real)
@@ -386,7 +392,7 @@ class TensorSources:
         return self._constant(real)
 
     def constant(self, real: torch.Tensor) -> Source:
-        """Of what nothing leads to, see `find`: it is the same in every call, and a warning says so."""
+        """A tensor without a source, see `find`: one and the same in every call, and a warning says so."""
         warnings.warn(
             f"a tensor {TensorSpec.of(real)} used at {self.where()} can't be reached from the compiled function; "
             "this very tensor object will be used on every call, even if the program rebinds it.",
@@ -404,7 +410,9 @@ class TensorSources:
 
 
 class HistoryChanges(Aspect):
-    """Stand-ins are views only where gradients need it: each of these starts capture over where one must be."""
+    """Stand-ins are views only where gradients need it: each method starts the capture over where a stand-in must be a
+    view.
+    """
 
     def __init__(self, inputs: Inputs, recorder: Recorder) -> None:
         self.inputs, self.recorder = inputs, recorder
@@ -424,7 +432,7 @@ class HistoryChanges(Aspect):
         return False
 
     def on_detach(self, tensor: torch.Tensor, run: Callable[[], Any]) -> None:
-        """`detach_` is called, which `run` does."""
+        """`detach_` is called; `run` does it."""
         if is_wrapper(tensor):
             if tensor.requires_grad:
                 self.inputs.wrappers.check_history(tensor, "detach_()", user_line(self.recorder.origins.here()))
@@ -435,7 +443,7 @@ class HistoryChanges(Aspect):
         run()
 
     def _check_mark(self, stand_in: torch.Tensor) -> None:
-        """A view that is made to require grad: so are views of it then, as views of its base are not."""
+        """A view is made to require grad: then its own views do too, though views of its base do not."""
         marked = self.inputs.by_stand_in.get(stand_in)
         if marked is None:
             self.inputs.note_marked(stand_in)
@@ -452,7 +460,7 @@ class HistoryChanges(Aspect):
                 self.inputs.see_as_views([record])
 
     def _check_detach(self, stand_in: torch.Tensor) -> None:
-        """Raise what `detach_` raises for a view; stand-ins are views only where gradients need it."""
+        """Raise the error of `detach_` for a view; stand-ins are views only where gradients need it."""
         record = self.inputs.by_stand_in.get(stand_in)
         if record is not None and is_view(record.real):
             raise RuntimeError("Can't detach views in-place. Use detach() instead.")
@@ -473,7 +481,7 @@ class HistoryChanges(Aspect):
                 self.inputs.see_as_views([other])
 
     def failed(self, error: BaseException) -> bool:
-        """Capture again where the run failed and views are of what was detached: they may be used otherwise by then."""
+        """Capture again where the run failed and has views of a detached tensor: the next run may use them."""
         if not isinstance(error, RuntimeError):
             return False
         detached = IdSet(r.real for r in self.inputs.records if r.detached_at is not None)
@@ -481,9 +489,9 @@ class HistoryChanges(Aspect):
         return False
 
     def returned(self, results: Sequence[Any], paths: Sequence[str]) -> None:
-        """Capture again where views that autograd bars writes to, made under no_grad or several at once, are written by
-        themselves: it bars most uses of them then. And where an operator on lists wrote to a view twice: its history is
-        not that of what it is a view of.
+        """Capture again where views that autograd bars writes to, made under no_grad or several at once, are written
+        themselves: autograd then bars most of their uses. And where an operator on lists wrote to a view twice: its
+        history then differs from its base's.
         """
         for record, where in self._used:
             detached = self.recorder.changes.log.events
@@ -495,14 +503,14 @@ class HistoryChanges(Aspect):
         self.inputs.see_as_views([*barred, *(record for record in twice if is_view(record.real))])
 
     def _is_used(self, record: InputRecord) -> bool:
-        """Whether it was read, or views taken of it, since its memory was written: autograd has that history then."""
+        """Whether the input was read, or viewed, since its memory was written: then autograd has the new history."""
         value = self.recorder.values[record.stand_in]
         if value.generation == value.storage.generation:
             return True
         return any(v.parent is value and v.born > value.storage.changed_at for v in self.recorder.values.values())
 
     def _has_marked_views(self, base: torch.Tensor) -> bool:
-        """Whether the function took views of it under no_grad."""
+        """Whether the function took views of the base under no_grad."""
         fakes = [v.fake for v in list(self.recorder.values.values()) if v.fake is not None]
         views = [fake for fake in fakes if is_view(fake) and base_of(fake) is base and fake.requires_grad]
         return any(not is_usable(view) or view.is_leaf for view in views)

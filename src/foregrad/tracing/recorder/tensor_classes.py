@@ -1,4 +1,6 @@
-"""Tensors of classes with `__torch_function__` alone in a capture: who is asked first, and what none may leave."""
+"""Tensors of classes with `__torch_function__` alone in a capture: the order of asking, and leftovers that are
+refused.
+"""
 
 from __future__ import annotations
 

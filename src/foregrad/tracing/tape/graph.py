@@ -101,7 +101,7 @@ class _Builder:
             self.sizes.define(number, node)
 
     def _about(self, target: Any) -> tuple[str, bool, bool]:
-        """What an operator's nodes are called, and whether it takes a random generator, or graphs."""
+        """The name of an operator's nodes, and whether it takes a random generator, or graphs."""
         about = self.operators[id(target)] = _name(target), _takes_generator(target), is_higher_order(target)
         return about
 
@@ -126,7 +126,7 @@ class _Builder:
         return node
 
     def _read(self, value: fx.GraphModule) -> fx.Node:
-        """A graph read from the module, which is where compilers look for it."""
+        """A graph read from the module, where compilers look for it."""
         node = self.graphs.get(value)
         if node is None:
             attribute = f"{value.__class__.__name__}_{len(self.graphs)}"
@@ -182,7 +182,7 @@ _ACCUMULATION = "Gradient accumulation (a value is used more than once), or back
 
 
 class _Late(Mapping[str, Callable[[], Any]]):
-    """What the metadata of a node can make, by key: in one small object, as a graph has one for each node."""
+    """A node's late metadata, by key: in one small object, as a graph has one for each node."""
 
     __slots__ = ("fake_mode", "modules_key", "origin", "prefix", "spec")
 
@@ -240,7 +240,7 @@ def _tensor_args(entry: Entry) -> list[Entry]:
 
 
 def fake_of(mode: FakeTensorMode, spec: Any) -> Any:
-    """A fake tensor of this layout; a tuple of them for several."""
+    """A fake tensor of the layout; a tuple of fakes for several."""
     if isinstance(spec, TensorSpec):
         fake: Any = new_fake(mode, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
         if spec.conj:
@@ -283,7 +283,7 @@ def symbols_of_inputs(inputs: Sequence[Entry], numbers: Mapping[Entry, Any]) -> 
 
 
 class SizeNodes:
-    """The nodes of a graph that compute with sizes, which they read off the graph's `inputs`."""
+    """The nodes of a graph that compute with sizes, read off the graph's `inputs`."""
 
     def __init__(
         self, graph: fx.Graph, inputs: Sequence[Entry], nodes: Mapping[Entry, fx.Node], numbers: Mapping[Entry, Any]
