@@ -1,7 +1,7 @@
-"""What annexes give to the core.
+"""The annexes' gifts to the core.
 
 An annex is a subject beside ahead-of-time autograd itself. The core imports none, and asks at a few seams.
-`foregrad.ANNEXES` says what stands at each, as entry points do: places `module:name`, loaded when first asked for. A
+`foregrad.ANNEXES` lists each seam's objects, as entry points do: places `module:name`, loaded when first asked for. A
 seam without its annex is empty: the core goes on without the subject, or refuses it by the seam's name.
 """
 

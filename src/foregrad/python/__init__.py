@@ -1,4 +1,4 @@
-"""Python's state around a call: what the function reads, writes, draws and prints. These names answer the spine.
+"""Python's state around a call: the function's reads, writes, draws and output. The names here answer the spine.
 
 The seam is "Python's state", see `annexes.py`.
 """

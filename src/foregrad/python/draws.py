@@ -1,8 +1,8 @@
 """Numbers drawn from Python's and NumPy's generators and from clocks while a function runs: calls that are made again.
 
-The first capture makes the calls and notes them; then the function is captured with what is drawn as arguments
-(`Lifted`), and each draw gives that which was made before the graph runs. Calls that draw otherwise than was noted
-(`ArgumentsDiffer`) are captured without such arguments, and run eagerly where they draw at all.
+The first capture makes the calls and notes them; then the function is captured with the draws as arguments (`Lifted`),
+and each draw gives the number drawn before the graph runs. Calls that draw otherwise than noted (`ArgumentsDiffer`) are
+captured without draws as arguments, and run eagerly where they draw at all.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Draws:
         )
 
     def check(self) -> None:
-        """The run is over: it made all draws that were expected. Raises `ArgumentsFound` where it made others."""
+        """The run is over: it made all draws that were expected. Raises `ArgumentsFound` for any further draw."""
         planned = drawn_in(self.function)
         if planned and self.taken != len(planned):
             raise ArgumentsDiffer(self._said(planned[self.taken][0]))

@@ -172,7 +172,7 @@ class CaptureParts(Host):
         return 0 if value is None else value.storage.generation
 
     def _decisions(self, recorder: Recorder) -> Decisions:
-        """The keeper of the values that the program reads."""
+        """The record of the values that the program reads."""
         call, numbers = self.call, Numbers(recorder, self.symbols.table if self.symbols else None)
         sizes, real_of = OpenSizes(numbers, call.sizes, always=call.every_size), self.inputs.real_behind
         return Decisions(recorder.tape, real_of, numbers, sizes, checks=recorder.checks, varied=call.varied)

@@ -1,4 +1,4 @@
-"""`foregrad cache ls|verify|clear|path`: what `compile` keeps on disk."""
+"""`foregrad cache ls|verify|clear|path`: the files of `compile` on disk."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _NOTHING = (Kind.INPUT, Kind.CONSTANT, Kind.NUMBER, Kind.ITEM, Kind.VIEW)
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """All operators, and what they share. `known`: the operations that PyTorch's counter knows of."""
+    """All operators, and their shared memory. `known`: the operations that PyTorch's counter knows of."""
 
     operators: tuple[Operator, ...]
     modules: tuple[tuple[str, str], ...]

@@ -1,4 +1,4 @@
-"""The report: one HTML file with its data, style and script inside, which needs no network."""
+"""The report: one HTML file with its data, style and script inside: it needs no network."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _script_safe(data: Any) -> str:
 
 
 def _cards(findings: Findings) -> Iterator[tuple[str, str, str]]:
-    """The figures on top: what it is, the figure, what to compare it with."""
+    """The figures on top: name, figure, standard of comparison."""
     memory, work, time = findings.memory, findings.work, findings.time
     if memory is not None:
         yield "peak of memory", in_bytes(memory.predicted_peak), _compared(memory.measured_peak, memory.eager_peak)

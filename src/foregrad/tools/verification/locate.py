@@ -62,7 +62,7 @@ class Culprit:
 def first_in_decompositions(
     module: fx.GraphModule, inputs: Sequence[Any], table: Table, generators: Generators
 ) -> Culprit | None:
-    """The first operator of a graph without decompositions whose decomposition is wrong for the values it gets."""
+    """The first operator of a graph without decompositions that has a wrong decomposition for its values."""
     generators.put_back()
     before: list[Generators] = []
 
@@ -164,7 +164,7 @@ def _one_call(op: Any, args: Any, kwargs: Any, generators: Generators | None) ->
 
 
 def gap_of(actual: Any, expected: Any, exact: Callable[[], Any]) -> Gap:
-    """The worst difference of a value, or of a list of them; `exact()` is asked where bits differ."""
+    """The worst difference of a value, or of a list of values; `exact()` is asked where bits differ."""
     if not isinstance(expected, (list, tuple)):
         return compare(actual, expected, exact)
     if not isinstance(actual, (list, tuple)) or len(actual) != len(expected):
@@ -183,7 +183,7 @@ def _item(exact: Callable[[], Any], index: int) -> Any:
 
 
 def ranges_of(named: Any) -> tuple[str, ...]:
-    """For each operand its kind and the range of what it holds."""
+    """For each operand its kind and the range of its values."""
     lines = []
     for name, value in named:
         if not isinstance(value, torch.Tensor):

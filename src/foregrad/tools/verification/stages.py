@@ -34,7 +34,9 @@ _NAMESPACES = ("foregrad", "c10d", "_c10d_functional")
 
 @dataclasses.dataclass
 class Stages:
-    """What was compiled for one call, with `decompositions`. `capture()` captures the function without these."""
+    """The compiled stages of one call, with `decompositions`. `capture()` captures the function without
+    decompositions.
+    """
 
     log: Log
     decompositions: Any
@@ -118,7 +120,7 @@ def _name_of(execution: Execution) -> str:
 
 @dataclasses.dataclass
 class Values:
-    """The inputs of one call's joint graph, and what that gives in float64."""
+    """The inputs of one call's joint graph, and its results in float64."""
 
     joint: JointGraph  # without decompositions
     module: fx.GraphModule  # with them
@@ -177,13 +179,13 @@ class Values:
         return results[:count] + evaluate(backward, taken)
 
     def differs(self, results: list[Any]) -> Gap | None:
-        """How results differ from those of the stage before; None where they do not."""
+        """The difference of results from the previous stage's; None where they are equal."""
         before = self.before or self.run(self.joint.module)
         self.before = results
         return _worst(results, before, lambda: None)[1]
 
     def judge(self, results: list[Any]) -> tuple[Verdict, Gap | None]:
-        """How results are to those of the stage before."""
+        """The results judged beside the previous stage's."""
         before = self.before or self.run(self.joint.module)
         self.before = results
         return _worst(results, before, self._exact)
@@ -256,9 +258,9 @@ class _Call:
 
 
 class EagerValues(ThreadDispatchMode):
-    """Notes what operators give: `by_content` has the operator and the user's line for each content, in order.
+    """Notes operators' results: `by_content` has the operator and the user's line for each content, in order.
 
-    `calls` are those of the forward, which ends when `is_forward` is set to False.
+    `calls` are the forward's; it ends when `is_forward` is set to False.
     """
 
     def __init__(self) -> None:
@@ -289,7 +291,7 @@ class EagerValues(ThreadDispatchMode):
 
 
 def first_not_eager(module: fx.GraphModule, inputs: Sequence[Any], eager: EagerValues) -> Culprit | None:
-    """The first node whose value eager does not have; None where eager has all of them."""
+    """The first node with a value that eager does not have; None where eager has all."""
     input_contents = {_content(value) for value in inputs if isinstance(value, torch.Tensor)}
     culprit: Culprit | None = None
     graph: set[Content] = set(input_contents)
@@ -334,7 +336,7 @@ def with_program(culprit: Culprit, eager: EagerValues, maker: Maker) -> Culprit:
 
 
 def _piece(calls: Sequence[_Call]) -> Piece | None:
-    """Calls as a graph. A tensor that none of them made is an input, with its content from before its first use."""
+    """Calls as a graph. A tensor from outside is an input, with its content from before its first use."""
     graph = fx.Graph()
     inputs: list[torch.Tensor] = []
     nodes: dict[Any, fx.Node] = {}  # by the id of a tensor, and by its place: autograd makes another object of a view

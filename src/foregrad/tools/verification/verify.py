@@ -56,13 +56,12 @@ def verify(
         kwargs: keyword arguments of the function.
 
     Returns:
-        A `Verification`: `.ok` says whether all is equal or rounding, `str()` is a report. Where both raise the same
-        error, or there is no result, the verdict is `Verdict.NOTHING`, which is not ok.
+        A `Verification`: `.ok` says whether all is equal or rounding, `str()` is a report. Where both raise equal
+        errors, or there is no result, the verdict is `Verdict.NOTHING`: not ok.
 
     Raises:
-        ValueError: for arguments or parameters on the meta device, which have no values.
-        UnsupportedError: for a function that can't be compiled.
-        BackendError: where the backend fails.
+        ValueError: for arguments or parameters on the meta device: they have no values. UnsupportedError: for a
+        function that can't be compiled. BackendError: where the backend fails.
 
     Example:
         >>> import torch, foregrad
@@ -179,7 +178,7 @@ class _Verifier:
         return StageResult("capture", comparison.verdict, "; ".join(comparison.lines[:2])), culprit
 
     def _compiled(self, like: CompiledFunction, log: Log, generators: Generators) -> tuple[Side, Outcome]:
-        """A side whose function is compiled, of which `log` hears, and what it left. Nothing is cached on disk."""
+        """A side with a compiled function that `log` hears of, and its outcome. Nothing is cached on disk."""
         while True:
             side = self._side()
             compiled = like.like(side.function, on_unsupported="raise", watcher=log, cached=False)
@@ -226,12 +225,12 @@ def _as_captured(function: Callable[..., Any]) -> CompiledFunction:
 
 
 def _copied(side: Side) -> set[int]:
-    """The ids of the copies, which the side keeps."""
+    """The ids of the copies that the side keeps."""
     return {id(copied) for copied in side.copies.values()}
 
 
 def _reached(side: Side, log: Log) -> dict[str, torch.Tensor]:
-    """The tensors that the captures found, by what they are to the function."""
+    """The tensors that the captures found, by their role in the function."""
     by_name: dict[str, torch.Tensor] = {}
     for stage in log.captured:
         for info, tensor in zip(stage.joint.signature.inputs, stage.tensors, strict=False):
@@ -241,7 +240,7 @@ def _reached(side: Side, log: Log) -> dict[str, torch.Tensor]:
 
 
 def _mapped(tensors: Mapping[str, torch.Tensor], one: Side, other: Side) -> dict[str, torch.Tensor]:
-    """The tensors of one side as the other has them."""
+    """The other side's tensors for one side's."""
     originals = {id(copied): original for original, copied in one.copies.items() if isinstance(copied, torch.Tensor)}
     return {name: other.copies.get(originals.get(id(tensor), 0), tensor) for name, tensor in tensors.items()}
 
@@ -298,7 +297,7 @@ class Comparison:
         return cls(Verdict.WRONG, [f"eager raises {type(eager).__name__}: {eager}; compiled raises {said}"], 0, True)
 
     def judged(self, stages: list[StageResult]) -> Comparison:
-        """The verdict on values by the stages, which know float64: tolerances alone can't tell."""
+        """The verdict on values by the stages: they know float64, and tolerances alone can't tell."""
         verdicts = [stage.verdict for stage in stages if stage.verdict is not None]
         if self.layouts_differ or any(stage.verdict is None for stage in stages[1:]) or not verdicts:
             return self
@@ -315,9 +314,9 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a call left: tensors by name, other results, facts about tensors, and the error that it raised, if any.
+    """A call's outcome: tensors by name, other results, facts about tensors, and the error that it raised, if any.
 
-    `layouts`: for each tensor what can be seen besides values; `shared`: the pairs of names that share memory.
+    `layouts`: for each tensor its visible facts besides values; `shared`: the pairs of names that share memory.
     """
 
     values: Mapping[str, Any]
@@ -401,7 +400,7 @@ def _same(tensor: torch.Tensor, content: torch.Tensor) -> bool:
 
 
 def _differentiated(outputs: Mapping[str, Any], leaves: Mapping[str, torch.Tensor], order: int) -> dict[str, Any]:
-    """Gradients of the leaves, and of these gradients' random combination, up to `order`; None where there is none."""
+    """Gradients of the leaves, and of the gradients' random combination, up to `order`; None where there is none."""
     values: dict[str, Any] = {}
     roots = [t for t in outputs.values() if isinstance(t, torch.Tensor) and t.requires_grad]
     generator = torch.Generator().manual_seed(0)
@@ -447,7 +446,7 @@ def _layout(tensor: torch.Tensor) -> str:
 
 
 def _shared(tensors: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
-    """The pairs of tensors that share memory, and, as `(name, "is NAME")`, those that are one object."""
+    """The pairs of tensors that share memory, and, as `(name, "is NAME")`, the pairs that are one object."""
     groups: dict[int, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in tensors.items():
         if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and tensor.numel():

@@ -59,7 +59,7 @@ class Execution:
         return module
 
     def expected(self) -> list[Any]:
-        """The results of the graph on eager's kernels, for the same inputs."""
+        """The results of the graph on eager's kernels, for equal inputs."""
         if not self._expected:
             self.generators.put_back()
             self._expected = evaluate(self.module, self.inputs)
@@ -68,7 +68,7 @@ class Execution:
 
 @dataclasses.dataclass(eq=False)
 class Log(Watcher):
-    """What was done: captured functions, the backend's own passes, partitions, executions, in order.
+    """A log of captured functions, the backend's own passes, partitions, executions, in order.
 
     `tensors` are copies of the tensors that the function reaches, made when the capture had found them.
     """
@@ -101,14 +101,14 @@ class Log(Watcher):
 
 
 def compiled_with(**settings: Any) -> CompiledFunction:
-    """How `foregrad.compile` compiles with these settings."""
+    """The `foregrad.compile` of the settings."""
     compiled = as_compiled(foregrad.compile(lambda: None, **settings))
     assert compiled is not None
     return compiled
 
 
 def copy_of_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """A detached tensor of the same content, strides and gaps, in memory of its own."""
+    """A detached tensor of equal content, strides and gaps, in memory of its own."""
     source = tensor.detach()
     if type(source) not in (torch.Tensor, torch.nn.Parameter) or source.layout is not torch.strided:
         return source.clone()

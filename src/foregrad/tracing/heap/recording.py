@@ -94,7 +94,7 @@ class Host(Hooks):
         """The end of `pause`."""
 
     def changed_since(self) -> Callable[[], str | None]:
-        """A function that names the function's first action from now on that a second run would repeat: a write to an
+        """A function that names the function's first action from now on that a second run would make again: a write to an
         input or to Python's state, a draw. It gives None without such an action.
         """
         raise NotImplementedError

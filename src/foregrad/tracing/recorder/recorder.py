@@ -53,7 +53,7 @@ _PLAIN = {torch.Tensor, torch.nn.Parameter}
 class Recorder(Trace, ThreadDispatchMode):
     """Runs every operator on fakes and records it.
 
-    `decisions` makes the keeper of the values that the program reads.
+    `decisions` makes the record of the values that the program reads.
     """
 
     supports_higher_order_operators = True  # to refuse them with a reason

@@ -55,7 +55,7 @@ class SizedCall:
 class OpenCall:
     """A call of a graph that serves every size of two and more: raises where there are fewer elements.
 
-    `layouts` has for each result the memory order of its dimensions, outermost first; None for a result that is no tensor.
+    `layouts` has for each result the memory order of its dimensions, outermost first; None besides tensors.
     """
 
     def __init__(self, op: Any, layouts: tuple[tuple[int, ...] | None, ...], size: tuple[int | None, int]) -> None:
