@@ -223,11 +223,15 @@ ANNEXES = {
     ],
     "calls under transforms": ["foregrad.dispatch.transformed:LayeredCalls"],
     "classes of constants": ["foregrad._torch.distributed:GROUPS"],
+    "graphs compiled in parts": ["foregrad.passes.absent:cut_at_region", "foregrad.passes.sparse:cut_for_compiler"],
     "Python's state": ["foregrad.python"],
     "memory budgets": ["foregrad.partitioners.budget:partition_within"],
+    "operators in graphs": ["foregrad._torch.control_flow:IN_GRAPHS"],
     "repeated regions": ["foregrad.passes.regions:outlined"],
     "tensor subclasses": ["foregrad.subclasses"],
     "stages of backwards": ["foregrad.passes.buckets:in_buckets"],
+    "values without a layout": ["foregrad.passes.sparse:SPARSE_VALUES"],
+    "attempts at a call": ["foregrad.graph.eager_regions:ATTEMPTS"],
     "the cache on disk": ["foregrad.cache.keeper:keeper_for"],
 }
 # As `foregrad.graph`, without an import of it.

@@ -1,8 +1,8 @@
 """The annexes' gifts to the core.
 
 An annex is a subject beside ahead-of-time autograd itself. The core imports none, and asks at a few seams.
-`foregrad.ANNEXES` lists each seam's objects, as entry points do: places `module:name`, loaded when first asked for. A
-seam without its annex is empty: the core goes on without the subject, or refuses it by the seam's name.
+`foregrad.ANNEXES` lists the objects at each seam, as entry points do: places `module:name`, loaded when first asked
+for. A seam without its annex is empty: the core goes on without the subject, or refuses it by the seam's name.
 """
 
 from __future__ import annotations

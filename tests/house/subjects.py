@@ -43,7 +43,6 @@ ANNEXES: dict[str, tuple[str, ...]] = {
         "passes/absent.py",
         "tracing/effects/python_in_backwards.py",
         "tracing/effects/read_in_backwards.py",
-        "_torch/hooks.py",
     ),
     "classes": (
         "runtime/wrapper_lines.py",

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from .._torch.control_flow import IN_GRAPHS
 from .._torch.graphs import is_higher_order
 from .._torch.ops import Argument, FastCall, OpOverload, fast_call, raw_call, return_kinds
+from ..annexes import given
 from ..errors import BackendError
 from ..graph.meta import TensorSpec
 from ..graph.source import Names, Renderer, attribute, infix
@@ -73,8 +73,10 @@ class CallWriter:
         text = infix(target, args, kwargs, render)
         if text is not None:
             return text
-        function = IN_GRAPHS.get(target, target) if is_higher_order(target) else target
-        return f"{self.bind(function, _callable_name(target))}({render.arguments(args, kwargs)})"
+        name = _callable_name(target)
+        if is_higher_order(target):
+            target = next((found[target] for found in given("operators in graphs") if target in found), target)
+        return f"{self.bind(target, name)}({render.arguments(args, kwargs)})"
 
     # -- direct bindings
 

@@ -20,7 +20,7 @@ from ..extend import CompiledFunction, FunctionView, GraphView, RefusalView, Wat
 from ..frontend.call import flatten_call, forward_of
 from ..frontend.lifted import Lifted, Place, StatePlace, lifted_arrays, may_lift_more, numbered, renewed
 from ..frontend.openings import GradientKindError
-from ..graph.eager_regions import give_up, in_one_call
+from ..graph.attempts import attempts
 from ..graph.joint import JointGraph, Partitioned
 from ..graph.source import source_of
 from ..house import hide_own_frames
@@ -176,7 +176,7 @@ class Dispatcher:
                 if engine.is_tracing() or (function_modes() and engine.is_foreign_mode_on()):
                     return function(*args, **kwargs)
                 if refusals and (eager := refusals.covers(args, kwargs)):
-                    with give_up():
+                    with attempts().give_up():
                         return eager.call(function, args, kwargs)
                 me = owner()
                 return function(*args, **kwargs) if me is None else me._call_unmatched(args, kwargs, tried)
@@ -218,7 +218,7 @@ class Dispatcher:
             call = dataclasses.replace(call, fills_caches=self.fallbacks.may_fill)
             made = self.specializer.specialize(call, [])
         except Exception:
-            give_up()
+            attempts().give_up()
             raise
         self.graphs.add(made)
         return graph_view(made)
@@ -267,7 +267,7 @@ class Dispatcher:
         if result is not MISS:
             return result
         if eager := self.fallbacks.past.covers():
-            with give_up():
+            with attempts().give_up():
                 return eager.call(self.function, args, kwargs)
         return self._compile_and_call(args, kwargs, tried)
 
@@ -287,7 +287,7 @@ class Dispatcher:
         *,
         lifts: bool = True,
     ) -> Any:
-        with in_one_call():
+        with attempts().in_one_call():
             if lifts and self._lift(args, kwargs):
                 return self._call_forms(args, kwargs)
             while True:
@@ -329,7 +329,7 @@ class Dispatcher:
                 if second.decides:  # a backend that rounds otherwise, or an error that eager raises too
                     self.graphs.remove(second)
                     self._paths.diverged += 1
-                    with give_up():
+                    with attempts().give_up():
                         return self.function(*args, **kwargs)
                 return self.fallbacks.run(args, kwargs, self.fallbacks.unguardable(args, kwargs, second))
             return result

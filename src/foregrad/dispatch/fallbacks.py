@@ -23,7 +23,7 @@ from ..errors import (
     UnsupportedError,
     UnsupportedSideEffectError,
 )
-from ..graph.eager_regions import give_up
+from ..graph.attempts import attempts
 from ..graph.effect_log import CheckFailed
 from ..graph.signature import MemoryOf
 from ..identity import ById
@@ -174,7 +174,7 @@ class Fallbacks:
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: BaseException | None) -> Any:
         """Run a call without a graph; `error` is the reason to report, if there is one."""
-        as_it_was, refusals = give_up(), self.refusals
+        as_it_was, refusals = attempts().give_up(), self.refusals
         if error is None:
             with as_it_was:
                 return self.function(*args, **kwargs)

@@ -35,6 +35,7 @@ from .._torch.settings import under_settings
 from .._torch.tensors import storage_key, version_of
 from ..errors import ForegradError, UnsupportedLayoutError, UnsupportedMutationError, UnsupportedSideEffectError
 from ..identity import IdSet
+from .attempts import Attempts, RaisedInCallError
 from .calls import PythonCall
 from .meta import strides_in_order
 from .python_calls import Collective, GivenAgain, status
@@ -45,14 +46,6 @@ Layout = tuple[torch.dtype, torch.device, tuple[int, ...]]
 
 class RegionChangedError(RuntimeError):
     """Raised inside of a graph: a region's results, or the decisions before it, differ from capture's."""
-
-
-class RegionRaisedError(Exception):
-    """Raised inside of a graph: the user's function raised `error`."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 @dataclasses.dataclass(eq=False)
@@ -103,7 +96,7 @@ class Region(PythonCall):
             except ForegradError:
                 raise
             except Exception as error:
-                raise RegionRaisedError(error) from error
+                raise RaisedInCallError(error) from error
         _check_same(self, ran, sizes)
         return self.results(ran)
 
@@ -375,6 +368,9 @@ def in_one_call() -> Iterator[None]:
     finally:
         if outer is None:
             _thread.journal = None
+
+
+ATTEMPTS = Attempts(begin, rewind, finish, give_up, in_one_call)
 
 
 # ---------------------------------------------------------------------------------------------- running

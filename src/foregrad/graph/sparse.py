@@ -1,7 +1,7 @@
 """Sparse tensors in graphs: the operators that return and take them.
 
 The gradient of an embedding with `sparse=True` is a COO tensor. The number of elements in the sum of two depends on
-their indices, so no `TensorSpec` describes one: a node with a sparse value has the spec `SPARSE`, as an operator
+their indices, so no `TensorSpec` describes one: a node with a sparse value has the spec `UNDESCRIBED`, as an operator
 without results. No sparse value is saved for a backward.
 """
 
@@ -13,8 +13,6 @@ from typing import Any
 import torch
 
 aten = torch.ops.aten
-
-SPARSE: tuple[Any, ...] = ()
 
 MAKE = aten._sparse_coo_tensor_with_dims_and_tensors.default
 EMBEDDING_BACKWARD = aten.embedding_sparse_backward.default

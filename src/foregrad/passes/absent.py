@@ -45,8 +45,8 @@ class CutAtRegion:
     items: dict[int, fx.Node]
 
     def compiled(
-        self, role: GraphRole, gradients: int, compile_part: Callable[[fx.GraphModule, GraphRole], _Boxed]
-    ) -> _Boxed:
+        self, role: GraphRole, gradients: int, compile_part: Callable[..., Any]
+    ) -> tuple[_Boxed, None, tuple[()]]:
         """The backward: the part behind the call is compiled for the gradients that the call gives. The first
         `gradients` results are gradients.
         """
@@ -54,7 +54,7 @@ class CutAtRegion:
         handed = tuple(range(count, count + len(self.handed)))
         role = dataclasses.replace(role, updates=(), donated=(), static_inputs=())
         visible = dataclasses.replace(role, visible_outputs=(*role.visible_outputs, *handed))
-        head = compile_part(self.head, visible)
+        head = compile_part(self.head, visible).run
         backward: Any = call_of(self.call.target, self.call.args)
         lock = make_lock()
 
@@ -62,7 +62,8 @@ class CutAtRegion:
         def rest_without(absent: frozenset[str]) -> _Boxed:
             rest = without_gradients(self.rest, self.rest.meta[_KEY], absent, gradients) if absent else self.rest
             rest.meta.update(self.rest.meta)
-            return compile_part(rest, role)
+            boxed: _Boxed = compile_part(rest, role).run
+            return boxed
 
         def run(values: list[Any]) -> list[Any]:
             at_hand = {node: values[i] for i, node in self.around.items()}
@@ -79,10 +80,10 @@ class CutAtRegion:
             del at_hand, items
             return [a if b is None else b for a, b in zip(results, rest(rest_values), strict=True)]
 
-        return run
+        return run, None, ()
 
 
-def cut_at_region(module: fx.GraphModule, joint: JointGraph, role: GraphRole) -> CutAtRegion | None:
+def cut_at_region(module: fx.GraphModule, joint: JointGraph, role: GraphRole, *, as_eager: bool) -> CutAtRegion | None:
     """The parts of a backward around the first call of a region's backward."""
     if role.phase == "forward" or not joint.graph.find_nodes(op="call_function", target=CALL):
         return None

@@ -22,7 +22,7 @@ from ..graph.meta import TensorSpec, spec_of
 from ..graph.signature import Signature
 from ..tracing.tape.opinfo import op_info
 from .aliasing import Memory, memory_of, results_of
-from .sparse import dense_results
+from .opaque import opaque_values
 
 aten = torch.ops.aten
 
@@ -90,7 +90,9 @@ def donated_inputs(partitioned: Partitioned) -> tuple[int, ...]:
     """Positions of the backward's inputs that share memory with no input, output, gradient or other saved value."""
     shared = Counter(memory_of(node) for node in results_of(partitioned.forward) if isinstance(node, fx.Node))
     saved = {node.name: node for node in partitioned.saved_nodes}
-    returned = {memory_of(node)[0] for node in dense_results(partitioned.backward) if isinstance(node, fx.Node)}
+    returned = {
+        memory_of(node)[0] for node in opaque_values().plain_results(partitioned.backward) if isinstance(node, fx.Node)
+    }
     positions = []
     for i, node in enumerate(n for n in partitioned.backward.graph.nodes if n.op == "placeholder"):
         source = saved.get(node.name)

@@ -23,8 +23,7 @@ from ..errors import UnsupportedError
 from ..graph.calls import call_of
 from ..graph.meta import TensorSpec, contiguous_strides, spec_of
 from ..graph.signature import GradientPaths
-from ..graph.sparse import MAKE
-from .sparse import sparse_nodes
+from .opaque import opaque_values
 
 aten = torch.ops.aten
 
@@ -55,7 +54,8 @@ _LINEAR = {
     aten.put.default, aten.take.default, aten.masked_scatter.default, aten.col2im.default, aten.im2col.default,
     aten.rot90.default, aten.pixel_shuffle.default, aten.pixel_unshuffle.default, aten.channel_shuffle.default,
     aten._linalg_solve_ex.default, aten._conj_physical.default, aten.index_fill.int_Tensor, aten.xlogy.Tensor,
-    aten.special_xlog1py.default, aten._unsafe_masked_index_put_accumulate.default, operator.getitem, MAKE,
+    aten.special_xlog1py.default, aten._unsafe_masked_index_put_accumulate.default, operator.getitem,
+    aten._sparse_coo_tensor_with_dims_and_tensors.default,
 }  # fmt: skip
 # Operators that do so if the number that they fill in is zero: its position.
 _FILLS = {
@@ -105,9 +105,9 @@ def _cut_down(
     zero.
     """
     old = module.graph
-    sparse = sparse_nodes(old)
+    opaque = opaque_values().nodes(old)
     # The gradient of an embedding without indices is empty, and depends on no tangent.
-    empty = sparse - depending_on(old, tangents)
+    empty = opaque - depending_on(old, tangents)
     depends = depending_on(old, [*tangents, *empty])
     zeros = _zeros(old, depends, [*missing])
     graph = fx.Graph()
@@ -116,7 +116,7 @@ def _cut_down(
     sums: list[fx.Node] = []
 
     def value(node: fx.Node) -> Any:
-        if node in sparse and node not in copies:  # a sparse zero is computed as before
+        if node in opaque and node not in copies:  # a sparse zero is computed as before
             copies[node] = graph.node_copy(node, value)
             copies[node].meta = node.meta
         elif node in zeros and node not in copies:
@@ -134,7 +134,7 @@ def _cut_down(
             ]
             graph.output(gradients)
         elif node not in zeros:
-            survivor = _other_summand(node, zeros, sparse)
+            survivor = _other_summand(node, zeros, opaque)
             if survivor is not None:
                 copies[node] = copies[survivor]
                 continue
@@ -148,9 +148,9 @@ def _cut_down(
             else:
                 copies[node] = graph.node_copy(node, value)
             copies[node].meta = node.meta
-            if sparse and node.target is aten.add.Tensor and node.args[0] not in sparse:
+            if opaque and node.target is aten.add.Tensor and node.args[0] not in opaque:
                 sums.append(copies[node])
-    _reorder(sums, sparse_nodes(graph) if sums else set())
+    _reorder(sums, opaque_values().nodes(graph) if sums else set())
     graph.eliminate_dead_code(is_impure_node=_stays)
     return make_graph_module(module, graph, "PartialBackward")
 
@@ -194,7 +194,7 @@ def _is_linear(node: fx.Node) -> bool:
     return name.startswith("aten::") and name.endswith(("_backward", "_backward_data"))
 
 
-def _other_summand(node: fx.Node, zeros: set[fx.Node], sparse: set[fx.Node]) -> fx.Node | None:
+def _other_summand(node: fx.Node, zeros: set[fx.Node], opaque: set[fx.Node]) -> fx.Node | None:
     """For the sum of a zero and a value of equal layout: the value. For a dense zero and a sparse gradient: the
     gradient, left sparse as in eager.
     """
@@ -204,7 +204,7 @@ def _other_summand(node: fx.Node, zeros: set[fx.Node], sparse: set[fx.Node]) -> 
     if not isinstance(a, fx.Node) or not isinstance(b, fx.Node) or (a in zeros) == (b in zeros):
         return None
     other = b if a in zeros else a
-    if not sparse.isdisjoint((a, b)):
+    if not opaque.isdisjoint((a, b)):
         return other
     have, want = spec_of(other), spec_of(node)
     if isinstance(have, TensorSpec) and isinstance(want, TensorSpec) and have.same_layout(want):
@@ -212,10 +212,10 @@ def _other_summand(node: fx.Node, zeros: set[fx.Node], sparse: set[fx.Node]) -> 
     return None
 
 
-def _reorder(sums: list[fx.Node], sparse: set[fx.Node]) -> None:
-    """Swap the summands if the first has become sparse: autograd then adds it to the incoming gradient."""
+def _reorder(sums: list[fx.Node], opaque: set[fx.Node]) -> None:
+    """Swap the summands if the first has become opaque: autograd then adds it to the incoming gradient."""
     for node in sums:
-        if node.args[0] in sparse:
+        if node.args[0] in opaque:
             node.args = (*reversed(node.args),)
 
 

@@ -110,6 +110,9 @@ class Aspect:
     def ran(self) -> None:
         """The function has run, or a backward; calls made here are still recorded."""
 
+    def raise_caught(self) -> None:
+        """Raise again the error of this subject that the program has caught; the function has ended, or a backward."""
+
     def failed(self, error: BaseException) -> bool:
         """The run raised `error`: whether a further run is to be made, since the subject behaves otherwise there."""
         return False

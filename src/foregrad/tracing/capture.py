@@ -26,7 +26,7 @@ from ..frontend.call import FlatCall, are_apart
 from ..frontend.openings import FoundOpenings, Unwrap
 from ..frontend.source import Source
 from ..frontend.tree import Tree, flatten
-from ..graph.eager_regions import begin, in_one_call
+from ..graph.attempts import attempts
 from ..graph.effect_log import CheckFailed
 from ..graph.joint import JointGraph
 from ..identity import IdSet
@@ -125,7 +125,7 @@ class CaptureRun(Assembly):
                 described = self._differentiated(analysis, out_leaves, paths)
                 if described is None:
                     return None
-        self.lifting.values_asked.raise_failed()  # by a hook, in the backward
+        self._raise_caught()  # by a hook, in the backward
         self.functions.check_absent(self.name, len(described.tangents))
         with self.unrecorded:
             _check_gradients(self.name, self.inputs.records, self.lifting.accumulated_at)
@@ -157,7 +157,7 @@ class CaptureRun(Assembly):
                 self.code.rebound.unbind()
                 self.origins.forget()
                 recorder.decisions.raise_failed()
-                self.lifting.values_asked.raise_failed()
+                self._raise_caught()
                 self.state.raise_failed()
                 self.observed.raise_failed()
         return None if self.state.needs_another_run() else (result,)
@@ -179,6 +179,10 @@ class CaptureRun(Assembly):
             return None
         gradients = self.facts.gradients.finish()
         return self.state.outputs(result, inputs.wrappers.of_results(result, inputs.adopt), gradients)
+
+    def _raise_caught(self) -> None:
+        for one in self.aspects:
+            one.raise_caught()
 
     def _check_places(self) -> None:
         """Raise where views are to autograd other views than their places in memory are."""
@@ -285,10 +289,10 @@ def capture_call(
     """
     warn_if_untested()
     options, lifted, learned = options or Options(), list(lifted), Learned()
-    with in_one_call():
+    with attempts().in_one_call():
         for _ in range(_MOST_RUNS):
             run = CaptureRun(call, options, learned)
-            begin()
+            attempts().begin()
             try:
                 with held, paused_collection():
                     captured = run.run(lifted)

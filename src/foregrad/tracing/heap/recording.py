@@ -94,8 +94,8 @@ class Host(Hooks):
         """The end of `pause`."""
 
     def changed_since(self) -> Callable[[], str | None]:
-        """A function that names the function's first action from now on that a second run would make again: a write to an
-        input or to Python's state, a draw. It gives None without such an action.
+        """A function that names the first action from now on that a second run would make again: a write to an input or
+        to Python's state, a draw. It gives None without such an action.
         """
         raise NotImplementedError
 
@@ -210,6 +210,8 @@ class Recording(Protocol):
     def tensor_entry(self, value: Any) -> Entry: ...
 
     def value_of(self, tensor: torch.Tensor) -> Value: ...
+
+    def constant(self, tensor: torch.Tensor) -> torch.Tensor: ...
 
     def contents(self, tensor: torch.Tensor) -> torch.Tensor: ...
 
