@@ -17,7 +17,7 @@ from ..tracing.heap.recording import Host, Recording
 
 
 class ArraysWritten(UnsupportedSideEffectError):  # noqa: N818 - asks for another capture, with these as arguments
-    """The function writes to arrays; the first is called `array`. `places`: where they are, if they can be arguments."""
+    """The function writes to arrays; the first is `array`. `places`: their places, if they can be arguments."""
 
     def __init__(self, name: str, array: str, places: tuple[StatePlace, ...]) -> None:
         super().__init__(
