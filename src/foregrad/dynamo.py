@@ -40,7 +40,7 @@ from .api import pipeline_for
 from .backends.boxed import nop
 from .config import config
 from .dispatch.dispatcher import Dispatcher
-from .dispatch.explain import Once
+from .dispatch.explain import OneWarning
 from .dispatch.pipeline import Pipeline
 from .dispatch.varying import EVERY_LINE
 from .errors import BackendError, UnsupportedError
@@ -222,7 +222,7 @@ def _tell_eager(reason: str) -> None:
     _once[reason].warn(f"{message} Such graphs run eagerly: the results are eager's, only not compiled.")
 
 
-_once: dict[str, Once] = defaultdict(Once)
+_once: dict[str, OneWarning] = defaultdict(OneWarning)
 
 
 def _plain_at(positions: Sequence[int], inputs: Sequence[Any]) -> list[Any] | None:

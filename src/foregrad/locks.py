@@ -26,7 +26,7 @@ PATIENCE_S = 2.0  # wait for another thread that captures the same function, whi
 _LOOK_AGAIN_S = 0.05
 
 _all: weakref.WeakSet[Any] = weakref.WeakSet()
-_in_place: list[InPlace] = []
+_in_place: list[ProcessPatch] = []
 
 
 def make_lock() -> Any:
@@ -93,7 +93,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
 
 
-class InPlace:
+class ProcessPatch:
     """A context around a patch of the whole process: the first thread that enters installs it, the last removes it."""
 
     def __init__(self, install: Callable[[], None], remove: Callable[[], None]) -> None:

@@ -64,7 +64,7 @@ class CompileTimes:
         return "\n".join([*lines, f"{'all':<{width}}  {'':<18} {'':>5} {self.seconds:>9.3f}"])
 
 
-class _Run:
+class _Compilation:
     """One compilation, of the function `name`."""
 
     def __init__(self, name: str) -> None:
@@ -122,7 +122,7 @@ def compile_times(*, clear: bool = False) -> CompileTimes:
 @contextlib.contextmanager
 def phase(what: str, *, compiles: bool = True) -> Iterator[None]:
     """Context: a part of the work of the thread's `compiling`. `compiles`: `compile_times` has it."""
-    run: _Run | None = getattr(_thread, "run", None)
+    run: _Compilation | None = getattr(_thread, "run", None)
     if run is None:
         yield
         return
@@ -145,7 +145,7 @@ def phase(what: str, *, compiles: bool = True) -> Iterator[None]:
 
 def counted(done: int, total: int, of: str) -> None:
     """The thread's current phase is at `done` of `total` things, called `of`."""
-    run: _Run | None = getattr(_thread, "run", None)
+    run: _Compilation | None = getattr(_thread, "run", None)
     if run is not None and run.phases:
         run.phases[-1].count = f"{of} {done} of {total}"
 
@@ -158,11 +158,11 @@ def is_counted() -> bool:
 @contextlib.contextmanager
 def compiling(name: str, part: str = "", verb: str = "compiling") -> Iterator[None]:
     """Context: something is compiled for the function `name`; messages name its `part` and the `verb`."""
-    outer: _Run | None = getattr(_thread, "run", None)
+    outer: _Compilation | None = getattr(_thread, "run", None)
     if outer is not None and outer.name == name:
         yield
         return
-    run = _thread.run = _Run(name)
+    run = _thread.run = _Compilation(name)
     try:
         with contextlib.nullcontext() if outer is not None else _told(run, f"{part} of {name}" if part else name, verb):
             yield
@@ -185,7 +185,7 @@ def _wanted_at() -> tuple[TextIO, bool] | None:
 
 
 @contextlib.contextmanager
-def _told(run: _Run, what: str, verb: str) -> Iterator[None]:
+def _told(run: _Compilation, what: str, verb: str) -> Iterator[None]:
     wanted = _wanted_at()
     if wanted is None:
         yield

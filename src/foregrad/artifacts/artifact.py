@@ -113,7 +113,7 @@ class Artifact:
         reason = _no_exported_program(specialization)
         if reason is not None:
             raise ArtifactError(f"the forward of `{self.name}` is no exported program: {reason}")
-        module = _Forward(self, _copies(self.entries), "eager", {})
+        module = _ArtifactForward(self, _copies(self.entries), "eager", {})
         module.__dict__["specialization"] = specialization
         inputs, tree = _inputs(specialization), specialization.call.tree
         args, kwargs = tree.unflatten([_example(leaf) for leaf in inputs])
@@ -345,7 +345,7 @@ def _no_exported_program(specialization: Specialization) -> str | None:
     return None
 
 
-class _Forward(LoadedModule):
+class _ArtifactForward(LoadedModule):
     """The artifact's tensors under their names; its forward is the graph of one specialization."""
 
     specialization: Specialization

@@ -52,7 +52,7 @@ class _RefusedError(Exception):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Entry:
+class StoredEntry:
     """An entry as `ls` and `verify` show it. `fault`: the reason why it can't be used, None for a good one."""
 
     key: str
@@ -93,7 +93,7 @@ class Store:
             os.utime(path)
         return content
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[StoredEntry]:
         """All entries, the one used last first, each checked as for reading."""
         try:
             self._check_folder()
@@ -112,7 +112,7 @@ class Store:
                 continue  # removed meanwhile
             except (_RefusedError, OSError) as why:
                 fault = str(why)
-            entries.append(Entry(key, path, status.st_size, status.st_mtime, about, fault))
+            entries.append(StoredEntry(key, path, status.st_size, status.st_mtime, about, fault))
         return sorted(entries, key=lambda entry: (-entry.used, entry.key))
 
     def refused(self) -> str | None:

@@ -17,7 +17,7 @@ from .._torch.ops import is_opaque_value
 from ..frontend.arrays import is_number_of_numpy
 from ..frontend.call import FlatCall, are_apart
 from ..frontend.expected import Expected, same_keys, same_value
-from ..frontend.objects import Layout, slot_members
+from ..frontend.objects import ObjectLayout, slot_members
 from ..frontend.source import ABSENT
 from ..frontend.tree import KEPT_WHOLE, Tree
 from ..graph.python_effects import OfArgument, PythonWrite
@@ -160,7 +160,7 @@ def object_lines(name: str, tree: Tree, children: list[str], names: Names, bind:
         values = [f"{name}()"] if parts is None else [f"{name}.{part}" for part in parts]
         yield f"{', '.join(children)} = {', '.join(values)}", ""
         return
-    layout: Layout = tree.context
+    layout: ObjectLayout = tree.context
     end = layout.num_items
     yield from _items(name, layout, children[:end], names, bind)
     if layout.names is not None:
@@ -179,7 +179,7 @@ def object_lines(name: str, tree: Tree, children: list[str], names: Names, bind:
         yield "", f"{bind('are_empty', _are_empty)}({name}, {bind('slots', tuple(empty))})"
 
 
-def _items(name: str, layout: Layout, children: list[str], names: Names, bind: Bind) -> Iterator[tuple[str, str]]:
+def _items(name: str, layout: ObjectLayout, children: list[str], names: Names, bind: Bind) -> Iterator[tuple[str, str]]:
     base: Any = layout.base
     if base is set:
         yield "", has_context(f"frozenset({bind('members_of', set.__iter__)}({name}))", layout.members, bind)

@@ -28,7 +28,7 @@ from ..interrupts import held
 from ..locks import Turn
 from ..subclasses.function_classes import FunctionClassError, OfClasses, has_classes
 from ..tracing.tape.again import ArgumentsDiffer, ArgumentsFound
-from .explain import Difference, Once, Recompile, Recompiles, is_float_text, reason_of, split_reason
+from .explain import Difference, OneWarning, Recompile, Recompiles, is_float_text, reason_of, split_reason
 from .fallbacks import MOST_IN_A_ROW, Fallbacks, Refusals, Transformed
 from .graphs import GIVEN_UP_AFTER, Graphs, Paths, Specialization, Specializer
 from .guard_list import MISS
@@ -74,7 +74,7 @@ class Outer:
     only_written: set[tuple[int, Any]] = dataclasses.field(default_factory=set)
     varied: frozenset[str] = frozenset()
     splits_sizes: bool = True
-    once: Once = dataclasses.field(default_factory=Once)
+    once: OneWarning = dataclasses.field(default_factory=OneWarning)
     turn: Turn = dataclasses.field(default_factory=Turn)
 
 

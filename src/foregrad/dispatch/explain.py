@@ -208,7 +208,7 @@ _FOLDERS = {sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib",
 _LIBRARIES = (_TORCH, *_FOLDERS, "<frozen", "<eval_with_key")
 
 
-class Once:
+class OneWarning:
     """Gives the one warning of a function and its forms."""
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ from ..graph.signature import MemoryOf
 from ..identity import ById
 from ..interrupts import held, is_interrupt
 from ..tracing.tape.again import ArgumentsDiffer
-from .explain import Difference, EagerCalls, Once, reason_of
+from .explain import Difference, EagerCalls, OneWarning, reason_of
 from .graphs import Graphs, Specialization
 from .pipeline import is_of_capture
 
@@ -49,14 +49,14 @@ class _Growing:
 class Refusals:
     """The calls of one function that run eagerly. `mode` is "eager", or "raise" if no call may run eagerly."""
 
-    def __init__(self, function: Callable[..., Any], name: str, mode: str, once: Once | None = None) -> None:
+    def __init__(self, function: Callable[..., Any], name: str, mode: str, once: OneWarning | None = None) -> None:
         self.function = function
         self.name = name
         self.mode = mode
         self.by_kind: dict[Any, EagerCalls] = {}
         self.always: EagerCalls | None = None  # counts every call that fits no graph, once no kind is tried
         self.entries: list[EagerCalls] = []
-        self.once = once or Once()
+        self.once = once or OneWarning()
         self._growing: ById[EagerCalls, _Growing] = ById()
         self._tries = 0
         self._module = getattr(function, "__self__", None)

@@ -36,7 +36,7 @@ from ..runtime.decisions import Stop
 from ..runtime.node import NodeSource
 from ..runtime.render import RunLines
 from ..tracing.tape.again import ArgumentsDiffer, NumberVaries
-from .explain import Difference, Once, decided, warn_user
+from .explain import Difference, OneWarning, decided, warn_user
 from .guard_list import MISS, GuardList, GuardMaker
 from .guards import CallGuards
 from .pipeline import Pipeline, Product, is_of_capture
@@ -151,7 +151,7 @@ GIVEN_UP_AFTER = 8  # calls that no graph was right for
 class Paths:
     """The paths of a function that branches on values, and the limit on their number."""
 
-    def __init__(self, name: str, config: Config, once: Once) -> None:
+    def __init__(self, name: str, config: Config, once: OneWarning) -> None:
         self.name, self.once = name, once
         self.config = config
         self.reason = ""  # once the limit was met
@@ -263,7 +263,7 @@ class Specializer:
         self.again = again
         self._errors: set[tuple[type, str]] = set()  # that backwards raise without symbols too
         self._of_compiler = ""  # the error of a compiler where sizes or numbers were symbolic, in this capture
-        self._once = Once()
+        self._once = OneWarning()
 
     def specialize(self, call: FlatCall, decisions: Sequence[DecisionInfo]) -> Specialization:
         """Capture, partition, compile and render for the call. `decisions`: of the graphs so far."""

@@ -139,7 +139,7 @@ def _equal(self: torch.nn.Module, other: Any) -> bool:
     return self is other or module is other or module_behind(other) is module
 
 
-class _Holder:
+class _CompiledSlot:
     """A class with a slot for the state of a compiled module. A lazy module gets a second class with a slot."""
 
     __slots__ = (_STATE,)
@@ -160,7 +160,7 @@ _BODY: dict[str, Any] = {
 
 def _class_like(cls: type, body: dict[str, Any]) -> type:
     attributes = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(cls.__name__, (cls, _Holder), attributes | body)
+    return type(cls.__name__, (cls, _CompiledSlot), attributes | body)
 
 
 class _Becoming:

@@ -160,12 +160,12 @@ class _OfValues:
         args, kwargs = self.tree.unflatten(leaves)
         if not instead:
             return self.function(*args, **kwargs)
-        mode = _Instead(instead)
+        mode = _Substituted(instead)
         with mode, swapping(mode.swapped):
             return self.function(*args, **kwargs)
 
 
-class _Instead(TorchFunctionMode):
+class _Substituted(TorchFunctionMode):
     """Torch functions get substitutes for the tensors by their ids."""
 
     def __init__(self, instead: dict[int, torch.Tensor]) -> None:

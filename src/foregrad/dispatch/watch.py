@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from .._torch.guards import GLOBAL_HOOKS, TensorGuards, Tree, dict_version, versions_tell
+from .._torch.guards import GLOBAL_HOOKS, CheckTree, TensorGuards, dict_version, versions_tell
 from .._torch.native import make_tensor_check, make_version_check
 from ..frontend.expected import Expected, describe, same_keys
 from ..frontend.opaque import is_cached_function
@@ -352,7 +352,7 @@ def _at_several(sites: list[tuple[ReadSite, Any]], held: list[int]) -> list[tupl
 
 def _item_check(places: list[ReadSite], modules: list[tuple[Any, type, Any]]) -> Check:
     """A check by one call into C++; places that it can't check are compared in Python."""
-    tree = Tree((*(place.holder for place in places), *(reference for reference, _, _ in modules)))
+    tree = CheckTree((*(place.holder for place in places), *(reference for reference, _, _ in modules)))
     for index, (reference, cls, table) in enumerate(modules, len(places)):
         tree.shape(index, reference(), cls, table)
     slow = [place for index, place in enumerate(places) if not _render_place(tree, index, place)]
@@ -440,7 +440,7 @@ def _by_items_in_order(place: ReadSite) -> bool:
     return place.kind == "dict" and type(place.holder) is dict and not _by_version(place) and place.copy is None
 
 
-def _render_place(tree: Tree, index: int, place: ReadSite) -> bool:
+def _render_place(tree: CheckTree, index: int, place: ReadSite) -> bool:
     """Add the check of one place; False when it can only be done in Python."""
     holder = place.holder
     if _by_version(place):

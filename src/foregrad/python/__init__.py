@@ -12,17 +12,17 @@ from .draw_patches import drawing, not_drawing
 from .draws import Draws
 from .observed import Observed
 from .seen_code import SeenCode
-from .state import Given, PythonState, refuse_change
+from .state import PythonState, RunArguments, refuse_change
 from .writes import attribute_set_error
 
 __all__ = [
     "Draws",
-    "Given",
     "Observed",
     "ProgramState",
     "PythonState",
     "Reads",
     "ReboundNames",
+    "RunArguments",
     "SeenCode",
     "attribute_set_error",
     "called_by_autograd",

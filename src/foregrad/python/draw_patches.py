@@ -20,7 +20,7 @@ from .._torch.asked import tell_type
 from ..frontend.libraries import is_outside
 from ..frontend.lifted import Draw
 from ..frontend.opaque import NAMES_OF, is_generator_of_numpy
-from ..locks import InPlace, Replacements, bound
+from ..locks import ProcessPatch, Replacements, bound
 from ..tracing.values.drawn_arrays import from_numpy
 from .draws import Draws
 
@@ -106,11 +106,11 @@ def _setstate(self: random.Random, state: Any) -> None:
 def stand_in_for(value: Any) -> Any:
     """A run's substitute for a function that draws, or for a generator of NumPy's."""
     if is_generator_of_numpy(value):
-        return _Generator(value)
+        return _NumpyGenerator(value)
     return wrapper_of(value, value.__qualname__)
 
 
-class _Generator:
+class _NumpyGenerator:
     """Stands for a generator of NumPy's: its methods can't be replaced."""
 
     __slots__ = ("_of",)
@@ -130,7 +130,7 @@ class _Generator:
         return self._of.__reduce_ex__(protocol)
 
 
-tell_type(_Generator, lambda generator: type(generator._of))
+tell_type(_NumpyGenerator, lambda generator: type(generator._of))
 
 
 _replaced = Replacements()
@@ -155,4 +155,4 @@ def _install() -> None:
     bind(torch, "from_numpy", from_numpy)
 
 
-_patches = InPlace(_install, _replaced.restore)
+_patches = ProcessPatch(_install, _replaced.restore)

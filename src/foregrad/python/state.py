@@ -52,7 +52,7 @@ class PythonState:
         reads: Reads,
         real_of: Callable[[Any], Any],
         learned: Learned,
-        given: Given,
+        given: RunArguments,
         observed: Observed,
     ) -> None:
         self.call = call
@@ -234,7 +234,7 @@ class PythonState:
         return opened.leaves, [*tree.paths("out"), *(p for name, child in named for p in child.paths(name))], tree
 
     def reached(self) -> dict[type, frozenset[int]]:
-        """By class, the ids of objects that no argument may be, see `Given`."""
+        """By class, the ids of objects that no argument may be, see `RunArguments`."""
         return self.given.reached(self.name, self.before, self.writes)
 
     def settle(self) -> None:
@@ -402,7 +402,7 @@ def _written(changed: list[Holder], state: ProgramState, function: Any) -> list[
 # What a run is given: its arguments, made anew with stand-ins in them, so that the user's own stay as they are.
 
 
-class Given:
+class RunArguments:
     """`args` and `kwargs` made of the `leaves`. `of_argument`: the containers among the arguments and the tables of
     their attributes, as each call knows its own; `named`: the containers with their names for people.
     `arguments(leaves, made)` makes them.

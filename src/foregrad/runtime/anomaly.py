@@ -86,13 +86,13 @@ def _first_nan(
             inputs.append(torch.zeros(spec.shape, dtype=spec.dtype, device=spec.device))
         else:
             return None
-    search = _Search(partitioned.backward)
+    search = _NanSearch(partitioned.backward)
     with torch.no_grad(), engine.disable_autocast(), without_anomaly_mode:
         search.run(*(v.detach() if isinstance(v, torch.Tensor) else v for v in saved), *inputs, *live)
     return search.found
 
 
-class _Search(fx.Interpreter):
+class _NanSearch(fx.Interpreter):
     """`found`: the first node with a nan value computed from a tangent."""
 
     def __init__(self, module: fx.GraphModule) -> None:

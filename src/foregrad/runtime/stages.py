@@ -27,11 +27,11 @@ _entered = threading.local()
 Boxed = Callable[[list[Any]], list[Any]]
 
 
-class _Call:
+class _StagedCall:
     """One call of a function with a backward in stages; `run`: the later stages of a backward that has begun."""
 
     def __init__(self) -> None:
-        self.run: _Run | None = None
+        self.run: _StagedBackward | None = None
 
     def follow(self, node: Any) -> None:
         """Watch `node`, the node of the call."""
@@ -50,7 +50,7 @@ class _Later(torch.autograd.Function):
     """The inputs of a later stage."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, stage: int, *inputs: torch.Tensor) -> Any:
+    def forward(ctx: Any, call: _StagedCall, stage: int, *inputs: torch.Tensor) -> Any:
         ctx.set_materialize_grads(False)
         ctx.call, ctx.stage = call, stage
         return tuple(tensor.detach() for tensor in inputs)
@@ -80,7 +80,7 @@ def later_lines(
     if not signature.gradients.stages:
         return inputs, [], []
     inputs, call = list(inputs), writer.names.fresh("call")
-    lines = [f"{call} = {writer.bind('Call', _Call)}()"]
+    lines = [f"{call} = {writer.bind('Call', _StagedCall)}()"]
     for number, stage in reversed(list(enumerate(signature.gradients.stages))[1:]):
         arguments = ", ".join([call, str(number), *(inputs[index] for index in stage)])
         for index in stage:
@@ -90,7 +90,7 @@ def later_lines(
     return inputs, lines, [f"{call}.follow({outputs[signature.gradients.differentiable[0]]}.grad_fn)"]
 
 
-class _Run:
+class _StagedBackward:
     """One backward after its first stage."""
 
     def __init__(self, stages: Sequence[Stage], calls: Sequence[Boxed], values: dict[str, Any]) -> None:
@@ -122,9 +122,9 @@ def in_stages(
     """
 
     def backward(values: list[Any]) -> list[Any]:
-        call: _Call | None = getattr(_entered, "call", None)
+        call: _StagedCall | None = getattr(_entered, "call", None)
         _entered.call = None
-        run = _Run(stages, calls, dict(zip(names, values, strict=True)))
+        run = _StagedBackward(stages, calls, dict(zip(names, values, strict=True)))
         values.clear()
         gradients: list[Any] = [None] * len(specs)
         for number, stage in enumerate(stages):

@@ -69,7 +69,7 @@ class CaptureRun(Assembly):
             leaves = self.inputs.add_arguments(self.recorder, lifted)
         self.draws = self.python.Draws(self.name, self.call, self.met)
         arguments = functools.partial(self.inputs.arguments, self.draws.arrays_of(leaves))
-        given = self.python.Given(self.call, leaves, arguments)
+        given = self.python.RunArguments(self.call, leaves, arguments)
         state.walk(given.named)
         known = state, self.reads, self.inputs.real_of, self.learned, given, self.observed
         self.state = self.python.PythonState(self.call, self.name, *known)

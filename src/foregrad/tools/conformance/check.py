@@ -12,7 +12,7 @@ from foregrad.tools.cli.screen import Advance
 from .cases import Selection
 from .probe import name_of
 from .report import ConformanceReport, Finding
-from .trial import Checked, tried
+from .trial import TrialSubject, tried
 
 
 def check_compiler(
@@ -94,7 +94,7 @@ def check_partitioner(
     return checked(subject_for("partition", partition, folder), selection, progress)
 
 
-def subject_for(kind: str, value: Any, folder: str | None = None, decompositions: Any = None) -> Checked:
+def subject_for(kind: str, value: Any, folder: str | None = None, decompositions: Any = None) -> TrialSubject:
     """The subject to check, from a function, a text that names a function, or the name of a backend."""
     from .names import load
 
@@ -104,16 +104,18 @@ def subject_for(kind: str, value: Any, folder: str | None = None, decompositions
             registered = foregrad.get_backend(value)
             compiler: Any = registered.inference_compiler
             table = decompositions if decompositions is not None else registered.decompositions
-            return Checked(value, compiler, None, table, value, folder)
+            return TrialSubject(value, compiler, None, table, value, folder)
         backend, value = "", load(value)
     if not callable(value):
         raise TypeError(f"a {kind} is a function, not {value!r}")
     if kind == "partition":
-        return Checked(name_of(value), foregrad.get_backend("eager").inference_compiler, value, None, "eager", folder)
-    return Checked(name_of(value), value, None, decompositions, backend, folder)
+        return TrialSubject(
+            name_of(value), foregrad.get_backend("eager").inference_compiler, value, None, "eager", folder
+        )
+    return TrialSubject(name_of(value), value, None, decompositions, backend, folder)
 
 
-def checked(subject: Checked, selection: Selection, progress: Advance | None = None) -> ConformanceReport:
+def checked(subject: TrialSubject, selection: Selection, progress: Advance | None = None) -> ConformanceReport:
     """Run the selected cases in the calling process."""
     begin = time.perf_counter()
     cases = selection.cases()

@@ -15,7 +15,7 @@ from torch import fx
 from foregrad._torch.tools import make_graph_module, storage_key, tensors_in
 from foregrad.graph.role import GraphRole, role_of
 from foregrad.tools.verification.lockstep import evaluate
-from foregrad.tools.verification.watched import Generators, copy_of_tensor
+from foregrad.tools.verification.watched import GlobalGenerators, copy_of_tensor
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -33,7 +33,7 @@ class GraphCall:
 
     module: fx.GraphModule
     role: GraphRole
-    generators: Generators
+    generators: GlobalGenerators
     inputs: list[Any]
     results: list[Any] = dataclasses.field(default_factory=list)
     error: BaseException | None = None
@@ -135,7 +135,7 @@ class Probe:
 
     def _begun(self, module: fx.GraphModule, role: GraphRole, values: Sequence[Any]) -> GraphCall:
         inputs = [copy_of_tensor(value) if isinstance(value, torch.Tensor) else value for value in values]
-        call = GraphCall(module, role, Generators.now(), inputs)
+        call = GraphCall(module, role, GlobalGenerators.now(), inputs)
         names = self._names(module)
         with self.lock:
             self.calls.append(call)

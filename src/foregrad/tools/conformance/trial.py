@@ -28,7 +28,7 @@ from foregrad.tools.verification.locate import Culprit, Piece, gap_of
 from foregrad.tools.verification.lockstep import evaluate, gives_nothing, steps
 from foregrad.tools.verification.reproducer import write_reproducer
 from foregrad.tools.verification.search import Maker, smallest_wrong
-from foregrad.tools.verification.verify import Comparison, Outcome, make_side
+from foregrad.tools.verification.verify import CallOutcome, Comparison, make_side
 
 from .cases import BrokenContractError, Case, CaseProgram
 from .models import NoTransformersError
@@ -38,7 +38,7 @@ from .report import CaseVerdict, Finding
 
 
 @dataclasses.dataclass(frozen=True)
-class Checked:
+class TrialSubject:
     """The subject: a compiler, or a partition of joint graphs (its halves run on eager's kernels).
 
     `backend`: the name that the compiler is registered by, if it is. `folder`: where programs are written.
@@ -71,7 +71,7 @@ class _FaultError(Exception):
     culprit: Culprit | None = None
 
 
-def tried(case: Case, subject: Checked) -> Finding:
+def tried(case: Case, subject: TrialSubject) -> Finding:
     """Try a case. The random state is equal for each, and put back."""
     begin = time.perf_counter()
     finding = Finding(case.name, CaseVerdict.PASSED)
@@ -106,7 +106,7 @@ class _Partitions(Watcher):
             self.split.append(stage)
 
 
-def _try_all(case: Case, subject: Checked) -> None:
+def _try_all(case: Case, subject: TrialSubject) -> None:
     """Try the programs of a case, or its script. Raises `_FaultError` for the first that does not pass.
 
     A case of several programs is skipped where all are.
@@ -132,7 +132,7 @@ def _try_all(case: Case, subject: Checked) -> None:
 
 
 class _Trial:
-    def __init__(self, case: Case, subject: Checked, program: CaseProgram | None = None) -> None:
+    def __init__(self, case: Case, subject: TrialSubject, program: CaseProgram | None = None) -> None:
         self.case, self.subject, self.program = case, subject, program
         self.probe = Probe(subject.compiler, subject.about_to)
         self.partitions = _Partitions()
@@ -165,7 +165,7 @@ class _Trial:
     def _called(self) -> _FaultError | None:
         """Run the case; its findings that are no fault of one graph."""
         compile = functools.partial(self.subject.compiled, self.probe)
-        self.outcome: Outcome | None = None
+        self.outcome: CallOutcome | None = None
         try:
             if self.program is not None:
                 return self._called_twice(compile, self.program)
@@ -194,7 +194,7 @@ class _Trial:
         is_module = isinstance(function, nn.Module)
         run: Any = None if is_module else compile(function, **program.settings)
         results: list[list[tuple[str, Any]]] = []
-        outcomes: list[Outcome] = []
+        outcomes: list[CallOutcome] = []
         for _ in range(2):
             side = make_side(function, program.args, program.kwargs)
             own = compile(side.function, **program.settings) if is_module else run
@@ -226,7 +226,7 @@ class _Trial:
             gc.collect()
         return self.probe.kept()
 
-    def _eager(self, program: CaseProgram) -> Outcome:
+    def _eager(self, program: CaseProgram) -> CallOutcome:
         side = make_side(program.function, program.args, program.kwargs)
         torch.manual_seed(0)
         return side.run(side.function, 1, dict)
@@ -358,7 +358,7 @@ def stem_of(name: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in name)
 
 
-def write_rerun(case: Case, subject: Checked, text: str) -> str | None:
+def write_rerun(case: Case, subject: TrialSubject, text: str) -> str | None:
     """Write a program that runs the case alone, for a fault that no graph shows by itself; its path."""
     try:
         name = subject.backend if subject.partition is None else ""
@@ -394,7 +394,7 @@ def _draws(call: GraphCall) -> bool:
     return gap_of(other, call.expected(), lambda: None).verdict is not Closeness.EQUAL
 
 
-def _changed(results: Sequence[tuple[str, Any]], outcome: Outcome) -> list[str]:
+def _changed(results: Sequence[tuple[str, Any]], outcome: CallOutcome) -> list[str]:
     """The results that changed after their call's end, but for arguments that it wrote to."""
     return [
         name
@@ -436,7 +436,7 @@ def _whole(call: GraphCall, maker: Maker, text: str) -> Culprit:
 
 
 def write_whole(
-    subject: Checked, backend: str, module: fx.GraphModule, inputs: list[Any] | None, folder: str
+    subject: TrialSubject, backend: str, module: fx.GraphModule, inputs: list[Any] | None, folder: str
 ) -> str | None:
     """Write the program of a graph that is about to be compiled, or called with `inputs`; its path.
 

@@ -17,7 +17,7 @@ from foregrad.extend import CompiledFunction, GraphView, RefusalView
 from foregrad.graph.joint import JointGraph
 from foregrad.partitioners import Report, in_bytes
 
-from .tree import Advice, EagerPart, Findings, Saved
+from .tree import Advice, EagerPart, Findings, SavedTensor
 
 Split = Callable[[str], Report]
 _WORTH = 0.05  # of what is saved or of the peak: less is not worth a word
@@ -148,9 +148,9 @@ class Group:
         return f"{self.count} value{'' if self.count == 1 else 's'} of `{_span(self.modules)}` ({made})"
 
 
-def groups(saved: Sequence[Saved]) -> list[Group]:
+def groups(saved: Sequence[SavedTensor]) -> list[Group]:
     """Saved values by the line that makes them, largest first."""
-    by_name: dict[str, list[Saved]] = {}
+    by_name: dict[str, list[SavedTensor]] = {}
     for one in saved:
         if one.kind == "saved" and one.nbytes:
             by_name.setdefault(one.line or f"{re.sub('[0-9]+', '*', one.module)} {one.op}", []).append(one)
@@ -188,7 +188,7 @@ def _span(modules: Sequence[str]) -> str:
 
 
 @dataclasses.dataclass(slots=True)
-class _Call:
+class _ModuleCall:
     """The first call of a module in an eager run, and the time of all its calls."""
 
     args: tuple[Any, ...]
@@ -290,12 +290,12 @@ def _as_regions(modules: Mapping[torch.nn.Module, Any]) -> Iterator[None]:
                 vars(module).pop(name, None)
 
 
-def calls_of(module: torch.nn.Module, args: Any, kwargs: Any) -> dict[torch.nn.Module, _Call]:
+def calls_of(module: torch.nn.Module, args: Any, kwargs: Any) -> dict[torch.nn.Module, _ModuleCall]:
     """The arguments of each module in an eager run, and how long its calls take."""
-    calls: dict[torch.nn.Module, _Call] = {}
+    calls: dict[torch.nn.Module, _ModuleCall] = {}
 
     def before(part: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        call = calls.setdefault(part, _Call(args, kwargs))
+        call = calls.setdefault(part, _ModuleCall(args, kwargs))
         call.count += 1
         call.begun = time.perf_counter()
 

@@ -29,13 +29,13 @@ from foregrad.graph.meta import TensorSpec, paddings
 from foregrad.graph.slots import Checked, Decision, Updated
 from foregrad.partitioners import Report, SavedValue, make_report
 
-from ..verification.watched import Generators, compiled_with
+from ..verification.watched import GlobalGenerators, compiled_with
 from .advice import advice_on, as_regions, calls_of, graph_after_calls, graph_or_error, parts_of_module
 from .graphs import Rows, own_source, rows_of, sources_of, work_of
 from .measure import Subject, held_by, packed_by, peak_of, step_of, subject_of, times_of
 from .program import program_of, writes_to_arguments, written_outside
 from .text import Explanation
-from .tree import Advice, Again, EagerPart, Memory, Operator, Saved, Time
+from .tree import Advice, Again, EagerPart, Memory, Operator, SavedTensor, Time
 
 
 def explain(
@@ -82,7 +82,7 @@ def explain(
     """
     asked = {"backend": backend, "partition": partition, "memory_budget": memory_budget}
     with warnings.catch_warnings(), without_fake_mode(), contextlib.ExitStack() as afterwards:
-        afterwards.callback(Generators.now().put_back)
+        afterwards.callback(GlobalGenerators.now().put_back)
         warnings.simplefilter("ignore", ForegradWarning)
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # by the copies of fakes
         subject = subject_of(fn, args, kwargs)
@@ -423,7 +423,7 @@ def _saved(
     rows: Rows,
     forward: int,
     slot: str,
-) -> Saved:
+) -> SavedTensor:
     key = f"f:{value.name}"
     one = by_key.get(key)
     read_by = _readers(key, by_key, readers)
@@ -433,7 +433,7 @@ def _saved(
     maker = None if one is None else _maker(one, by_key)
     op, module = "" if maker is None else maker.op, _module(maker, rows)
     is_output = maker is not None and _is_output(maker, by_key, readers, rows)
-    return Saved(
+    return SavedTensor(
         name=value.name,
         variable=variable,
         op=op,

@@ -15,7 +15,7 @@ from foregrad.partitioners import amount, in_bytes
 
 from .advice import groups
 from .text import by_modules, seconds
-from .tree import Findings, Memory, Operator, Saved
+from .tree import Findings, Memory, Operator, SavedTensor
 
 _FOLDER = pathlib.Path(__file__).parent / "page"
 _ROLES = ("operator", "saved", "again", "view", "input", "tangent")
@@ -291,7 +291,7 @@ def _outline(alive: Sequence[int], axes: _Axes) -> str:
     return "".join([*points, f"H{axes.x(len(alive))}V{axes.y(0)}Z"])
 
 
-def _layers(saved: Sequence[Saved], axes: _Axes) -> list[str]:
+def _layers(saved: Sequence[SavedTensor], axes: _Axes) -> list[str]:
     layers = sorted((s for s in saved if s.kind == "saved" and s.nbytes), key=lambda s: (s.born, -s.dies))
     times = sorted({0, axes.steps} | {s.born for s in layers} | {s.dies + 1 for s in layers})
     spans: list[list[tuple[int, int, int]]] = [[] for _ in layers]  # of each: (from, to, height of its floor)
@@ -309,7 +309,7 @@ def _layers(saved: Sequence[Saved], axes: _Axes) -> list[str]:
     return [_layer(number, one, span, axes) for number, (one, span) in pairs if span]
 
 
-def _layer(number: int, one: Saved, span: list[tuple[int, int, int]], axes: _Axes) -> str:
+def _layer(number: int, one: SavedTensor, span: list[tuple[int, int, int]], axes: _Axes) -> str:
     path = "".join(
         f"M{axes.x(start)} {axes.y(floor)}V{axes.y(floor + one.nbytes)}H{axes.x(end)}V{axes.y(floor)}Z"
         for start, end, floor in span

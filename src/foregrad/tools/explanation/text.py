@@ -18,7 +18,7 @@ from typing import Any
 from foregrad.partitioners import Table, amount, in_bytes
 
 from .advice import groups
-from .tree import Findings, Saved
+from .tree import Findings, SavedTensor
 
 _MOST_ROWS = 12
 
@@ -155,7 +155,7 @@ def _memory(findings: Findings) -> Iterator[Section]:
     columns = ("bytes", "share", "values", "what", "modules", "line")
     tables = [_cut("by line", columns, rows, right=3)]
     kept = sorted((one for one in memory.saved if one.kind == "saved" and one.nbytes), key=lambda one: -one.nbytes)
-    alike: dict[tuple[str, str], list[Saved]] = {}
+    alike: dict[tuple[str, str], list[SavedTensor]] = {}
     for one in kept:
         alike.setdefault((of_layers(one.label), one.type), []).append(one)
     largest = sorted(alike.values(), key=lambda members: -sum(one.nbytes for one in members))
@@ -177,7 +177,7 @@ def of_layers(path: str) -> str:
 _NUMBER = re.compile(r"(?<![^.\s])\d+(?![^.\s])")
 
 
-def _of_all(alike: Sequence[Saved]) -> str:
+def _of_all(alike: Sequence[SavedTensor]) -> str:
     """Values that differ in the numbers of their modules, by the first and the last number."""
     first, last = (one.label.split() for one in sorted((alike[0], alike[-1]), key=lambda one: one.born))
     return " ".join(one if one == other else f"{one} to {other}" for one, other in zip(first, last, strict=True))

@@ -28,7 +28,7 @@ class Fact:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Guard:
+class FoundGuard:
     """A condition on a call, for the graph to be used: `name` is `expected`. `kind` says where it is looked at."""
 
     kind: str
@@ -37,7 +37,7 @@ class Guard:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Program:
+class CapturedProgram:
     """A captured program.
 
     `mutated`: tensors and Python objects that a call writes to; `aliased`: results that share memory with inputs or
@@ -50,7 +50,7 @@ class Program:
     mutated: tuple[Fact, ...]
     aliased: tuple[Fact, ...]
     unused: tuple[str, ...]
-    guards: tuple[Guard, ...]
+    guards: tuple[FoundGuard, ...]
     has_backward: bool
 
 
@@ -82,7 +82,7 @@ class Operator:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Saved:
+class SavedTensor:
     """A value that the forward keeps for the backward.
 
     `variable`: its name in the user's line. `kind`: "saved", "output" (the caller has it), "input" (there before),
@@ -130,7 +130,7 @@ class Memory:
     predicted_peak: int
     peak_at: str
     predicted_saved: int
-    saved: tuple[Saved, ...]
+    saved: tuple[SavedTensor, ...]
     again: tuple[Again, ...]
     alive: tuple[int, ...]
     forward_steps: int
@@ -203,7 +203,7 @@ class Advice:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Source:
+class PrintedGraph:
     """A printed graph; `keys`: the operator that each line computes, or ""."""
 
     title: str
@@ -221,7 +221,7 @@ class Findings:
     name: str
     backend: str
     partition: str
-    program: Program | None = None
+    program: CapturedProgram | None = None
     memory: Memory | None = None
     work: Work | None = None
     time: Time | None = None
@@ -232,6 +232,6 @@ class Findings:
     modules: tuple[tuple[str, str], ...] = ()
     lines: tuple[str, ...] = ()
     operators: tuple[Operator, ...] = ()
-    sources: tuple[Source, ...] = ()
+    sources: tuple[PrintedGraph, ...] = ()
     versions: str = ""
     module_seconds: tuple[tuple[str, float], ...] = ()

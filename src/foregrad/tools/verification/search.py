@@ -26,7 +26,7 @@ from foregrad.graph.printing import user_line
 from .compare import Gap, Verdict
 from .locate import Culprit, Piece, gap_of, ranges_of
 from .lockstep import evaluate, exact_call, gives_nothing, steps
-from .watched import Generators, copy_of_tensor
+from .watched import GlobalGenerators, copy_of_tensor
 
 _PIECE = 32  # operators in a piece that a backend is given
 _QUICK = 1.0  # seconds: a compilation that takes less can be made of a graph that returns all of its values
@@ -100,7 +100,9 @@ def made_gap(piece: Piece, maker: Maker, expected: list[Any] | None = None) -> G
     return gap if gap.verdict is Verdict.WRONG else None
 
 
-def smallest_wrong(module: fx.GraphModule, inputs: list[Any], generators: Generators, maker: Maker) -> Culprit | None:
+def smallest_wrong(
+    module: fx.GraphModule, inputs: list[Any], generators: GlobalGenerators, maker: Maker
+) -> Culprit | None:
     """The part of a graph that a maker gets wrong, as small as it can be made; None where no part is wrong alone."""
     search = _Search(module, inputs, generators, maker)
     units = search.units
@@ -117,16 +119,16 @@ def smallest_wrong(module: fx.GraphModule, inputs: list[Any], generators: Genera
 
 
 class _Search:
-    def __init__(self, module: fx.GraphModule, inputs: list[Any], generators: Generators, maker: Maker) -> None:
+    def __init__(self, module: fx.GraphModule, inputs: list[Any], generators: GlobalGenerators, maker: Maker) -> None:
         self.module, self.inputs, self.generators, self.maker = module, inputs, generators, maker
         self.values: dict[fx.Node, Any] = {}
-        self.before: dict[fx.Node, Generators] = {}  # the random state at nodes that draw
+        self.before: dict[fx.Node, GlobalGenerators] = {}  # the random state at nodes that draw
         self.late: set[fx.Node] = set()  # nodes that depend on tangents
         generators.put_back()
 
         def note(node: fx.Node) -> None:
             if is_random(node):
-                self.before[node] = Generators.now()
+                self.before[node] = GlobalGenerators.now()
 
         for step in steps(module, inputs, keep=True, before=note):
             self.values[step.node] = step.value

@@ -26,7 +26,7 @@ from .locate import Culprit, Piece, first_in_decompositions, gap_of, ranges_of
 from .lockstep import evaluate, gives_nothing, steps
 from .report import StageResult
 from .search import Maker, made_gap, needed_of, smallest_wrong
-from .watched import Execution, Generators, Log, copy_of_tensor
+from .watched import Execution, GlobalGenerators, Log, copy_of_tensor
 
 # Whose operators run Python, or talk to other processes.
 _NAMESPACES = ("foregrad", "c10d", "_c10d_functional")
@@ -247,7 +247,7 @@ Content = tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Call:
+class _NotedCall:
     """A call of an operator; `before`: copies of its tensors from before it."""
 
     op: Any
@@ -266,7 +266,7 @@ class EagerValues(ThreadDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.by_content: dict[Content, tuple[str, str]] = {}
-        self.calls: list[_Call] = []
+        self.calls: list[_NotedCall] = []
         self.is_forward = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -278,7 +278,7 @@ class EagerValues(ThreadDispatchMode):
             before = {id(t): copy_of_tensor(t).requires_grad_(t.requires_grad) for t in tensors}
         result = func(*args, **kwargs)
         if is_noted:
-            self.calls.append(_Call(func, args, kwargs, result, before))
+            self.calls.append(_NotedCall(func, args, kwargs, result, before))
         info = op_info(func)
         is_cotangent = not self.is_forward and "generator" in kwargs  # drawn by `verify`
         if not gives_nothing(func) and not is_cotangent:
@@ -335,7 +335,7 @@ def with_program(culprit: Culprit, eager: EagerValues, maker: Maker) -> Culprit:
     return dataclasses.replace(culprit, piece=piece, maker=maker)
 
 
-def _piece(calls: Sequence[_Call]) -> Piece | None:
+def _piece(calls: Sequence[_NotedCall]) -> Piece | None:
     """Calls as a graph. A tensor from outside is an input, with its content from before its first use."""
     graph = fx.Graph()
     inputs: list[torch.Tensor] = []
@@ -344,7 +344,7 @@ def _piece(calls: Sequence[_Call]) -> Piece | None:
     def note(tensor: torch.Tensor, node: fx.Node) -> None:
         nodes[id(tensor)] = nodes[_place(tensor)] = node
 
-    def operand(call: _Call, value: torch.Tensor) -> fx.Node:
+    def operand(call: _NotedCall, value: torch.Tensor) -> fx.Node:
         if id(value) not in nodes and _place(value) not in nodes:
             with graph.inserting_before(None):  # ahead of all others
                 note(value, graph.placeholder(f"x{len(inputs)}"))
@@ -364,7 +364,7 @@ def _piece(calls: Sequence[_Call]) -> Piece | None:
     if not results:
         return None
     graph.output(list(results))
-    return Piece(make_graph_module(torch.nn.Module(), graph, "Piece"), inputs, Generators.now())
+    return Piece(make_graph_module(torch.nn.Module(), graph, "Piece"), inputs, GlobalGenerators.now())
 
 
 def _place(tensor: torch.Tensor) -> Any:

@@ -24,7 +24,7 @@ from .report import StageResult, Verification
 from .reproducer import write_reproducer
 from .search import Maker
 from .stages import EagerValues, Stages, Values, first_not_eager, with_program
-from .watched import Generators, Log, compiled_with, copy_of_tensor
+from .watched import GlobalGenerators, Log, compiled_with, copy_of_tensor
 
 
 def verify(
@@ -85,7 +85,7 @@ def verify(
         compiled = compiled_with(
             backend=chosen, partition=partition, memory_budget=memory_budget, decompositions=decompositions
         )
-    generators = Generators.now()
+    generators = GlobalGenerators.now()
     try:
         verifier = _Verifier(function, args, kwargs, order, compiled, name or "its backend", folder)
         with compiling(verifier.name, verb="verifying"):
@@ -119,7 +119,7 @@ class _Verifier:
         return str(getattr(self.function, "__name__", type(self.function).__name__))
 
     def run(self, begin: float) -> Verification:
-        generators = Generators.now()
+        generators = GlobalGenerators.now()
         log = Log()
         start = time.perf_counter()
         side, compiled = self._compiled(self.like, log, generators)
@@ -163,7 +163,7 @@ class _Verifier:
         side = self._side()
         return _as_captured(side.function).graph_for(side.args, side.kwargs).joint
 
-    def _capture(self, eager: Outcome, generators: Generators) -> tuple[StageResult, Culprit | None]:
+    def _capture(self, eager: CallOutcome, generators: GlobalGenerators) -> tuple[StageResult, Culprit | None]:
         """The graph as it was captured, on eager's kernels; and its first operator that eager does not run."""
         log = Log()
         side, plain = self._compiled(_plainly_compiled(), log, generators)
@@ -177,7 +177,7 @@ class _Verifier:
                 culprit = with_program(culprit, values, Maker("capture", _as_captured))
         return StageResult("capture", comparison.verdict, "; ".join(comparison.lines[:2])), culprit
 
-    def _compiled(self, like: CompiledFunction, log: Log, generators: Generators) -> tuple[Side, Outcome]:
+    def _compiled(self, like: CompiledFunction, log: Log, generators: GlobalGenerators) -> tuple[Side, CallOutcome]:
         """A side with a compiled function that `log` hears of, and its outcome. Nothing is cached on disk."""
         while True:
             side = self._side()
@@ -198,7 +198,9 @@ class _Verifier:
             side.function(*side.args, **side.kwargs)
         return side
 
-    def _eager(self, other: Side, log: Log, generators: Generators, values: EagerValues | None = None) -> Outcome:
+    def _eager(
+        self, other: Side, log: Log, generators: GlobalGenerators, values: EagerValues | None = None
+    ) -> CallOutcome:
         side = self._side()
 
         def reached() -> Mapping[str, torch.Tensor]:
@@ -255,7 +257,7 @@ class Comparison:
     layouts_differ: bool
 
     @classmethod
-    def of(cls, eager: Outcome, compiled: Outcome) -> Comparison:
+    def of(cls, eager: CallOutcome, compiled: CallOutcome) -> Comparison:
         if eager.error is not None or compiled.error is not None:
             return cls._of_errors(eager.error, compiled.error)
         lines: list[str] = []
@@ -313,7 +315,7 @@ class Comparison:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Outcome:
+class CallOutcome:
     """A call's outcome: tensors by name, other results, facts about tensors, and the error that it raised, if any.
 
     `layouts`: for each tensor its visible facts besides values; `shared`: the pairs of names that share memory.
@@ -343,7 +345,9 @@ class Side:
             by_name |= {f"buffer {name}": value for name, value in self.function.named_buffers()}
         return by_name
 
-    def run(self, call: Callable[..., Any], order: int, reached: Callable[[], Mapping[str, torch.Tensor]]) -> Outcome:
+    def run(
+        self, call: Callable[..., Any], order: int, reached: Callable[[], Mapping[str, torch.Tensor]]
+    ) -> CallOutcome:
         """Call `call` (the function, or its compiled form) with the arguments, and differentiate `order` times.
 
         `reached()`: after the call, the tensors that the function reaches by itself.
@@ -362,7 +366,7 @@ class Side:
             layouts |= {f"{n} afterwards": _layout(t) for n, t in inputs.items()}
             gradients = _differentiated(outputs, leaves, order)
         except Exception as error:
-            return Outcome({}, {}, frozenset(), error)
+            return CallOutcome({}, {}, frozenset(), error)
         values |= gradients
         for name, tensor in inputs.items():
             if name not in versions or _version(tensor) != versions[name]:
@@ -372,7 +376,7 @@ class Side:
             for n, g in gradients.items()
             if g is not None and g.layout is torch.strided
         }
-        return Outcome(values, layouts, shared)
+        return CallOutcome(values, layouts, shared)
 
 
 def make_side(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Side:

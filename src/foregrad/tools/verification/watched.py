@@ -18,7 +18,7 @@ from .lockstep import evaluate
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Generators:
+class GlobalGenerators:
     """The states of the global random generators: PyTorch's, Python's, NumPy's where it is imported."""
 
     cpu: torch.Tensor
@@ -27,7 +27,7 @@ class Generators:
     numpy: Any
 
     @classmethod
-    def now(cls) -> Generators:
+    def now(cls) -> GlobalGenerators:
         """As they are."""
         gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
         numpy = sys.modules.get("numpy")
@@ -49,7 +49,7 @@ class Execution:
 
     stage: CompileStage
     inputs: list[Any]
-    generators: Generators
+    generators: GlobalGenerators
     results: list[Any] = dataclasses.field(default_factory=list)
     _expected: list[Any] = dataclasses.field(default_factory=list)
 
@@ -91,7 +91,7 @@ class Log(Watcher):
     def compiled(self, stage: CompileStage) -> Callable[..., Any]:
         def run(values: list[Any]) -> Any:
             inputs = [copy_of_tensor(v) if isinstance(v, torch.Tensor) else v for v in values]
-            done = Execution(stage, inputs, Generators.now())
+            done = Execution(stage, inputs, GlobalGenerators.now())
             results = stage.after(values)
             done.results = [copy_of_tensor(v) if isinstance(v, torch.Tensor) else v for v in results]
             self.executions.append(done)

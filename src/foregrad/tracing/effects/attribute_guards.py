@@ -284,7 +284,7 @@ _RULES: dict[Any, Callable[[Facts, Asked, Any], Any]] = {
 
 
 @dataclasses.dataclass(slots=True)
-class _Held:
+class _HeldGradient:
     """An input with its `.grad` on the stand-in. `was_cleared`: the function set `.grad = None` before reading it."""
 
     record: InputRecord
@@ -297,7 +297,7 @@ class Gradients(Aspect):
 
     def __init__(self, inputs: Inputs, note: Callable[..., None], where: Callable[[], str]) -> None:
         self.inputs, self.note, self.where = inputs, note, where
-        self._held: dict[InputRecord, _Held] = {}
+        self._held: dict[InputRecord, _HeldGradient] = {}
         self._is_over = False  # the function has run
         self.values: list[torch.Tensor] = []  # that are left in `.grad`, once the function has run
         self.hooks: list[Any] = []  # that backwards inside call
@@ -329,7 +329,7 @@ class Gradients(Aspect):
             )
         if record not in self._held:
             self._note(record)
-            self._held[record] = _Held(record, was_cleared=value is None)
+            self._held[record] = _HeldGradient(record, was_cleared=value is None)
 
     def accumulating(self, roots: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
         """Context: autograd's engine adds the gradients of `roots` to `.grad`, and calls the hooks of tensors."""
@@ -359,7 +359,7 @@ class Gradients(Aspect):
         if grad is not None:
             self._know(record, grad)
             set_gradient(record.stand_in, self.inputs.adopt(grad))
-        self._held[record] = _Held(record, was_cleared=False)
+        self._held[record] = _HeldGradient(record, was_cleared=False)
 
     def _note(self, record: InputRecord) -> None:
         """Each call is to find a gradient in `.grad`, or None, as the present call does. PyTorch warns on a question to

@@ -160,7 +160,7 @@ class EagerRegions(Aspect):
         entries += [recorder.value_of(leaf).read(recorder.emit) for leaf in leaves]
         entry = self._entry(region, ran, (region.key, entries, decided, [d for size in sizes for d in size]), sizes)
         self.made.append(region)
-        values = _Linked.apply(_Call(self, region, entry, inputs, [tuple(t.shape) for t in inputs]), *inputs)
+        values = _Linked.apply(_RegionCall(self, region, entry, inputs, [tuple(t.shape) for t in inputs]), *inputs)
         count = len(values) - len(region.written or ())
         for index, value in zip(region.written or (), values[count:], strict=True):
             tensors[index].copy_(value)
@@ -261,7 +261,7 @@ class EagerRegions(Aspect):
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class _Call:
+class _RegionCall:
     """One region on the tape; `shapes` are its inputs' at that time."""
 
     regions: EagerRegions
@@ -305,7 +305,7 @@ class _Linked(torch.autograd.Function):
     """Links the results of a region to its inputs."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *inputs: torch.Tensor) -> Any:
+    def forward(ctx: Any, call: _RegionCall, *inputs: torch.Tensor) -> Any:
         ctx.call = call
         ctx.set_materialize_grads(False)
         values = call.values()
@@ -316,7 +316,7 @@ class _Linked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        call: _Call = ctx.call
+        call: _RegionCall = ctx.call
         call.region.materializes = tuple(map(_leads_to_functions, call.inputs))
         backward = call.region.backward([gradient is not None for gradient in gradients])
         found: list[Any] = [None] * len(call.shapes)
@@ -331,7 +331,7 @@ class _Linked(torch.autograd.Function):
 def _leads_to_functions(tensor: torch.Tensor) -> bool:
     """Whether traced custom Functions are behind a tensor."""
     functions = (node for node in nodes_behind([tensor]) if isinstance(node, torch.autograd.function.BackwardCFunction))
-    return any(not isinstance(getattr(node, "call", None), _Call) for node in functions)
+    return any(not isinstance(getattr(node, "call", None), _RegionCall) for node in functions)
 
 
 class Once(torch.autograd.Function):

@@ -192,7 +192,7 @@ class EagerHooks(Aspect):
             return self.traced(hook)
         called = GradientHook(hook, str(getattr(hook, "__name__", type(hook).__name__)), self.recorder.where())
         self.made.append(called)
-        return _Call(self.recorder, called, key)
+        return _HookCall(self.recorder, called, key)
 
     def traced(self, hook: Any) -> Any:
         """A hook with its present actions in the graph."""
@@ -233,7 +233,7 @@ def _function(hook: Any) -> Any:
     return getattr(called, "__func__", called)
 
 
-class _Call:
+class _HookCall:
     """In the place of a hook, while the backward is recorded."""
 
     def __init__(self, recorder: Recorder, called: GradientHook, key: Any) -> None:
@@ -285,7 +285,7 @@ _DEEPEST_HELD = 6
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class _Registered:
+class _RegisteredHook:
     """A hook of a tensor: its key in the tensor's table, the tensor's history by then, the user's line."""
 
     tensor: torch.Tensor
@@ -340,7 +340,7 @@ class OwnHooks(Aspect):
 
     def __init__(self, line: Callable[[], str]) -> None:
         self._line = line
-        self._registered: list[_Registered] = []
+        self._registered: list[_RegisteredHook] = []
         self._on_nodes: list[_OnNode] = []
         self._on_results: list[tuple[int, Callable[..., Any]]] = []
         self._on_inputs: list[tuple[InputRecord | WrapperInput, Callable[..., Any]]] = []
@@ -352,7 +352,7 @@ class OwnHooks(Aspect):
 
     def note(self, tensor: torch.Tensor, hook: Any, handle: Any) -> None:
         """`tensor.register_hook(hook)` gave `handle`."""
-        self._registered.append(_Registered(tensor, hook, handle.id, history_of(tensor), self._line()))
+        self._registered.append(_RegisteredHook(tensor, hook, handle.id, history_of(tensor), self._line()))
 
     def on_node(self, hook: Any, register: Callable[[Any], Any]) -> Any:
         """Register a hook on a node."""
@@ -431,7 +431,7 @@ class OwnHooks(Aspect):
                 _check_view(name, analysis.outputs[at])
                 self.inside.append(at)
 
-    def _take_back(self, registered: _Registered) -> None:
+    def _take_back(self, registered: _RegisteredHook) -> None:
         del registered.tensor._backward_hooks[registered.key]  # type: ignore[union-attr]
         self._registered.remove(registered)
 
@@ -449,7 +449,7 @@ def _hook_on_view(name: str, path: str) -> UnsupportedSideEffectError:
     )
 
 
-def _is_there(registered: _Registered) -> bool:
+def _is_there(registered: _RegisteredHook) -> bool:
     """Whether the hook was not removed, and is still one of the tensor's: a write in place leaves it with the former
     tensor.
     """

@@ -133,13 +133,13 @@ class Attention(Aspect):
             gradients = call.gradients(tensors)
         return *gradients[:3], tuple(gradients[3 : 3 + len(buffers)])
 
-    def _call(self, query: torch.Tensor, scores: Any, given: _Given) -> _Call:
+    def _call(self, query: torch.Tensor, scores: Any, given: _Given) -> _AttentionCall:
         """`scores`: their graph, their derivative's, and the tensors that both reach by themselves."""
         score, joint, others = scores
         masked = tuple(map(self._stand_in, given.mask_mod_other_buffers))
         mask, mask_others = self.graphs.mask(given.block_mask[-1], query, masked)
         blocks = (*map(self._stand_in, given.block_mask[:-1]), mask)
-        return _Call(self, score, joint, blocks, given.scale, dict(given.kernel_options), others, mask_others)
+        return _AttentionCall(self, score, joint, blocks, given.scale, dict(given.kernel_options), others, mask_others)
 
     def _stand_in(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -158,7 +158,7 @@ def _requires_grad(values: Sequence[Any]) -> bool:
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class _Call:
+class _AttentionCall:
     """One call. `joint` is None where nothing is differentiated."""
 
     attention: Attention
@@ -214,7 +214,7 @@ class _Attention(torch.autograd.Function):
     """Links the results to their operands."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> Any:
+    def forward(ctx: Any, call: _AttentionCall, *tensors: torch.Tensor) -> Any:
         ctx.set_materialize_grads(False)
         ctx.call = call
         results = call.results(*tensors[:3])
@@ -233,7 +233,7 @@ class _Gradient(torch.autograd.Function):
     """The gradients; they depend on `tensors`."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, given: Sequence[Any], *tensors: Any) -> Any:
+    def forward(ctx: Any, call: _AttentionCall, given: Sequence[Any], *tensors: Any) -> Any:
         return tuple(call.gradients(given))
 
     @staticmethod
@@ -250,7 +250,7 @@ class _Gradient(torch.autograd.Function):
 # Known weakness: sizes that vary are those of this call in such a graph, which is then for them alone.
 
 
-class _Writer(ThreadDispatchMode):
+class _ScoreWriter(ThreadDispatchMode):
     """Runs operators on fakes and writes the operators into a graph. `others` are the tensors that the function brought
     in.
     """
@@ -383,7 +383,7 @@ class ScalarGraphs:
             joint = self._joint(writer, score, result) if differentiated else None
         return forward, joint, tuple(writer.others)
 
-    def _joint(self, writer: _Writer, score: torch.Tensor, result: torch.Tensor) -> fx.GraphModule:
+    def _joint(self, writer: _ScoreWriter, score: torch.Tensor, result: torch.Tensor) -> fx.GraphModule:
         gradient = self._scalar(result, result.dtype)
         inputs, count = list(writer.inputs), 5
         writer.add_input("gradient", gradient)
@@ -401,7 +401,7 @@ class ScalarGraphs:
     @contextlib.contextmanager
     def _written(self, scalars: list[tuple[str, torch.Tensor]], given: Sequence[Any], what: str) -> Any:
         self.scalars = scalars
-        writer = _Writer(self.recorder, scalars, what)
+        writer = _ScoreWriter(self.recorder, scalars, what)
         for value in given:
             if isinstance(value, torch.Tensor):
                 writer._adopted(value)
@@ -409,7 +409,7 @@ class ScalarGraphs:
         with without_modes(lifting, self.recorder), lifting, indexed_by_tensors(), writer:
             yield writer
 
-    def _checked(self, writer: _Writer, result: Any) -> torch.Tensor:
+    def _checked(self, writer: _ScoreWriter, result: Any) -> torch.Tensor:
         if not isinstance(result, torch.Tensor):
             raise RuntimeError(f"Expected output of {writer.what} to be a tensor. Got type {type(result)}.")
         found: torch.Tensor = writer._adopted(result)  # one that the function only looked up, too

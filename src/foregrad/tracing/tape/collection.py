@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-from ...locks import InPlace
+from ...locks import ProcessPatch
 
 _MANY = 1_000_000  # some 100 MB
 
@@ -48,10 +48,10 @@ def _go_on() -> None:
         gc.enable()
 
 
-_paused = InPlace(_pause, _go_on)
+_paused = ProcessPatch(_pause, _go_on)
 
 
-def paused_collection() -> InPlace:
+def paused_collection() -> ProcessPatch:
     """Context: the collector is off, and as it was afterwards. For the whole process, but nothing else notices."""
     return _paused
 

@@ -37,10 +37,10 @@ def build_module(
 
     `symbolic`: there may be symbolic sizes. `numbers`: the symbolic numbers that entries are, by entry.
     """
-    return _Builder(tape, fake_mode, symbolic, numbers or {}).build(primals, tangents, outputs, name)
+    return _GraphBuilder(tape, fake_mode, symbolic, numbers or {}).build(primals, tangents, outputs, name)
 
 
-class _Builder:
+class _GraphBuilder:
     def __init__(self, tape: Tape, fake_mode: FakeTensorMode, symbolic: bool, numbers: Mapping[Entry, Any]) -> None:
         self.numbers = numbers
         self.symbolic = symbolic
@@ -117,7 +117,7 @@ class _Builder:
         return self.nodes[entry]
 
     def _meta(self, entry: Entry) -> NodeMeta:
-        late = _Late(self.fake_mode, entry.spec)
+        late = _LateMeta(self.fake_mode, entry.spec)
         meta = NodeMeta({"spec": entry.spec}, late=late)
         if entry in self.numbers:
             meta["val"] = self.numbers[entry]
@@ -160,7 +160,7 @@ _MODULES = ("nn_module_stack", "fwd_nn_module_stack")  # of the forward, of the 
 _ACCUMULATION = "Gradient accumulation (a value is used more than once), or backward of:\n"
 
 
-class _Late(Mapping[str, Callable[[], Any]]):
+class _LateMeta(Mapping[str, Callable[[], Any]]):
     """A node's late metadata, by key: in one small object, as a graph has one for each node."""
 
     __slots__ = ("fake_mode", "modules_key", "origin", "prefix", "spec")

@@ -109,7 +109,7 @@ def _is_dense(tensor: torch.Tensor, order: tuple[int, ...]) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Opened:
+class OpenResult:
     """A result with a size that stays open: its specs, and where the size is (result, or None for one; dimension).
 
     `number` is the symbolic size; `is_new` that no operator before this one had it.
@@ -142,7 +142,7 @@ class OpenSizes:
             return False
         return self.always or bool(self.seen.get(where, frozenset()) - {value})
 
-    def open(self, entry: Entry, result: Any, where: str) -> Opened | None:
+    def open(self, entry: Entry, result: Any, where: str) -> OpenResult | None:
         """`result`, from the operator of `entry` in the present call, with its size open; None where the size can't
         be.
         """
@@ -167,7 +167,7 @@ class OpenSizes:
         specs = [_spec(t, s, number) for t, s in zip(_all(result), shapes, strict=True)]
         target = OpenCall(entry.target, layouts, place)
         one = isinstance(result, torch.Tensor)
-        return Opened(target, specs[0] if one else tuple(specs), place, number, known is None)
+        return OpenResult(target, specs[0] if one else tuple(specs), place, number, known is None)
 
     def remember(self, entry: Entry, result: Any) -> None:
         """`result` has the size that a graph for this size alone has: it tells how many elements a mask chooses."""
