@@ -226,9 +226,7 @@ _once: dict[str, OneWarning] = defaultdict(OneWarning)
 
 
 def _plain_at(positions: Sequence[int], inputs: Sequence[Any]) -> list[Any] | None:
-    """Inputs with plain tensors in place of tensors of classes with `__torch_function__` alone; None if an input has no
-    plain tensor.
-    """
+    """Inputs with plain tensors for tensors of classes with `__torch_function__` alone; None if one has none."""
     plain = list(inputs)
     for index in positions:
         plain[index] = plain_alias(plain[index])

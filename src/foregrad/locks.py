@@ -41,9 +41,7 @@ if TYPE_CHECKING or sys.version_info >= (3, 12):
 else:
 
     class cached_property:  # noqa: N801 (it stands for functools')
-        """`functools.cached_property` without its lock: a forked child would inherit a lock held by a thread of its
-        parent.
-        """
+        """`functools.cached_property` without its lock: a forked child would inherit it from a thread of its parent."""
 
         def __init__(self, compute: Callable[[Any], Any]) -> None:
             self.compute = compute

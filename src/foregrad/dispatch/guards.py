@@ -344,9 +344,7 @@ class CallGuards(GuardMaker):
         return name
 
     def _other_objects(self, watch: Any) -> None:
-        """If the function compares objects by identity: guard each argument's identity with the tensors that it
-        found.
-        """
+        """If the function compares objects by identity: guard each argument's identity with the found tensors."""
         first_index = self.bind("tensors_found", watch.first_index)
         nodes = [node for _, node in self.call.tree.walk("")]
         keys_given = [n.context if n.kind == "dict" else getattr(n.context, "keys", None) for n in nodes]

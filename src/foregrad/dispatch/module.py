@@ -83,9 +83,7 @@ class _ForwardAttribute:
 
 
 def _forward_on_class(module: torch.nn.Module) -> Any:
-    """The class's forward; for a class of TorchScript's, which has no forward but on instances, the attribute found
-    there.
-    """
+    """The class's forward; for a class of TorchScript's, with a forward on instances only, that attribute."""
     cls = type(module)
     return inspect.getattr_static(cls, "forward") if isinstance(module, torch.jit.ScriptModule) else cls.forward
 

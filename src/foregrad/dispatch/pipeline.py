@@ -420,9 +420,7 @@ def _forward_only(joint: JointGraph) -> fx.GraphModule:
 
 
 def reachable(outputs: list[fx.Node], joint: JointGraph) -> set[fx.Node]:
-    """The nodes that `outputs` need, with all random nodes and nodes with effects; the backward's too if an output is
-    the backward's.
-    """
+    """The nodes that `outputs` need, all random nodes, and all with effects; the backward's too if it has an output."""
     halves = {node.meta.get("partitioner_tag") for node in outputs}
     random = [
         n

@@ -176,9 +176,7 @@ class SizesSeen:
 
 
 def numbers_read(decisions: Sequence[DecisionInfo]) -> frozenset[str]:
-    """The lines at which the graphs so far read a number from a tensor. A further graph is needed since the number
-    varies.
-    """
+    """The lines where the graphs so far read a number from a tensor. A further graph is needed since it varies."""
     return frozenset(
         decision.where
         for decision in decisions

@@ -146,9 +146,7 @@ class JointIndex:
         return not bits & 1 and dict.get(self.nodes[i].meta, "partitioner_tag") in _BACKWARD_TAGS
 
     def _tie_to_backward(self, once: list[int]) -> None:
-        """Mark values that depend on a random operator of the backward as the backward's: the forward can't save
-        them.
-        """
+        """Mark values behind a random operator of the backward as the backward's: the forward can't save them."""
         needs_tangent = self.needs_tangent
         for i in once:
             needs_tangent[i] = 1
@@ -186,9 +184,7 @@ class JointIndex:
 
     @cached_property
     def last_views(self) -> set[int]:
-        """Views that nothing but the output reads: the graph takes them at its end, from values that may be handed on
-        earlier.
-        """
+        """Views that nothing but the output reads: the graph takes them at its end, of values handed on earlier."""
         ends: set[fx.Node] = {self.output}
         for i in range(len(self) - 1, -1, -1):
             node = self.nodes[i]

@@ -38,9 +38,7 @@ class Split:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Excerpt:
-    """Some nodes of a graph, looked at by themselves: `nodes` in order, and the nodes of the backward's own
-    sequence.
-    """
+    """Some nodes of a graph, by themselves: `nodes` in order, and the nodes of the backward's own sequence."""
 
     nodes: Sequence[int]
     backward_sequence: Sequence[int]

@@ -32,8 +32,8 @@ class FirstImports(Aspect):
         self._thread = threading.get_ident()
 
     def prepare(self) -> None:
-        """Import the modules that earlier runs were about to import. A module that fails does so again where the
-        function asks.
+        """Import the modules that earlier runs were about to import. A failing module fails again where it is asked
+        for.
         """
         for name in [name for name, is_tried in self.modules.items() if not is_tried]:
             self.modules[name] = True
@@ -59,9 +59,7 @@ class FirstImports(Aspect):
             raise CaptureAgain
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> None:
-        """The import system asks each finder for a module that is not loaded. The later finders know whether the module
-        exists.
-        """
+        """The import system asks each finder for a module that is not loaded. Later finders know whether it exists."""
         if threading.get_ident() != self._thread or name in self.modules or is_outside(name):
             return
         others = [finder for finder in sys.meta_path if not isinstance(finder, FirstImports)]

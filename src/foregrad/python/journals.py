@@ -179,9 +179,7 @@ _FILLS: dict[Any, Callable[[Any], None]] = {
 
 
 def grows(holder: Holder) -> bool:
-    """Whether a run changed the number of a user container's items, or the items of a container that keeps the last
-    few.
-    """
+    """Whether a run changed the length of a user's container, or the items of a container that keeps the last few."""
     if holder.step in TABLES or type(holder.target) not in _KINDS or holder.style == "attr":
         return False
     return len(holder.target) != len(holder.before) or holder.kind is DEQUE

@@ -43,9 +43,7 @@ class ArithmeticSettings:
         self._values: dict[str, Any] = {}
 
     def begin(self, before: dict[str, Any], between: Collection[str]) -> None:
-        """The function starts, under the settings `before`; it is known to change the settings in `between` between
-        operators.
-        """
+        """The function starts, under the settings `before`; it is known to change `between` between operators."""
         self.now, self._values = arithmetic(), before
         if between:
             self._refuse(between, "operators")

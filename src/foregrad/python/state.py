@@ -1,6 +1,4 @@
-"""The Python state round one run of a capture: its former contents, the run's writes as effects, the way back in the
-end.
-"""
+"""The Python state round one run of a capture: its former contents, the run's writes as effects, the way back."""
 
 from __future__ import annotations
 
@@ -144,9 +142,7 @@ class PythonState:
         return self.before.knows(value) and value not in self.made.arguments
 
     def varies(self, value: Any) -> bool:
-        """Whether an object is a tensor, a container or an object among the arguments: a different object in each
-        call.
-        """
+        """Whether an object is a tensor, container or object among the arguments: a different object in each call."""
         own = self.real_of(value) if isinstance(value, torch.Tensor) else None
         is_leaf = own is not None and any(leaf is own for leaf in self.call.leaves)
         return is_leaf or value in self.made.arguments

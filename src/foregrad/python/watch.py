@@ -164,9 +164,7 @@ class Watch:
             self.now = (_never, self.now[1], ())
 
     def forget_trees(self) -> None:
-        """In a forked child: a tree locks a mutex while it checks, and a thread of the parent may hold the mutex for
-        ever.
-        """
+        """In a forked child: a tree locks a mutex while it checks, perhaps held by a thread of the parent for ever."""
         if not self.dead:
             self.forget()
 
@@ -204,9 +202,7 @@ class Watch:
         return dropped
 
     def _one_another(self) -> list[int]:
-        """For each tensor that may be compared by identity, its first position in the list, behind the `held`
-        tensors.
-        """
+        """For each tensor that may be compared by identity, its first position in the list, behind the `held`."""
         self.first_index.clear()
         self.first_index.update((tensor, number) for number, tensor in enumerate(self.held))
         return [

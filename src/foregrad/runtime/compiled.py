@@ -82,9 +82,7 @@ def owned_among(positions: tuple[int, ...], values: list[Any]) -> tuple[int, ...
 
 
 def overwriting(backward: Boxed, positions: tuple[int, ...], make_careful: Callable[[], Boxed]) -> Boxed:
-    """`backward`, which writes into its inputs at `positions`, if they have no other owner; else the careful
-    backward.
-    """
+    """`backward`, which writes into its inputs at `positions`, if nobody else owns them; else the careful backward."""
     owned = memory.owned()
 
     def choose(values: list[Any]) -> list[Any]:

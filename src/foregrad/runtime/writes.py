@@ -1,6 +1,4 @@
-"""Writes of a call and of its backward, into tensors and into the program's objects: lines, and the functions that the
-lines call.
-"""
+"""Writes of a call and of its backward, into tensors and the program's objects: lines, and the functions called there."""
 
 from __future__ import annotations
 
@@ -145,9 +143,7 @@ def update_line(writer: LineWriter, target: str, value: str, spec: TensorSpec, *
 
 
 def graph_arguments(names: Sequence[str], forward: Any, updates: Iterable[Write]) -> str:
-    """The arguments of a graph without gradients, as a list. It writes to an input whose version stays through
-    `data`.
-    """
+    """A graph's arguments, without gradients, as a list. It writes to an input whose version stays through `data`."""
     done = {number for number, _ in getattr(forward, "updated", ())}
     hidden = done & {update.input for update in updates if not update.counted}
     return f"[{', '.join([f'{name}.data' if i in hidden else name for i, name in enumerate(names)])}]"

@@ -22,9 +22,7 @@ from ..locks import bound
 
 
 class FunctionClassError(UnsupportedTensorError):
-    """A tensor of a class with `__torch_function__` is an argument, or a result (`is_result`), of a function that gets
-    none as `Taken`.
-    """
+    """An argument, or a result (`is_result`), is a tensor of such a class; the function gets none as `Taken`."""
 
     is_result = False
 

@@ -25,9 +25,7 @@ class PlainScreen:
 
     @contextmanager
     def progress(self, label: str, total: int) -> Iterator[Advance]:
-        """A progress bar for the length of a `with`; it gives a function that is called with the count done and a
-        remark.
-        """
+        """A progress bar for the length of a `with`; it gives a function of the count done and a remark."""
         redraw = self.out.isatty()
 
         def advance(done: int, remark: str) -> None:

@@ -50,9 +50,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """A choice of cases: `size` "short" or "full"; `only`, patterns of names as in a shell; `dtypes` of the
-    operators.
-    """
+    """A choice of cases: `size` "short" or "full"; `only`, patterns of names as in a shell; operators' `dtypes`."""
 
     size: str = "short"
     only: tuple[str, ...] = ()

@@ -215,7 +215,8 @@ class PrintedGraph:
 class Findings:
     """All findings. `not_measured`: why nothing was run, or "". `modules`: the (path, class) of each module that ran,
     by the numbers in `operators`; `lines`: the user's lines. `module_seconds`: by path, the time of each module's
-    forward in eager mode, inner modules included.
+    forward in eager mode, inner modules included. `operator_seconds`: the operators of an eager step, the longest
+    first: name, calls, seconds.
     """
 
     name: str
@@ -235,3 +236,4 @@ class Findings:
     sources: tuple[PrintedGraph, ...] = ()
     versions: str = ""
     module_seconds: tuple[tuple[str, float], ...] = ()
+    operator_seconds: tuple[tuple[str, int, float], ...] = ()

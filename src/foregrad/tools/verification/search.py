@@ -171,9 +171,7 @@ class _Search:
 
     @staticmethod
     def _is_shown(node: fx.Node, inside: set[fx.Node], is_needed_only: bool) -> bool:
-        """Whether a piece returns a node: a node without users inside, or, unless `is_needed_only`, with users
-        outside.
-        """
+        """Whether a piece returns a node: one without users inside, or, unless `is_needed_only`, with users outside."""
         return inside.isdisjoint(node.users) if is_needed_only else not node.users or not inside.issuperset(node.users)
 
     def _ordered(self, nodes: Sequence[fx.Node]) -> list[fx.Node]:

@@ -34,9 +34,7 @@ _NAMESPACES = ("foregrad", "c10d", "_c10d_functional")
 
 @dataclasses.dataclass
 class Stages:
-    """The compiled stages of one call, with `decompositions`. `capture()` captures the function without
-    decompositions.
-    """
+    """The compiled stages of one call, with `decompositions`. `capture()` captures without decompositions."""
 
     log: Log
     decompositions: Any

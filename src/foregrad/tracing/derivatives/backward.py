@@ -176,9 +176,7 @@ class Backward:
     def _failing_aside(
         self, outputs: Sequence[Any], sinks: Sequence[InputRecord], tangents: Sequence[torch.Tensor]
     ) -> dict[int, Exception]:
-        """By position, the errors of `backward()` where `torch.autograd.grad` answers: it also runs nodes that lead
-        nowhere.
-        """
+        """By position, the errors of `backward()` where `torch.autograd.grad` answers: it also runs dead ends."""
         leaves = [record.leaf for record in sinks]
         found: dict[int, Exception] = {}
         for position, (output, tangent) in enumerate(zip(outputs, tangents, strict=True)):

@@ -261,9 +261,7 @@ def result_of(origin: ResumableTrace, kind: TangentKind) -> Any:
 
 
 def with_tangents(origin: ResumableTrace, kinds: Sequence[TangentKind]) -> ResumableTrace:
-    """The trace with a slot and a layout for each plain tensor of the tangents of the `kinds`, behind the present
-    slots.
-    """
+    """The trace with a slot and a layout for each plain tensor of the `kinds` of tangents, behind the present slots."""
     slots: list[Slot] = [*origin.output_slots]
     specs = [*origin.tangent_specs]
     for kind in kinds:

@@ -490,9 +490,7 @@ class _At:
 
 
 def take_apart(result: Any, given: list[torch.Tensor]) -> tuple[list[torch.Tensor], tuple[Tree, list[Any]]]:
-    """The tensors among the leaves of a result, and the rest. Numbers count as tensors, since they may differ next
-    time.
-    """
+    """The tensors among the leaves of a result, and the rest. Numbers, which may differ next time, are tensors."""
     leaves, tree = flatten(result)
     check_leaves(leaves, tree.paths("result"), "the eager region's")
     arguments = ById((tensor, index) for index, tensor in enumerate(given))

@@ -450,9 +450,7 @@ def _hook_on_view(name: str, path: str) -> UnsupportedSideEffectError:
 
 
 def _is_there(registered: _RegisteredHook) -> bool:
-    """Whether the hook was not removed, and is still one of the tensor's: a write in place leaves it with the former
-    tensor.
-    """
+    """Whether the hook was not removed, and is still the tensor's: a write in place leaves it with the former one."""
     hooks = registered.tensor._backward_hooks
     return hooks is not None and registered.key in hooks and history_of(registered.tensor) is registered.history
 

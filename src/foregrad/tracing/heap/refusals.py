@@ -67,9 +67,7 @@ def resized_with_gradients(where: str) -> UnsupportedMutationError:
 
 
 def past_the_edges(where: str = "") -> UnsupportedAliasError:
-    """A view that eager takes by its place in memory, different from the place that autograd derives from its
-    operators.
-    """
+    """A view that eager takes by its place in memory, not the place that autograd derives from its operators."""
     return UnsupportedAliasError(
         f"a view{_at(where)} goes past the edges of what it is taken of (`as_strided`), or what it is taken of has "
         "several elements in one place (`expand`), and gradients flow to that memory or it is written: take it of what "

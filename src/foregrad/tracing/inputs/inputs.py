@@ -172,9 +172,7 @@ class Inputs:
         return is_news
 
     def arguments(self, array_of: Callable[[Any], Any], leaves: list[Any], made: dict[int, Any]) -> Arguments:
-        """The containers that the function is called with, made of the `leaves`; `made` gets the containers by
-        number.
-        """
+        """The containers that the function is called with, made of the `leaves`; `made` gets them by number."""
         with self.recorder:
             return self.call.arguments(leaves, functools.partial(self.wrappers.of_argument, array_of), made)
 
@@ -305,9 +303,7 @@ class Inputs:
         raise again_with(record)
 
     def check_overlapping(self) -> None:
-        """Raise where a view was changed that has gradients for different elements by its operators than by its
-        place.
-        """
+        """Raise where a view was changed whose gradients differ in place by operators and by memory."""
         fakes = [value.fake for value in self.recorder.values.values()] if self.overlapping else []
         for record, base in self.overlapping:
             views = [fake for fake in fakes if fake is not None and is_view(fake) and base_of(fake) is record.stand_in]
@@ -355,9 +351,7 @@ class GradientSource(Source):
 
 
 class TensorSources:
-    """The sources of tensors that one run brings in. `where()`: the user's line; `state`: the state in the run's
-    reach.
-    """
+    """The sources of tensors that one run brings in. `where()`: the user's line; `state`: the run's reach."""
 
     def __init__(self, reads: Any) -> None:
         self.reads = reads
@@ -403,9 +397,7 @@ class TensorSources:
 
 
 class HistoryChanges(Aspect):
-    """Stand-ins are views only where gradients need it: each method starts the capture over where a stand-in must be a
-    view.
-    """
+    """Stand-ins are views only where gradients need it: each method starts over where one must be a view."""
 
     def __init__(self, inputs: Inputs, recorder: Recorder) -> None:
         self.inputs, self.recorder = inputs, recorder

@@ -156,9 +156,7 @@ _DIVIDING = {getattr(aten, name) for name in _DIVIDE}
 
 
 def dead_checks(tape: Tape, outputs: Sequence[Any], after: int) -> Iterator[Check]:
-    """A check for each operator of the forward that may raise and that no output needs; `after`: the number of earlier
-    decisions.
-    """
+    """A check for each unneeded operator of the forward that may raise; `after`: the number of earlier decisions."""
     raising = [entry for entry in tape.forward() if may_raise(entry.target, entry.spec)]
     live = set(tape.live(outputs)) if raising else set()
     for entry in raising:

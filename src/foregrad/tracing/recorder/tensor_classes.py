@@ -1,6 +1,4 @@
-"""Tensors of classes with `__torch_function__` alone in a capture: the order of asking, and leftovers that are
-refused.
-"""
+"""Tensors of classes with `__torch_function__` alone in a capture: the order of asking, and refused leftovers."""
 
 from __future__ import annotations
 

@@ -61,9 +61,7 @@ class Numbers:
         return number if isinstance(number, torch.SymInt) else None
 
     def integer(self, value: int, where: str) -> TracedInt | None:
-        """An integer that the graph reads from a tensor, `value` in the present call; None where it can't be a
-        symbol.
-        """
+        """An integer that the graph reads from a tensor, `value` in the call; None where it can't be a symbol."""
         number = self.size(value, where) if may_vary(value) else None
         if number is None:
             return None

@@ -143,9 +143,7 @@ class OpenSizes:
         return self.always or bool(self.seen.get(where, frozenset()) - {value})
 
     def open(self, entry: Entry, result: Any, where: str) -> OpenResult | None:
-        """`result`, from the operator of `entry` in the present call, with its size open; None where the size can't
-        be.
-        """
+        """`result`, from the operator of `entry` in the call, with its size open; None where the size can't be."""
         shapes = _open_shapes(entry, result)
         if shapes is None:
             return None
