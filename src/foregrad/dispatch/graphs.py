@@ -251,7 +251,7 @@ class Specialization:
 
 
 class Specializer:
-    """Makes the specializations of one function. `sizes`: of its calls so far; `again`: for a call whose graph raised."""
+    """Makes the specializations of one function. `sizes`: of its calls so far; `again`: for one whose graph raised."""
 
     def __init__(
         self, function: Call, pipeline: Pipeline, config: Config, name: str, sizes: SizesSeen, again: Call

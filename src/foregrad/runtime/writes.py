@@ -1,4 +1,4 @@
-"""Writes of a call and of its backward, into tensors and the program's objects: lines, and the functions called there."""
+"""Writes of a call and of its backward, into tensors and the program's objects: lines, and functions called there."""
 
 from __future__ import annotations
 

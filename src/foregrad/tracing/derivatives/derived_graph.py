@@ -216,7 +216,7 @@ class _Graph:
         )
 
     def _made(self) -> dict[tuple[int, ...], Any]:
-        """The gradients that are wrapper subclasses, by their plain tensors' places among the differentiable outputs."""
+        """The gradients that are wrapper subclasses, by their plain tensors' places among differentiable outputs."""
         positions = {output: at for at, output in enumerate(self.differentiable)}
         found = {}
         for gradient, refs in self.recorded.made:

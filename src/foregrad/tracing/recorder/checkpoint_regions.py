@@ -125,7 +125,7 @@ class CheckpointRegions(Aspect):
 
 
 def _acts(made: Entry | Check) -> str:
-    """The name of a call that does more than compute: an eager region, or a custom operator with effects or no results."""
+    """The name of a call beyond computing: an eager region, or a custom operator with effects or without results."""
     if isinstance(made, Check):
         return str(made.op) if getattr(made.op, "namespace", "aten") != "aten" or made.op is _PRINT else ""
     call = call_of(made.target, made.args)
