@@ -23,7 +23,7 @@ from pathlib import Path
 
 from foregrad import config, errors
 from foregrad.backends import registry
-from foregrad.frontend import known_calls
+from foregrad.python import known_calls
 
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))  # a page may import from examples/

@@ -41,7 +41,6 @@ from .guard_list import MISS, GuardList, GuardMaker
 from .guards import CallGuards
 from .pipeline import Pipeline, Product, is_of_capture
 from .varying import ConstantNumbers, SizesSeen, check_marked, fixed_numbers
-from .watch import Watch
 
 Call = Callable[..., Any]
 
@@ -208,7 +207,7 @@ class Specialization:
     call: Callable[..., Any]
     node: NodeSource | None
     product: Product
-    watch: Watch
+    watch: Any  # a `Watch` of Python's state
     guards: GuardList
 
     @property

@@ -7,6 +7,7 @@ the very object is written; a leaf `OfArgument` for a container or object among 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
 import sys
@@ -314,3 +315,9 @@ _CALLS_AGAIN = torch.overrides.handle_torch_function.__code__
 _AS_IT_IS: Piece = "", ""
 _SPELLED = (type(None), str, bool, int)
 _NUMBERS: tuple[type, ...] = (str, int, float, bool, type(None), complex)
+
+
+def put_back_deque(items: Any, before: list[Any]) -> None:
+    """Put what a deque had before in its place."""
+    collections.deque.clear(items)
+    collections.deque.extend(items, before)

@@ -12,7 +12,6 @@ import torch
 from .._torch import engine
 from .._torch.tensors import is_view
 from ..errors import UnsupportedMutationError
-from ..frontend.holders import put_back_deque
 from ..frontend.openings import opener
 from ..graph.effect_log import CheckInfo, Write
 from ..graph.meta import TensorSpec
@@ -28,6 +27,7 @@ from ..graph.python_effects import (
     SetCell,
     SetItem,
     SetItems,
+    put_back_deque,
 )
 from ..graph.signature import Signature
 from ..graph.source import Names, literal, unpacked
