@@ -21,6 +21,7 @@ import torch
 from ..house import is_house_module, is_program_module
 from ..locks import Bind, make_lock
 from . import generators
+from .stand_ins import is_stand_in
 
 _C: Any = torch._C
 _capturing: Callable[[], bool] = bool
@@ -97,6 +98,19 @@ def _writes_text(frame: types.FrameType) -> bool:
     return is_called or asker == _PRINTS or not is_quiet
 
 
+_text_of_tensor = torch._tensor_str._str
+_FINDS_OVERLOAD = torch._ops.OpOverloadPacket.__call__.__code__
+
+
+def _text_of_argument(self: Any, **kwargs: Any) -> str:
+    """PyTorch writes why an overload does not fit, with the text of each argument, before it tries the next one. A
+    stand-in has no values to write.
+    """
+    if _capturing() and sys._getframe(2).f_code is _FINDS_OVERLOAD and is_stand_in(self):
+        return "tensor(...)"
+    return str(_text_of_tensor(self, **kwargs))
+
+
 # (a module or class, a name in it, the replacement)
 _Place = tuple[Any, str, Any]
 _PLACES: list[_Place] = [
@@ -106,6 +120,7 @@ _PLACES: list[_Place] = [
     (_C, "_will_engine_execute_node", _will_engine_execute_node),
     (_C, "DisableTorchFunction", _NoFunctions),
     (torch.SymInt, "__repr__", _text_of_number),
+    (torch._tensor_str, "_str", _text_of_argument),
 ]
 # By the id of the original.
 _REPLACED: dict[int, Any] = {id(getattr(module, name)): replacement for module, name, replacement in _PLACES}

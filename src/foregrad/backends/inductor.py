@@ -42,7 +42,7 @@ from ..interrupts import deliver
 from ..passes.aliasing import copy_shared_results, results_of, written_inputs
 from ..passes.decompose import decompose
 from ..passes.mutations import copied_early
-from ..passes.numbers import ONE_BY_ONE, known_first, numbers_in_a_tensor
+from ..passes.numbers import ONE_BY_ONE, fill_in_constants, known_first, numbers_in_a_tensor
 from ..passes.regions import outlined, sums_first
 from ..passes.repeats import has_marked_calls, is_view, layout_key
 from .convolutions import (
@@ -247,6 +247,7 @@ def _telling(run: Boxed, **facts: Any) -> Boxed:
 def _compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], **facts: Any) -> tuple[Any, inductor.Strides]:
     """`inductor.compile_graph`, with convolutions as products where these are faster."""
     is_static = not any(map(symbols_in, example_inputs))
+    fill_in_constants(gm)
     as_products = is_static and inductor.lays_out_convolutions() and with_products(gm)
     with inductor.patched_config(SETTINGS if as_products else {}):
         return inductor.compile_graph(gm, example_inputs, **facts)

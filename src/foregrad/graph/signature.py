@@ -269,6 +269,11 @@ class StopInfo:
     generators: tuple[Any, ...] = ()
     eager_regions: tuple[Any, ...] = ()
 
+    @property
+    def in_python(self) -> str:
+        """The functions that the interpreter runs in each call, with their lines."""
+        return "; ".join(f"`{region.name}` at {region.where}" for region in self.eager_regions)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Signature:

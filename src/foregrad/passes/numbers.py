@@ -2,6 +2,7 @@
 
 A compiler of kernels takes no numbers from tensors, and would be cut at each operator that does. Where all numbers come
 from inputs alone, as the bias corrections of an optimizer do, Python computes them first, and the rest is one graph.
+Constants without dimensions become tensors.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def _foreach_add(tensors: Sequence[torch.Tensor], other: torch.Tensor, *, alpha:
     return [torch.add(tensor, other, alpha=alpha) for tensor in tensors]
 
 
-# Optimizers count their steps by it, in a tensor for each parameter. Inductor fails if the number to add is a constant.
+# Optimizers count their steps by it, in a tensor for each parameter. Such a step is known first as one operator alone.
 ONE_BY_ONE = {aten._foreach_add.Tensor: _foreach_add}
 
 
@@ -147,3 +148,20 @@ def _replace(graph: fx.Graph, user: Node, vector: Node, places: list[int]) -> No
             new = call(aten.add.Tensor, whole, call(aten.mul.Tensor, factors[0], call(_WITH_FACTOR[user.target], a, b)))
     user.replace_all_uses_with(new)
     graph.erase_node(user)
+
+
+def fill_in_constants(gm: fx.GraphModule) -> None:
+    """Fill tensors with constants that have no dimensions, for all operators but elementwise ones: Inductor's lowerings
+    of these take tensors alone, and a constant number is none. In place.
+    """
+    for inner in [module for module in gm.modules() if isinstance(module, fx.GraphModule)]:
+        for node in inner.graph.find_nodes(op="get_attr"):
+            value = operator.attrgetter(str(node.target))(inner)
+            if not isinstance(value, torch.Tensor) or value.ndim or value.dtype.is_complex:
+                continue
+            with inner.graph.inserting_after(node):
+                filled = inner.graph.call_function(
+                    aten.full.default, ([], value.item()), {"dtype": value.dtype, "device": value.device}
+                )
+            filled.meta = dict(node.meta)
+            node.replace_all_uses_with(filled, lambda user: torch.Tag.pointwise not in getattr(user.target, "tags", ()))
