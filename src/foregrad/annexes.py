@@ -14,7 +14,6 @@ from typing import Any
 
 from .errors import UnsupportedError
 
-
 _PACKAGE = __name__.partition(".")[0]
 _ABSENT = object()
 
