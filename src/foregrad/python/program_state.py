@@ -31,20 +31,11 @@ from .._torch.guards import GLOBAL_HOOKS
 from .._torch.hooks import gradient_hooks
 from .._torch.recurrent import attributes_of
 from .._torch.stand_ins import is_stand_in
-<<<<<<< HEAD:src/foregrad/frontend/program_state.py
-from ..graph.slots import Buffer, Closure, Param
-from . import holders as kinds
-from .code import Seen, imported_modules, look_at, stored_in
-from .expected import PLAIN, stored
-from .holders import Holder, Kind, own_globals, slots_of
-from .libraries import (
-=======
 from ..frontend import holders as kinds
 from ..frontend.code import Seen, imported_modules, look_at, stored_in
 from ..frontend.expected import PLAIN, stored
 from ..frontend.holders import Holder, Kind, own_globals, slots_of
 from ..frontend.libraries import (
->>>>>>> main:src/foregrad/python/program_state.py
     BAGS,
     OF_CTYPES,
     WEAK,
