@@ -29,7 +29,6 @@ from ..._torch.wrappers import is_wrapper
 from ...annexes import the_one
 from ...errors import ForegradWarning, UnsupportedTensorError
 from ...frontend.call import FlatCall, check_tensor, memory_groups
-from ...frontend.lifted import lifted_places
 from ...frontend.source import Source
 from ...graph.effect_log import Detach, MarkRequiresGrad
 from ...graph.meta import TensorSpec
@@ -166,9 +165,7 @@ class Inputs:
     def meets_again(self) -> bool:
         """Whether the function reaches an argument by itself that was not the real one, and is from the next run on."""
         reaches, inside = self.sources.state.reaches, self.call.inside_wrappers()
-        lifted = tuple(place.path for place in lifted_places(self.call.function))  # stand-ins are there
-        paths = enumerate(self.call.paths)
-        leaves = [self.call.leaves[i] for i, path in paths if i not in inside and not path.startswith(lifted)]
+        leaves = (leaf for i, leaf in enumerate(self.call.leaves) if i not in inside)
         found = IdSet(leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and reaches(leaf))
         is_news = not found <= self.as_they_are
         self.as_they_are.update(found)
