@@ -40,6 +40,7 @@ from ...frontend.known_calls import (
     trust_in,
 )
 from ...frontend.libraries import LOCKS, is_outside, is_standard
+from ...frontend.scan import LOOKS_UP
 from ...house import is_house_code
 from ...interrupts import runs_user_code
 from ..heap.recording import Host
@@ -156,6 +157,8 @@ class Observed:
     def _trust(self, code: CodeType, frame: FrameType) -> int:
         found = self._found(code, frame)
         self.entered[code] = frame.f_globals  # what is refused before it begins has written nothing
+        if code in LOOKS_UP:
+            self.host.looks_up()  # now, and not when all has run
         return found
 
     def _found(self, code: CodeType, frame: FrameType) -> int:
