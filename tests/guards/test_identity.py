@@ -125,7 +125,7 @@ def test_what_counts_as_a_comparison():
 
 
 def looks_up(weight, x):
-    return (x @ weight).sin() if weight in {known: 1 for known in MODEL.parameters()} else x.cos()
+    return (x @ weight).sin() if weight in dict.fromkeys(MODEL.parameters()) else x.cos()
 
 
 def calls_with_parameters(weight, x):
@@ -135,19 +135,19 @@ def calls_with_parameters(weight, x):
 MODEL = nn.Linear(3, 3, bias=False)
 
 
+def counted(monkeypatch, method):
+    """The calls of a method of captures."""
+    calls, original = [], getattr(capture.CaptureRun, method)
+    monkeypatch.setattr(capture.CaptureRun, method, lambda *args: calls.append(1) or original(*args))
+    return calls
+
+
 @pytest.mark.parametrize(("function", "runs"), [(looks_up, 2), (calls_with_parameters, 1)])
 def test_a_capture_that_looks_up_an_argument_runs_to_its_end_once(function, runs, monkeypatch):
-    began, ended = [], []
-    for method, calls in (("_called", began), ("_captured", ended)):
-
-        def counting(*args, original=getattr(capture.CaptureRun, method), calls=calls):
-            calls.append(1)
-            return original(*args)
-
-        monkeypatch.setattr(capture.CaptureRun, method, counting)
+    began, ended = counted(monkeypatch, "_called"), counted(monkeypatch, "_captured")
     compiled = foregrad.compile(function, backend="eager")
     x = torch.randn(3, 3, requires_grad=True)
-    for weight in (MODEL.weight, torch.nn.Parameter(torch.randn(3, 3))):
+    for weight in (MODEL.weight, nn.Parameter(torch.randn(3, 3))):
         for _ in range(2):
             out, expected = compiled(weight, x), function(weight, x)
             assert torch.equal(out, expected)
