@@ -30,7 +30,10 @@ import torch
 
 torch.cpu.get_device_name = lambda *_: "H100"
 '''
-PROJECTS = {"autoparallel": (("autoparallel", "tests"), "tests/test_*.py")}
+PROJECTS = {
+    "autoparallel": (("autoparallel", "tests"), "tests/test_*.py"),
+    "torchtitan": (("torchtitan",), "torchtitan/experiments/graph_trainer/tests/test_*.py"),
+}
 RESULT = re.compile(r"^(PASSED|FAILED|ERROR) (\S+)", re.MULTILINE)
 
 
@@ -46,7 +49,7 @@ def results(checkout: Path, project: str, wanted: list[str], *, ours: bool) -> d
     found: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as place:
         copy = Path(place) / project
-        shutil.copytree(checkout, copy, ignore=shutil.ignore_patterns(".git"))
+        shutil.copytree(checkout, copy, ignore=shutil.ignore_patterns(".git", "assets"))
         for folder in folders:
             for path in (copy / folder).rglob("*.py"):
                 path.write_text(edited(path.read_text(encoding="utf-8"), ours=ours), encoding="utf-8")
@@ -69,7 +72,7 @@ def main() -> None:
     parser.add_argument("checkout", type=Path)
     parser.add_argument("tests", nargs="*", help="files below the checkout; all by default")
     parser.add_argument("--only", choices=["pytorch", "ours"])
-    wanted = parser.parse_args()
+    wanted = parser.parse_intermixed_args()
     found: dict[str, dict[str, str]] = {}
     for door in ("pytorch", "ours"):
         if wanted.only in (None, door):

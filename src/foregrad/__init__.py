@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         process_inputs,
     )
     from .aot_export import GraphSignature, aot_export_joint_simple, aot_export_module
-    from .api import capture, compile, explain_recompiles, pareto, partition  # noqa: A004
+    from .api import capture, compile, explain_recompiles, partition  # noqa: A004
     from .artifacts.artifact import Artifact, export, load
     from .artifacts.capture import check_attribute_assignment
     from .backends.boxed import make_boxed_compiler, make_boxed_func, nop
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         fake_tensor_unsupported,
     )
     from .frontend.region import eager_region, region
+    from .frontiers import pareto
     from .fusion import (
         debug_compile,
         draw_graph,
@@ -57,8 +58,8 @@ if TYPE_CHECKING:
     from .joints.doors import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
     from .joints.held import JointWithDescriptors
     from .logs import set_logs
-    from .partitioners import budget_partition, default_partition, min_cut_rematerialization_partition
-    from .partitioners.budget import Budget
+    from .partitioners import default_partition, min_cut_rematerialization_partition
+    from .partitioners.budget import Budget, budget_partition
     from .partitioners.named import checkpoint_name
     from .partitioners.policies import (
         Candidate,
@@ -169,7 +170,7 @@ _HOMES = {
     "aot": "aot_function aot_module aot_module_simplified compiled_function compiled_module construct_fake_mode "
     "process_inputs",
     "aot_export": "GraphSignature aot_export_joint_simple aot_export_module",
-    "api": "capture compile explain_recompiles pareto partition",
+    "api": "capture compile explain_recompiles partition",
     "artifacts.artifact": "Artifact export load",
     "artifacts.capture": "check_attribute_assignment",
     "backends.boxed": "make_boxed_compiler make_boxed_func nop",
@@ -181,13 +182,14 @@ _HOMES = {
     "tools.explanation.collect": "explain",
     "tools.explanation.text": "Explanation",
     "frontend.region": "eager_region region",
+    "frontiers": "pareto",
     "joints.doors": "aot_compile_joint_with_descriptors aot_export_joint_with_descriptors",
     "joints.held": "JointWithDescriptors",
     "fusion": "debug_compile draw_graph draw_graph_compile mem_efficient_fusion_kwargs memory_efficient_fusion "
     "minifier print_compile pythonkey_decompose ts_compile",
     "graph.joint": "JointGraph Partitioned",
-    "partitioners": "budget_partition default_partition min_cut_rematerialization_partition",
-    "partitioners.budget": "Budget",
+    "partitioners": "default_partition min_cut_rematerialization_partition",
+    "partitioners.budget": "Budget budget_partition",
     "partitioners.named": "checkpoint_name",
     "partitioners.policies": "Candidate Policy dots_saveable dots_with_no_batch_dims_saveable everything_saveable "
     "nothing_saveable offload_names save_only_these_names",
@@ -197,20 +199,41 @@ _HOMES = {
     "tools.verification.report": "Verification VerificationError",
     "tools.verification.verify": "verify",
 }
-# The modules that hold the subjects of a capture, see `tracing/aspect.py`, in the order in which captures ask them.
-ASPECTS = [
-    "foregrad.tracing.recorder.settings",
-    "foregrad.tracing.recorder.checkpoint_regions",
-    "foregrad.tracing.recorder.collectives",
-    "foregrad.tracing.kernels.sparse",
-    "foregrad.tracing.recorder.transform_levels",
-    "foregrad.tracing.recorder.attention",
-    "foregrad.tracing.recorder.functions",
-    "foregrad.tracing.values.made_generators",
-    "foregrad.tracing.effects.retain",
-    "foregrad.tracing.effects.first_imports",
-    "foregrad.tracing.effects.output",
-]
+# What annexes give to the core, by seam, as `module:name`: see `annexes.py`. Captures ask their subjects in this order.
+ANNEXES = {
+    "subjects of a capture": [
+        "foregrad.python.settings",
+        "foregrad.tracing.recorder.checkpoint_regions",
+        "foregrad.tracing.recorder.collectives",
+        "foregrad.tracing.kernels.sparse",
+        "foregrad.tracing.recorder.transform_levels",
+        "foregrad.tracing.recorder.attention",
+        "foregrad.tracing.recorder.tensor_classes",
+        "foregrad.tracing.recorder.functions",
+        "foregrad.python.made_generators",
+        "foregrad.tracing.effects.retain",
+        "foregrad.python.borrowed",
+        "foregrad.python.first_imports",
+        "foregrad.python.output",
+    ],
+    "backends": [
+        "foregrad.backends.inductor:BACKENDS",
+        "foregrad.backends.of_dynamo:BACKENDS",
+        "foregrad.backends.debugging:BACKENDS",
+    ],
+    "calls under transforms": ["foregrad.dispatch.transformed:LayeredCalls"],
+    "classes of constants": ["foregrad._torch.distributed:GROUPS"],
+    "graphs compiled in parts": ["foregrad.passes.absent:cut_at_region", "foregrad.passes.sparse:cut_for_compiler"],
+    "Python's state": ["foregrad.python"],
+    "memory budgets": ["foregrad.partitioners.budget:partition_within"],
+    "operators in graphs": ["foregrad._torch.control_flow:IN_GRAPHS"],
+    "repeated regions": ["foregrad.passes.regions:outlined"],
+    "tensor subclasses": ["foregrad.subclasses"],
+    "stages of backwards": ["foregrad.passes.buckets:in_buckets"],
+    "values without a layout": ["foregrad.passes.sparse:SPARSE_VALUES"],
+    "attempts at a call": ["foregrad.graph.eager_regions:ATTEMPTS"],
+    "the cache on disk": ["foregrad.cache.keeper:keeper_for"],
+}
 # As `foregrad.graph`, without an import of it.
 _PARTS = {"backends", "descriptors", "dynamo", "extend", "graph", "partitioners", "passes", "planning", "testing"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

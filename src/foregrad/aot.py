@@ -17,6 +17,7 @@ from ._torch.graph_tools import activation_budget
 from ._torch.ops import is_opaque
 from ._torch.symbols import new_symbolic_integer, shape_env, symbolic_context_of
 from ._torch.tensors import is_wrapper_subclass
+from .annexes import the_one
 from .api import compile_function, compile_module
 from .backends.writes_inside import writing_inside
 from .config import config
@@ -28,18 +29,17 @@ from .dispatch.pipeline import Pipeline, Product
 from .errors import UnsupportedError, UnsupportedSideEffectError, UnsupportedTensorError
 from .extend import module_behind
 from .frontend.call import FlatCall, flatten_call
-from .frontend.reads import FoundWrappers, Source
+from .frontend.openings import FoundOpenings, Opening, opener
+from .frontend.source import Source
 from .frontend.tree import Tree
 from .graph.effect_log import CheckFailed
 from .graph.signature import ConstantOutput, PartOf, Signature
 from .graph.slots import Buffer, Param
 from .graph.source import Names, compile_source, unpacked
-from .partitioners import budget_partition, default_partition, min_cut_rematerialization_partition
+from .partitioners import default_partition, min_cut_rematerialization_partition
 from .runtime.decisions import Stop
 from .runtime.lines import LineWriter
 from .runtime.render import RunLines
-from .subclasses.conversion import unwrapping
-from .subclasses.spec import WrapperSpec
 from .tracing.capture import Captured
 
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
@@ -83,7 +83,8 @@ def _within_activation_budget(
     budget = activation_budget()
     if budget >= 1:
         return min_cut_rematerialization_partition(joint, inputs, **facts)
-    return budget_partition(joint, inputs, memory_budget=budget, **facts)
+    halves: tuple[fx.GraphModule, fx.GraphModule] = the_one("memory budgets")(budget)(joint, inputs, **facts)
+    return halves
 
 
 def aot_function(
@@ -357,7 +358,7 @@ class _UnguardedInputs(LineWriter):
 
     def __init__(self, call: FlatCall, captured: Captured, names: Names) -> None:
         super().__init__(names)
-        self.wrapper_specs = captured.wrappers or FoundWrappers((), {})
+        self.wrapper_specs = captured.wrappers or FoundOpenings((), {})
         self.wrappers: list[str] = []
         leaves = self._leaves(call.tree.children[0].children)
         parts = [self._parts(self._read(w.source), w.spec, w.gradient) for w in self.wrapper_specs.reached]
@@ -384,10 +385,10 @@ class _UnguardedInputs(LineWriter):
             leaves += self._parts(name, spec, gradient) if tree.kind == "wrapper" else [name]
         return leaves
 
-    def _parts(self, name: str, spec: WrapperSpec, gradient: WrapperSpec | None) -> list[str]:
+    def _parts(self, name: str, spec: Opening, gradient: Opening | None) -> list[str]:
         self.wrappers.append(name)
         parts = [self.names.fresh(f"{name}_{i}") for i in range(spec.count)]
-        self.lines.append(f"{unpacked(parts)}{self.bind('unwrap', unwrapping(spec, gradient))}({name})")
+        self.lines.append(f"{unpacked(parts)}{self.bind('unwrap', opener().unwrapping(spec, gradient))}({name})")
         return parts
 
     def _read(self, source: Source) -> str:

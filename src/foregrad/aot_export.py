@@ -170,25 +170,31 @@ def _capture(
     if joint.error is not None:
         raise joint.error
     s = joint.signature
-    for what, does in (
-        ("changes sizes of its arguments in place", s.reshaped or s.swapped),
-        ("is written to, and shares memory with another argument", s.structure.shared_memory),
-        ("branches on values of tensors", s.stops.decisions),
-        ("checks values of tensors", any(not isinstance(check.op, OpOverload) for check in s.stops.checks)),
-        ("takes or returns wrapper subclasses of tensors", s.has_wrappers),
-        ("writes to tensors in its backward", s.backward),
-        ("sets `.grad` of tensors", s.gradients_left),
-        (
-            f"writes {', '.join(dict.fromkeys(write.path for write in s.effects.python_writes))}",
-            s.effects.python_writes,
-        ),
-    ):
-        if does:
-            raise UnsupportedError(f"`{name}` can't be exported as one graph: it {what}")
-    if any(info.argument is None and not isinstance(info.slot, (Param, Buffer)) for info in s.inputs):
-        slots = [str(i.slot) for i in s.inputs if i.argument is None and not isinstance(i.slot, (Param, Buffer))]
+    checks = any(not isinstance(check.op, OpOverload) for check in s.stops.checks)
+    what = "takes or returns wrapper subclasses of tensors" if s.has_wrappers else inexpressible(s, checks=checks)
+    if what:
+        raise UnsupportedError(f"`{name}` can't be exported as one graph: it {what}")
+    slots = [str(i.slot) for i in s.inputs if i.argument is None and not isinstance(i.slot, (Param, Buffer))]
+    if slots:
         raise UnsupportedError(f"`{name}` reaches {', '.join(slots)} by itself: make them buffers, or arguments")
     return joint
+
+
+def inexpressible(s: Signature, *, checks: bool) -> str:
+    """What a function does that no single graph can say; "" if there is nothing. `checks`: it has checks of values."""
+    written = ", ".join(dict.fromkeys(write.path for write in s.effects.python_writes))
+    branches = "; ".join(dict.fromkeys(decision.where for decision in s.stops.decisions))
+    rows = (
+        ("changes sizes of its arguments in place", s.reshaped or s.swapped),
+        ("writes to an argument that shares memory with another", s.structure.shared_memory),
+        (f"runs Python in each call ({s.stops.in_python})", s.stops.in_python),
+        (f"branches on values of tensors (by `if`, `torch.cond`, `while_loop` or the like: {branches})", branches),
+        ("checks values of tensors", checks),
+        ("writes to tensors in its backward", s.backward),
+        ("sets `.grad` of tensors", s.gradients_left),
+        (f"writes {written}", written),
+    )
+    return next((what for what, does in rows if does), "")
 
 
 class _Writer:

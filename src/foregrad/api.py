@@ -6,43 +6,37 @@ import dataclasses
 import difflib
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, overload
 
 import torch
 from torch import fx
 
 from ._torch.fakes import is_absent, without_fake_mode
 from ._torch.nested import leaves
-from ._torch.settings import partitioner_settings
+from .annexes import given, the_one
 from .backends.registry import Backend, get_backend
 from .config import config
 from .dispatch.dispatcher import Dispatcher
 from .dispatch.explain import Recompiles
 from .dispatch.module import Recipe, make_compiled_module, make_wrapper
 from .dispatch.pipeline import Pipeline
-from .errors import EscapedTensorError, PartitionError, UnknownLeafError
+from .dispatch.varying import SizesSeen, check_marked
+from .errors import EscapedTensorError, UnknownLeafError
 from .extend import CompiledCallable
 from .frontend.call import flatten_call, forward_of
+from .frontend.openings import GradientKindError
 from .graph.effect_log import CheckFailed
 from .graph.joint import JointGraph
 from .graph.source import a_name
-from .house import hide_own_frames, is_house_module
+from .house import hide_own_frames
 from .partitioners import (
-    budget_partition,
     default_partition,
     fused_partition,
     min_cut_rematerialization_partition,
     policy_partition,
 )
-from .partitioners.budget import Budget, Frontier, Pareto, pareto_of, read_budget
-from .partitioners.index import JointIndex, merge_equal
-from .partitioners.instead import can_replay
 from .partitioners.policies import Policy
 from .partitioners.report import Parts
-from .subclasses.spec import GradientKindError
-
-if TYPE_CHECKING:
-    from .cache.keeper import Keeper
 
 F = TypeVar("F", bound=Callable[..., Any])
 M = TypeVar("M", bound=torch.nn.Module)
@@ -50,6 +44,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 BackendSpec = str | Backend | Callable[..., Any] | Sequence[Callable[..., Any]]
 PartitionFn = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
+
+
+class Limit(Protocol):
+    """A memory budget with settings: `foregrad.Budget`."""
+
+    @property
+    def limit(self) -> int | float | str: ...
+
 
 _POLICIES: dict[str, PartitionFn] = {
     "default": default_partition,
@@ -60,16 +62,15 @@ _POLICIES: dict[str, PartitionFn] = {
 
 def _partition_fn(
     policy: str | PartitionFn | Policy | None,
-    memory_budget: int | float | str | Budget | None = None,
+    memory_budget: int | float | str | Limit | None = None,
     keeps_order: bool = False,
 ) -> PartitionFn:
     if memory_budget is not None:
-        budget = functools.partial(budget_partition, memory_budget=read_budget(memory_budget), replay=keeps_order)
-        if isinstance(policy, Policy):
-            return functools.partial(budget, policy=policy)
-        if policy not in (None, "budget"):
+        if not isinstance(policy, Policy) and policy not in (None, "budget"):
             raise ValueError(f"a memory budget makes the partition: partition={policy!r} can't be asked for beside it")
-        return budget
+        own = policy if isinstance(policy, Policy) else None
+        within: PartitionFn = the_one("memory budgets")(memory_budget, policy=own, replay=keeps_order)
+        return within
     if isinstance(policy, Policy):
         return functools.partial(policy_partition, policy=policy)
     if policy is None:
@@ -101,7 +102,7 @@ def compile(  # type: ignore[overload-overlap]
     *,
     backend: BackendSpec = ...,
     partition: str | PartitionFn | Policy | None = ...,
-    memory_budget: int | float | str | Budget | None = ...,
+    memory_budget: int | float | str | Limit | None = ...,
     dynamic: bool | None = ...,
     decompositions: Mapping[Any, Callable[..., Any]] | None = ...,
     on_unsupported: Literal["eager", "raise"] | None = ...,
@@ -115,7 +116,7 @@ def compile(
     *,
     backend: BackendSpec = ...,
     partition: str | PartitionFn | Policy | None = ...,
-    memory_budget: int | float | str | Budget | None = ...,
+    memory_budget: int | float | str | Limit | None = ...,
     dynamic: bool | None = ...,
     decompositions: Mapping[Any, Callable[..., Any]] | None = ...,
     on_unsupported: Literal["eager", "raise"] | None = ...,
@@ -129,7 +130,7 @@ def compile(
     *,
     backend: BackendSpec = ...,
     partition: str | PartitionFn | Policy | None = ...,
-    memory_budget: int | float | str | Budget | None = ...,
+    memory_budget: int | float | str | Limit | None = ...,
     dynamic: bool | None = ...,
     decompositions: Mapping[Any, Callable[..., Any]] | None = ...,
     on_unsupported: Literal["eager", "raise"] | None = ...,
@@ -142,7 +143,7 @@ def compile(
     *more: Any,
     backend: BackendSpec = "auto",
     partition: str | PartitionFn | Policy | None = None,
-    memory_budget: int | float | str | Budget | None = None,
+    memory_budget: int | float | str | Limit | None = None,
     dynamic: bool | None = None,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     on_unsupported: str | None = None,
@@ -232,7 +233,7 @@ def pipeline_for(
     *,
     backend: Any = "auto",
     partition: str | PartitionFn | Policy | None = None,
-    memory_budget: int | float | str | Budget | None = None,
+    memory_budget: int | float | str | Limit | None = None,
     decompositions: Any = None,
     inductor_settings: Mapping[str, Any] | None = None,
     regions: bool | str = "auto",
@@ -247,6 +248,8 @@ def pipeline_for(
         memory_budget,
         chosen.keeps_order,
     )
+    is_quick = split in _POLICIES.values()
+    keepers = (make(chosen, split, decompositions, is_quick=is_quick) for make in given("the cache on disk"))
     return Pipeline(
         chosen.fw_compiler,
         chosen.bw_compiler,
@@ -255,38 +258,10 @@ def pipeline_for(
         decompositions if decompositions is not None else chosen.decompositions,
         prepare_joint=chosen.prepare_joint,
         prepare_halves=chosen.prepare_halves,
-        keeper=_keeper(chosen, split, decompositions),
+        keeper=next(keepers, None),
         regions=False if regions == "auto" and memory_budget is not None else regions,
         may_fail=True,
     )
-
-
-def _keeper(chosen: Backend, split: PartitionFn, decompositions: Any) -> Keeper | None:
-    """The cache on disk; None if the backend's results may not be kept, or no stage takes time."""
-    key, is_quick = chosen.cache_key, split in _POLICIES.values()
-    if key is None or not config.cache or (is_quick and chosen.prepare_joint is None):
-        return None
-    from .cache.describe import UndescribedError, describe  # late: most of what it imports is for captures
-    from .cache.keeper import Keeper, store_of
-
-    settings = config.value
-    in_force = {name: value for name, value in vars(settings).items() if not name.startswith(("cache", "progress"))}
-
-    def options() -> Any:
-        backend_key = key()
-        if backend_key is None:
-            raise UndescribedError(f"the backend {chosen.name} asks for it")
-        table = decompositions() if callable(decompositions) else decompositions
-        table = {str(op): describe(function) for op, function in (table or {}).items()}
-        return [chosen.name, backend_key, describe(split), _settings_of(split), table, in_force]
-
-    return Keeper(store_of(settings), options, reads_origins=not is_quick)
-
-
-def _settings_of(split: PartitionFn) -> str | None:
-    """The settings that a partitioner of PyTorch's reads; None for another partitioner."""
-    function = split.func if isinstance(split, functools.partial) else split
-    return None if is_house_module(getattr(function, "__module__", "")) else partitioner_settings()
 
 
 def compile_function(
@@ -357,6 +332,7 @@ def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> JointGraph:
     """The joint graph of `fn` for the given arguments; nothing runs for real. Its `str()` is Python.
 
     Parameters and arguments may have no values: they are on `meta`, or fakes. What branches on values is refused then.
+    Dimensions marked by `mark_dynamic`, ours or PyTorch's, are symbols in the graph.
 
     Raises `Unsupported...Error` if `fn` can't be captured, and the errors of `fn`.
 
@@ -377,8 +353,11 @@ def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> JointGraph:
     with without_fake_mode():
         while True:
             try:
-                call = flatten_call(function, args, kwargs, objects=objects)
-                return capture_call(dataclasses.replace(call, fills_caches=fills), Options(name)).joint
+                call = SizesSeen(dynamic=False).observe(flatten_call(function, args, kwargs, objects=objects), ())
+                joint = capture_call(dataclasses.replace(call, fills_caches=fills), Options(name)).joint
+                if call.dynamic:
+                    check_marked(call, joint, name)
+                return joint
             except CheckFailed as failure:
                 raise failure.error from None
             except Exception as error:
@@ -399,7 +378,7 @@ def partition(
     joint: JointGraph,
     policy: str | PartitionFn | Policy | None = None,
     *,
-    memory_budget: int | float | str | Budget | None = None,
+    memory_budget: int | float | str | Limit | None = None,
 ) -> Parts:
     """Split a joint graph: `policy` and `memory_budget` as in `compile`. `.report()` shows memory and recomputation.
 
@@ -413,27 +392,6 @@ def partition(
     """
     with without_fake_mode():
         return pipeline_for(backend="nop", partition=policy, memory_budget=memory_budget).split(joint)
-
-
-def pareto(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Pareto:
-    """The memory budgets of `fn` for the given arguments, and the cost of each: a table, or `data()` to plot.
-
-    Nothing runs. Raises as `capture` does, and `PartitionError` for a function without gradients.
-
-    Examples:
-        >>> import torch, foregrad
-        >>> curve = foregrad.pareto(lambda x: x.sin().exp().sum(), torch.ones(256, requires_grad=True))
-        >>> sorted(curve.data())[:2]
-        ['budget', 'cost']
-    """
-    joint = capture(fn, *args, **kwargs)
-    if joint.signature.is_inference or joint.backward_error is not None:
-        raise PartitionError(f"{joint.name} has no backward, so nothing is saved for one: there is no budget to choose")
-    with without_fake_mode():
-        index = JointIndex(joint.module, joint.signature.num_forward_outputs)
-        merge_equal(index)
-        index.replays = can_replay(index)
-        return pareto_of(Frontier(index), joint.name)
 
 
 # -------------------------------------------------------------------- arguments

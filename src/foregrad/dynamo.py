@@ -31,9 +31,10 @@ from ._torch.fakes import FakeTensor
 from ._torch.function_bodies import has_lost_marks, restore_grad_mode
 from ._torch.function_classes import is_function_class, is_parameter_class, plain_alias
 from ._torch.graph_tools import activation_budget
-from ._torch.jagged import is_ragged
 from ._torch.settings import changes_between_operators, set_by
+from ._torch.symbols import is_ragged
 from ._torch.tensors import storage_key
+from ._torch.wrappers import is_wrapper
 from .aot import SharedInputsError, compile_unguarded, make_pipeline, refuse_unsupported, returning_sequence
 from .api import pipeline_for
 from .backends.boxed import nop
@@ -46,7 +47,6 @@ from .errors import BackendError, UnsupportedError
 from .frontend.call import flatten_call
 from .frontend.tree import flatten
 from .graph.slots import Buffer, Param, Slot
-from .subclasses.spec import is_wrapper
 from .tracing.tape.origin import stands_for
 
 log = logging.getLogger("foregrad")
@@ -420,7 +420,7 @@ def fake_tensor_unsupported(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fn)
     def backend(model: Any, inputs: Sequence[Any], **kwargs: Any) -> Any:
-        with dynamo.without_modes():
+        with engine.all_modes_off():
             return fn(model, dynamo.real_inputs(inputs), **kwargs)
 
     return backend

@@ -3,9 +3,10 @@
 `view(compiled)` gives the graphs of a compiled function with all that foregrad knows of each: the joint graph, the
 halves, inputs, effects, guards, source. `as_compiled(compiled)` compiles the function for a call that does not run, and
 compiles other functions in the same way. A `Watcher` hears of each stage of a compilation as it ends, and may wrap the
-callables that compilers return. `register` says that a module from outside the package extends foregrad, so that a
-capture does not take the module's code for the program's. `compiling` and `phase` time a tool's own work beside a
-compilation's: `foregrad.compile_times` has it.
+callables that compilers return. An `Aspect` takes part in captures: its class, registered by the decorator `aspect`,
+owns torch functions and operators, and adds effects (`CallEffect`) and guards (`CallGuard`) to each call. The code of
+these classes is foregrad's to a capture, not the program's; `register` says so of a whole module. `compiling` and
+`phase` time a tool's own work beside a compilation's, for `foregrad.compile_times`.
 
 Example:
     >>> import torch, foregrad
@@ -23,6 +24,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
+from .graph.call_effects import CallEffect, CallPlace, EffectTarget, EffectWriter, TensorEffect
 from .graph.joint import JointGraph, Partitioned
 from .graph.meta import TensorSpec
 from .graph.role import GraphRole
@@ -34,18 +36,30 @@ from .phases import compiling, phase
 if TYPE_CHECKING:
     from torch import Tensor, fx, nn
 
+    from .tracing.aspect import Aspect, CallGuard, Finished, Settled, aspect
+
 __all__ = [
+    "Aspect",
+    "CallEffect",
+    "CallGuard",
+    "CallPlace",
     "CompileStage",
     "CompiledCallable",
     "CompiledFunction",
+    "EffectTarget",
     "EffectView",
+    "EffectWriter",
+    "Finished",
     "FunctionView",
     "GraphView",
     "GuardView",
     "RefusalView",
+    "Settled",
+    "TensorEffect",
     "TensorView",
     "Watcher",
     "as_compiled",
+    "aspect",
     "compiling",
     "is_house_file",
     "is_house_module",
@@ -55,6 +69,17 @@ __all__ = [
     "view",
     "watching",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """The names of the seam, which need all of `tracing`: loaded when asked for."""
+        if name in ("Aspect", "CallGuard", "Finished", "Settled", "aspect"):
+            from .tracing import aspect as seam
+
+            return getattr(seam, name)
+        raise AttributeError(f"module `foregrad.extend` has no attribute `{name}`")
+
 
 # ------------------------------------------------------------------------------------------------ the view
 

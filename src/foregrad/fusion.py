@@ -14,9 +14,8 @@ import torch
 from torch import fx, nn
 
 from ._torch.fakes import FakeTensor
-from ._torch.graph_tools import draw, minified
+from ._torch.fusion import decomposition_table, draw, minified, scripted
 from ._torch.ops import OpOverload
-from ._torch.torchscript import decomposition_table, scripted
 from .aot import aot_function, compile_aot_module
 from .backends.boxed import make_boxed_compiler
 from .partitioners import min_cut_rematerialization_partition

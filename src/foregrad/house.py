@@ -1,15 +1,18 @@
 """Whose code a frame, a file or a module is: foregrad's own, or the program's.
 
-foregrad's own code includes the code that it renders and the modules that extend it from outside the package
-(`foregrad.extend.register`). A capture looks past such code: its lines are not the user's, and its
-objects are not the program's. `foregrad.examples` is a program like any other.
+foregrad's own code includes the code that it renders, and the classes and modules that extend it from outside the
+package (`foregrad.extend.register`). A capture looks past such code: its lines are not the user's, and its objects are
+not the program's. `foregrad.examples` is a program like any other.
 """
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import itertools
 import os
 import sys
+from collections.abc import Iterator, Mapping
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -19,6 +22,8 @@ _EXAMPLES = os.path.join(PACKAGE, "examples") + os.sep
 
 _files: tuple[str, ...] = (PACKAGE + os.sep, GENERATED)
 _modules: frozenset[str] = frozenset()
+_codes: dict[int, CodeType] = {}  # of classes, by id: the hash of code is computed anew each time
+_extensions: dict[str, str] = {}
 
 
 def file_label(file: str) -> str:
@@ -39,7 +44,7 @@ def is_house_file(file: str) -> bool:
 
 def is_house_code(code: CodeType) -> bool:
     """Whether code is foregrad's own."""
-    return is_house_file(code.co_filename)
+    return id(code) in _codes or is_house_file(code.co_filename)
 
 
 def is_house_module(name: Any) -> bool:
@@ -69,12 +74,49 @@ def hide_own_frames(error: BaseException) -> None:
         frame.tb_next = inner
 
 
-def add_to_house(module: ModuleType) -> None:
-    """Count the code of a module that extends foregrad as foregrad's own from now on.
+def add_to_house(extension: ModuleType | type) -> None:
+    """Count the code of a class or of a whole module that extends foregrad as foregrad's own from now on.
 
-    A capture then takes neither the module's lines nor its objects for the program's.
+    A capture then takes the code's lines for nobody's, and a module's objects neither. Programs must not be in a
+    registered module: nothing would guard them. The rest of a registered class's file stays the program's.
     """
     global _files, _modules
+    is_class = isinstance(extension, type)
+    module = sys.modules.get(extension.__module__) if isinstance(extension, type) else extension
+    if module is None or module.__name__.partition(".")[0] == "foregrad":
+        return
+    _extensions[extension_name(extension)] = _digest(getattr(module, "__file__", None))
+    if is_class:
+        _codes.update((id(code), code) for code in _codes_of(extension))
+        return
     _modules |= {module.__name__}
     if module.__file__ is not None and module.__file__ not in _files:
         _files += (module.__file__,)
+
+
+def extension_name(extension: ModuleType | type) -> str:
+    """The name of a class or module that extends foregrad, for keys and files."""
+    return f"{extension.__module__}.{extension.__qualname__}" if isinstance(extension, type) else extension.__name__
+
+
+def extensions() -> Mapping[str, str]:
+    """By name, a digest of the source of each class and module that extends foregrad from outside."""
+    return dict(sorted(_extensions.items()))
+
+
+def _digest(file: str | None) -> str:
+    try:
+        with open(file or "", "rb") as source:
+            return hashlib.sha256(source.read()).hexdigest()
+    except OSError:
+        return os.urandom(16).hex()  # a class without a file equals no other process's
+
+
+def _codes_of(cls: Any) -> Iterator[CodeType]:
+    waiting: list[Any] = [inspect.unwrap(getattr(v, "__func__", getattr(v, "fget", v))) for v in vars(cls).values()]
+    waiting = [getattr(function, "__code__", None) for function in waiting]
+    while waiting:
+        code = waiting.pop()
+        if isinstance(code, CodeType):
+            yield code
+            waiting += code.co_consts

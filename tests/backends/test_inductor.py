@@ -14,7 +14,7 @@ from torch import fx, nn
 
 import foregrad
 from foregrad._torch import inductor as door
-from foregrad.backends import inductor, registry
+from foregrad.backends import inductor
 from foregrad.backends.inductor import InductorCompiler
 from foregrad.errors import BackendError
 from foregrad.graph.meta import TensorSpec, spec_of
@@ -66,7 +66,7 @@ def test_a_convolution_whose_saved_tensors_are_laid_out_anew():
     """Inductor prefers channels last for what is saved; the outputs and gradients keep eager's strides."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
     twin = copy.deepcopy(model)
-    call = foregrad.compile(twin, backend=registry.inductor_backend({"force_layout_optimization": True}))
+    call = foregrad.compile(twin, backend=inductor.inductor_backend({"force_layout_optimization": True}))
     x = torch.randn(2, 3, 12, 12, requires_grad=True)
     y = x.detach().clone().requires_grad_()
     expected, actual = model(x), call(y)
@@ -151,7 +151,7 @@ def test_dropout_in_attention_is_drawn_before_it_is_read():
 def test_random_numbers_are_eagers_where_they_must_be(generator):
     """With `fallback_random`, and from a generator of the user's."""
     own = torch.Generator() if generator else None
-    backend = registry.inductor_backend({"fallback_random": not generator})
+    backend = inductor.inductor_backend({"fallback_random": not generator})
 
     def masked(x):
         keep = torch.empty(64, 64).bernoulli_(0.75, generator=own)
@@ -206,17 +206,17 @@ def test_a_failure_is_an_error_or_a_fallback(monkeypatch, caplog):
 
 
 def test_auto_is_inductor_or_says_why_not(monkeypatch, caplog):
-    registry._say_once.cache_clear()
+    inductor._say_choice.cache_clear()
     with caplog.at_level(logging.INFO, "foregrad"):
         for _ in range(2):
             assert foregrad.get_backend("auto").prepare_joint is not None
     assert caplog.text.count('"auto" is Inductor') == 1
     monkeypatch.setattr(door, "cpp_compiler_found", lambda: False)
-    registry._say_once.cache_clear()
+    inductor._say_choice.cache_clear()
     with caplog.at_level(logging.WARNING, "foregrad"):
         assert foregrad.get_backend("auto") is foregrad.get_backend("eager")
         foregrad.get_backend("auto")
-    registry._say_once.cache_clear()
+    inductor._say_choice.cache_clear()
     assert caplog.text.count("no C++ compiler was found") == 1
     assert inductor.why_not([torch.device("meta")]) is not None
 
@@ -256,7 +256,7 @@ def test_a_graph_of_which_another_output_is_visible_is_another_graph():
         return hidden.sin(), hidden
 
     for function in (kept, shown):
-        backend = registry.inductor_backend({"force_layout_optimization": True})
+        backend = inductor.inductor_backend({"force_layout_optimization": True})
         out, expected = foregrad.compile(function, backend=backend)(image, weight), function(image, weight)
         torch.testing.assert_close(out, expected)
     assert [t.stride() for t in out] == [t.stride() for t in expected]

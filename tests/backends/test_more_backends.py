@@ -14,7 +14,8 @@ import torch
 
 import foregrad
 from foregrad.backends import registry
-from foregrad.backends.registry import Backend, backend_help, get_backend, list_backends, op_counts
+from foregrad.backends.debugging import op_counts
+from foregrad.backends.registry import Backend, backend_help, get_backend, list_backends
 from foregrad.errors import BackendError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -226,3 +226,38 @@ def test_what_an_export_has_not_is_refused_by_name():
         foregrad.aot_export_module(Branching(), [torch.ones(3)], trace_joint=False)
     with pytest.raises(foregrad.errors.UnsupportedError, match="pre_dispatch"):
         foregrad.aot_export_module(Branching(), [torch.ones(3)], trace_joint=False, pre_dispatch=True)
+
+
+class Printing(nn.Module):
+    def forward(self, x):
+        torch.ops.higher_order.print("a line of {}", x.shape[0])
+        return (x * 2,)
+
+
+@pytest.mark.skipif(not hasattr(torch.ops.higher_order, "print"), reason="this PyTorch has no such operator")
+def test_python_in_each_call_is_refused_with_its_line():
+    with pytest.raises(foregrad.errors.UnsupportedError, match=r"runs Python in each call.*test_aot_export.*print"):
+        foregrad.aot_export_module(Printing(), [torch.ones(3)], trace_joint=False)
+
+
+def test_a_script_object_is_an_attribute_of_the_graph():
+    from torch.testing._internal.torchbind_impls import init_torchbind_implementations
+
+    try:
+        init_torchbind_implementations()
+    except Exception as error:  # the classes are in a library for PyTorch's own tests
+        pytest.skip(f"no class of script objects: {error}")
+
+    class Held(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.held = torch.classes._TorchScriptTesting._Foo(10, 20)
+
+        def forward(self, x):
+            return (x + torch.ops._TorchScriptTesting.takes_foo(self.held, x),)
+
+    module, x = Held(), torch.ones(3)
+    graph, _ = foregrad.aot_export_module(module, [x], trace_joint=False)
+    (read,) = graph.graph.find_nodes(op="get_attr", target="_torchbind_obj0")
+    assert isinstance(read.meta["val"], torch.ScriptObject)
+    assert torch.equal(graph(x)[0], module(x)[0])

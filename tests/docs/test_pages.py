@@ -12,7 +12,7 @@ from foregrad.backends import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-OF_FOREGRAD = ("count", "eager", "interpreter", "nop", "print")
+OF_FOREGRAD = ("eager", "nop")
 
 
 def load_generator():

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import foregrad
+from foregrad.errors import UnsupportedError
 from tests.models.zoo import VOCABULARY, ZOO
 from tests.parity.oracle import check
 
@@ -361,3 +362,33 @@ def test_a_condition_on_sizes_that_has_an_or_is_one_condition(function, behind_d
         compiled(x)
         function(y)
         assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("mark", [foregrad.mark_dynamic, torch._dynamo.mark_dynamic])
+def test_a_capture_has_symbols_for_marked_sizes(mark):
+    x, layer = torch.randn(4, 3), torch.nn.Linear(3, 2)
+    mark(x, 0)
+    joint = foregrad.capture(lambda x: layer(x).sin().sum(), x)
+    assert [(one.input, one.dim) for one in joint.signature.symbols] == [(0, 0)]
+    assert str(foregrad.partition(joint).saved[0]).count("s") >= 1
+    assert foregrad.capture(lambda x: layer(x).sum(), torch.randn(4, 3)).signature.symbols == ()
+
+
+@pytest.mark.parametrize("mark", [foregrad.mark_dynamic, torch._dynamo.mark_dynamic])
+def test_a_marked_size_that_a_program_reads_is_refused_in_a_capture(mark):
+    x = torch.randn(4, 3)
+    mark(x, 0)
+    with pytest.raises(
+        UnsupportedError, match=r"dimension 0 of args\[0\] was marked as dynamic.*only works for size 4"
+    ):
+        foregrad.capture(lambda x: sum(x[i].sum() for i in range(x.shape[0])), x)
+
+
+def test_a_mark_of_dynamo_is_a_mark_for_compile():
+    x = torch.randn(4, 3)
+    torch._dynamo.mark_dynamic(x, -2, min=3, max=16)
+    compiled = foregrad.compile(lambda x: x.sin() * x.shape[0], backend="eager")
+    for size in (4, 9, 16, 3):
+        y = x if size == 4 else torch.randn(size, 3)
+        assert torch.equal(compiled(y), y.sin() * size)
+    assert len(foregrad.explain_recompiles(compiled)) == 1

@@ -137,3 +137,24 @@ def test_an_error_with_a_tensor_in_its_text_is_eagers():
 
     with pytest.warns(ForegradWarning), pytest.raises(ValueError, match=r"tensor\(\[1\., 1\.\]\)"):
         foregrad.compile(function, backend="eager")(torch.ones(2))
+
+
+def test_an_overload_that_does_not_fit_needs_no_text():
+    """PyTorch writes the arguments' text, and then finds the overload that fits."""
+
+    def filled(x):
+        return torch.ops.aten.fill(x, x.sum()), torch.ops.aten.fill_(x.clone(), x[0])
+
+    x = torch.randn(3)
+    compiled = foregrad.compile(filled, backend="eager", on_unsupported="raise")
+    torch.testing.assert_close(compiled(x), filled(x), rtol=0, atol=0)
+
+
+def test_an_operator_without_an_overload_that_fits_fails_as_in_eager():
+    def wrong(x):
+        return torch.ops.aten.fill(x, "five")
+
+    x = torch.randn(3)
+    for call in (wrong, foregrad.compile(wrong, backend="eager")):
+        with pytest.raises((RuntimeError, TypeError), match="fill"):
+            call(x)

@@ -8,7 +8,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import foregrad
-from foregrad.errors import UnsupportedDataDependentError, UnsupportedTensorError
+from foregrad.errors import PlanError, UnsupportedDataDependentError, UnsupportedTensorError
 
 
 class Net(nn.Module):
@@ -61,6 +61,14 @@ def test_a_fake_mode_that_is_on_changes_nothing():
         assert foregrad.pareto(model, x).points
         assert foregrad.partition(foregrad.capture(model, x), "min_cut").report().peak > 0
     assert inside == operators(foregrad.capture(*real()))
+
+
+def test_a_device_that_is_on_changes_nothing():
+    model, x = real()
+    expected = foregrad.plan(model, x, device="cpu", budget=1 << 20)
+    with torch.device("meta"):
+        inside = foregrad.plan(model, x, device="cpu", budget=1 << 20)
+    assert [(one.name, one.peak) for one in inside.choices] == [(one.name, one.peak) for one in expected.choices]
 
 
 @ABSENT
@@ -168,3 +176,83 @@ def test_a_model_of_transformers_with_its_loss(name):
     got = sum(joint.signature.gradients.returned)
     assert got == sum(parameter.requires_grad for parameter in model.parameters()) or name == "MixtralForCausalLM"
     assert foregrad.partition(joint, "min_cut").report().peak < foregrad.partition(joint).report().peak * 1.01
+
+
+# ------------------------------------------------------------------------------------------------- values that are said
+
+ASKING = {
+    "a number": lambda x, layer: layer(x).sum() * x.sum().item(),
+    "a branch": lambda x, layer: layer(x).sum() if x.sum() > 0 else x.sum(),
+    "a loop": lambda x, layer: sum(layer(x)[i].sum() for i in range(int(x.max()))),
+    "parts": lambda x, layer: sum(part.sum() for part in layer(x).split(x.long()[0, :2].tolist())),
+    "unique": lambda x, layer: layer(x).sum() * torch.unique(x.long()).numel(),
+    "a mask": lambda x, layer: layer(x)[x.sum(1) > 0].sum(),
+    "nonzero": lambda x, layer: layer(x)[(x.sum(1) > 0).nonzero().squeeze(1)].sum(),
+    "where": lambda x, layer: layer(x)[torch.where(x.sum(1) > 0)].sum(),
+    "masked_select": lambda x, layer: layer(x).masked_select(x > 0).sum(),
+    "repeats": lambda x, layer: layer(x).repeat_interleave(x.long()[:, 0], dim=0).sum(),
+    "a write by a mask": lambda x, layer: x.clone().index_put((x.sum(1) > 0,), layer(x)[x.sum(1) > 0]).sum(),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "h100"])
+@pytest.mark.parametrize("name", ASKING)
+@ABSENT
+def test_a_value_that_is_asked_for_is_said_by_its_line(make, name, device):
+    with torch.device("meta") if make is on_meta else FakeTensorMode():
+        x, layer = torch.empty(64, 8), nn.Linear(8, 8)
+    function = ASKING[name]
+    line = f"test_absent.py:{function.__code__.co_firstlineno}"
+    with pytest.raises(UnsupportedDataDependentError, match=rf"sizes=.'{line}': 128") as asked:
+        foregrad.plan(function, x, layer, device=device)
+    assert "has no values" in str(asked.value)
+    found = foregrad.plan(function, x, layer, device=device, sizes={line: [32, 32] if name == "parts" else 32})
+    assert found.total.flops >= 2 * 2 * 64 * 8 * 8
+
+
+def test_elements_that_a_mask_chooses_have_the_memory_of_so_many():
+    x, weight = torch.randn(4096, 64), torch.ones(64, requires_grad=True)
+    x[1024:, 0], x[:1024, 0] = -1, 1
+
+    def loss(x):
+        return (x * weight)[x[:, 0] > 0].exp().sum()
+
+    line = f"test_absent.py:{loss.__code__.co_firstlineno + 1}"
+    there = foregrad.plan(loss, x, device="l4").choice("save all").memory
+    with torch.device("meta"):
+        weight = weight.to("meta").detach().requires_grad_()
+        absent = foregrad.plan(loss, x.to("meta"), device="l4", sizes={line: 1024}).choice("save all").memory
+    assert absent.saved == pytest.approx(there.saved, rel=0.02)
+    assert absent.peak == pytest.approx(there.peak, rel=0.02)
+
+
+def test_values_that_are_there_are_not_asked_for():
+    x, layer = torch.ones(4, 8), nn.Linear(8, 8)
+
+    def loss(x):
+        return layer(x).sum() * x.sum().item()
+
+    line = f"test_absent.py:{loss.__code__.co_firstlineno + 1}"
+    found = foregrad.plan(loss, x, sizes={line: 3}).call[0]
+    assert found.sizes == {line: 3}
+    assert foregrad.plan(loss, x).total == foregrad.plan(loss, x, sizes={line: 3}).total
+
+
+@pytest.mark.parametrize("sizes", [{"model.py": 3}, {"model.py:4": "many"}, {"model.py:4": []}, 3, ["model.py:4"]])
+def test_sizes_that_mean_nothing(sizes):
+    model, x = on_meta()
+    with pytest.raises(PlanError, match="sizes are numbers by the line that asks for them"):
+        foregrad.plan(model, x, sizes=sizes)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_of_transformers_is_planned_with_symbols(name):
+    model, inputs = language_model(name)
+    plan = foregrad.plan(model, **inputs, optimizer="AdamW", device="h100")
+    found = plan.largest(under="8 MiB", choice="min cut")
+    assert found.why_captured == ""
+    if name in ("LlamaForCausalLM", "T5ForConditionalGeneration", "ViTForImageClassification"):
+        for size in (found.size, found.size + 1):
+            other = {key: value.new_zeros((size, *value.shape[1:])) for key, value in inputs.items()}
+            peak = foregrad.plan(model, **other, optimizer="AdamW", device="h100").choice("min cut").peak
+            assert (peak <= 8 << 20) == (size == found.size)

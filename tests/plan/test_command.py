@@ -49,11 +49,22 @@ def test_the_plan_as_json(target, capsys):
         (["--device", "l4", "--budget", "much"], 2, "is no memory budget"),
         (["--device", "l4", "--mesh", "tp=2"], 3, "'tp' of a mesh is not planned"),
         (["--device", "l4", "--mesh", "fsdp"], 2, "--mesh is of the form"),
+        (["--device", "l4", "--sizes", "planned.py:4"], 2, "--sizes is of the form"),
     ],
 )
 def test_what_is_refused(target, capsys, arguments, status, message):
     assert main(["plan", target, *arguments]) == status
     assert message in capsys.readouterr().err
+
+
+def test_a_value_that_is_not_there_is_said(tmp_path, capsys):
+    file = tmp_path / "asks.py"
+    lines = MODEL.replace("net = ", "layers = ") + "\n\ndef net(x):\n    return layers(x).sum() * x.max().item()\n"
+    file.write_text(lines)
+    line = len(lines.splitlines())
+    assert main(["plan", f"{file}:net", "--device", "l4"]) == 3
+    assert f"sizes={{'asks.py:{line}': 128}}" in capsys.readouterr().err
+    assert main(["plan", f"{file}:net", "--device", "l4", "--sizes", f"asks.py:{line}=2.5"]) == 0
 
 
 def test_nothing_that_fits_is_a_status(target, monkeypatch, capsys):

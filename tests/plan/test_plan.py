@@ -250,15 +250,59 @@ def test_the_largest_batch_is_the_largest_by_trying(choice):
 
     assert peak(found.size) == found.peak <= 4 << 20 < peak(found.size + 1)
     assert len(found.tried) <= 9  # of thousands
+    assert (found.captures, found.why_captured) == (2, "")  # with a symbol, and of a batch of one
+
+
+def test_a_batch_of_real_arguments_on_the_cpu():
+    model, x, labels = real(8)
+    found = foregrad.plan(model, x, labels, optimizer="SGD", device="cpu").largest(under="3 MiB", choice="min cut")
+
+    def peak(batch):
+        return foregrad.plan(model, *real(batch)[1:], optimizer="SGD", device="cpu").choice("min cut").peak
+
+    assert peak(found.size) == found.peak <= 3 << 20 < peak(found.size + 1)
+
+
+def test_a_model_that_takes_no_symbol_is_captured_at_each_size():
+    with torch.device("meta"):
+        layer, x = nn.Linear(64, 64), torch.empty(4, 64)
+
+    def loss(x):
+        return sum(layer(x)[i].sum() for i in range(x.shape[0]))
+
+    found = foregrad.plan(loss, x, device="l4").largest(under="64 KiB", choice="save all")
+    assert "dimension 0 of args[0] was marked as dynamic, but `step` only works for size 4" in found.why_captured
+    assert found.captures > 2
+    sizes = (found.size, found.size + 1)
+    peaks = [foregrad.plan(loss, torch.empty(n, 64, device="meta"), device="l4").choice("save all").peak for n in sizes]
+    assert peaks[0] == found.peak <= 64 << 10 < peaks[1]
+
+
+def test_one_tensor_that_is_passed_twice_is_counted_once():
+    with torch.device("meta"):
+        layer, x = nn.Linear(64, 64), torch.empty(4, 64)
+    plan = foregrad.plan(lambda x, y: (layer(x) * y).sum(), x, x, device="l4")
+    found = plan.largest(under="64 KiB", choice="save all")
+    other = torch.empty(found.size, 64, device="meta")
+    assert foregrad.plan(plan.call[0].function, other, other, device="l4").choice("save all").peak == found.peak
 
 
 def test_a_table_of_batch_by_sequence():
     with torch.device("meta"):
         model, x = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1)), torch.empty(2, 8, 32)
-    plan = foregrad.plan(lambda x: model(x).sum(), x, device="l4")
-    text = str(plan.table(batch=(0, [1, 2, 4]), sequence=(1, [8, 16])))
+        where = torch.empty(8, 1)
+
+    def loss(x, where):
+        return model(x + where).sum()
+
+    plan = foregrad.plan(loss, x, where, device="l4")
+    text = str(plan.table(batch=({0: 0}, [1, 2, 4]), sequence=({0: 1, 1: 0}, [8, 16])))
     assert len(text.splitlines()) == 5
     assert text.splitlines()[1].split() == ["batch", "8", "16"]
+    with torch.device("meta"):
+        largest = foregrad.plan(loss, torch.empty(4, 16, 32), torch.empty(16, 1), device="l4")
+    least = min(one.peak for one in largest.choices if one.name != "budget")
+    assert foregrad.partitioners.in_bytes(least) in text.splitlines()[-1]
 
 
 def test_not_even_one_fits():
@@ -371,3 +415,12 @@ def test_gradients_of_a_rank_are_whole_for_one_layer_alone():
     # Gathered: the layer, the next one, and the buffer of its own; its gradients, and two buffers of reductions.
     assert memory.peak < 7 * layer + sum(p.numel() * 4 for p in model.head.parameters()) * 3
     assert memory.gradients < layer
+
+
+def test_marked_arguments_are_planned_by_their_sizes():
+    model, x, labels = absent(64)
+    expected = foregrad.plan(model, x, labels, optimizer="Adam", device="l4")
+    for tensor in (x, labels):
+        foregrad.mark_dynamic(tensor, 0)
+    found = foregrad.plan(model, x, labels, optimizer="Adam", device="l4")
+    assert [(one.name, one.peak) for one in found.choices] == [(one.name, one.peak) for one in expected.choices]

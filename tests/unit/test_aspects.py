@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import foregrad
+from foregrad import annexes
 from foregrad.extend import view
 from foregrad.tracing import aspect as seam
 from foregrad.tracing.aspect import Aspect, aspect, aspect_classes
@@ -31,7 +32,7 @@ def registered(cls):
 
 
 def test_every_class_is_registered_by_a_module_that_the_package_lists():
-    assert {cls.__module__ for cls in aspect_classes()} == set(foregrad.ASPECTS)
+    assert {cls.__module__ for cls in aspect_classes()} == set(foregrad.ANNEXES["subjects of a capture"])
 
 
 def test_a_capture_waits_for_a_subject_that_another_thread_is_importing(tmp_path, monkeypatch):
@@ -39,7 +40,9 @@ def test_a_capture_waits_for_a_subject_that_another_thread_is_importing(tmp_path
         "import threading\nbegun, go_on = threading.Event(), threading.Event()\nbegun.set()\ngo_on.wait(60)\nwhole = True\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(foregrad, "ASPECTS", (*foregrad.ASPECTS, "slow_aspect"))
+    subjects = [*foregrad.ANNEXES["subjects of a capture"], "slow_aspect"]
+    monkeypatch.setitem(foregrad.ANNEXES, "subjects of a capture", subjects)
+    annexes.given.cache_clear()
     importing = threading.Thread(target=importlib.import_module, args=("slow_aspect",))
     importing.start()
     while "slow_aspect" not in sys.modules or not hasattr(sys.modules["slow_aspect"], "begun"):
@@ -49,6 +52,7 @@ def test_a_capture_waits_for_a_subject_that_another_thread_is_importing(tmp_path
     aspect_classes()
     assert slow.whole
     importing.join()
+    annexes.given.cache_clear()
     del sys.modules["slow_aspect"]
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import foregrad
+from foregrad.backends.debugging import op_counts
 from foregrad.backends.eager import eager_compiler
-from foregrad.backends.registry import op_counts
 from foregrad.graph.role import role_of
 
 

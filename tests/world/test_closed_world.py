@@ -32,7 +32,7 @@ import torch
 
 import foregrad
 from foregrad.errors import ForegradWarning, UnsupportedSideEffectError
-from foregrad.frontend import known_calls
+from foregrad.python import known_calls
 
 X = torch.ones(2)
 DIGEST = hashlib.sha256()
@@ -45,7 +45,7 @@ CLASSES = dt.datetime, dt.date
 def observer(request, monkeypatch):
     """Both observers, in C++ and in Python."""
     if not request.param:
-        monkeypatch.setattr("foregrad.tracing.effects.observed.make_observer", lambda *_: None)
+        monkeypatch.setattr("foregrad.python.observed.make_observer", lambda *_: None)
     return request.param
 
 

@@ -1,9 +1,9 @@
 """Replacements for functions and classes of PyTorch's that would tell the user's code a capture from a call.
 
-For the time of a capture their names are bound to replacements, in the modules of PyTorch where they are looked up and
-in the modules whose code runs. The replacements answer as for the tensor; PyTorch's own code has the originals.
-Libraries ask whether they are traced to avoid branches on values. Such branches can be captured, so the answer is no,
-and the libraries run as in eager. Checked on torch 2.13.0.
+For the time of a capture their names are bound to replacements, in PyTorch's modules that look the names up and in the
+modules with code that runs. The replacements answer as for the tensor; PyTorch's own code has the originals. Libraries
+ask whether they are traced to avoid branches on values. A capture follows branches on values, so the answer is no, and
+the libraries run as in eager. Checked on torch 2.13.0.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from ..house import is_house_module, is_program_module
 from ..locks import Bind, make_lock
 from . import generators
+from .stand_ins import is_stand_in
 
 _C: Any = torch._C
 _capturing: Callable[[], bool] = bool
@@ -88,13 +89,26 @@ def _text_of_number(self: Any) -> str:
 
 
 def _writes_text(frame: types.FrameType) -> bool:
-    """Whether code writes text for the program, as PyTorch's does that programs call, in warnings. What PyTorch has in
-    private modules and in `torch.fx` works with symbols.
+    """Whether code writes text for the program: PyTorch's public code does, in warnings; PyTorch's private modules and
+    `torch.fx` work with symbols.
     """
     asker = str(frame.f_globals.get("__name__"))
     is_called = asker.startswith("torch.") and "._" not in asker and not asker.startswith("torch.fx")
     is_quiet = is_house_module(asker) or asker.partition(".")[0] in _WRITES_NO_TEXT
     return is_called or asker == _PRINTS or not is_quiet
+
+
+_text_of_tensor = torch._tensor_str._str
+_FINDS_OVERLOAD = torch._ops.OpOverloadPacket.__call__.__code__
+
+
+def _text_of_argument(self: Any, **kwargs: Any) -> str:
+    """PyTorch writes why an overload does not fit, with the text of each argument, before it tries the next one. A
+    stand-in has no values to write.
+    """
+    if _capturing() and sys._getframe(2).f_code is _FINDS_OVERLOAD and is_stand_in(self):
+        return "tensor(...)"
+    return str(_text_of_tensor(self, **kwargs))
 
 
 # (a module or class, a name in it, the replacement)
@@ -106,6 +120,7 @@ _PLACES: list[_Place] = [
     (_C, "_will_engine_execute_node", _will_engine_execute_node),
     (_C, "DisableTorchFunction", _NoFunctions),
     (torch.SymInt, "__repr__", _text_of_number),
+    (torch._tensor_str, "_str", _text_of_argument),
 ]
 # By the id of the original.
 _REPLACED: dict[int, Any] = {id(getattr(module, name)): replacement for module, name, replacement in _PLACES}
@@ -121,7 +136,7 @@ def install(bind: Bind, is_capturing: Callable[[], bool]) -> None:
 
 
 def tell(name: str, replacement: Any) -> None:
-    """Have a built-in of Python's replaced in modules whose code runs and that have no other object by its name."""
+    """Have a built-in of Python's replaced in modules with running code and no object of the built-in's name."""
     _BUILTINS[name] = replacement
 
 
@@ -137,7 +152,7 @@ def own_names(namespace: dict[str, Any]) -> dict[str, Any]:
 
 
 class ReboundNames:
-    """Context of one capture, which binds names to replacements in the modules whose code it runs."""
+    """Context of one capture: it binds names to replacements in the modules with code that runs."""
 
     def __init__(self) -> None:
         self._keys: list[tuple[int, str]] = []
@@ -184,7 +199,7 @@ class ReboundNames:
 
 
 def _is_builtin(namespace: dict[str, Any], name: str) -> bool:
-    """Whether code with these globals finds Python's own under this name."""
+    """Whether code with the globals `namespace` finds Python's own under the name."""
     own: Any = getattr(builtins, name)
     return getattr(namespace.get("__builtins__"), name, own) is own
 
@@ -201,7 +216,7 @@ def _is_builtin(namespace: dict[str, Any], name: str) -> bool:
 
 
 class _AsType(type):
-    """The class of `_Type`: calls and checks of it are those of `type`."""
+    """The class of `_Type`: its calls and checks are `type`'s."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if cls is not _Type:
@@ -251,5 +266,5 @@ tell("type", _Type)
 
 
 def tell_type(kind: type, answer: Callable[[Any], type]) -> None:
-    """Register the answer to `type(x)` in the user's code for stand-ins of this kind."""
+    """Register the answer to `type(x)` in the user's code for stand-ins of the kind."""
     _answers[kind] = answer

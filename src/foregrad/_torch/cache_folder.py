@@ -1,7 +1,7 @@
 """The folder for files of PyTorch's compilers. If it can't be written, importing them fails.
 
-Importing `torch._dynamo`, which fake tensors do too, makes that folder. `why_no_folder()` must be called before: if the
-folder can't be made or written, a temporary folder takes its place for this process. Checked on torch 2.13.0.
+Importing `torch._dynamo`, as fake tensors do, makes the folder. `why_no_folder()` must be called before: if the folder
+can't be made or written, a temporary folder takes its place for the process. Checked on torch 2.13.0.
 """
 
 from __future__ import annotations

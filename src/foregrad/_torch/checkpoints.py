@@ -18,7 +18,7 @@ from ..locks import Bind
 
 class RegionsOfCapture(Protocol):
     """The capture's record of regions. `depth`: the number of nested regions that are open. `chosen(depth, run)` calls
-    `run`, which gives (result of an operator, its policy), and returns the result. `named(tensor, name)`: notes a name.
+    `run` for (result of an operator, its policy), and returns the result. `named(tensor, name)`: notes a name.
     """
 
     depth: int
@@ -120,7 +120,7 @@ def note_name(tensor: torch.Tensor, name: str) -> None:
 
 
 def install(bind: Bind, regions: Callable[[], RegionsOfCapture | None]) -> None:
-    """Install the patches; `regions()` gives the record of this thread's capture, or None."""
+    """Install the patches; `regions()` gives the record of the thread's capture, or None."""
     global _regions
     _regions = regions
     bind(_checkpoint, "_checkpoint_hook", _TaggingHook)

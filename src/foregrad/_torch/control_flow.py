@@ -2,9 +2,9 @@
 
 While a function is captured, a branch is a Python `if` on a value and a loop is a Python `while`: the branch taken is
 recorded, and its condition becomes one of the graph's decisions. As in eager, two things differ from a plain `if`. An
-operand that the branch taken does not use gets a gradient of zeros, as does a tensor that only another branch closes
-over; and all results have a history if one of these has. (Parameters of a module that only the other branch closes over
-are no operands here: unused, they have no gradient.) `flex_attention` stays one operator.
+operand that the branch taken does not use gets a gradient of zeros, as does a tensor that only an unused branch closes
+over; and all results have a history if an operand has. (A module's parameters that only an unused branch closes over
+are no operands here: they have no gradient.) `flex_attention` stays one operator.
 
 Checked on torch 2.11.0, 2.13.0, 2.15.0.
 """
@@ -242,7 +242,7 @@ class _Unused(torch.autograd.Function):
 
 
 class _Undifferentiable(torch.autograd.Function):
-    """Results whose backward raises."""
+    """Results with a backward that raises."""
 
     @staticmethod
     def forward(ctx: Any, name: str, results: list[torch.Tensor], *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -322,15 +322,15 @@ _SCALARS = 5  # gradients that the joint graph returns before the gradients of t
 
 
 def indexed_by_tensors() -> Any:
-    """Context: `tensor[i]` with a tensor `i` of one element is an operator, as it is in functions of single scores."""
+    """Context: `tensor[i]` with a tensor `i` of one element is an operator, as in functions of single scores."""
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
     return TransformGetItemToIndex()
 
 
 def strides_like(shape: Sequence[Any], strides: Sequence[Any]) -> tuple[Any, ...]:
-    """The strides of a result, or of a gradient, of this shape in the layout of a query, key or value: dense, with the
-    dimensions in the same order, except that the last is innermost.
+    """The strides of a result or gradient of the shape, in the layout of a query, key or value: dense, with the
+    dimensions in order, except that the last is innermost.
     """
     order = sorted(range(len(shape)), key=lambda dim: strides[dim])
     result = _dense(shape, order)
@@ -355,7 +355,7 @@ def _attention(*args: Any) -> Any:
 
 
 def _backward(*args: Any) -> Any:
-    """The backward. PyTorch gives gradients to buffers that require grad; here the joint graph tells which do."""
+    """The backward. PyTorch gives gradients to buffers that require grad; here the joint graph decides."""
     joint = args[_JOINT]
     results = next(iter(reversed(joint.graph.nodes))).args[0]
     buffers = tuple(
@@ -415,8 +415,8 @@ class Attention(Protocol):
 def install(
     bind: Bind, is_capturing: Callable[[], bool], runner: Callable[[], Any], attention: Callable[[], Attention | None]
 ) -> None:
-    """Install the Python equivalents, for threads on which `is_capturing()` is true; `runner()` gives
-    `run(function, args, kwargs)`, which runs a function on real tensors in each call.
+    """Install the Python equivalents, for threads where `is_capturing()` is true; `runner()` gives `run(function, args,
+    kwargs)`: it runs a function on real tensors in each call.
     """
     meanings = dict(_MEANING)
 

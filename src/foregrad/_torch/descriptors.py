@@ -1,7 +1,6 @@
 """PyTorch's classes of descriptors, where the installed PyTorch has them. Checked on torch 2.11.0, 2.13.0, 2.15.0.
 
-They are data: names and fields, which clients test by `isinstance`. The module that holds them imports nothing of
-PyTorch's engine.
+They are data: names and fields, tested by `isinstance` in clients. Their module imports nothing of PyTorch's engine.
 """
 
 from __future__ import annotations

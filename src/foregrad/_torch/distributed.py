@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..locks import Bind
-from .dynamo import without_modes
+from .engine import all_modes_off
 from .symbols import has_symbolic
 
 _named = [getattr(torch.distributed, name, None) for name in ("DeviceMesh", "ProcessGroup")]
@@ -30,8 +30,8 @@ _BY_HOOKS = {"FSDPModule": "`fully_shard`"}
 
 
 def data_parallel(module: Any, *, in_forward: bool = False) -> str | None:
-    """The name of the class by which a module communicates when it is called; `in_forward`: when its forward alone is
-    called. None for a module that does not.
+    """The name of the class that makes a module communicate in a call; `in_forward`: in a call of its forward alone.
+    None for a module that never communicates.
     """
     for imported, name in _WRAPPERS:
         cls: Any = getattr(sys.modules.get(imported), name, None)
@@ -41,8 +41,8 @@ def data_parallel(module: Any, *, in_forward: bool = False) -> str | None:
 
 
 def bucket_sizes() -> tuple[int, ...]:
-    """The bytes of the first and of the further gradient buckets of the `DistributedDataParallel` whose forward runs;
-    empty outside of one.
+    """The bytes of the first and of the further gradient buckets of the `DistributedDataParallel` in its forward; empty
+    outside.
     """
     cls: Any = getattr(sys.modules.get("torch.nn.parallel.distributed"), "DistributedDataParallel", None)
     module = None if cls is None else cls._get_active_ddp_module()
@@ -82,7 +82,7 @@ def functional_collective(name: str) -> Any:
 
 
 def run_collective(op: Any, args: list[Any], group: str) -> None:
-    """Call an operator that works in place, in the group of this name, and wait for it."""
+    """Call an operator that works in place, in the named group, and wait for its result."""
     c10d: Any = torch._C._distributed_c10d
 
     position = next(i for i, argument in enumerate(op._schema.arguments) if argument.name == "process_group")
@@ -159,7 +159,7 @@ _SPECS, _SPEC, _HASH = "torch.distributed.tensor._dtensor_spec", "DTensorSpec", 
 
 
 def install(bind: Bind, is_capturing: Callable[[], bool]) -> None:
-    """Hide the propagation from captures, and symbolic sizes from the caches, on threads on which `is_capturing()` is
+    """Hide the propagation from captures, and symbolic sizes from the caches, on threads where `is_capturing()` is
     true.
     """
     owner: Any = getattr(sys.modules.get(_MODULE), _CLASS, None)
@@ -170,7 +170,7 @@ def install(bind: Bind, is_capturing: Callable[[], bool]) -> None:
     def propagate(self: Any, schema: Any) -> Any:
         if not is_capturing():
             return original(self, schema)
-        with without_modes():
+        with all_modes_off():
             return original(self, schema)
 
     def hash_of(self: Any) -> Any:

@@ -5,11 +5,9 @@ Nothing of Dynamo is imported before it is used: `import foregrad` stays quick. 
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any
 
@@ -17,7 +15,7 @@ import torch
 from torch import fx
 
 from ..house import GENERATED, PACKAGE
-from .fakes import FakeTensor, FakeTensorMode, real_constants
+from .fakes import FakeTensor
 from .graphs import size_hint
 
 
@@ -51,7 +49,7 @@ def graph_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Grap
 
 
 def of_compiled_autograd(example_inputs: Sequence[Any]) -> bool:
-    """Whether a graph is a whole backward of compiled autograd's, or hands hooks on to one."""
+    """Whether a graph is a whole backward of compiled autograd's, or hands hooks on to such a backward."""
     from torch._dynamo import compiled_autograd
     from torch.fx.experimental._backward_state import BackwardState
 
@@ -109,7 +107,7 @@ def _source_text(source: Any) -> str:
 
 def source_lines(gm: Any) -> tuple[CodeType, dict[int, tuple[str, dict[str, Any]]]] | None:
     """(the code that fx generated for a graph, for each of its lines the user's stack and the node's origin); None for
-    another module.
+    any other module.
     """
     if not isinstance(gm, fx.GraphModule):
         return None
@@ -127,64 +125,13 @@ def source_lines(gm: Any) -> tuple[CodeType, dict[int, tuple[str, dict[str, Any]
 
 
 def _origin_of(node: fx.Node) -> dict[str, Any]:
-    """The metadata that nodes derived from this one inherit."""
+    """The metadata that derived nodes inherit."""
     from torch.fx.traceback import NodeSource, NodeSourceAction
 
     metadata: dict[str, Any] = {
         key: node.meta[key] for key in ("nn_module_stack", "source_fn_stack", "custom") if key in node.meta
     }
     return {**metadata, "from_node": [NodeSource(node, "foregrad", NodeSourceAction.CREATE)]}
-
-
-@contextlib.contextmanager
-def own_tracing_context(mode: FakeTensorMode | None) -> Iterator[None]:
-    """Context: a tracing context that holds this fake mode and nothing else, for compilers that ask for one."""
-    from torch._guards import TracingContext, tracing
-
-    with tracing(TracingContext(mode)):
-        yield
-
-
-@contextlib.contextmanager
-def _graphs_uncached(mode: FakeTensorMode | None) -> Iterator[None]:
-    """Context: Inductor's cache of graphs is off if sizes are symbolic: their names mean something here only."""
-    if mode is None or mode.shape_env is None:
-        yield
-        return
-    from torch._inductor import config
-
-    with config.patch(fx_graph_cache=False):
-        yield
-
-
-@contextlib.contextmanager
-def compiler_context(
-    mode: FakeTensorMode | None, labels: Sequence[str], facts: Any
-) -> Iterator[Callable[[], list[Any] | None]]:
-    """Context: the environment of compilers written for AOTAutograd; gives a function for their reported strides.
-
-    The tracing context is Dynamo's, if there is one, with entries for this graph: its fake mode, its name, and `facts`
-    as `fw_metadata`.
-    """
-    from torch._guards import TracingContext, tracing
-
-    outer = TracingContext.try_get()
-    context: Any = TracingContext(mode) if outer is None else copy.copy(outer)
-    fresh = TracingContext(mode)
-    context.fake_mode = mode
-    context.tensor_to_context = fresh.tensor_to_context
-    context.hop_dispatch_set_cache = fresh.hop_dispatch_set_cache
-    context.aot_graph_name = list(labels)
-    context.params_flat, context.params_flat_unwrap_subclasses, context.params_unwrapped_to_flat_index = [], [], []
-    context.fakify_first_call = True  # symbolic strides are reported as symbols, not as this call's numbers
-    context.fw_metadata = facts
-    with (
-        tracing(context),
-        real_constants(mode),
-        _graphs_uncached(mode),
-        TracingContext.report_output_strides() as strides,
-    ):
-        yield lambda: list(strides) if strides else None
 
 
 def takes_floats(gm: fx.GraphModule) -> bool:
@@ -214,26 +161,17 @@ def compiler_counters() -> Any:
 
 
 def shielded(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
-    """`function`, which Dynamo will call without tracing it."""
+    """`function`, to be called by Dynamo without tracing."""
     result: Callable[..., Any] = torch.compiler.disable(function, reason=reason)
     return result
 
 
 def traced_as_it_runs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, which Dynamo puts into a graph as one call, and whose operators are traced later."""
+    """`function`, one call in Dynamo's graph; its operators are traced later."""
     from torch._dynamo import nonstrict_trace
 
     result: Callable[..., Any] = nonstrict_trace(function)
     return result
-
-
-@contextlib.contextmanager
-def without_modes() -> Iterator[None]:
-    """Context: no dispatch modes, so that tensors made here are real ones."""
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    with _disable_current_modes():
-        yield
 
 
 def real_inputs(inputs: Sequence[Any]) -> list[Any]:

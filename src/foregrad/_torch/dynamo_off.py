@@ -38,8 +38,8 @@ def dynamo_off() -> Iterator[None]:
 
 
 def install(bind: Bind, is_capturing: Callable[[], bool], region_runner: Callable[[], Any]) -> None:
-    """Make functions that Dynamo compiled run as Python, on threads on which `is_capturing()` is true. Functions that
-    are disabled for Dynamo run by the result of `region_runner()`.
+    """Make functions that Dynamo compiled run as Python, on threads where `is_capturing()` is true. Functions that are
+    disabled for Dynamo run by the result of `region_runner()`.
     """
 
     def compile(model: Any = None, **options: Any) -> Any:
@@ -119,7 +119,7 @@ class _Redirected:
 
 
 def _makes_tensor(function: Any, args: tuple[Any, ...]) -> bool:
-    """Whether the function is the constructor of a tensor subclass, which the class's operators call too. Its result is
+    """Whether the function is the constructor of a tensor subclass; the class's operators call it too. Its result is
     part of a graph, its code is not.
     """
     if not args or getattr(function, "__name__", "") not in ("__new__", "__init__"):
@@ -166,7 +166,7 @@ def note_tables() -> None:
 
 
 def forget_replacements() -> None:
-    """Drop the tables made meanwhile, which Dynamo then makes anew; called after functions are restored."""
+    """Drop the tables made meanwhile, for Dynamo to make anew; called after functions are restored."""
     for name in _MODULES:
         for table in _tables_of(name):
             if _is_made(table) and id(table) not in _made:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 
 def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """The C++ apply of a Function, without Python's around it, which looks for functorch transforms up to 2.14."""
+    """The C++ apply of a Function, without its wrapper in Python: that looks for functorch transforms up to 2.14."""
     return super(torch.autograd.Function, function).apply  # type: ignore[misc, no-any-return]
 
 
@@ -40,11 +40,11 @@ def single_level(name: str, methods: dict[str, Any]) -> Callable[..., Any]:
 
 
 def beside_threads(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """An apply from `direct_apply` that doesn't deadlock with other threads that use the same leaves.
+    """An apply from `direct_apply` that doesn't deadlock with threads that share leaves.
 
-    `Function.apply` locks each leaf to find its accumulator while it holds the GIL. An operator in another thread may
-    wait for the GIL under that lock, if only Python holds the accumulator, as after a read of `next_functions`. An
-    alias, which is made without the GIL, holds the accumulators too.
+    `Function.apply` locks each leaf to find its accumulator while it holds the GIL. An operator in a second thread may
+    wait for the GIL under the lock, if only Python holds the accumulator, as after a read of `next_functions`. An
+    alias, made without the GIL, holds the accumulators too.
     """
 
     def call(others: Any, *taken: torch.Tensor) -> Any:
@@ -59,7 +59,7 @@ _FEW = 16  # gradients that may be asked for one by one
 
 
 def wanted_gradients(node: Any, *, exact: bool = False) -> tuple[bool, ...] | None:
-    """A mask of the gradients of a running node that are needed: those for `inputs=` or on the way there. None: all.
+    """A mask of a running node's needed gradients: for `inputs=` or on the way there. None: all.
 
     Unless `exact`, the mask may have more gradients.
     """
@@ -92,7 +92,7 @@ _will_run: Callable[[Any], bool] = torch._C._will_engine_execute_node
 
 
 def is_node_with(node: Any, attribute: str) -> bool:
-    """Whether a node is foregrad's: in C++, or of a Function with this attribute."""
+    """Whether a node is foregrad's: in C++, or of a Function with the attribute."""
     return hasattr(node, "wanted_gradients") or hasattr(getattr(node, "_forward_cls", None), attribute)
 
 
@@ -242,7 +242,7 @@ without_anomaly_mode = InPlace(_stop_watching, _watch_again)
 
 
 def single_threaded_backward() -> Any:
-    """Context: a backward runs wholly on the calling thread, whatever the device."""
+    """Context: a backward runs wholly on the calling thread, on any device."""
     return torch.autograd.set_multithreading_enabled(False)
 
 
@@ -298,7 +298,7 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 
 def default_generators(devices: Iterable[torch.device]) -> list[torch.Generator]:
-    """The generators of these devices, but for those that draw nothing: `meta`, and accelerators that are not there."""
+    """The generators of the devices, but for devices that draw nothing: `meta`, and accelerators that are not there."""
     return [default_generator(device) for device in devices if device.type == "cpu" or _is_there(device)]
 
 
@@ -323,3 +323,44 @@ def kernel_switches() -> tuple[Any, ...]:
         c._get_deterministic_algorithms_warn_only(),
         c._get_deterministic_fill_uninitialized_memory(),
     )
+
+
+# -------------------------------------------------------------------- gradients that are handed on
+# Gradients that go from one autograd node to another whole, beside the edges between them.
+#
+# Edges of the compiled function's node carry plain tensors of the captured sizes. A gradient of another kind (another
+# class, other metadata, a plain tensor for a wrapper) is left with the node, for the backward that runs now.
+
+
+TAKES_HANDED = "takes_handed"  # an attribute of Functions whose backward looks for such gradients
+_HANDED = "foregrad: gradients of other kinds"  # in a node's metadata
+
+
+def hand_over(edges: Sequence[tuple[Any, int]], gradient: Any) -> bool:
+    """Leave a gradient with the compiled function that all these edges lead to. False if there is no single one."""
+    connected = [edge for edge in edges if edge[0] is not None]
+    nodes = {node for node, _ in connected}
+    if len(nodes) != 1 or not is_node_with(connected[0][0], TAKES_HANDED):
+        return False
+    hand_to(connected[0][0], gradient, tuple(number for _, number in connected))
+    return True
+
+
+def hand_to(node: Any, gradient: Any, places: tuple[int, ...] = ()) -> None:
+    """Leave a gradient with a node that runs later in the backward."""
+    node.metadata.setdefault(_HANDED, []).append((current_backward(), places, gradient))
+
+
+def take_handed(node: Any) -> list[tuple[tuple[int, ...], Any]]:
+    """The gradients left with a node in the backward, each with its outputs."""
+    handed = node.metadata.pop(_HANDED, ())
+    return [(places, gradient) for backward, places, gradient in handed if backward == current_backward()]
+
+
+@contextlib.contextmanager
+def all_modes_off() -> Iterator[None]:
+    """Context: no dispatch modes, so that tensors made here are real ones."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        yield

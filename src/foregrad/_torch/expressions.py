@@ -1,4 +1,4 @@
-"""Symbolic sizes as data: sympy expressions to nested lists and back, and a `ShapeEnv` made again from them.
+"""Symbolic sizes as data: sympy expressions to nested lists and back, and a `ShapeEnv` made again from the data.
 
 An expression is an integer, a symbol's name, `true`, `false`, or `[function, argument, ...]` with a function from a
 fixed table. Nothing is parsed or evaluated as text, no power of two numbers is computed, and the length of an
@@ -150,7 +150,7 @@ def table_to(table: SymbolTable, *, floats: bool = False) -> dict[str, Any]:
 
 
 def _source(table: SymbolTable, symbol: Any) -> str:
-    """The source of a symbol, from which its name follows."""
+    """The source of a symbol: the symbol's name follows from its source."""
     env = table.env
     sources = (getattr(env, "var_to_sources", None) or {}).get(symbol)
     if not sources:
@@ -186,7 +186,7 @@ def restored_table(data: Any) -> tuple[SymbolTable, dict[str, Any]]:
 
 
 def restored_number(table: SymbolTable, expression: Any, kind: type = int) -> Any:
-    """A symbolic integer (float, bool) with this expression; a plain integer if the expression is a number."""
+    """A symbolic integer (float, bool) with the expression; a plain integer if the expression is a number."""
     if expression.is_Integer and kind is int:
         return int(expression)
     env = table.env

@@ -18,8 +18,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils import _python_dispatch
 
 from ..locks import InPlace, bound
-from .jagged import new_ragged_size
-from .symbols import has_symbolic
+from .symbols import has_symbolic, new_ragged_size
 
 __all__ = ["FakeTensor", "FakeTensorMode"]  # handed on
 
@@ -32,7 +31,7 @@ _make_subclass: Any = torch.Tensor._make_subclass
 
 
 class NewFakeMode(FakeTensorMode):
-    """A fake mode after which the process can still fork, and, after its use on two threads, compile (`flags_kept`).
+    """A fake mode that leaves the process able to fork, and, after use on two threads, to compile (`flags_kept`).
 
     If PyTorch is built for CUDA and there is no GPU, entering its fake mode pretends that there is one device. The next
     backward then starts a thread for that device, and no forked child can run a backward any more.
@@ -65,8 +64,8 @@ class NewFakeMode(FakeTensorMode):
 class FakeFactory:
     """Fake tensors of one mode, made from their layout in 4 us rather than the 15 us of the class's constructor.
 
-    The constructor checks and sets the same twenty attributes each time; here they are copied from a fake that it
-    made for the same device, as a dict whose keys all fakes share: half of the memory.
+    The constructor checks and sets twenty equal attributes each time; here they are copied from an earlier fake for the
+    device, as a dict with keys that all fakes share: half of the memory.
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:
@@ -101,7 +100,7 @@ class FakeFactory:
 
     @classmethod
     def of(cls, mode: FakeTensorMode) -> FakeFactory:
-        """The factory of a mode, which keeps it."""
+        """The factory that a mode keeps."""
         factory: FakeFactory | None = mode.__dict__.get("_foregrad_factory")
         if factory is None:
             factory = mode.__dict__["_foregrad_factory"] = cls(mode)
@@ -119,7 +118,7 @@ def new_fake(
     device: torch.device,
     offset: int = 0,
 ) -> FakeTensor:
-    """A fake tensor of that layout; ten times faster than `FakeTensorMode.from_tensor`."""
+    """A fake tensor of the layout; ten times faster than `FakeTensorMode.from_tensor`."""
     return FakeFactory.of(mode).new(shape, stride, dtype, device, offset)
 
 
@@ -134,7 +133,7 @@ def new_fake_over(
 ) -> FakeTensor:
     """A fake tensor over a fake storage (made by `meta_storage`).
 
-    `set_` with symbolic sizes asks whether they are contiguous, which adds guards. So only the memory is exchanged.
+    `set_` with symbolic sizes asks whether they are contiguous and adds guards. So only the memory is exchanged.
     """
     factory = FakeFactory.of(mode)
     with _NoDispatch():
@@ -206,7 +205,7 @@ def _fake_of_dtype(func: Any, dtype_of: Callable[[tuple[Any, ...], int], torch.d
 
 
 def _of_parameters(args: tuple[Any, ...], at: int) -> torch.dtype:
-    """Of a normalisation: its statistics are float32 beside float32 parameters, whatever the input is."""
+    """A normalisation's statistics are float32 beside float32 parameters, with any input."""
     parameters = [t for t in args[1:] if at and isinstance(t, torch.Tensor)]
     found: torch.dtype = (*parameters, args[0])[0].dtype
     return found
@@ -228,7 +227,7 @@ def _by_rule(mode: FakeTensorMode, func: Any, args: tuple[Any, ...], kwargs: dic
 
 
 def _of_dtype(mode: FakeTensorMode, fake: Any, dtype: torch.dtype) -> Any:
-    """The fake, or where it is a floating one of another dtype, one like it of this."""
+    """The fake; for a floating fake of a different dtype, an equal fake of `dtype`."""
     if fake.dtype is dtype or not fake.is_floating_point():
         return fake
     return new_fake(mode, fake.shape, fake.stride(), dtype, fake_device(fake))
@@ -287,7 +286,7 @@ CORRECTED: dict[Any, Any] = {
 def symbolic_fake(mode: FakeTensorMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An operator on fakes of symbolic sizes, by its Python kernel if there is one.
 
-    Kernels in C++ may read sizes as plain numbers: some raise, others silently specialize the graph.
+    Kernels in C++ may read sizes as plain numbers: some raise, some silently specialize the graph.
     """
     from torch._dispatch.python import enable_python_dispatcher
 
@@ -296,7 +295,7 @@ def symbolic_fake(mode: FakeTensorMode, func: Any, args: tuple[Any, ...], kwargs
 
 
 def meta_storage(nbytes: int) -> torch.UntypedStorage:
-    """A storage of that many bytes with no memory behind it."""
+    """A storage of `nbytes` bytes without memory."""
     with torch._C._DisableTorchDispatch():
         return torch.empty(nbytes, dtype=torch.uint8, device="meta").untyped_storage()
 
@@ -316,7 +315,7 @@ def is_absent(value: Any) -> TypeGuard[torch.Tensor]:
 
 
 def real_constants(mode: FakeTensorMode | None) -> contextlib.AbstractContextManager[None]:
-    """Context: operators take a graph's constants, which are real tensors, beside fakes."""
+    """Context: operators take a graph's constants, real tensors, beside fakes."""
     return contextlib.nullcontext() if mode is None else bound(mode, "allow_non_fake_inputs", True)
 
 

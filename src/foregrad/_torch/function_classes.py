@@ -1,8 +1,8 @@
 """Tensors of classes with `__torch_function__` alone, in a capture. Checked on torch 2.13.0.
 
-During a capture the program holds a handle for such a tensor: an object of its class, with the attributes and without
-data. The mode that sees each torch function passes it to the class as eager does. Functions that the class then calls
-run on the stand-ins of the handles.
+During a capture the program holds a handle for the tensor: an object of its class, with the attributes and without
+data. The mode that sees each torch function passes the handle to the class as eager does. Functions that the class then
+calls run on the stand-ins of the handles.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch.nn.parameter import UninitializedBuffer
 
 from ..errors import UnsupportedTensorError
 from ..identity import ById, IdSet
+from ..locks import Bind
 from .stand_ins import become_parameter
 
 _C: Any = torch._C
@@ -37,7 +38,7 @@ _WITH_GRADIENTS: frozenset[Any] = frozenset(
 
 
 def is_function_class(cls: type) -> bool:
-    """Whether tensors of a class are plain data whose class only overrides torch functions."""
+    """Whether tensors of a class are plain data, and the class only overrides torch functions."""
     is_one = _is_class_of_functions.get(cls)
     if is_one is None:
         is_one = _is_class_of_functions[cls] = _is_function_class(cls)
@@ -48,7 +49,7 @@ _is_class_of_functions: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyD
 
 
 def is_parameter_class(cls: type) -> bool:
-    """Whether parameters of a class are plain ones whose class only overrides torch functions."""
+    """Whether parameters of a class are plain, and the class only overrides torch functions."""
     return issubclass(cls, torch.nn.Parameter) and _overrides_functions(cls)
 
 
@@ -64,7 +65,7 @@ def _overrides_functions(cls: Any) -> bool:
 
 
 def plain_alias(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A plain tensor with the data and the history of a tensor of a class; None if no such alias is equivalent."""
+    """A plain tensor with the data and the history of a tensor of a class; None if no alias is equivalent."""
     with _C.DisableTorchFunctionSubclass(), torch.enable_grad():
         alias = _as_subclass(tensor, torch.Tensor)
         return alias if alias.requires_grad is tensor.requires_grad else None
@@ -83,10 +84,10 @@ def _empty() -> torch.Tensor:
 
 
 class FunctionClasses:
-    """The handles of one capture. `where()` is the user's line."""
+    """The handles of one capture. `where()` is the user's line; `begin()` is called before the first handle is made."""
 
-    def __init__(self, where: Callable[[], str]) -> None:
-        self.where = where
+    def __init__(self, where: Callable[[], str], begin: Callable[[], None]) -> None:
+        self.where, self.begin = where, begin
         self._stand_ins: ById[Any, torch.Tensor] = ById()  # by handle
         self._handles: ById[torch.Tensor, Any] = ById()  # by stand-in
         self._given: IdSet[Any] = IdSet()  # the handles of arguments
@@ -95,7 +96,7 @@ class FunctionClasses:
         return bool(self._stand_ins)
 
     def given(self, cls: type, stand_in: torch.Tensor, attributes: dict[str, Any]) -> Any:
-        """The handle of an argument, with this very table of attributes."""
+        """The handle of an argument, with the argument's own table of attributes."""
         handle = self._handles.get(stand_in)
         if handle is None:
             handle = self._handle(cls, stand_in)
@@ -104,6 +105,8 @@ class FunctionClasses:
         return handle
 
     def _handle(self, cls: type, stand_in: torch.Tensor) -> Any:
+        if not self._stand_ins:
+            self.begin()
         with _C._DisableTorchDispatch(), _C.DisableTorchFunction():
             handle = _make_subclass(cls, _empty())
         self._stand_ins[handle] = stand_in
@@ -175,7 +178,7 @@ class FunctionClasses:
     # ---------------------------------------------------------------- other classes
 
     def as_subclass(self, tensor: Any, cls: type, adopt: Callable[[Any], Any]) -> Any:
-        """`tensor.as_subclass(cls)`, which no mode sees."""
+        """`tensor.as_subclass(cls)`, unseen by modes."""
         alias = torch.ops.aten.alias.default(self._own(tensor, adopt))
         return alias if cls is torch.Tensor else self._handle(cls, alias)
 
@@ -198,7 +201,7 @@ def _requires_grad(fake: torch.Tensor) -> bool:
 
 
 def _overloaded(types: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:
-    """The arguments of these classes, one of each, in PyTorch's order: subclasses first."""
+    """The arguments of the `types`, one of each, in PyTorch's order: subclasses first."""
     overriding: list[Any] = []
     todo = [*args, *kwargs.values()]
     for value in todo:
@@ -209,3 +212,22 @@ def _overloaded(types: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:
         elif type(value) in (list, tuple):
             todo += value
     return overriding
+
+
+def install(bind: Bind, handles: Callable[[], FunctionClasses | None], adopt: Callable[[Any], Any]) -> None:
+    """Replace the two functions that make tensors of classes and call no torch-function mode."""
+
+    def of_class(self: torch.Tensor, cls: Any) -> Any:
+        classes = handles()
+        if classes is None or not (cls is torch.Tensor or is_function_class(cls)):
+            return _as_subclass(self, cls)
+        return classes.as_subclass(self, cls, adopt)
+
+    def made_of_class(cls: Any, data: torch.Tensor, require_grad: bool = False, **kwargs: Any) -> Any:
+        classes = handles()
+        if classes is None or kwargs or not (cls in (torch.Tensor, torch.nn.Parameter) or is_function_class(cls)):
+            return _make_subclass(cls, data, require_grad, **kwargs)
+        return classes.make_subclass(cls, data, require_grad, adopt)
+
+    bind(torch.Tensor, "as_subclass", of_class)
+    bind(torch.Tensor, "_make_subclass", staticmethod(made_of_class))

@@ -1,4 +1,5 @@
-"""Random generators that a function makes or seeds, and operators that draw from them. Checked on torch 2.11.0, 2.13.0.
+"""Random generators that a function makes or seeds, and operators that draw from generators. Checked on torch 2.11.0,
+2.13.0.
 
 While a thread captures, the methods of `torch.Generator` that seed a generator or tell its state are watched on that
 thread. The class is immutable for Python code, so its table is written to, and CPython told so. Nothing is learned
@@ -109,7 +110,7 @@ _made_by_thread: Callable[[], MadeGenerators | None] = _nothing_made
 
 
 class _Making(type):
-    """The class of `_Generator`: calls make real generators, checks are those of `torch.Generator`."""
+    """The class of `_Generator`: calls make real generators, checks are `torch.Generator`'s."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         generator = _Original(*args, **kwargs)
@@ -177,7 +178,7 @@ def install(bind: Bind, made_by_thread: Callable[[], MadeGenerators | None]) -> 
 
 
 def restore_methods() -> None:
-    """Restore the methods of generators, which `install` replaced."""
+    """Restore the methods of generators that `install` replaced."""
     before = dict(_table)  # as in `install`
     _table.update(_originals)
     _changed()
@@ -216,42 +217,3 @@ def _module(frame: Any) -> str:
 
 def _is_of(module: str, package: str) -> bool:
     return module.partition(".")[0] == package
-
-
-# ------------------------------------------------------------------------------------ drawing from another generator
-
-
-def drawing_from(op: Any, generator: torch.Generator) -> Callable[..., Any] | None:
-    """The random operator `op` as a function of equal arguments that draws from `generator`; None if there is none."""
-    if _takes_generator(op):
-        return lambda *args, **kwargs: op(*args[: _position(op)], **{**kwargs, "generator": generator})
-    signature = _signature(op)
-    for name in op.overloadpacket.overloads():
-        other = getattr(op.overloadpacket, name)
-        if _takes_generator(other) and [a for a in _signature(other) if a[0] != "generator"] == signature:
-            return lambda *args, **kwargs: other(*args, **kwargs, generator=generator)
-    if op is torch.ops.aten.native_dropout.default and generator.device.type == "cpu":
-        return lambda source, p, train: _native_dropout(source, p, train, generator)
-    return None
-
-
-def _takes_generator(op: Any) -> bool:
-    return any(argument.name == "generator" for argument in op._schema.arguments)
-
-
-def _position(op: Any) -> int:
-    """The position of the generator among the arguments; keyword-only arguments follow."""
-    return next(i for i, argument in enumerate(op._schema.arguments) if argument.name == "generator")
-
-
-def _signature(op: Any) -> list[tuple[str, str]]:
-    return [(argument.name, str(argument.type)) for argument in op._schema.arguments]
-
-
-def _native_dropout(
-    source: torch.Tensor, p: float, train: bool | None, generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor]:
-    if train is False:
-        return source.clone(), torch.ones_like(source, dtype=torch.bool)
-    kept = torch.empty(source.shape, dtype=torch.bool, device=source.device).bernoulli_(1 - p, generator=generator)
-    return source * kept * (0.0 if p == 1 else 1 / (1 - p)), kept

@@ -1,7 +1,7 @@
 """fx graphs built node by node, and modules of graphs that are made late. Checked on torch 2.13.0.
 
 `fx.Graph.create_node` looks for symbolic numbers in every argument and makes every name unique again: some 20 us a
-node. A graph copied out of another one needs neither, and `GraphCopier` takes an eighth of that.
+node. A graph copied out of a graph needs neither, and `GraphCopier` takes an eighth of the time.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def symbols_in(value: Any) -> set[Any]:
 
 
 def symbol_of(value: Any) -> Any:
-    """The symbol of a symbolic integer; None if it is another expression."""
+    """The symbol of a symbolic integer; None for any other expression."""
     if isinstance(value, torch.SymInt) and value.node.expr.is_Symbol:
         return value.node.expr
     return None
@@ -93,7 +93,9 @@ def _inner_first(dimensions: int) -> list[tuple[torch.memory_format, Sequence[in
 
 
 def _is_nested(shape: Sequence[int], stride: Sequence[int], order: Sequence[int]) -> bool:
-    """Whether each dimension steps exactly over those before it in `order`. Dimensions of one element don't count."""
+    """Whether each dimension steps exactly over the dimensions before it in `order`. Dimensions of one element don't
+    count.
+    """
     expected = 1
     for dimension in order:
         size = shape[dimension]
@@ -117,7 +119,7 @@ def needed_by(results: Iterable[fx.Node], among: Callable[[fx.Node], bool] = lam
 
 
 def depending_on(graph: fx.Graph, nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """The nodes, and what a graph computes from them."""
+    """The nodes, and all values that a graph computes from the nodes."""
     found = set(nodes)
     for node in graph.nodes:
         if node.op != "output" and not found.isdisjoint(operands_of(node)):
@@ -136,7 +138,7 @@ class GraphWriter:
         self._count: dict[str, int] = {}
 
     def add(self, name: str, op: str, target: Any, args: tuple[Any, ...], kwargs: Any, meta: dict[str, Any]) -> fx.Node:
-        """A node called `name`, which no other node has."""
+        """A node called `name`, a new name."""
         node = fx.Node.__new__(fx.Node)
         _NodeBase.__init__(node, self.graph, name, op, target, None)  # without the checks of `Node.__init__`
         node._update_args_kwargs(args, kwargs)
@@ -174,7 +176,7 @@ class GraphWriter:
 class GraphCopier:
     """Copies nodes of one graph into a new one, keeping their names; operands must have been copied before.
 
-    Names must be unique, as those of one graph are. `metadata`: gives the copy of a node's metadata.
+    Names must be unique, as in one graph. `metadata`: gives the copy of a node's metadata.
     """
 
     def __init__(self, metadata: Callable[[fx.Node], dict[str, Any]] = lambda node: node.meta.copy()) -> None:
@@ -185,7 +187,7 @@ class GraphCopier:
         self._copy_of: Callable[[fx.Node], Any] = self.copies.__getitem__
 
     def placeholder(self, node: fx.Node) -> fx.Node:
-        """A placeholder that stands for `node`, whatever kind of node that is."""
+        """A placeholder that stands for `node`, a node of any kind."""
         copy = self.copies[node] = self.writer.add(node.name, "placeholder", node.name, (), {}, self.metadata(node))
         return copy
 
@@ -236,7 +238,7 @@ def trace_artifact(name: str, text: Callable[[], str]) -> None:
 
 
 class _Late:
-    """A class attribute of graph modules whose code is not made yet: makes the code, and gives the real attribute."""
+    """A class attribute of graph modules without code yet: makes the code, and gives the real attribute."""
 
     def __set_name__(self, owner: Any, name: str) -> None:
         self.name = name
@@ -250,11 +252,11 @@ class _Late:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LateGraph:
-    """A graph that is not made yet. Its nodes are nodes of another, which nobody changes before that.
+    """A graph that is not made yet, of nodes of a second graph; nobody may change that graph meanwhile.
 
-    `inputs`: what its placeholders stand for, and are named as. `constants`: attributes that it may read. `results`:
-    what it returns. `body` gives its other nodes in the order to run; nodes that are not among them may use them, too.
-    `make` gives the graph.
+    `inputs`: the nodes that give its placeholders their names. `constants`: attributes that it may read. `results`: its
+    returned values. `body` gives its further nodes in the order to run; nodes outside may use these, too. `make` gives
+    the graph.
     """
 
     inputs: Sequence[fx.Node]
@@ -265,7 +267,7 @@ class LateGraph:
 
 
 class _MadeWhenRead:
-    """A class attribute of graph modules whose graph is not made yet: makes it."""
+    """A class attribute of graph modules without a graph yet: makes the graph."""
 
     def __get__(self, module: Any, owner: Any) -> Any:
         late = late_graph_of(module)
@@ -349,7 +351,7 @@ def with_nested_arguments(
     module: fx.GraphModule, primals: int, tangents: int, forward: int | None = None
 ) -> fx.GraphModule:
     """The graph, called as `(list of primals, list of tangents)`, returning a list; with the number of the `forward`'s
-    outputs (list of these, list of the others).
+    outputs (list of forward outputs, list of the rest).
     """
     outputs = next(iter(reversed(module.graph.nodes))).args[0]
     _, spec = pytree.tree_flatten((([0] * primals, [0] * tangents), {}))

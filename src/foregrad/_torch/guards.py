@@ -41,7 +41,7 @@ class _Probe:
 def _counts_attributes() -> bool:
     """Whether an assignment to an attribute is a write that the version of the object's `__dict__` counts.
 
-    CPython 3.13.0 keeps attributes beside the `__dict__` of their object, and does not count such writes:
+    CPython 3.13.0 keeps attributes beside the `__dict__` of their object, and does not count writes to the attributes:
     https://github.com/python/cpython/issues/125608.
     """
     probe = _Probe()
@@ -72,7 +72,7 @@ def matmul_precision() -> str | tuple[str, ...]:
 
 
 def functions_of_c(names: Iterable[str]) -> list[Callable[..., Any]]:
-    """PyTorch's own functions of C of these names, as far as there are such."""
+    """PyTorch's own functions of C with the `names`, as far as they exist."""
     return [function for name in names if callable(function := getattr(torch._C, name, None))]
 
 

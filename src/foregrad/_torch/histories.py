@@ -28,7 +28,7 @@ AS_ARRAY_REQUIRES_GRAD = None if torch.__version__ >= (2, 12) else False  # type
 
 
 def lead_to(others: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> bool:
-    """Whether the history of one of `others` leads to one of `targets` (a tensor may be among both)."""
+    """Whether the history of one of `others` leads to one of `targets` (a tensor may be in both lists)."""
     roots = [t.grad_fn for t in others if t.grad_fn is not None]
     if not roots:
         return False
@@ -64,13 +64,13 @@ def nodes_behind(outputs: Iterable[torch.Tensor]) -> Iterator[Any]:
 
 
 def have_hooks(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether one of the tensors has a hook, which would see, and may change, its gradient."""
+    """Whether one of the tensors has a hook that would see, and may change, its gradient."""
     return any(t._backward_hooks for t in tensors)
 
 
 @contextlib.contextmanager
 def noting_arrival(leaves: Mapping[Any, torch.Tensor]) -> Iterator[dict[Any, None]]:
-    """Context: gives the keys of the leaves, in the order in which their gradients arrive."""
+    """Context: gives the keys of the leaves, in the order of their gradients' arrival."""
     arrived: dict[Any, None] = {}
     with torch._C.DisableTorchFunction():
         notes = [(t, t.register_hook(functools.partial(_note, arrived, key))) for key, t in leaves.items()]

@@ -1,8 +1,8 @@
 """Hooks on the outputs of compiled functions. Checked on torch 2.13.0.
 
-A node of several outputs runs if a gradient arrives for one of them, and autograd calls the hooks of all outputs. In
-eager each output has operators of its own, whose hooks are not called without a gradient. Nor are hooks of a leaf at
-which no gradient arrives.
+A node of several outputs runs if a gradient arrives for any output, and autograd calls the hooks of all outputs. In
+eager each output has operators of its own, and no hook is called without a gradient; nor are hooks of a leaf without an
+arriving gradient.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ..locks import bound
 
 
 class _OnlyDefined(collections.OrderedDict[Any, Any]):
-    """The hooks of a tensor, none of which is called with None."""
+    """The hooks of a tensor, never called with None."""
 
     def __setitem__(self, key: Any, hook: Any) -> None:
         super().__setitem__(key, _spared(hook))
 
 
 class _HookAround(functools.partial[Any]):
-    """A hook around another."""
+    """A hook around a hook."""
 
     def __new__(cls, hook: Any) -> Any:
         # A partial of a partial takes over the function of that, from Python 3.13 on past a `__call__` of its own.
@@ -96,7 +96,7 @@ class _UnlessSame(_HookAround):
 
 
 def _state_of_gradient(leaf: Any) -> tuple[Any, Any]:
-    """The gradient, by the one weak reference that each tensor has, and the number of writes to it."""
+    """The gradient, by each tensor's one weak reference, and the number of writes to the gradient."""
     gradient = own_gradient(leaf)
     return (None, None) if gradient is None else (weakref.ref(gradient), gradient._version)
 
@@ -170,7 +170,7 @@ def _engine_of(frame: Any) -> Any:
 
 
 def leads_to(roots: Sequence[Any], node: Any, positions: Sequence[int]) -> bool:
-    """Whether gradients of `roots` arrive at one of these outputs of `node`."""
+    """Whether gradients of `roots` arrive at an output in `positions` of `node`."""
     edges = [(t.grad_fn, t.output_nr) if isinstance(t, torch.Tensor) else (t.node, t.output_nr) for t in roots]
     seen = set()
     while edges:
@@ -202,9 +202,7 @@ def gradient_hooks(tensor: torch.Tensor) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def hooked_as(stand_ins: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[None]:
-    """Context: each first tensor of these pairs of leaves has the hooks of the second one. Hooks that are given a
-    tensor get the second.
-    """
+    """Context: in each pair of leaves, the first has the second's hooks. A hook that gets a tensor gets the second."""
     handles = []
     with torch._C.DisableTorchFunction():
         for leaf, real in stand_ins:
@@ -225,20 +223,20 @@ def _call_with(hook: Any, real: torch.Tensor, _: torch.Tensor) -> Any:
 
 
 def own_gradient(tensor: torch.Tensor) -> torch.Tensor | None:
-    """`.grad`, whatever torch-function mode is on."""
+    """`.grad`, under any torch-function mode."""
     with torch._C.DisableTorchFunction():
         return tensor.grad
 
 
 def set_gradient(tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
-    """Set `.grad`, whatever torch-function mode is on."""
+    """Set `.grad`, under any torch-function mode."""
     with torch._C.DisableTorchFunction():
         tensor.grad = gradient
 
 
 @contextlib.contextmanager
 def without_tensor_hooks(tensors: Sequence[torch.Tensor | None]) -> Iterator[None]:
-    """Context: the hooks of these tensors do not run."""
+    """Context: the tensors' hooks do not run."""
     hooked = [(tensor, tensor._backward_hooks) for tensor in tensors if tensor is not None and tensor._backward_hooks]
     for tensor, _ in hooked:
         tensor._backward_hooks = None

@@ -1,6 +1,6 @@
 """Inductor's inner compiler: one graph in, a function out. Checked on torch 2.13.0.
 
-Importing Inductor takes seconds, so nothing of it is imported before the first graph is compiled.
+Importing Inductor takes seconds, so no part is imported before the first graph is compiled.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ Strides = list[tuple[Any, ...] | None]
 
 
 def cpp_compiler_found() -> bool:
-    """Whether a C++ compiler is on the path: a quick test, which Inductor's own search may overrule."""
+    """Whether a C++ compiler is on the path: a quick test; Inductor's own search may overrule it."""
     asked = os.environ.get("CXX")
     return any(shutil.which(name) for name in ([asked] if asked else ["g++", "clang++", "c++"]))
 
 
 @functools.cache
 def triton_found() -> bool:
-    """Whether Triton, which Inductor needs for a GPU, can be imported."""
+    """Whether Triton, needed by Inductor for a GPU, can be imported."""
     from torch.utils._triton import has_triton
 
     return bool(has_triton())
@@ -58,7 +58,7 @@ _WRONG_FOR_INTEGERS = tuple(getattr(torch.ops.aten.linspace, name) for name in t
 def _load() -> None:
     """Import the whole of Inductor, as PyTorch's own way into it does.
 
-    Its modules use one another as attributes of `torch._inductor`, and expect them to be imported: the decomposition of
+    Its modules use each other as attributes of `torch._inductor`, and expect all to be imported: the decomposition of
     max pooling uses the lowerings.
     """
     importlib.import_module("torch._inductor.compile_fx")
@@ -99,7 +99,7 @@ _CHECKING += [torch.ops.aten.normal.Tensor_Tensor, torch.ops.aten.normal.float_T
 
 
 def decompositions() -> Mapping[Any, Callable[..., Any]]:
-    """The decompositions without which Inductor does not take a graph; they depend on its settings."""
+    """The decompositions that Inductor requires of a graph; they depend on its settings."""
     _load()
     from torch._inductor.decomposition import select_decomp_table
 
@@ -144,7 +144,7 @@ def _unless_of_integers(decomposition: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _index_add(decomposition: Callable[..., Any], x: Any, dim: int, index: torch.Tensor, *args: Any, **kw: Any) -> Any:
-    """`index_add`, whose decomposition fails for an index without dimensions (torch 2.13.0)."""
+    """`index_add`; its decomposition fails for an index without dimensions (torch 2.13.0)."""
     index = index.reshape(1) if index.dim() == 0 and x.dim() > 0 else index
     return _no_negative(decomposition, x, dim, index, *args, **kw)
 
@@ -165,9 +165,9 @@ def draws_as_eager() -> bool:
 
 
 def _bernoulli(x: torch.Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> Any:
-    """The draw of dropout on a CPU, as Inductor's own random numbers, which fuse with their readers.
+    """The draw of dropout on a CPU, as Inductor's own random numbers: they fuse with their readers.
 
-    Inductor's lowering of this operator is wrong: a kernel may read the memory before the numbers are drawn into it.
+    Inductor's lowering of the operator is wrong: a kernel may read the memory before the numbers are drawn.
     """
     if generator is not None:
         return NotImplemented
@@ -339,8 +339,8 @@ def compile_graph(
     donated: Sequence[int] = (),
     tag: str = "",
 ) -> tuple[Callable[[list[Any]], Any], Strides]:
-    """Compile a functional graph, which is changed: (boxed callable, the strides of its outputs, None for an output
-    that is no tensor).
+    """Compile a functional graph, in place: (boxed callable, the strides of its outputs, None for an output that is no
+    tensor).
 
     `visible_outputs` must have the strides of the graph; `static_inputs` keep their address from call to call. Kernels
     may write into the `donated` inputs of a backward. A graph with symbolic sizes is cached under a `tag` only: the
@@ -383,10 +383,10 @@ def compile_graph(
 
 
 def _lays_out_convolutions(gm: fx.GraphModule) -> bool:
-    """Whether Inductor would choose the layout of this backward graph's convolutions if they were a forward's.
+    """Whether Inductor would choose the layout of a backward graph's convolutions if they were a forward's.
 
-    Inductor looks for forward convolutions only, and lays out a backward one like the saved input and weight. Here
-    these are the user's own, not the forward's copies in another layout.
+    Inductor looks for forward convolutions only, and lays out a backward convolution like the saved input and weight.
+    Here both are the user's own, not the forward's copies in another layout.
     """
     from torch._inductor.graph import GraphLowering
 
@@ -413,7 +413,7 @@ def _cached_apart(
     """Context: the keys of Inductor's cache of graphs contain the `visible` outputs, the `donated` inputs and the tag
     `own`.
 
-    Inductor's own key leaves them out, though in another function equal outputs may be residuals, in any layout.
+    Inductor's own key leaves them out, though elsewhere equal outputs may be residuals, in any layout.
     """
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -440,7 +440,7 @@ _OUT_OF_BOUNDS = "index out of bounds"
 
 
 class IndexOutOfBoundsError(IndexError, RuntimeError):
-    """A kernel's check of an index failed. Eager's operators raise one of these two errors."""
+    """A kernel's check of an index failed. Eager's operators raise one of the two base classes."""
 
 
 def _boxed(function: Callable[[list[Any]], Any], owner: Any) -> Callable[[list[Any]], Any]:
@@ -483,7 +483,7 @@ _replaced = Replacements()
 
 @contextlib.contextmanager
 def possible_patterns() -> Iterator[None]:
-    """Context: on this thread, Inductor tries only those patterns of a pass whose operators are all in the graph."""
+    """Context: on this thread, Inductor tries only a pass's patterns with all operators in the graph."""
     with _patches, bound(_active, "on", True):
         yield
 
@@ -503,7 +503,7 @@ _patches = InPlace(_install, _replaced.restore)
 
 
 def _narrowed(matcher: Any, gm: Any) -> Any:
-    """A pass with the patterns whose operators are in the graph. Other threads use the pass itself."""
+    """A pass with the patterns that have their operators in the graph. Other threads use the pass itself."""
     graph = gm.graph if isinstance(gm, fx.GraphModule) else gm
     present = {node.target for node in graph.nodes if node.op == "call_function"}
     narrowed = copy.copy(matcher)

@@ -1,8 +1,8 @@
-"""Operators for what is saved in place of a tensor: a copy in host memory, or the state of a generator.
+"""Operators that save a substitute for a tensor: a copy in host memory, or the state of a generator.
 
 From an accelerator, the copy goes to pinned memory on a stream of its own, so the forward runs on meanwhile. From the
-CPU, which has no other memory, it goes to a mapped temporary file, which the operating system may write out. Checked on
-torch 2.11.0, 2.13.0.
+CPU, without further memory, it goes to a mapped temporary file: the operating system may write it out. Checked on torch
+2.11.0, 2.13.0.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _stream(device: torch.device) -> Any:
 
 
 def _mapped(size: int) -> torch.Tensor:
-    """Memory of a file without a name, which goes with the tensor."""
+    """Memory of a file without a name; it goes with the tensor."""
     with tempfile.TemporaryFile(prefix="foregrad-offload-") as file:
         file.truncate(size)
         return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=torch.uint8)
@@ -142,8 +142,8 @@ for _op in (NOTE, REWIND, RESUME):
 
 
 def replayed(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The random operator between `node`, which resumes the generator's state, and the operand of `node`, which rewinds
-    it; None for other nodes. A graph has all three or none.
+    """The random operator between `node`, which resumes the generator's state, and the operand of `node`, a rewinding
+    node; None for other nodes. A graph has all three or none.
     """
     return node.prev if node.target is RESUME else None
 

@@ -8,31 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.nested._internal import nested_tensor
-from torch.nested._internal.nested_int import NestedIntNode
+
+from .symbols import new_ragged_size
 
 CARRYING = "_values"  # the inner tensor that has gradients
-_ids = itertools.count(1 << 40)  # far from PyTorch's own
 
 
 def is_jagged(cls: type) -> bool:
     """Whether this is the class of jagged nested tensors."""
     return cls is nested_tensor.NestedTensor
-
-
-def is_ragged(size: Any) -> bool:
-    """Whether a size is one without a value, or a multiple of one."""
-    return isinstance(size, torch.SymInt) and bool(size.node.is_nested_int())
-
-
-def coefficient(size: Any) -> int:
-    """The factor of a ragged size that is a multiple of another."""
-    return int(size.node.nested_int_coeff())
 
 
 def is_dispatch_argument(tensor: Any) -> bool:
@@ -66,11 +55,6 @@ def ragged_size(source: torch.Tensor, times: int = 1) -> Any:
     return size if times == 1 else size * times
 
 
-def new_ragged_size() -> torch.SymInt:
-    """A ragged size that no other tensor has."""
-    return torch.SymInt(NestedIntNode(next(_ids), 1))
-
-
 @dataclasses.dataclass(frozen=True)
 class JaggedParts:
     """A jagged tensor without lengths, taken apart: `ragged` is the dimension, `least` and `most` bound its lengths."""
@@ -83,7 +67,7 @@ class JaggedParts:
 
 
 def parts_of_jagged(tensor: Any) -> JaggedParts:
-    """The parts of a jagged tensor, its values as a view of it."""
+    """The parts of a jagged tensor; its values are a view."""
     return JaggedParts(
         tensor.values(), tensor.offsets(), tensor._ragged_idx, tensor._maybe_min_seqlen, tensor._maybe_max_seqlen
     )
@@ -104,7 +88,7 @@ def attends_by_math(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> bool:
-    """Whether attention of these jagged tensors, without lengths, is computed by plain operators."""
+    """Whether plain operators compute attention of the jagged tensors, without lengths."""
     if (
         any(tensor.lengths() is not None for tensor in (query, key, value))
         or query.dim() != 4

@@ -35,9 +35,9 @@ _active = threading.local()
 
 @contextlib.contextmanager
 def kernels_together() -> Iterator[None]:
-    """Context: kernels of all graphs that Inductor compiles in it, on this thread, are compiled together at its end.
+    """Context: kernels of all graphs that Inductor compiles inside, on this thread, are compiled together at the end.
 
-    Nested in another such context, it does nothing.
+    A nested context does nothing.
     """
     if getattr(_active, "waiting", None) is not None:
         yield
@@ -74,7 +74,7 @@ class _Pending:
 
 
 def _cpp_pybinding(self: Any, argtypes: list[str], source_code: str) -> Any:
-    """Replacement for `AsyncCompile.cpp_pybinding`, which generated code calls for each kernel."""
+    """Replacement for `AsyncCompile.cpp_pybinding`; generated code calls it for each kernel."""
     alone = functools.partial(_originals[0], self, argtypes, source_code)
     if getattr(_active, "waiting", None) is None or not _can_share(source_code):
         return alone()
@@ -82,7 +82,7 @@ def _cpp_pybinding(self: Any, argtypes: list[str], source_code: str) -> Any:
 
 
 def _wait(self: Any, scope: dict[str, Any]) -> None:
-    """Replacement for `AsyncCompile.wait`, which generated code calls after its last kernel."""
+    """Replacement for `AsyncCompile.wait`; generated code calls it after its last kernel."""
     if any(isinstance(value, _Pending) for value in scope.values()):
         if getattr(_active, "waiting", None) is not None:
             _active.waiting.append((scope, self.submit))
@@ -117,7 +117,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _can_share(source: str) -> bool:
-    """Whether a kernel's text may stand in a namespace beside others: it has one entry, and no directives of the
+    """Whether a kernel's text may stand in a namespace beside more kernels: it has one entry, and no directives of the
     preprocessor but headers and pragmas.
     """
     directives = re.findall(r"^\s*#\s*(\w+)", source, re.MULTILINE)
@@ -147,7 +147,7 @@ def _compilers_at_once() -> int:
 
 
 def _shared_out(sources: Sequence[str], compilers: int) -> list[list[str]]:
-    """The kernels by files, of about the same length each."""
+    """The kernels by files of nearly equal length."""
     count = max(min(compilers, -(-len(sources) // _FEWEST)), -(-len(sources) // _MOST))
     files: list[list[str]] = [[] for _ in range(count)]
     for source in sorted(sources, key=len, reverse=True):

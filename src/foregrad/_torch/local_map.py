@@ -1,4 +1,4 @@
-"""The operator `local_map_hop`, which runs a graph on the local parts of its arguments. Checked on torch 2.11.0, 2.13.0
+"""The operator `local_map_hop`: it runs a graph on the local parts of its arguments. Checked on torch 2.11.0, 2.13.0
 and 2.15.0.
 """
 
@@ -26,7 +26,7 @@ def local_arguments(gm: fx.GraphModule, fakes: Sequence[Any]) -> tuple[Any, ...]
 
 
 def fake_results(gm: fx.GraphModule, fakes: Sequence[Any], mode: Any) -> Any:
-    """What the operator gives for fakes. The operator itself knows no subclass of the fake mode."""
+    """The operator's results for fakes. The operator itself knows no subclass of the fake mode."""
     kwargs, saved = gm.meta["local_map_kwargs"], gm.meta["num_activations"]
     place: Any = local_map
     enter, leave = place.redistribute_fw_inputs, place.redistribute_fw_outputs

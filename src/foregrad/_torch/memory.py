@@ -36,7 +36,9 @@ def has_storage(tensor: torch.Tensor) -> bool:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Whether the memory is PyTorch's. Memory that can't grow belongs to another library, which counts no users."""
+    """Whether the memory is PyTorch's. Memory that can't grow belongs to a different library, one that counts no
+    users.
+    """
     return type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.untyped_storage().resizable()
 
 
@@ -49,7 +51,7 @@ def _counts(values: list[Any], i: int) -> tuple[int, ...]:
 
 @functools.cache
 def _alone() -> tuple[int, ...]:
-    """The counts of a tensor that only a list holds. The query itself adds some, which depend on the version."""
+    """The counts of a tensor that only a list holds. The query itself adds some, depending on the version."""
     return _counts([torch.empty(1)], 0)
 
 
@@ -63,7 +65,7 @@ def _alone() -> tuple[int, ...]:
 def peak_bytes(make_call: Callable[[], Callable[[], Any]]) -> int | None:
     """The most bytes in use at once while a call runs, beyond those in use before; None if the call fails.
 
-    `make_call` makes the call's operands, on the same thread.
+    `make_call` makes the call's operands, on the calling thread.
     """
     peaks: list[int] = []
 

@@ -82,7 +82,7 @@ def make_tensor_check(
 
 def make_version_check(dicts: Sequence[dict[Any, Any]], shapes: Sequence[tuple[Any, type, dict[str, Any]]] = ()) -> Any:
     """`check(anything)`: whether no dict has been written to since now, and each object in `shapes` (weak reference,
-    class, `__dict__`) has kept both. None if the extension has no such check.
+    class, `__dict__`) has kept both. None if the extension lacks the check.
     """
     make = getattr(native(), "VersionCheck", None)
     return None if make is None else make(tuple(dicts), tuple(shapes))
@@ -121,7 +121,8 @@ def divert(function: Any, instead: Callable[..., Any], types: tuple[type, ...] |
     """From now on `instead` is called with the arguments, and the function itself where that gives `NotImplemented`.
     Without the C++ part nothing changes.
 
-    `types`: only with such an argument, or with such an item in one. `asked`: only by code that is being captured.
+    `types`: only with an argument of one of the types, or with such an item. `asked`: only by code that is being
+    captured.
     """
     module = _module()
     if module is not None and isinstance(function, BuiltinFunctionType):

@@ -1,4 +1,4 @@
-"""What is in nested lists, tuples and dicts, as arguments and results of operators are."""
+"""Values in nested lists, tuples and dicts, as operators take and return."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.utils._pytree as pytree
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """What is in a value's lists, tuples and dicts, in order; of any other value it alone."""
+    """The items of a value's lists, tuples and dicts, in order; any other value alone."""
     if isinstance(value, (list, tuple, dict)):
         for item in value.values() if isinstance(value, dict) else value:
             yield from leaves(item)
@@ -24,7 +24,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def mapped(value: Any, kind: Any, fn: Callable[[Any], Any]) -> Any:
-    """A value with `fn` applied to each object of a kind (or of several) in it. All tuples become plain ones."""
+    """A value with `fn` applied to each inner object of a kind (or of several). All tuples become plain tuples."""
     if isinstance(value, kind):
         return fn(value)
     if isinstance(value, (list, tuple)):
@@ -34,7 +34,8 @@ def mapped(value: Any, kind: Any, fn: Callable[[Any], Any]) -> Any:
 
 
 def frozen(value: Any, kinds: Any, name: Callable[[Any], Any]) -> Any:
-    """An argument as something hashable, equal for equal ones; `name` says what stands for a value of these `kinds`.
+    """An argument as a hashable value, equal for equal arguments; `name` gives the substitute for a value of the
+    `kinds`.
 
     Numbers carry their type, and text where equal ones differ: 1, 1.0 and True are three, 0.0 and -0.0 two.
     """
@@ -71,7 +72,7 @@ def registered_functions(cls: type) -> tuple[Callable[[Any], tuple[Any, Any]], C
 
 
 def refuse_flattening(cls: type, refuse: Callable[..., Any]) -> None:
-    """Make PyTorch's pytree call `refuse` for objects of a class, which it would take for leaves."""
+    """Make PyTorch's pytree call `refuse` for objects of a class, instead of taking them for leaves."""
     pytree.register_pytree_node(cls, refuse, refuse)
 
 

@@ -18,7 +18,7 @@ PACK_PADDED, PAD_PACKED = _VF._pack_padded_sequence, _VF._pad_packed_sequence
 
 
 def mkldnn_rnn_layer_for_training(*args: Any) -> Any:
-    """`aten.mkldnn_rnn_layer` with the workspace that its backward reads, which the kernel only fills in grad mode."""
+    """`aten.mkldnn_rnn_layer` with the workspace that its backward reads; the kernel fills it in grad mode alone."""
     with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():
         return torch.ops.aten.mkldnn_rnn_layer.default(*args)
 
@@ -65,14 +65,14 @@ def is_builtin(op: OpOverload) -> bool:
 
 @functools.lru_cache(4096)
 def is_pointwise(op: OpOverload) -> bool:
-    """Whether an operator computes each element of a tensor, or of those of a list, by itself; `item()` is one."""
+    """Whether an operator computes each element of a tensor, or of a list's tensors, by itself; `item()` does."""
     name = op._schema.name.rpartition("::")[2]
     is_named = name.startswith(("_foreach_", "_fused_")) or name in ("copy", "_local_scalar_dense")
     return (torch.Tag.pointwise in op.tags or is_named) and not tag_random(op)
 
 
 def overloads_of(namespace: str, name: str) -> list[OpOverload]:
-    """Every overload of an operator; empty if there is no such operator."""
+    """Every overload of an operator; empty if the operator does not exist."""
     space = getattr(torch.ops, namespace)
     if not hasattr(space, name):
         return []
@@ -90,14 +90,14 @@ INTERNAL_NAMESPACES = frozenset(
 
 
 def waits_for_others(target: Any) -> bool:
-    """Whether an operator is a collective, in which other processes take part once."""
+    """Whether an operator is a collective: further processes take part, once."""
     return getattr(target, "namespace", "") == "_c10d_functional"
 
 
 def operator_called(name: str) -> OpOverload | None:
-    """The operator of the dispatcher with this full name, as `aten::add.Tensor`; None if there is none.
+    """The operator of the dispatcher with the full name, as `aten::add.Tensor`; None if there is none.
 
-    TorchScript's own functions, which have names of this form too, do not count.
+    TorchScript's own functions, named alike, do not count.
     """
     try:
         if not torch._C._dispatch_has_kernel(name):
@@ -112,7 +112,7 @@ def operator_called(name: str) -> OpOverload | None:
 
 
 def is_opaque(value: Any) -> bool:
-    """Whether a value is an object whose contents only its own operators know."""
+    """Whether a value is an object with contents that only its own operators know."""
     if isinstance(value, torch.ScriptObject):
         return True
     from torch._library.opaque_object import is_opaque_type
@@ -121,7 +121,7 @@ def is_opaque(value: Any) -> bool:
 
 
 def is_opaque_value(value: Any) -> bool:
-    """Whether the value's class is registered as one of constants, of which equal ones are interchangeable."""
+    """Whether the value's class is registered as constant: equal values are interchangeable."""
     try:
         from torch._library.opaque_object import is_opaque_value_type
     except ImportError:  # torch 2.11
@@ -160,10 +160,9 @@ class Argument(NamedTuple):
 class FastCall:
     """A direct binding for an operator, and the conditions of its use.
 
-    `spread`: the last positional argument, a list of integers, is passed as separate arguments.
-    `needs`: required keywords, since without them another overload or the process's default is meant.
-    `only`: keywords that may be passed. `positional`: keywords that the binding takes by position.
-    `appended`: text put after the arguments.
+    `spread`: the last positional argument, a list of integers, is passed as separate arguments. `needs`: required
+    keywords, since their absence means a different overload or the process's default. `only`: keywords that may be
+    passed. `positional`: keywords that the binding takes by position. `appended`: text put after the arguments.
     """
 
     function: Any

@@ -10,7 +10,7 @@
   custom Function, and in hooks.
 * `module.to(device)` and its like: nothing, where no tensor changes.
 
-The subjects of a capture install the others, see `Subjects.installers`.
+The subjects of a capture install the rest, see `Subjects.installers`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from ..locks import Bind, InPlace, Replacements, bound
 from . import (
     dynamo_off,
 )
-from .function_classes import FunctionClasses, is_function_class
 from .native import make_attribute_reader
 from .stand_ins import is_stand_in
 
@@ -68,11 +67,11 @@ class Subjects:
         return []
 
     def drop(self, marks: list[Any]) -> None:
-        """Forget the entries since `marks`, which a trial recorded."""
+        """Forget a trial's entries since `marks`."""
 
     def installers(self) -> Mapping[type, Installer]:
         """For each class, a function that installs its patches, given a function that binds a name and a function that
-        gives the subject of this thread's capture.
+        gives the subject of the thread's capture.
         """
         return {}
 
@@ -84,7 +83,6 @@ class Hooks:
     notes_reads = False  # whether `read` and `missing` are called
     region: RunRegion | None = None  # runs eager regions
     functions: FunctionsOfCapture | None = None
-    classes: FunctionClasses | None = None
 
     def __init__(self) -> None:
         self.applied: list[Any] = []  # custom Functions whose forward is running, the outermost first
@@ -100,14 +98,16 @@ class Hooks:
         """Called when a function marked by `foregrad.region` is called."""
 
     def leave_region(self) -> None:
-        """Called when the call of such a function ends."""
+        """Called when the call of a marked function ends."""
 
     def swap(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with a stand-in for each real tensor."""
         raise NotImplementedError
 
     def engine(self, roots: Sequence[Any] | None) -> contextlib.AbstractContextManager[None]:
-        """The context that autograd's engine runs under. `roots`: whose gradients it adds to `.grad`; None: to none."""
+        """The context that autograd's engine runs under. `roots`: the tensors it differentiates for `.grad`; None:
+        `.grad` stays.
+        """
         raise NotImplementedError
 
     def read(self, module: torch.nn.Module, name: str) -> None:
@@ -126,8 +126,6 @@ _original_call = torch.nn.Module.__call__
 _original_tolist: Any = torch._C.TensorBase.tolist
 _original_reduce: Any = torch.Tensor._reduce_ex_internal
 _original_use_count: Any = torch.Tensor._use_count  # type: ignore[attr-defined]
-_as_subclass: Any = torch._C.TensorBase.as_subclass
-_make_subclass: Any = torch._C.TensorBase._make_subclass
 _original_getattribute = object.__getattribute__
 _original_setattr = torch.nn.Module.__setattr__
 _original_moved: Callable[..., torch.nn.Module] = torch.nn.Module._apply
@@ -188,7 +186,7 @@ def call_marked(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
 
 
 def _tolist(self: torch.Tensor) -> Any:
-    """`Tensor.tolist`, which reads memory: a stand-in has none."""
+    """`Tensor.tolist` reads memory: a stand-in has none."""
     hooks: Hooks | None = getattr(_active, "hooks", None)
     return _original_tolist(self) if hooks is None or not is_stand_in(self) else numbers_in(self)
 
@@ -199,14 +197,14 @@ def numbers_in(tensor: torch.Tensor) -> Any:
 
 
 def _reduce(self: torch.Tensor, proto: int) -> Any:
-    """A tensor's data for pickles, copies and files, which for plain tensors calls no torch function."""
+    """A tensor's data for pickles, copies and files; for plain tensors it calls no torch function."""
     if not is_capturing() or not is_stand_in(self):
         return _original_reduce(self, proto)
     return torch.overrides.handle_torch_function(torch.Tensor.__reduce_ex__, (self,), self, proto)
 
 
 def _use_count(self: torch.Tensor) -> int:
-    """`Tensor._use_count`, which `torch.utils.swap_tensors` calls before it exchanges anything."""
+    """`Tensor._use_count`; `torch.utils.swap_tensors` calls it before it exchanges anything."""
     if is_capturing():
         raise UnsupportedSideEffectError(
             "the tensors behind two objects are exchanged (`torch.utils.swap_tensors`), or a tensor's use count is "
@@ -228,28 +226,6 @@ def _moved(self: torch.nn.Module, fn: Callable[[Any], Any], recurse: bool = True
             if all(after is tensor or after is swapped(tensor) for after, tensor in applied):
                 return self
     return _original_moved(self, fn, recurse)
-
-
-def classes_of_capture() -> FunctionClasses | None:
-    """The tensors of classes with `__torch_function__` alone in this thread's capture; None without a capture."""
-    hooks: Hooks | None = getattr(_active, "hooks", None)
-    return None if hooks is None else hooks.classes
-
-
-def _of_class(self: torch.Tensor, cls: Any) -> Any:
-    """`as_subclass`, which calls no torch-function mode."""
-    classes = classes_of_capture()
-    if classes is None or not (cls is torch.Tensor or is_function_class(cls)):
-        return _as_subclass(self, cls)
-    return classes.as_subclass(self, cls, swapped)
-
-
-def _made_of_class(cls: Any, data: torch.Tensor, require_grad: bool = False, **kwargs: Any) -> Any:
-    """`Tensor._make_subclass`, which calls no torch-function mode."""
-    classes = classes_of_capture()
-    if classes is None or kwargs or not (cls in (torch.Tensor, torch.nn.Parameter) or is_function_class(cls)):
-        return _make_subclass(cls, data, require_grad, **kwargs)
-    return classes.make_subclass(cls, data, require_grad, swapped)
 
 
 _SCRIPTED_CODE = (torch.jit._script.__file__, torch.jit._trace.__file__)
@@ -339,7 +315,7 @@ def _run_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def applied_function() -> Any:
-    """The user's custom Function whose forward or backward runs in this thread's capture, the outermost; or None."""
+    """The user's outermost custom Function in its forward or backward, in the thread's capture; or None."""
     hooks: Hooks | None = getattr(_active, "hooks", None)
     node = torch._C._current_autograd_node()
     classes = [getattr(type(node), "_forward_cls", None), *(hooks.applied if hooks is not None else ())]
@@ -354,7 +330,7 @@ def _swap(hooks: Hooks, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
 
 
 def swapped(value: torch.Tensor) -> torch.Tensor:
-    """The stand-in for a tensor in this thread's capture; the tensor itself where there is none."""
+    """The stand-in for a tensor in the thread's capture; the tensor itself where there is none."""
     hooks: Hooks | None = getattr(_active, "hooks", None)
     return value if hooks is None else _swap(hooks, (value,), {})[0][0]
 
@@ -432,8 +408,6 @@ def _bind_all() -> None:
     bind(torch.Tensor, "tolist", _tolist)
     bind(torch.Tensor, "_reduce_ex_internal", _reduce)
     bind(torch.Tensor, "_use_count", _use_count)
-    bind(torch.Tensor, "as_subclass", _of_class)
-    bind(torch.Tensor, "_make_subclass", staticmethod(_made_of_class))
     bind(torch.Tensor, "__getattr__", _missing)
     bind(torch.autograd.Function, "apply", classmethod(_apply))
     bind(torch.autograd, "_engine_run_backward", _engine)

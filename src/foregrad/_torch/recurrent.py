@@ -1,8 +1,8 @@
 """The list of their weights that recurrent layers keep beside their parameters. Checked on torch 2.13.0.
 
-`nn.GRU` and its like make the list anew, with weak references to what is in it, where a parameter is not the one in it:
-under `torch.func.functional_call` in each call. It says nothing that the parameters don't say. So a capture takes it
-from these, and a layer's own list stays as it was: eager makes it anew when it is next needed.
+`nn.GRU` and its like make the list anew, with weak references to its parameters, where a parameter was replaced: under
+`torch.func.functional_call` in each call. The list says no more than the parameters. So a capture takes it from the
+parameters, and a layer's own list stays as it was: eager makes it anew when it is next needed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ KEPT, REFERENCES = "_flat_weights", "_flat_weight_refs"
 
 
 def follows_from_parameters(module: torch.nn.Module, name: str) -> bool:
-    """Whether the attribute is such a list: it is no state."""
+    """Whether the attribute is a list of weights: it is no state."""
     return name in (KEPT, REFERENCES) and isinstance(module, torch.nn.RNNBase)
 
 

@@ -1,8 +1,8 @@
 """Private names of PyTorch that foregrad uses, and whether the installed PyTorch has them.
 
-The list is read off the sources of this package: each private name under `torch` that they import, reach or spell out,
-with the arguments of its calls. (Attributes of PyTorch's objects are not on it.) `FALLS_BACK` adds, by file, the
-feature that takes another way without its names. Checked on torch 2.11.0, 2.12.0, 2.13.0, 2.14.1, 2.15.0.
+The list is read off the package's sources: each private name under `torch` that they import, reach or spell out, with
+the arguments of its calls. (Attributes of PyTorch's objects are not on it.) `FALLS_BACK` adds, by file, the feature
+that takes another way without its names. Checked on torch 2.11.0, 2.12.0, 2.13.0, 2.14.1, 2.15.0.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ FALLS_BACK = {
 class Requirement:
     """A private name of PyTorch's, dotted, that files of this package use.
 
-    `optional`: the code tests whether it exists. `calls`: its calls, as (number of positional arguments, names of the
-    others), for calls that pass neither `*args` nor `**kwargs`.
+    `optional`: the code tests whether it exists. `calls`: its calls, as (number of positional arguments, names of
+    keywords), for calls that pass neither `*args` nor `**kwargs`.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Requirement:
         return "; ".join(dict.fromkeys(FALLS_BACK.get(file, _IN_ALL) for file in self.files))
 
     def fault(self) -> str | None:
-        """The fault of the name in this PyTorch; None if there is none."""
+        """The fault of the name in the installed PyTorch; None if there is none."""
         try:
             object_ = _look_up(self.name)
         except (ImportError, AttributeError) as error:
@@ -239,7 +239,9 @@ def _shape_of(call: ast.Call | None) -> tuple[int, tuple[str, ...]] | None:
 
 
 def untested(version: str | None = None) -> str | None:
-    """The warning for a version of PyTorch (default: this one's) that no test ran on; None for the tested ones."""
+    """The warning for a version of PyTorch (default: the installed one) that no test ran on; None for tested
+    versions.
+    """
     text = torch.__version__ if version is None else version
     numbers = re.match(r"(\d+)\.(\d+)", text)
     minor = (int(numbers[1]), int(numbers[2])) if numbers else NEWEST

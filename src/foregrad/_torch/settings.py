@@ -1,7 +1,7 @@
 """Settings of the thread and of the library that a function may leave changed.
 
-There are two tables. A compiled call sets settings that change numbers or gradients; a function that leaves another
-setting changed runs eagerly. Checked on torch 2.13.0; a setting that another version lacks is left out.
+There are two tables. A compiled call sets settings that change numbers or gradients; a function that leaves any further
+setting changed runs eagerly. Checked on torch 2.13.0; a setting that the installed version lacks is left out.
 """
 
 from __future__ import annotations
@@ -258,14 +258,14 @@ for _name in ("", "<lambda>", "write"):
 
 
 def set_by(graph: torch.fx.Graph) -> frozenset[str]:
-    """The settings that a graph of Dynamo's changes, and the functions by which it changes others."""
+    """The settings that a graph of Dynamo's changes, and the functions that change further settings."""
     names = {getattr(node.target, "__name__", "") for node in graph.nodes if node.op == "call_function"}
     changed = {setting for name in names for setting in _SETTERS.get(name, ()) if setting in _SETTINGS}
     return frozenset(changed | names & _OTHERS)
 
 
 def changes_between_operators(graph: torch.fx.Graph) -> frozenset[str]:
-    """The settings of `ARITHMETIC` that a graph of Dynamo's changes after one of its operators and before another."""
+    """The settings of `ARITHMETIC` that a graph of Dynamo's changes between two of its operators."""
     between: set[str] = set()
     waiting: set[str] = set()
     seen: set[str] = set()  # what mattered to operators so far

@@ -1,8 +1,8 @@
 """Arithmetic on symbolic sizes, done once: torch's `SymNode` and `ShapeEnv` with memories. Checked on torch 2.13.0.
 
-A capture asks the same questions about the same few sizes tens of thousands of times (is this size that one? what is
-the product of these two?), and torch goes through sympy for each. Here answers are kept by their expressions, until a
-guard replaces a symbol. Guards are added when a question is first asked, as without this cache.
+A capture asks few questions about few sizes tens of thousands of times (are two sizes equal? what is their product?),
+and torch goes through sympy for each. Here answers are kept by their expressions, until a guard replaces a symbol.
+Guards are added when a question is first asked, as without the cache.
 
 This module is imported only before the first capture with a symbolic size: torch's own modules take over a second.
 """
@@ -39,7 +39,7 @@ class _Results:
 
 
 class Node(SymNode):
-    """A number or truth of symbolic sizes that reuses results of earlier arithmetic, which are such nodes too."""
+    """A number or truth of symbolic sizes that reuses results of earlier arithmetic, themselves nodes of the class."""
 
     results: _Results
     decided: Any = None  # the value, once a guard fixes it
@@ -72,7 +72,7 @@ class Node(SymNode):
 
 
 def remember(node: Any, results: _Results) -> Any:
-    """A node of torch's turned into a `Node` with these results."""
+    """A node of torch's turned into a `Node` with the `results`."""
     if type(node) is SymNode:
         own: Any = node
         own.__class__, own.results = Node, results
@@ -80,7 +80,7 @@ def remember(node: Any, results: _Results) -> Any:
 
 
 class Env(ShapeEnv):
-    """A `ShapeEnv` whose numbers remember results."""
+    """A `ShapeEnv` with numbers that remember results."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

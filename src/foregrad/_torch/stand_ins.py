@@ -1,14 +1,14 @@
-"""Stand-ins of tensors: plain tensors without memory, whose operators reach the dispatch mode of the capture.
+"""Stand-ins of tensors: plain tensors without memory; their operators reach the dispatch mode of the capture.
 
-`type(x)` is `torch.Tensor` (or `Parameter`), and the device, the sizes and the table of attributes are those of the
-tensor it stands for, in C++ too. A stand-in is made as a wrapper subclass and becomes a plain tensor by an assignment
-to `__class__`. It keeps the dispatch key of Python: if no mode is on, an operator raises and reads no memory. So code
-that reads views after the function has run does so under `Unrecorded`: a view's `grad_fn` runs operators.
+`type(x)` is `torch.Tensor` (or `Parameter`), and the device, the sizes and the table of attributes are the real
+tensor's, in C++ too. A stand-in is made as a wrapper subclass and becomes a plain tensor by an assignment to
+`__class__`. It keeps the dispatch key of Python: if no mode is on, an operator raises and reads no memory. So code that
+reads views after the function has run does so under `Unrecorded`: a view's `grad_fn` runs operators.
 
-`Tensor._make_subclass(torch.Tensor, meta, dispatch_device=True)` gives plain tensors, too, but their device is asked of
-the mode: with gradients, `as_subclass`, or any operator without a mode, ends the process. Further functions that reach
-no dispatch mode: `as_subclass`, `_make_subclass` and `tolist` (see `patches`); `torch.Tensor(x)`, which raises; methods
-of storages, which raise. Checked on torch 2.13.0.
+`Tensor._make_subclass(torch.Tensor, meta, dispatch_device=True)` gives plain tensors, too, but the mode is asked for
+their device: with gradients, `as_subclass`, or any operator without a mode, ends the process. Further functions that
+reach no dispatch mode: `as_subclass`, `_make_subclass` and `tolist` (see `patches`); `torch.Tensor(x)` and methods of
+storages: both raise. Checked on torch 2.13.0.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def new_stand_in(shape: Any, stride: Any, dtype: torch.dtype, device: torch.devi
 def new_stand_in_over(
     base: torch.Tensor, shape: Any, stride: Any, dtype: torch.dtype, device: torch.device, offset: Any
 ) -> torch.Tensor:
-    """A stand-in over the memory of another."""
+    """A stand-in over a stand-in's memory."""
     stand_in = new_stand_in(shape, stride, dtype, device, offset)
     _share(stand_in, base)
     return stand_in
@@ -78,7 +78,7 @@ def become_parameter(stand_in: torch.Tensor) -> None:
 
 
 def absent_number(zero: torch.Tensor) -> torch.Tensor:
-    """`zero`, which may be the tangent of the 2 in `x * 2`: operators are handed an instance of `ABSENT` for it."""
+    """`zero`, perhaps the tangent of the 2 in `x * 2`: operators get an instance of `ABSENT` in its place."""
     if not zero.dim():
         zero._wrapped_number = ABSENT[zero.is_complex()](0)  # type: ignore[attr-defined]
     return zero
@@ -88,7 +88,7 @@ ABSENT: tuple[type, type] = (type("AbsentNumber", (float,), {}), type("AbsentCom
 
 
 def twin(stand_in: torch.Tensor) -> torch.Tensor:
-    """Another stand-in of equal layout over the same memory, without history."""
+    """A second stand-in of equal layout over the stand-in's memory, without history."""
     with _NoDispatch():
         other: torch.Tensor = _make_subclass(_Unfinished, stand_in)
     _mark(other)
@@ -113,7 +113,7 @@ def like(model: torch.Tensor, base: torch.Tensor | None, nbytes: Any) -> torch.T
 
 
 def like_source(source: torch.Tensor, views: Any) -> Any:
-    """Views of `source`, which are inference tensors exactly if it is one, whatever mode is on."""
+    """Views of `source`, inference tensors exactly if the source is, under any mode."""
     if isinstance(views, (tuple, list)):
         return type(views)(like_source(source, view) for view in views)
     with torch.inference_mode(mode=source.is_inference()), torch.no_grad():
@@ -123,7 +123,7 @@ def like_source(source: torch.Tensor, views: Any) -> Any:
 
 
 def on_meta(op: Any, spec: Any, nbytes: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A view operator on a meta tensor of this layout in a memory of `nbytes`. The results must not be kept."""
+    """A view operator on a meta tensor of the layout in a memory of `nbytes`. The results must not be kept."""
     with _NoDispatch():
         memory = torch.empty(nbytes // spec.dtype.itemsize, dtype=spec.dtype, device=_META)
         return op(_reinterpret(memory, spec.shape, spec.stride, spec.offset), *args, **kwargs)

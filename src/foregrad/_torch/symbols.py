@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import operator
 import sys
@@ -46,7 +47,7 @@ def has_symbolic(value: Any) -> bool:
 
 
 def map_symbolic(value: Any, fn: Callable[[Any], Any]) -> Any:
-    """`value` with `fn` applied to every symbolic number in it, through lists, tuples and dicts."""
+    """`value` with `fn` applied to its every symbolic number, through lists, tuples and dicts."""
     return mapped(value, SYMBOLIC, fn)
 
 
@@ -111,10 +112,10 @@ class TracedSymbol(NumPyNumber, torch.SymFloat):
 
 
 class TracedInt(NumPyNumber, torch.SymInt):
-    """A symbolic integer in place of the program's plain one: `isinstance` and its text are those of an `int`.
+    """A symbolic integer in place of the program's plain one: `isinstance` and its text are an `int`'s.
 
-    Results of its arithmetic are such integers too. torch's own code must get the `plain` one. Arithmetic that gives
-    floats is Python's, operator by operator, done by the numbers of the capture (see `SymbolTable.tell`).
+    Results of its arithmetic are traced integers too. torch's own code must get the `plain` number. Arithmetic that
+    gives floats is Python's, operator by operator, done by the numbers of the capture (see `SymbolTable.tell`).
     """
 
     def plain(self) -> Any:
@@ -125,13 +126,13 @@ class TracedInt(NumPyNumber, torch.SymInt):
         return int
 
     def __str__(self) -> str:
-        return str(int(self))
+        return text_later(numbers_told(self), self, "s") or str(int(self))
 
     def __repr__(self) -> str:
-        return repr(int(self))
+        return text_later(numbers_told(self), self, "r") or repr(int(self))
 
     def __format__(self, spec: str) -> str:
-        return format(int(self), spec)
+        return text_later(numbers_told(self), self, "", spec) or format(int(self), spec)
 
     def __hash__(self) -> int:
         return hash(int(self))
@@ -173,9 +174,18 @@ def _gives_a_float(op: Callable[..., Any], operands: Sequence[Any]) -> bool:
 
 
 def numbers_told(number: TracedInt) -> Any:
-    """The numbers of the capture of an integer, which do its arithmetic (see `SymbolTable.tell`); or None."""
+    """The capture's numbers, which do an integer's arithmetic (see `SymbolTable.tell`); or None."""
     reference = getattr(number.node.shape_env, _TOLD, None)
     return None if reference is None else reference()
+
+
+def text_later(numbers: Any, number: Any, conversion: str, spec: str = "") -> str | None:
+    """A mark for the text of a number, where each call makes that by itself; None where its value is needed."""
+    if numbers is None or numbers.texts is None or spec.endswith("c"):  # a character: not for all numbers
+        return None
+    format(concrete(number) if isinstance(number, torch.SymInt) else number.value, spec)  # raises as the program's does
+    mark: str | None = numbers.texts.mark(number, conversion, spec)
+    return mark
 
 
 _TOLD = "_foregrad_numbers"
@@ -223,11 +233,11 @@ class SymbolTable:
         self.computed: dict[Any, None] = {}  # symbols whose values the graph itself computes
 
     def tell(self, numbers: Any) -> None:
-        """Have arithmetic on integers of this table that gives floats done by `numbers.apply(operator, *operands)`."""
+        """Have arithmetic on the table's integers that gives floats done by `numbers.apply(operator, *operands)`."""
         setattr(self.env, _TOLD, weakref.ref(numbers))
 
     def symbol(self, value: int, name: str, to: Any, limits: tuple[int | None, int | None] = (None, None)) -> Any:
-        """A symbolic integer that is `value` now; plain if it is 0 or 1, which are never symbolic."""
+        """A symbolic integer that is `value` now; plain if it is 0 or 1: neither is ever symbolic."""
         symbol, number = self._integer(value, name)
         if isinstance(number, torch.SymInt):
             self.bound[symbol] = to
@@ -337,8 +347,8 @@ def _unlimited() -> Any:
 def expression_in(number: Any, symbols: Mapping[Any, Any]) -> Any:
     """The expression of a symbolic number in `symbols`, if it has one.
 
-    The expression as it was made is the other choice: a symbol equal to another is replaced by that, which may become
-    known only later.
+    The expression as it was made is the second choice: a symbol is replaced by an equal symbol, perhaps one known only
+    later.
     """
     expression = number.node.expr
     return expression if all(symbol in symbols for symbol in expression.free_symbols) else number.node._expr
@@ -419,7 +429,7 @@ def shape_env() -> Any:
 
 
 def symbolic_context_of(tensor: torch.Tensor) -> Any:
-    """The active trace's symbolic context of a tensor: which sizes are symbolic, and the tensor's source."""
+    """The active trace's symbolic context of a tensor: its symbolic sizes, and its source."""
     from torch._guards import TracingContext
 
     context = TracingContext.try_get()
@@ -433,3 +443,26 @@ def new_symbolic_integer(env: Any, value: int, name: str) -> Any:
     source = ConstantSource(name)
     symbol = env.create_symbol(value, source, positive=value >= 0)
     return env.create_symintnode(symbol, hint=value, source=source)
+
+
+# -------------------------------------------------------------------- ragged sizes
+
+
+def is_ragged(size: Any) -> bool:
+    """Whether a size has no value, or is a multiple of a size without a value."""
+    return isinstance(size, torch.SymInt) and bool(size.node.is_nested_int())
+
+
+def coefficient(size: Any) -> int:
+    """The factor of a ragged size that is a multiple of a ragged size."""
+    return int(size.node.nested_int_coeff())
+
+
+def new_ragged_size() -> torch.SymInt:
+    """A ragged size that no other tensor has."""
+    from torch.nested._internal.nested_int import NestedIntNode
+
+    return torch.SymInt(NestedIntNode(next(_ragged), 1))
+
+
+_ragged = itertools.count(1 << 40)  # far from PyTorch's own

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .levels import bottom_of
 from .native import native
-from .transforms import bottom_of
 
 __all__ = ["is_traceable_wrapper_subclass"]  # handed on
 
@@ -70,7 +70,7 @@ def set_version(tensor: torch.Tensor, version: int) -> None:
 
 
 def as_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """A view of another dtype, as a base for views; None if the memory is no whole number of elements."""
+    """A view with `dtype`, as a base for views; None if the memory is no whole number of elements."""
     if tensor.dtype is dtype:
         return tensor
     size = tensor.untyped_storage().nbytes()
@@ -99,7 +99,7 @@ def share_counters(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def history_of(tensor: torch.Tensor) -> Any:
-    """The tensor's `grad_fn`; None also for a view whose use autograd refuses."""
+    """The tensor's `grad_fn`; None also for a view that autograd refuses to use."""
     try:
         return tensor.grad_fn
     except RuntimeError:
@@ -132,7 +132,7 @@ def leads_to(tensor: torch.Tensor, base: Any) -> bool:
 
 
 def is_usable(tensor: torch.Tensor) -> bool:
-    """False for a view whose base was written since in a way that autograd can't follow: most uses of it raise."""
+    """False for a view with a base that was since written in a way that autograd can't follow: most uses raise."""
     try:
         tensor.grad_fn  # noqa: B018
         return True
@@ -167,13 +167,13 @@ def copy_creation_meta(view: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def view_again(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-    """The view of `base` that corresponds to `view` of its own base, whatever the kinds of the two bases."""
+    """The view of `base` that corresponds to `view` of its own base, for bases of any kind."""
     again: torch.Tensor = view._view_func_unsafe(base)
     return again
 
 
 def is_inside_transform(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is a torch.func transform's wrapper around another."""
+    """Whether the tensor is a torch.func transform's wrapper."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
@@ -181,7 +181,7 @@ _SMALLER = {torch.int64: torch.int8, torch.float64: torch.float16, torch.complex
 
 
 def is_number(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is a number wrapped by PyTorch, the 2 of `x * 2`, whose dtype does not promote others."""
+    """Whether the tensor is a number wrapped by PyTorch, the 2 of `x * 2`, with a dtype that promotes no other."""
     smaller = _SMALLER.get(tensor.dtype)
     if tensor.dim() or smaller is None or tensor.device.type != "cpu":
         return False
@@ -232,8 +232,14 @@ _NAMES = frozenset({"_is_param", "_specialize_on"})
 
 
 def is_mark(name: Any) -> bool:
-    """Whether an attribute of a tensor with this name is PyTorch's."""
+    """Whether a tensor's attribute of the name is PyTorch's."""
     return isinstance(name, str) and (name in _NAMES or name.startswith(_PREFIXES))
+
+
+def marked_in_torch(tensor: torch.Tensor) -> dict[int, tuple[int | None, int | None]]:
+    """The dimensions marked by PyTorch's own `mark_dynamic`, with their least and greatest size."""
+    ranges = getattr(tensor, "_dynamo_dynamic_range", ())
+    return {one.dim % tensor.dim(): (one.min, one.max) for one in ranges}
 
 
 def without_marks(table: dict[Any, Any]) -> dict[Any, Any]:

@@ -28,7 +28,7 @@ class DatabaseError(ForegradError):
 
 
 class OperatorCall(NamedTuple):
-    """A function of tensors and plain values, and a call of it; other arguments are closed over."""
+    """A function of tensors and plain values, and its call; further arguments are closed over."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -58,7 +58,7 @@ def operator_dtypes(name: str) -> frozenset[torch.dtype]:
 
 
 def operator_calls(name: str, dtype: torch.dtype) -> Iterator[OperatorCall]:
-    """The calls of an operator that the database has for a dtype, the same in each process."""
+    """The calls of an operator that the database has for a dtype, equal in each process."""
     op = _database()[name]
     grad = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
     with torch.random.fork_rng(devices=[]):

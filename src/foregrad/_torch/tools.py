@@ -1,4 +1,4 @@
-"""The tools' door to private PyTorch: all that `explain`, `verify` and the commands use of it.
+"""The tools' door to private PyTorch: all that `explain`, `verify` and the commands use.
 
 Checked on torch 2.13.0.
 """

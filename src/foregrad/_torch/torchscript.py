@@ -1,4 +1,4 @@
-"""TorchScript: as a compiler of captured graphs, and inside of captured functions; PyTorch's decompositions.
+"""TorchScript inside of captured functions.
 
 A scripted function runs by a plan that no recorder sees: nodes that differentiate by themselves, fused kernels. In a
 capture the Python that it was made of runs instead. Checked on torch 2.13.0.
@@ -10,36 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import fx
 from torch.utils._pytree import tree_map
 
 from ..errors import UnsupportedOpError
 from ..house import is_house_module
 from ..locks import Bind
-
-
-def decomposition_table() -> dict[Any, Callable[..., Any]]:
-    """All decompositions of PyTorch's that do not depend on a backend."""
-    from torch._decomp import decomposition_table as table
-
-    return dict(table)
-
-
-def scripted(gm: fx.GraphModule, warm_up: Sequence[Any]) -> Any:
-    """A graph of operators as an optimized TorchScript function; run once if `warm_up` are real tensors.
-
-    TorchScript keeps autocast rules of its own, which a captured graph has applied already, so they are off here.
-    """
-    before = torch._C._jit_set_autocast_mode(False)
-    try:
-        function: Any = torch.jit.script(gm)
-        torch._C._jit_pass_remove_mutation(function.graph)
-        function = torch.jit.optimize_for_inference(torch.jit.freeze(function.eval()))
-        if warm_up:
-            function(*warm_up)
-    finally:
-        torch._C._jit_set_autocast_mode(before)
-    return function
 
 
 def attributes_of(module: torch.jit.ScriptModule) -> list[str]:
@@ -77,7 +52,7 @@ def _as_python(original: Any, is_capturing: Callable[[], bool]) -> Any:
 
 
 def _is_of_cpp(function: Any) -> bool:
-    """Whether a method belongs to a class in C++, which has no graph."""
+    """Whether a method belongs to a class in C++, without a graph."""
     try:
         return isinstance(function, torch._C.ScriptMethod) and function.graph is None
     except RuntimeError:

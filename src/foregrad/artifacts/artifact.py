@@ -18,6 +18,7 @@ from ..frontend.tree import flatten
 from ..graph.effect_log import Detach, MarkRequiresGrad, OutputInfo, TakeView, Write
 from ..graph.meta import TensorSpec
 from ..graph.signature import BaseOf, ConstantOutput, Handle, MemoryOf
+from ..house import extension_name, extensions
 from ..identity import ById
 from ..serialize.values import checked
 from .capture import Exporter
@@ -149,13 +150,15 @@ class Artifact:
         programs = [specialization_to(specialization, constants) for specialization in self.specializations]
         state = [entry for entry in self.entries if entry.kind != "constant"]
         data, layouts, tensors = dump_tensors([*state, *constants.entries])
-        manifest = {
+        manifest: dict[str, Any] = {
             **self.versions,
             "name": self.name,
             "specializations": [_summary(specialization) for specialization in self.specializations],
             "tensors": data,
             "layouts": layouts,
         }
+        if used := _extensions_of(self.specializations):
+            manifest["extensions"] = used
         pack(file, manifest, programs, tensors)
 
     def __str__(self) -> str:
@@ -236,6 +239,13 @@ def export(
     return Artifact(exporter.name, [specialization], entries, versions=versions_now(), exporter=exporter)
 
 
+def _extensions_of(specializations: Sequence[Specialization]) -> dict[str, str]:
+    """By name, digests of the classes of effects that are defined outside the package."""
+    effects = (effect for s in specializations for effect in s.signature.effects.around)
+    names, known = {extension_name(type(effect)) for effect in effects}, extensions()
+    return {name: known[name] for name in sorted(names & known.keys())}
+
+
 def versions_now() -> dict[str, str]:
     """What an artifact that is made now is made with."""
     return {"foregrad": _version(), "torch": str(torch.__version__).partition("+")[0]}
@@ -291,6 +301,9 @@ def _artifact(contents: Contents) -> Artifact:
             return specialization
 
     specializations = [again(number) for number in range(len(programs))]
+    for name, digest in _extensions_of(specializations).items():
+        if checked(manifest.get("extensions", {}), dict).get(name) != digest:
+            raise ArtifactError(f"its effects are of {name}, whose source differs from the source at export")
     versions = {key: checked(manifest[key], str) for key in ("foregrad", "torch")}
     return Artifact(checked(manifest["name"], str), specializations, entries, versions=versions, again=again)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .._torch.wrappers import is_wrapper
 from ..api import pipeline_for
 from ..config import config
 from ..dispatch.guard_list import sharing_of
@@ -20,8 +21,7 @@ from ..dispatch.pipeline import Pipeline
 from ..errors import ArtifactError, AttributeAssignedError, UnsupportedError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall, flatten_call
 from ..frontend.holders import CLASS, SET, Holder
-from ..frontend.program_state import ProgramState
-from ..frontend.reads import Source
+from ..frontend.source import Source
 from ..frontend.tree import flatten
 from ..graph.effect_log import CheckFailed
 from ..graph.joint import JointGraph, Partitioned
@@ -32,7 +32,7 @@ from ..graph.tangents import ABSENT, VARIABLE, BackwardCase
 from ..identity import ById, IdSet
 from ..interrupts import held
 from ..passes.keep import also_saved, results_read
-from ..subclasses.spec import is_wrapper
+from ..python.program_state import ProgramState
 from ..tracing.capture import Captured, capture_call
 from ..tracing.derivatives.resumable_trace import GradientRef, ResumableTrace, WrappedRef
 from ..tracing.parts import Options
@@ -145,6 +145,8 @@ class Exporter:
             around = functools.partial(assigned_attributes, self.module, puts_back=False)
         captured = capture_call(call, Options(self.name, table or {}, higher_order=higher, around=around))
         _check_wrappers(captured, self.name)
+        for guard in captured.guards:
+            raise UnsupportedError(f"`{self.name}` has a guard on {guard.name}, which an artifact can't ask again")
         for region in captured.joint.signature.stops.eager_regions:
             raise UnsupportedError(
                 f"`{self.name}` calls the eager region `{region.name}` at {region.where}, and an artifact holds no "

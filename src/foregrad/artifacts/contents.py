@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from ..graph.printing import print_graph, shortened
+from ..graph.printing import print_graph
+from ..graph.role import outlined
 from ..serialize.values import Reader, checked
 from .container import TENSORS, opened
 from .program import Specialization, specialization_from
@@ -53,7 +54,9 @@ def _graph(specialization: Specialization, graph: str | None) -> str:
         return str(specialization.joint)
     module = specialization.forward if graph == "forward" else specialization.backward
     slots = specialization.joint.slot_texts()
-    return print_graph(shortened(module), header=f"{graph} of {specialization.joint.name}", slots=slots, name=graph)
+    return print_graph(
+        outlined(module, to_read=True), header=f"{graph} of {specialization.joint.name}", slots=slots, name=graph
+    )
 
 
 def _sections(specialization: Specialization) -> dict[str, list[str]]:

@@ -20,7 +20,7 @@ from ..dispatch.guard_list import Sharing
 from ..errors import ArtifactError
 from ..frontend.tree import LEAF, Tree
 from ..graph import effect_log, signature, slots
-from ..graph.call_effects import KINDS, CallEffect, EffectTarget
+from ..graph.call_effects import KINDS, CallEffect, EffectTarget, kind_name
 from ..graph.meta import TensorSpec
 from ..graph.source import is_name
 from ..serialize.values import Reader, Writer, checked, described
@@ -76,7 +76,7 @@ def record_to(value: Any, writer: Writer) -> Any:
     """An object of one of the classes as data; any other value as `Writer.value` gives it."""
     cls: Any = type(value)
     if cls in _NAMES or isinstance(value, CallEffect):
-        data: dict[str, Any] = {"is": _NAMES.get(cls, cls.__name__)}
+        data: dict[str, Any] = {"is": _NAMES.get(cls) or kind_name(cls)}
         required = _required(cls)
         for field in dataclasses.fields(cls):
             content = getattr(value, field.name)

@@ -1,9 +1,9 @@
-"""The calling convention of compiled graphs: one list, which the callee empties, and a list back.
+"""The calling convention of compiled graphs: one list, emptied by the callee, and a list back.
 
 A caller that passes arguments one by one keeps them alive until the call returns. With a list to empty, the callee
 decides when each one is freed, so saved activations are freed during the backward, not after it.
 
-Compilers return all sorts of callables; `as_boxed` adapts each of them to the convention.
+Compilers return all sorts of callables; `as_boxed` adapts each to the convention.
 
 Known weaknesses: before Python 3.11 the interpreter itself holds the arguments of a call, so a function that isn't
 boxed frees nothing early there. A hook put on a graph module after it was boxed is not seen.
@@ -85,7 +85,7 @@ def is_boxed(fn: Any) -> bool:
 
 
 def call_boxed(fn: Callable[..., Any], args: list[Any]) -> list[Any]:
-    """Call a compiled graph, whatever its convention. `args` is emptied; the outputs come as a list."""
+    """Call a compiled graph of any convention. `args` is emptied; the outputs come as a list."""
     out = fn(args) if is_boxed(fn) else _caller(len(args))(fn, args)
     return out if type(out) is list else _as_list(out, "the compiler", "graph")
 
@@ -97,10 +97,10 @@ def as_boxed(
     graph: str = "graph",
     first_call: FirstCall | None = None,
 ) -> Callable[[list[Any]], list[Any]]:
-    """A compiler's result as a function from a list, which it empties, to a list.
+    """A compiler's result as a function that empties a list and returns a list.
 
-    A tuple becomes a list, and one tensor a list of it. An untouched graph module runs as the eager backend's code for
-    it: equal calls, without the frames that keep arguments alive. `backend` and `graph` name the culprit in messages.
+    A tuple becomes a list, and one tensor a list of one. An untouched graph module runs as the eager backend's code:
+    equal calls, without the frames that keep arguments alive. `backend` and `graph` name the culprit in messages.
     `first_call` replaces the first call, and gives its results and the function for later calls (None: the next call is
     a first one too).
     """
@@ -147,7 +147,7 @@ def _as_list(out: Any, backend: str, graph: str) -> list[Any]:
 
 
 def _plain_module(fn: Any) -> torch.fx.GraphModule | None:
-    """The graph module `fn`, or the one whose `forward` is `fn`, if a call only runs its graph; else None."""
+    """The graph module that is `fn`, or that has `fn` as its `forward`, if a call only runs its graph; else None."""
     owner = getattr(fn, "__self__", None)
     module = owner if getattr(fn, "__func__", None) is getattr(type(owner), "forward", fn) else fn
     if not isinstance(module, torch.fx.GraphModule) or not is_plain_graph_module(module) or is_boxed(module):
@@ -159,10 +159,10 @@ def _plain_module(fn: Any) -> torch.fx.GraphModule | None:
 
 @functools.lru_cache(maxsize=256)
 def _caller(count: int) -> Callable[[Callable[..., Any], list[Any]], Any]:
-    """A function that calls another with the `count` items of a list, and holds none of them meanwhile.
+    """A function that calls a given function with the `count` items of a list, and holds no item meanwhile.
 
-    `f(*args)` would build a tuple that lives as long as the call. Popped one by one, the arguments only ever stand
-    on the interpreter's stack, from where a Python function takes them over into its own frame.
+    `f(*args)` would build a tuple that lives as long as the call. Popped one by one, the arguments only ever stand on
+    the interpreter's stack, until a Python function takes them over into its frame.
     """
     source = (
         "def call(function, args):\n"
@@ -190,7 +190,7 @@ FirstCall = Callable[[Run, list[Any]], tuple[list[Any], Run | None]]
 
 
 def beginning(run: Run, first_call: FirstCall, settle: Callable[[Run], None]) -> Run:
-    """`first_call` of `run`, which passes the function for later calls to `settle`."""
+    """`first_call` of `run`; it passes the function for later calls to `settle`."""
 
     def begin(args: list[Any]) -> list[Any]:
         out, later = first_call(run, args)
@@ -202,7 +202,7 @@ def beginning(run: Run, first_call: FirstCall, settle: Callable[[Run], None]) ->
 
 
 def after_first_call(function: Any, first_call: FirstCall) -> Run:
-    """A stand-in for a function of the eager backend's, whose first call goes to `first_call`."""
+    """A stand-in for a function of the eager backend's: its first call goes to `first_call`."""
 
     def settle(later: Any) -> None:
         is_rendered = type(function) is FunctionType and getattr(function, "source", None) is not None

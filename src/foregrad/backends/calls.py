@@ -1,8 +1,9 @@
-"""The text of one node's call: through a direct binding if that certainly means the same, else through the operator.
+"""The text of one node's call: through a direct binding if the binding certainly calls the operator, else through the
+operator.
 
 A binding of torch chooses the overload by its arguments, so the kind of each value decides: literals by their type,
 nodes by the schema of their operator, by `meta`, or by the example inputs. Values of unknown kind take the generic
-entry, which is right for everything.
+entry, right for everything.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Any
 
 import torch
 
-from .._torch.control_flow import IN_GRAPHS
 from .._torch.graphs import is_higher_order
 from .._torch.ops import Argument, FastCall, OpOverload, fast_call, raw_call, return_kinds
+from ..annexes import given
 from ..errors import BackendError
 from ..graph.meta import TensorSpec
 from ..graph.source import Names, Renderer, attribute, infix
@@ -27,7 +28,8 @@ Node = torch.fx.Node
 class CallWriter:
     """Writes the calls of one graph. `globals` collects the objects that the text names; the owner fills `names`.
 
-    `by_index` holds the nodes whose every user picks one output: only for those may a binding return a named tuple.
+    `by_index` holds the nodes with users that each pick one output: for no other node may a binding return a named
+    tuple.
     """
 
     def __init__(self, gm: torch.fx.GraphModule, allocate: Names) -> None:
@@ -71,8 +73,10 @@ class CallWriter:
         text = infix(target, args, kwargs, render)
         if text is not None:
             return text
-        function = IN_GRAPHS.get(target, target) if is_higher_order(target) else target
-        return f"{self.bind(function, _callable_name(target))}({render.arguments(args, kwargs)})"
+        name = _callable_name(target)
+        if is_higher_order(target):
+            target = next((found[target] for found in given("operators in graphs") if target in found), target)
+        return f"{self.bind(target, name)}({render.arguments(args, kwargs)})"
 
     # -- direct bindings
 
@@ -242,7 +246,7 @@ def _shape_of(value: Any) -> Sequence[Any] | None:
 
 
 def has_many_outputs(node: Node) -> bool:
-    """Whether the node calls an operator that returns several tensors, or a list of them."""
+    """Whether the node calls an operator that returns several tensors, or a list of tensors."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
     kinds = return_kinds(node.target)

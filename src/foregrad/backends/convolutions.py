@@ -1,4 +1,4 @@
-"""Convolutions as Inductor runs them best: what they read laid out once, those of one element as products.
+"""Convolutions as Inductor runs them best: operands laid out once, convolutions of one element as products.
 
 On a CPU Inductor runs convolutions channels last, and copies each weight into that layout: in the forward and, since
 the weight itself is saved, once more in the backward. For large weights and few images that is several percent of a
@@ -6,9 +6,8 @@ step. Here the forward also returns each weight, as a value that Inductor may la
 copy, and the backward reads the copy. The weight is still saved, for derivatives of the backward and to notice writes
 in between.
 
-In one graph for forward and backward, as that of a training step, Inductor copies images too: it first gives what a
-backward convolution reads the strides that the graph says. There the copies are nodes, and all strides of the graph
-follow from them.
+In one graph for forward and backward, a training step's for one, Inductor copies images too: it first gives a backward
+convolution's operands the graph's strides. There the copies are nodes, and all strides of the graph follow from them.
 
 Known weakness: the copies live until the backward.
 """
@@ -59,9 +58,10 @@ def with_weights_laid_out(partitioned: Partitioned) -> Partitioned:
 
 
 def _weights(partitioned: Partitioned) -> set[str]:
-    """The inputs that are the weight of convolutions in both halves, and whose layout may change.
+    """The inputs that are the weight of convolutions in both halves and may change layout.
 
-    If a convolution's image is an input too, the layouts of both decide those of their gradients, so it is left alone.
+    If a convolution's image is an input too, the layouts of both decide their gradients' layouts, so the weight is left
+    alone.
     """
     saved = {node.name for node in partitioned.saved_nodes if node.op == "placeholder"}
     backward = _backward_convolutions(partitioned.backward)
@@ -74,9 +74,9 @@ def _weights(partitioned: Partitioned) -> set[str]:
 
 
 def with_whole_laid_out(gm: fx.GraphModule, foreign: Collection[fx.Node]) -> fx.GraphModule | None:
-    """A graph for forward and backward in which the weights of convolutions and the images that come to the first ones
-    are copied channels last. Its strides are still those of `gm`. None: it has nothing to copy, or an operator behind
-    that reads by strides or is `foreign` to the compiler.
+    """A graph for forward and backward in which the weights of convolutions and the images of the first convolutions
+    are copied channels last. Its strides still equal `gm`'s. None: there is nothing to copy, or a later operator reads
+    by strides or is `foreign` to the compiler.
     """
     read = {_operand(node, 2) for node in _backward_convolutions(gm)}
     after: set[fx.Node] = set()  # convolutions that are copied for, and what is computed from their results
@@ -135,7 +135,7 @@ def _copy(node: fx.Node, memory_format: torch.memory_format) -> fx.Node:
 
 
 def is_convolution(node: fx.Node) -> bool:
-    """Whether a node is a convolution, or the backward of one."""
+    """Whether a node is a convolution or a convolution's backward."""
     return "convolution" in getattr(node.target, "_opname", "")
 
 
@@ -193,7 +193,7 @@ def with_products(gm: fx.GraphModule) -> bool:
 
 
 class _Convolution(NamedTuple):
-    """The operands of a convolution, or of the backward of one."""
+    """The operands of a convolution or of a convolution's backward."""
 
     image: fx.Node
     weight: fx.Node
@@ -213,7 +213,7 @@ class _Convolution(NamedTuple):
         return part
 
     def spread(self, gradient: fx.Node) -> fx.Node:
-        """The gradient of the image, from that of the part."""
+        """The gradient of the image, from the part's."""
         if {*self.stride} == {1}:
             return gradient
         value = self.image.meta["val"]
@@ -226,7 +226,7 @@ class _Convolution(NamedTuple):
 
 
 def _convolution(node: fx.Node) -> _Convolution | None:
-    """A convolution that `SETTINGS` change or, with a stride, one that is to be changed; or the backward of one."""
+    """A convolution that `SETTINGS` change or, with a stride, that is to be changed; or its backward."""
     operands: Any = node.args
     if node.target is aten.convolution.default:
         image, weight, _, stride, padding, dilation, is_transposed, _, groups = operands
@@ -268,7 +268,7 @@ def _matrix(images: fx.Node) -> fx.Node:
 
 
 def _call(target: Any, *args: Any) -> fx.Node:
-    """A call before the point of the graph at which nodes are inserted."""
+    """A call before the graph's point of insertion."""
     graph = next(value.graph for value in args if isinstance(value, fx.Node))
     node = graph.call_function(target, args)
     node.meta["val"] = target(*fx.map_arg(args, lambda operand: operand.meta["val"]))

@@ -8,7 +8,7 @@ One line per node, values named as in the graph. Four things make it quick and s
 - a function that takes one list, as regions do, gets the only references to values that are not used later.
 
 A graph of more than `_LONGEST` lines is cut in parts of `_PART` that run one after the other: CPython's compiler takes
-ten times the memory for a line of one very long function. Values that a later part uses wait in a dict between parts.
+ten times the memory for a line of one very long function. Values for later parts wait in a dict.
 
 Constants (tensors, dtypes, callables) are the unit's globals; numbers and shapes are literals. `source()` of the
 result is the text that runs.
@@ -35,9 +35,8 @@ from .._torch.graphs import late_graph_of, operands_of
 from .._torch.nested import leaves
 from .._torch.ops import OpOverload, return_kinds
 from ..graph.meta import as_captured
-from ..graph.role import LAID_OUT, role_of
+from ..graph.role import LAID_OUT, called_region, outlined, role_of
 from ..graph.source import Names, compile_source, unpacked
-from ..passes.regions import called_region, outlined
 from ..tracing.tape.opinfo import op_info
 from .calls import CallWriter, has_many_outputs, resolve
 from .in_place import InPlace, tell_of_writes, written_in_place
@@ -46,7 +45,7 @@ Node = torch.fx.Node
 
 
 class BoxedFunction(Protocol):
-    """A function of one list, which it empties. `returns_list`: whether it always returns a list."""
+    """A function that empties its one list. `returns_list`: whether it always returns a list."""
 
     _boxed_call: bool
     returns_list: bool
@@ -105,8 +104,8 @@ def render_late(gm: torch.fx.GraphModule, *, as_list: bool = True) -> BoxedFunct
 
 
 def stand_in(begin: Callable[[list[Any]], Any]) -> tuple[Any, Callable[..., None]]:
-    """(a function of one list that calls `begin`; `become(later, takes_code=)`, by which it calls another function from
-    then on, or takes over the code of a rendered one).
+    """(a function of one list that calls `begin`; `become(later, takes_code=)`, by which it calls `later` from then on,
+    or takes over the code of a rendered function).
 
     A second Python frame would cost more than the call itself. No cycle leads through the function, so that dropping it
     frees the constants at once.
@@ -205,7 +204,7 @@ class _Writer:
         return text, compile_source(units, "forward", self.calls.globals, label="eager graph", text=text)
 
     def write(self) -> list[str]:
-        """The text of the function, and those of the parts that it calls."""
+        """The text of the function, and the texts of its parts."""
         for node in self.operands:
             if node.op == "get_attr":
                 path = str(node.target)
@@ -234,7 +233,7 @@ class _Writer:
         return f"def forward({self.args}):\n    {body}\n"
 
     def _in_parts(self) -> list[str]:
-        """`forward`, and its parts. Each takes the values that it uses out of the dict, and returns what it leaves."""
+        """`forward`, and its parts. Each takes its values out of the dict, and returns the values it leaves."""
         bounds, taken = [0], [{self.args: True}]
         made: dict[Node, int] = dict.fromkeys(self.placeholders, 0)  # the part that makes each value
         for node, start in self.starts.items():
@@ -280,7 +279,7 @@ class _Writer:
         self.picked.update(users)
 
     def _picks_of(self, node: Node) -> list[Node]:
-        """The nodes that are named by the line of this one."""
+        """The nodes that the node's line names."""
         by_index = self.calls.by_index.get(node)
         return [user for users in by_index.values() for user in users] if by_index else []
 
@@ -298,7 +297,7 @@ class _Writer:
         return dying
 
     def _used_by(self, node: Node, *, inputs: bool = False) -> list[Node]:
-        """The nodes whose values the lines of a node use; `inputs`: and those that it is copied into."""
+        """The nodes with values that a node's lines use; `inputs`: and the inputs that it is copied into."""
         if not self.in_place.copied:
             return self.operands[node]
         copied = self._copied_after(node)
@@ -369,7 +368,7 @@ class _Writer:
             yield " = ".join([*(self.names[user] for user in users), items[index]])
 
     def _boxed(self, node: Node) -> BoxedFunction | None:
-        """The function of one list that a node calls."""
+        """The boxed function that a node calls."""
         if node.op == "call_function" and getattr(node.target, "_boxed_call", False):
             return cast("BoxedFunction", node.target)
         region = called_region(self.gm, node)

@@ -1,9 +1,9 @@
 """Inputs that a graph writes by itself, as eager does.
 
-A capture turns `p.mul_(0.9).add_(g)` into new values, the last of which the runtime copies into `p`. If nothing reads
-an old value later, and no result shares its memory, the eager backend computes the new one in its place: by the
-operator that writes into its operand, of lists too; for `x[:10] += 1` by a write to the ten elements. A new value that
-is computed from others is copied as soon as it is there.
+A capture turns `p.mul_(0.9).add_(g)` into new values, and the runtime copies the last into `p`. If nothing reads an old
+value later, and no result shares its memory, the eager backend computes the new value in the old value's place: by the
+operator that writes into its operand, of lists too; for `x[:10] += 1` by a write to the ten elements. A new value
+computed out of place is copied as soon as it exists.
 
 Known weakness: a part of a part (`x[0][:10] += 1`) is copied whole.
 """
@@ -44,9 +44,9 @@ _VIEWS: dict[Any, Any] = {
 
 @dataclasses.dataclass(slots=True)
 class InPlace:
-    """How a graph writes to its inputs: the nodes in the order to run, the `writers` among them, each with what to call
-    in its place, those of them `into_inputs` (others write to values of the graph's own), the inputs that are `copied`
-    after a node, each with its new value, and the `updated` pairs of an input and an output that all this carries out.
+    """A graph's writes to its inputs: the nodes in the order to run; the `writers`, each with the function to call
+    instead; the writers `into_inputs` (the rest write to the graph's own values); the inputs that are `copied` after a
+    node, each with its new value; and the `updated` pairs of an input and an output that the graph thereby carries out.
     """
 
     nodes: list[Node]
@@ -57,7 +57,9 @@ class InPlace:
 
 
 def tell_of_writes(error: BaseException, made: str) -> None:
-    """Say with an error in a graph that some inputs of the graph may have their new values already. `made`: which."""
+    """Say with an error in a graph that some inputs of the graph may have their new values already. `made`: these
+    inputs.
+    """
     vars(error)[WROTE] = True
     text = f"foregrad: {made} before this error, as some are in eager. Restore these tensors before the next call."
     add_note(error, text)
@@ -66,7 +68,7 @@ def tell_of_writes(error: BaseException, made: str) -> None:
 
 
 def written_in_place(nodes: Sequence[Node], updates: Sequence[tuple[int, int]]) -> InPlace:
-    """What a graph can write by itself of the `updates`, pairs of an input and the output with its new elements."""
+    """The `updates` (pairs of an input and the output with its new elements) that a graph can write by itself."""
     if not updates or not may_be_scheduled(nodes):
         return InPlace([*nodes])
     ordered, tail = scheduled(nodes, updates)
@@ -109,7 +111,7 @@ class _Search:
         return found
 
     def _way(self, value: Node, values: set[_Value]) -> Node:
-        """Add to `values` those that `value` is made from in one place; gives the first."""
+        """Add to `values` the chain of values that `value` is made from in one place; gives the first."""
         while True:
             node, path = _value(value)
             bases = dict(_written(node))
@@ -129,7 +131,7 @@ class _Search:
         return root is placeholder
 
     def _may_write(self, node: Node) -> bool:
-        """Whether a node may write what it computes into its operands."""
+        """Whether a node may compute into its operands."""
         written = _written(node)
         given = Counter(memory_of(operand) for operand in _operands(node)) if written else {}
         users = {_value(user)[1]: user for user in _picked(node)}
@@ -148,7 +150,7 @@ class _Search:
         return bool(written) and all(user.target is operator.getitem for user in node.users if several)
 
     def _last_use(self, value: Node) -> int:
-        """The position of the last node that reads a value, or an alias of it."""
+        """The position of the last node that reads a value, or its alias."""
         return max(self.position[user] for alias in self.aliases[memory_of(value)] for user in alias.users)
 
     def _may_copy(self, placeholder: Node, root: Any) -> bool:
@@ -158,7 +160,7 @@ class _Search:
         return not placeholder.users or self._last_use(placeholder) <= self.position[_value(root)[0]]
 
     def _writing(self, node: Node) -> Any:
-        """What is called in place of the node's function."""
+        """The function called instead of the node's."""
         if node.target not in _VIEWS:
             return _form(node.target)
         whole, part, *_ = cast("tuple[Node, ...]", node.args)
@@ -167,8 +169,8 @@ class _Search:
 
 
 def _behind_looks(nodes: list[Node], tail: set[Node]) -> tuple[list[Node], int]:
-    """(the nodes, small ones of the `tail` behind the last node with an error for some values; its position).
-    A call with such an error is made again, by eager, unless inputs were written to by then.
+    """(the nodes, small ones of the `tail` behind the last node with an error for some values; its position). A call
+    with an error there is made again, by eager, unless inputs were already written to.
     """
     looks = [node for node in nodes if may_raise(node.target, spec_of(node))]
     last = nodes.index(looks[-1]) if looks else -1
@@ -196,7 +198,7 @@ def _value(value: Node) -> _Value:
 
 
 def _picked(node: Node) -> Iterator[Node]:
-    """A node, and the results that are taken of it."""
+    """A node, and the nodes that pick its results."""
     stack = [node]
     while stack:
         value = stack.pop()

@@ -1,11 +1,11 @@
 """The Inductor backend: each half through PyTorch's own kernel compiler, C++ on a CPU, Triton on a GPU.
 
 Inductor's own stages run in order: its decompositions during the capture, its joint-graph passes before the partition
-(`prepare_joint`), then its inner compiler for each half. It is told which outputs the user sees, so it may lay out all
-other values as it likes; the strides that it chose for residuals go on to the backward.
+(`prepare_joint`), then its inner compiler for each half. It knows the outputs that the user sees, so it may lay out all
+other values as it likes; its strides for residuals go on to the backward.
 
-A graph is compiled around operators that Inductor does not know, which run as in eager; one that also has symbolic
-sizes runs on eager's kernels altogether, and is logged. A graph that Inductor fails on runs on eager's kernels
+A graph is compiled around operators that Inductor does not know: they run as in eager. If the graph also has symbolic
+sizes, all of it runs on eager's kernels, and is logged. A graph that Inductor fails on runs on eager's kernels
 (`auto`), or raises `BackendError` (`inductor`). Random numbers are Inductor's, not eager's, unless
 `torch._inductor.config.fallback_random` is set.
 
@@ -28,22 +28,22 @@ from torch import fx
 from .._torch import inductor
 from .._torch.cache_folder import why_no_folder
 from .._torch.control_flow import has_kernel
-from .._torch.dynamo import own_tracing_context
 from .._torch.fakes import FakeTensor
 from .._torch.graphs import copied, is_random, make_graph_module, symbols_in
 from .._torch.kernels import kernels_together
 from .._torch.ops import OpOverload, depends_on_values
 from .._torch.symbols import ClosedSizesError
+from .._torch.tracing_context import own_tracing_context
 from ..errors import BackendError
 from ..graph.joint import Partitioned
 from ..graph.meta import TensorSpec, respecify, spec_of
-from ..graph.role import LAID_OUT, PREPARED, GraphRole, role_of
+from ..graph.role import LAID_OUT, PREPARED, GraphRole, called_region, role_of
 from ..interrupts import deliver
 from ..passes.aliasing import copy_shared_results, results_of, written_inputs
 from ..passes.decompose import decompose
 from ..passes.mutations import copied_early
-from ..passes.numbers import ONE_BY_ONE, known_first, numbers_in_a_tensor
-from ..passes.regions import called_region, outlined, sums_first
+from ..passes.numbers import ONE_BY_ONE, fill_in_constants, known_first, numbers_in_a_tensor
+from ..passes.regions import outlined, sums_first
 from ..passes.repeats import has_marked_calls, is_view, layout_key
 from .convolutions import (
     SETTINGS,
@@ -55,11 +55,13 @@ from .convolutions import (
 )
 from .eager import eager_compiler
 from .in_place import tell_of_writes
+from .registry import Backend, Family, get_backend
 from .results import promised
 from .segments import OtherStridesError, checked_once, compile_around, overwritable
 
 log = logging.getLogger("foregrad.backends")
 _say_once = functools.cache(log.warning)
+_say_choice = functools.cache(log.log)
 aten = torch.ops.aten
 
 # Inductor keeps a buffer that is not read any more until a later one of its size is made, if its own estimate of the
@@ -111,12 +113,12 @@ class InductorCompiler:
         self.__name__ = "inductor"
 
     def decompositions(self) -> Mapping[Any, Callable[..., Any]]:
-        """The decompositions that Inductor needs, which depend on its settings."""
+        """The decompositions that Inductor needs; they depend on its settings."""
         with inductor.patched_config(self.settings):
             return inductor.decompositions()
 
     def prepare_joint(self, gm: fx.GraphModule) -> fx.GraphModule:
-        """A copy of a joint graph after Inductor's passes for such graphs."""
+        """A copy of a joint graph after Inductor's joint-graph passes."""
         try:
             with inductor.patched_config(self.settings):
                 return _after_joint_passes(gm)
@@ -128,7 +130,7 @@ class InductorCompiler:
             raise _failure("joint", error, ()) from error
 
     def prepare_halves(self, partitioned: Partitioned) -> Partitioned:
-        """Halves that share values which Inductor would make in each."""
+        """Halves that share values instead of making them twice."""
         with inductor.patched_config(self.settings):
             return with_weights_laid_out(partitioned) if inductor.lays_out_convolutions() else partitioned
 
@@ -139,7 +141,7 @@ class InductorCompiler:
         return None if key is None else [key, self.fallback]
 
     def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Boxed:
-        """Compile a graph. The result takes one list, which it empties; `output_strides` are its outputs'."""
+        """Compile a graph. The result empties its one list; `output_strides` are its outputs'."""
         nodes = [node for node in gm.graph.nodes if node.op == "call_function"]
         if not nodes:
             return eager_compiler(gm, example_inputs)
@@ -245,6 +247,7 @@ def _telling(run: Boxed, **facts: Any) -> Boxed:
 def _compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], **facts: Any) -> tuple[Any, inductor.Strides]:
     """`inductor.compile_graph`, with convolutions as products where these are faster."""
     is_static = not any(map(symbols_in, example_inputs))
+    fill_in_constants(gm)
     as_products = is_static and inductor.lays_out_convolutions() and with_products(gm)
     with inductor.patched_config(SETTINGS if as_products else {}):
         return inductor.compile_graph(gm, example_inputs, **facts)
@@ -258,8 +261,8 @@ def _may_have_regions(gm: fx.GraphModule, role: GraphRole) -> bool:
 
 
 def _laid_out(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
-    """Give values the strides that follow from those of the inputs, such as residuals that Inductor laid out, and from
-    copies in another layout. False: PyTorch can't take a view of a value with such strides, where Inductor copies it.
+    """Give values the strides that follow from the inputs' strides (of residuals laid out by Inductor, say) and from
+    copies in new layouts. False: PyTorch can't take a view that Inductor would make by a copy.
     """
     before = {node: dict(node.meta) for node in gm.graph.nodes}
     try:
@@ -287,7 +290,7 @@ def _with_convolutions_laid_out(
 
 
 def _convolutions(gm: fx.GraphModule) -> set[fx.Node]:
-    """The convolutions of a graph, which stay out of regions. Inductor chooses one layout for all convolutions that it
+    """The convolutions of a graph; they stay out of regions. Inductor chooses one layout for all convolutions that it
     sees; the results of a region keep the strides of the graph.
     """
     return set(filter(is_convolution, gm.graph.nodes))
@@ -429,8 +432,8 @@ def _after_joint_passes(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def _scalars_beside_products(graph: fx.Graph) -> None:
-    """Move scalars on the CPU that are added to a matrix product on a GPU there: Inductor makes one kernel of the two,
-    whose operands must be on one device.
+    """Move scalars on the CPU to the GPU of the matrix product that they are added to: Inductor makes one kernel of
+    both, with operands on one device.
     """
     for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
         for scalar, product in (node.args[:2], node.args[1::-1]):
@@ -444,10 +447,10 @@ def _scalars_beside_products(graph: fx.Graph) -> None:
 
 
 def _through_joint_passes(gm: fx.GraphModule, inputs: Sequence[Any], mode: Any) -> fx.GraphModule | None:
-    """A copy of `gm` after decompositions and passes; None if constant folding left a value in another layout.
+    """A copy of `gm` after decompositions and passes; None if constant folding changed a value's layout.
 
     `ones * x.t()` is contiguous, `x.t()` is not. The passes replace the product by the view and put the product's
-    metadata on the view, which has other users.
+    metadata on the view, though the view has further users.
     """
     copy = make_graph_module(gm, copied(gm.graph), "GraphModule")
     decompose(copy, ONE_BY_ONE, mode)
@@ -484,8 +487,8 @@ def _fake_mode(inputs: Sequence[Any]) -> Any:
 
 def _foreign(gm: fx.GraphModule) -> set[fx.Node]:
     """Nodes that are hidden from Inductor: calls of functions other than operators and arithmetic on sizes, operators
-    whose result sizes depend on values, nodes that make or take a number that depends on a tensor's contents, draws of
-    `bernoulli` with eager's numbers, and calls that Inductor would compute wrongly.
+    with result sizes that depend on values, nodes that make or take a number that depends on a tensor's contents, draws
+    of `bernoulli` with eager's numbers, and calls that Inductor would compute wrongly.
     """
     numbers = _numbers(gm)
     foreign = known_first(gm, numbers) if numbers else set()
@@ -512,7 +515,7 @@ def _numbers(gm: fx.GraphModule) -> set[fx.Node]:
 
 
 def _with_values(gm: fx.GraphModule) -> set[fx.Node]:
-    """Nodes whose `meta["val"]` stays, since it can't be computed from the values of their operands."""
+    """Nodes that keep `meta["val"]`, since it can't be computed from their operands' values."""
     return _foreign(gm) | {node for node in gm.graph.nodes if has_kernel(node)}
 
 
@@ -526,8 +529,8 @@ def _takes_by_numbers(node: fx.Node) -> bool:
 
 
 def _is_drawn_by_eager(node: fx.Node) -> bool:
-    """Whether a node draws from a generator among its arguments, which Inductor would ignore, or is a `bernoulli` with
-    eager's numbers, which Inductor would lower wrongly.
+    """Whether a node draws from a generator among its arguments (Inductor would ignore it), or is a `bernoulli` with
+    eager's numbers (Inductor would lower it wrongly).
     """
     if any(isinstance(operand.meta.get("val"), torch.Generator) for operand in node.all_input_nodes):
         return True
@@ -551,3 +554,41 @@ _ARITHMETIC = {"_operator", "math", "builtins", "torch"}
 def _first_line(error: Exception) -> str:
     text = str(error).strip()
     return text.splitlines()[0] if text else repr(error)
+
+
+# -------------------------------------------------------------------------------------------------------- as a backend
+
+
+def inductor_backend(settings: Mapping[str, Any] | None = None, *, name: str = "inductor") -> Backend:
+    """Inductor with its own settings; called `auto`, it leaves graphs that it can't compile to eager's kernels."""
+    compiler = InductorCompiler(settings, fallback=name == "auto")
+    return Backend(
+        name,
+        compiler,
+        compiler,
+        compiler,
+        compiler.decompositions,
+        "PyTorch's kernel compiler: C++ on a CPU, Triton on a GPU",
+        "fused",
+        compiler.prepare_joint,
+        functools.partial(inductor_backend, name=name),
+        compiler.prepare_halves,
+        compiler.cache_key,
+        budget_settings=BUDGET_SETTINGS,
+    )
+
+
+def auto() -> Backend:
+    """Inductor if it can compile here, else eager's kernels; logs which, once."""
+    reason = why_not()
+    if reason is None:
+        _say_choice(logging.INFO, 'backend "auto" is Inductor')
+        return inductor_backend(name="auto")
+    _say_choice(logging.WARNING, f'backend="auto" uses "eager", since Inductor can\'t compile here: {reason}')
+    return get_backend("eager")
+
+
+BACKENDS = {
+    "inductor": Family(inductor_backend, None, "PyTorch's kernel compiler: C++ on a CPU, Triton on a GPU"),
+    "auto": Family(auto, None, "inductor where it can compile, else eager"),
+}

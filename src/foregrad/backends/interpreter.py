@@ -1,7 +1,7 @@
 """The interpreter backend: runs a graph node by node and compares each node's value with its `meta`.
 
-It is slow on purpose: if compiled results are wrong, it names the first node whose shape, strides, dtype or device
-differs from its `meta`, or that wrote to an argument against its schema.
+It is slow on purpose: if compiled results are wrong, it names the first node with a shape, strides, dtype or device
+that differs from its `meta`, or that wrote to an argument against its schema.
 
 Known weaknesses: sizes that are symbolic in `meta` are not compared. A kernel that writes without moving the version
 counter, and any kernel under `inference_mode`, is not caught.

@@ -1,4 +1,4 @@
-"""Backends by name, and those that come with foregrad: compilers for halves of a joint graph, with decompositions.
+"""Backends by name, foregrad's own included: compilers for halves of a joint graph, with decompositions.
 
 A name is a registered one, one of an installed package's entry points in the group `foregrad.backends`, or a family's
 name with an argument, as `torch:openxla` (any backend of torch.compile's) and `crash-on:aten.mm`.
@@ -6,29 +6,21 @@ name with an argument, as `torch:openxla` (any backend of torch.compile's) and `
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import difflib
 import functools
 import importlib.metadata
-import logging
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import fx
 
-from .._torch import dynamo
+from ..annexes import given
 from ..errors import BackendError
 from ..graph.joint import Partitioned
-from ..graph.printing import print_graph, user_line
-from ..graph.role import role_of
 from ..locks import make_lock
-from . import inductor
 from .boxed import nop
-from .eager import BoxedFunction, eager_compiler
-from .interpreter import interpreter_compiler
+from .eager import eager_compiler
 
 Compiler = Callable[..., Any]
 Decompositions = Mapping[Any, Callable[..., Any]] | Callable[[], Mapping[Any, Callable[..., Any]]]
@@ -39,14 +31,14 @@ GROUP = "foregrad.backends"
 class Backend:
     """A compiler for each kind of graph: `(graph module, example inputs) -> callable`.
 
-    `decompositions` maps operators to functions that replace them, or is a function that returns such a mapping, for
+    `decompositions` maps operators to functions that replace them, or is a function that returns the mapping, for
     mappings that are slow to import; None for the graph as captured. `partition` is the policy to split by if the user
     names none. `prepare_joint` gives a changed copy of a joint graph before it is split, for passes over forward and
     backward at once; `prepare_halves` gives changed halves after. `with_settings` makes the backend with a compiler's
-    own settings. `cache_key` gives, as JSON, everything but the graph that all results depend on: versions, settings.
-    Without it, or if it gives None, nothing is kept. `keeps_order`: whether operators run one by one in the graph's
-    order; then a budget may replay random ones. `budget_settings`: the compiler's settings under a memory budget,
-    unless the user sets others.
+    own settings. `cache_key` gives, as JSON, all that results depend on besides the graph: versions, settings. Without
+    it, or if it gives None, nothing is kept. `keeps_order`: whether operators run one by one in the graph's order; then
+    a budget may replay random ones. `budget_settings`: the compiler's settings under a memory budget, unless the user
+    sets others.
     """
 
     name: str
@@ -72,9 +64,9 @@ class Backend:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Family:
+class Family:
     """Backends made on demand: `make(argument)`. `argument`, its name in lists, is None for a family without one, as
-    `auto`.
+    `auto`. Annexes give families: `BACKENDS`, by name.
     """
 
     make: Callable[..., Backend]
@@ -83,7 +75,6 @@ class _Family:
 
 
 _backends: dict[str, Backend] = {}
-_families: dict[str, _Family] = {}
 _lock = make_lock()
 
 
@@ -127,7 +118,7 @@ def register_backend(
         if not callable(getattr(backend, what)):
             raise BackendError(f"backend `{name}`: {what} is {getattr(backend, what)!r}, which can't be called")
     with _lock:
-        if (name in _backends or name in _families) and not replace:
+        if not replace and (name in _backends or name in _families()):
             raise BackendError(f"there is a backend called `{name}` already; pass replace=True to replace it")
         _backends[name] = backend
     return backend
@@ -161,7 +152,7 @@ def _by_name(name: str) -> Backend:
     if registered is not None:
         return registered
     head, colon, argument = name.partition(":")
-    family = _families.get(head)
+    family = _families().get(head)
     if family is not None and (family.argument is None) == (not colon) and (argument or not colon):
         return family.make(argument) if colon else family.make()
     if name in _entry_points():
@@ -177,18 +168,27 @@ def list_backends() -> list[str]:
         >>> {"auto", "eager", "inductor"} <= set(foregrad.list_backends())
         True
     """
-    families = {name if f.argument is None else f"{name}:<{f.argument}>" for name, f in _families.items()}
+    families = {name if f.argument is None else f"{name}:<{f.argument}>" for name, f in _families().items()}
     return sorted({*_backends, *families, *_entry_points()})
 
 
 def backend_help() -> dict[str, str]:
     """A line of description for each of `list_backends()`."""
     described = {name: backend.description for name, backend in _backends.items()}
-    for name, family in _families.items():
+    for name, family in _families().items():
         described[name if family.argument is None else f"{name}:<{family.argument}>"] = family.description
     for name, entry in _entry_points().items():
         described.setdefault(name, f"from {entry.value}")
     return dict(sorted(described.items()))
+
+
+@functools.cache
+def _families() -> dict[str, Family]:
+    """The families, each of its annex; without one that compiles, "auto" is eager."""
+    found = {"auto": Family(lambda: get_backend("eager"), None, "the eager backend")}
+    for families in given("backends"):
+        found |= families
+    return found
 
 
 @functools.cache
@@ -213,10 +213,10 @@ def _loaded(name: str) -> Backend:
 def _unknown(name: str) -> str:
     names = list_backends()
     head, colon, _ = name.partition(":")
-    close = difflib.get_close_matches(name, names, n=1) or difflib.get_close_matches(head, _families, n=1)
+    close = difflib.get_close_matches(name, names, n=1) or difflib.get_close_matches(head, _families(), n=1)
     hint = f" Did you mean `{close[0]}`?" if close else ""
-    if head in _families and not colon:
-        hint = f" It takes a name: `{head}:<{_families[head].argument}>`."
+    if head in _families() and not colon:
+        hint = f" It takes a name: `{head}:<{_families()[head].argument}>`."
     return f"there is no backend called `{name}`.{hint} Known: {', '.join(names)}."
 
 
@@ -224,133 +224,7 @@ def _name_of(compiler: Compiler) -> str:
     return str(getattr(compiler, "__name__", None) or type(compiler).__name__)
 
 
-# -------------------------------------------------------------------------------- the backends that come with foregrad
-
-log = logging.getLogger("foregrad.backends")
-_say_once = functools.cache(log.log)
-
-
-def inductor_backend(settings: Mapping[str, Any] | None = None, *, name: str = "inductor") -> Backend:
-    """Inductor with its own settings; called `auto`, it leaves graphs that it can't compile to eager's kernels."""
-    compiler = inductor.InductorCompiler(settings, fallback=name == "auto")
-    return Backend(
-        name,
-        compiler,
-        compiler,
-        compiler,
-        compiler.decompositions,
-        "PyTorch's kernel compiler: C++ on a CPU, Triton on a GPU",
-        "fused",
-        compiler.prepare_joint,
-        functools.partial(inductor_backend, name=name),
-        compiler.prepare_halves,
-        compiler.cache_key,
-        budget_settings=inductor.BUDGET_SETTINGS,
-    )
-
-
-def auto() -> Backend:
-    """Inductor if it can compile here, else eager's kernels; logs which, once."""
-    reason = inductor.why_not()
-    if reason is None:
-        _say_once(logging.INFO, 'backend "auto" is Inductor')
-        return inductor_backend(name="auto")
-    _say_once(logging.WARNING, f'backend="auto" uses "eager", since Inductor can\'t compile here: {reason}')
-    return get_backend("eager")
-
-
-def _owned(value: Any) -> Any:
-    """An output in PyTorch's own memory. Another runtime may overwrite memory that it lends on its next call, while the
-    value is still in use as a gradient.
-    """
-    if isinstance(value, torch.Tensor) and not value.untyped_storage().resizable():
-        return value.clone()
-    return value
-
-
-def torch_backend(name: str) -> Backend:
-    """Any backend of torch.compile's, for both halves."""
-    names = dynamo.known_backends()
-    if name not in names:
-        raise BackendError(f"torch.compile has no backend called `{name}`. It has: {', '.join(names)}.")
-
-    def compile_half(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        mode = next((value.fake_mode for value in example_inputs if hasattr(value, "fake_mode")), None)
-        try:
-            with dynamo.own_tracing_context(mode):
-                compiled = dynamo.lookup_backend(name)(gm, list(example_inputs))
-        except Exception as error:
-            raise BackendError(
-                f"torch.compile's backend `{name}` failed on the {role_of(gm).phase} graph: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-
-        # Inputs are passed one by one, as Dynamo does: the mark of the boxed convention is unreliable here, since
-        # wrappers copy it.
-        def call(*args: Any) -> Any:
-            return [_owned(value) for value in compiled(*args)]
-
-        return call
-
-    compile_half.__name__ = f"torch:{name}"
-    return Backend(f"torch:{name}", compile_half, compile_half, compile_half, description=f"torch.compile's {name}")
-
-
-# -------------------------------------------------------------------- for debugging
-# Backends for debugging: `print`, `count` and `crash-on:<op>`. Each graph then runs as with the eager backend.
-
-
-def print_compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedFunction:
-    """Print the graph, as Python."""
-    print(print_graph(gm, header=f"{role_of(gm).phase} graph"))
-    return eager_compiler(gm, example_inputs)
-
-
-def count_compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedFunction:
-    """Print how often each operator is called; the result carries it as `op_counts`."""
-    counts = op_counts(gm)
-    total = sum(counts.values())
-    print(f"{role_of(gm).phase} graph: {total} operators")
-    for name, count in counts.most_common():
-        print(f"  {count:5d}  {name}")
-    compiled = eager_compiler(gm, example_inputs)
-    compiled.op_counts = counts  # type: ignore[attr-defined]
-    return compiled
-
-
-def op_counts(gm: fx.GraphModule) -> collections.Counter[str]:
-    """The number of calls of each operator in a graph, by its name (`aten.mm.default`)."""
-    return collections.Counter(
-        str(node.target)
-        for node in gm.graph.nodes
-        if node.op in ("call_function", "call_method", "call_module") and node.target is not operator.getitem
-    )
-
-
-def crash_on(name: str) -> Backend:
-    """A backend that fails with `BackendError` on graphs that call `name`: `aten.mm.default`, `aten.mm` or `mm`."""
-
-    def compile_half(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedFunction:
-        for node in gm.graph.nodes:
-            if node.op == "call_function" and name in _names(node.target):
-                where = user_line(node)
-                raise BackendError(
-                    f"crash-on:{name}: the {role_of(gm).phase} graph has {node.name} = {node.target}"
-                    + (f", from {where}" if where else "")
-                )
-        return eager_compiler(gm, example_inputs)
-
-    compile_half.__name__ = f"crash-on:{name}"
-    return Backend(f"crash-on:{name}", compile_half, compile_half, compile_half)
-
-
-def _names(target: Any) -> tuple[str, ...]:
-    full = str(target)
-    parts = full.split(".")
-    return (full, ".".join(parts[:2]), parts[1] if len(parts) > 1 else full)
-
-
-# -------------------------------------------------------------------- all of them
+# ------------------------------------------------------------------------------------ backends without an annex
 
 register_backend(
     "eager",
@@ -358,21 +232,6 @@ register_backend(
     description="straight-line Python over eager's kernels; bitwise as eager",
     cache_key=dict,  # nothing but the graph
     keeps_order=True,
+    replace=True,  # asks for no families
 )
-register_backend(
-    "interpreter",
-    interpreter_compiler,
-    description="node by node, each checked against its meta; slow",
-    keeps_order=True,
-)
-register_backend("nop", nop, description="the graph module as it is", keeps_order=True)
-register_backend("print", print_compiler, description="prints each graph, then as eager")
-register_backend("count", count_compiler, description="counts each graph's operators, then as eager")
-_families.update(
-    {
-        "inductor": _Family(inductor_backend, None, "PyTorch's kernel compiler: C++ on a CPU, Triton on a GPU"),
-        "auto": _Family(auto, None, "inductor where it can compile, else eager"),
-        "torch": _Family(torch_backend, "name", "a backend of torch.compile's, for both halves"),
-        "crash-on": _Family(crash_on, "op", "fails to compile graphs with that operator, to test with"),
-    }
-)
+register_backend("nop", nop, description="the graph module as it is", keeps_order=True, replace=True)

@@ -1,14 +1,15 @@
-"""The contract of a compiled graph, checked in its first call, and what runs in its place if it fails.
+"""The contract of a compiled graph, checked in its first call, and the replacement for a failing graph.
 
 Checked are kinds, shapes, dtypes, devices, and the strides of visible results; memory of its own for every result that
-is no view in the graph; inputs that must stay unwritten. A compiled graph is straight-line code: what holds in one call
-holds in all, so later calls are not checked, and cost nothing (`config.check` checks each).
+is no view in the graph; inputs that must stay unwritten. A compiled graph is straight-line code: a contract kept in one
+call is kept in all, so later calls are not checked, and cost nothing (`config.check` checks each).
 
-A result that shares memory against the graph (passes simplify `x * 1` to `x`) is right as a value: it is copied, in
-this call and all later ones. Anything else is a `BackendError`. For foregrad's own compilers strides are repaired too.
+A result that shares memory against the graph (passes simplify `x * 1` to `x`) is right as a value: it is copied, in the
+first call and in all later calls. Anything else is a `BackendError`. For foregrad's own compilers strides are repaired
+too.
 
-Known weaknesses: a write to an input that does not move its version counter is not seen, nor is memory that a graph
-lends out for one call only and whose sharing does not show in its first results.
+Known weaknesses: a write to an input that does not move its version counter is not seen, nor is memory lent for one
+call only, if the first results do not show it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter)
 class Result:
     """One result of a graph. `node` is its entry in the output node.
 
-    `memory`: the memory that it may share with other results; None if that is unknown. `is_fresh`: the memory is no
+    `memory`: the memory that it may share with further results; None if that is unknown. `is_fresh`: the memory is no
     input's. `is_visible`: the user sees its strides. `is_handed_out`: the user gets this very tensor. `is_kept`: it is
     a residual, and nobody writes to it.
     """
@@ -73,7 +74,7 @@ def promised(
 ) -> list[Result]:
     """The results of a graph, by its operators.
 
-    From position `kept_from` on they are residuals; None: this is a backward, whose results are all handed out.
+    From position `kept_from` on they are residuals; None: a backward, which hands out all its results.
     """
     results = []
     for i, (node, name) in enumerate(zip(results_of(module), names, strict=True)):
@@ -100,12 +101,12 @@ class Instead:
 
 @dataclasses.dataclass
 class Contract:
-    """The contract of one compiled graph: its `results`, and the inputs, `writes`, that it may write to.
+    """The contract of one compiled graph: its `results`, and the inputs that it may write to, `writes`.
 
-    `backend`, `graph` and the names of `inputs` are for messages. `constants`: tensors that the graph holds.
-    `is_own`: the compiler is foregrad's, so wrong aliases and strides are repaired silently. `any_device`: results may
-    be on another device. `always`: every call is checked, and aliases of other backends are errors. `instead`: the
-    replacement if the first call fails; the inputs stay alive for it.
+    `backend`, `graph` and the names of `inputs` are for messages. `constants`: tensors that the graph holds. `is_own`:
+    the compiler is foregrad's, so wrong aliases and strides are repaired silently. `any_device`: results may be on any
+    device. `always`: every call is checked, and aliases of other backends are errors. `instead`: the replacement if the
+    first call fails; the inputs stay alive for it.
     """
 
     backend: str
@@ -251,7 +252,7 @@ class Contract:
                 seen.append(i)
 
     def _owner(self, value: torch.Tensor, start: int, inputs: list[_Input]) -> str | None:
-        """The input or constant whose memory a result is in, which begins at `start`."""
+        """The input or constant that owns the memory of a result, which begins at `start`."""
         for item in inputs:
             if not item.start <= start < item.stop:
                 continue
@@ -306,7 +307,7 @@ def _read_only(values: Sequence[Any], writes: Sequence[int], hold: set[int]) -> 
 
 
 def differences(spec: TensorSpec, value: torch.Tensor) -> Iterator[tuple[str, Any, Any]]:
-    """The differences in dtype, device and shape: (which, expected, actual)."""
+    """The differences in dtype, device and shape: (name, expected, actual)."""
     if spec.dtype is not value.dtype:
         yield "dtype", spec.dtype, value.dtype
     if spec.device.type != value.device.type or None is not spec.device.index != value.device.index:
@@ -338,7 +339,7 @@ def _is_number(node: Any) -> bool:
 
 
 def _is_held(out: list[Any], i: int) -> bool:
-    """Whether another object refers to the memory of a result that should be its own: a cache, the true owner."""
+    """Whether a second object (a cache, the true owner) refers to memory that should be the result's own."""
     if out[i]._base is not None:
         return False
     # The latter allows for a storage that has been read.
@@ -362,7 +363,7 @@ def _meet(a: Extent, b: Extent | None) -> bool:
 
 
 def _that_meet(extents: Sequence[Extent | None]) -> set[int]:
-    """The positions of tensors that have bytes in common with another one."""
+    """The positions of tensors that have bytes in common with an earlier or later tensor."""
     positions: set[int] = set()
     last, farthest = -1, -1  # the one that ends farthest so far
     for (start, stop), i in sorted((extent, i) for i, extent in enumerate(extents) if extent is not None):

@@ -1,4 +1,4 @@
-"""A graph cut around foreign nodes, which a compiler can't take: segments between them are compiled, they run as is.
+"""A graph cut around foreign nodes, not for the compiler: segments between them are compiled, they run as is.
 
 There are as few segments as the dependencies allow: a node goes into the first segment after all its operands, a write
 to an input after all that reads the old value. Random operators keep their order, constants are in every segment that
@@ -18,10 +18,10 @@ from torch import fx
 from .._torch.graphs import is_random, make_graph_module, piece
 from .._torch.symbols import same_numbers
 from ..graph.meta import TensorSpec, spec_of
-from ..graph.role import LAID_OUT
+from ..graph.role import LAID_OUT, called_region
 from ..passes.aliasing import makes_memory, memory_of, tensors_in
 from ..passes.mutations import by_memory
-from ..passes.regions import called_region, is_random_region
+from ..passes.regions import is_random_region
 from ..passes.repeats import is_view
 from .boxed import as_boxed
 from .eager import eager_compiler
@@ -37,10 +37,10 @@ def compile_around(
     regions: Mapping[fx.GraphModule, Boxed] | None = None,
     donated: Sequence[int] = (),
 ) -> Boxed:
-    """`gm` with everything but the nodes in `foreign` compiled; a function of one list, which it empties.
+    """`gm` with everything but the nodes in `foreign` compiled; a function that empties its one list.
 
-    Results of a segment have the sizes and strides of the graph. `regions`: compiled regions, whose calls are foreign.
-    `compile_segment` is told which operands a segment may overwrite; `donated` are such inputs of the graph.
+    Results of a segment have the sizes and strides of the graph. `regions`: compiled regions: their calls are foreign.
+    `compile_segment` is told the operands that a segment may overwrite; `donated` are the graph's donated inputs.
     """
     segments = _cut(gm, foreign)
     graph = fx.Graph()
@@ -83,7 +83,7 @@ def overwritable(
     gm: fx.GraphModule, operands: Sequence[Any], part: Collection[fx.Node], donated: Sequence[int]
 ) -> list[int]:
     """The positions of the operands that a part of a backward may overwrite: only the part reads the value, and nothing
-    else has its memory. `donated` are the positions of such inputs of the graph; without any, nothing is overwritten.
+    else has its memory. `donated` are the positions of the graph's donated inputs; without any, nothing is overwritten.
     """
     if not donated:
         return []
@@ -104,14 +104,14 @@ def _is_read_in(value: fx.Node, inside: Collection[fx.Node]) -> bool:
 
 
 class OtherStridesError(Exception):
-    """A compiled part of a graph returns a value whose strides differ from the graph's."""
+    """A compiled part of a graph returns a value with strides that differ from the graph's."""
 
 
 def checked_once(run: Boxed, module: fx.GraphModule, results: Sequence[Result]) -> Boxed:
-    """`run`, compiled from `module`, checked in its first call. All inputs stay alive in that call.
+    """`run`, compiled from `module`, checked in its first call. All inputs stay alive in the first call.
 
-    Raises `OtherStridesError` if its `output_strides` differ from those in `results` and are symbolic: these can't be
-    compared in the call.
+    Raises `OtherStridesError` if its `output_strides` differ from the strides in `results` and are symbolic: symbols
+    can't be compared in the call.
     """
     for result, stride in zip(results, getattr(run, "output_strides", ()), strict=False):
         spec = result.spec
@@ -177,7 +177,7 @@ def _is_write(node: fx.Node) -> bool:
 
 
 def _join_first(gm: fx.GraphModule, segments: list[_Segment]) -> None:
-    """Put the first segment into the second, if the foreign nodes between them need nothing of it."""
+    """Put the first segment into the second, if the foreign nodes in between need none of its values."""
     first, second = segments[:2]
     before = set(first.nodes)
     if any(is_random(node) or not before.isdisjoint(node.all_input_nodes) for node in first.foreign):

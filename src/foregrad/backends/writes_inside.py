@@ -21,7 +21,7 @@ Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
 
 def writing_inside(compiler: Compiler) -> Compiler:
-    """`compiler` for graphs without gradients, which write their updates themselves where they may."""
+    """`compiler` for graphs without gradients; these write their updates themselves where they may."""
 
     @functools.wraps(compiler)
     def compile_graph(gm: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
@@ -68,7 +68,7 @@ def _possible(gm: fx.GraphModule, role: GraphRole) -> tuple[tuple[int, int], ...
 
 
 def _renumber(meta: dict[str, Any], kept: Sequence[int]) -> None:
-    """What the output node says of its results, for the results that are left."""
+    """The output node's metadata of its results, for the results that are left."""
     if "user_visible_output_idxs" in meta:
         visible = meta["user_visible_output_idxs"]
         meta["user_visible_output_idxs"] = [new for new, old in enumerate(kept) if old in visible]

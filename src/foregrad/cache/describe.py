@@ -23,7 +23,7 @@ import torch
 from .._torch.ops import OpOverload
 from .._torch.symbols import is_symbolic, symbol_made
 from ..frontend.code import codes_in
-from ..frontend.reads import Source
+from ..frontend.source import Source
 from ..graph.effect_log import ViewStep
 from ..graph.meta import TensorSpec
 

@@ -33,14 +33,16 @@ from torch import fx
 
 from .._torch.expressions import expression_from, expression_to, raw_expression, table_to
 from .._torch.nested import leaves
-from .._torch.settings import settings
+from .._torch.settings import partitioner_settings, settings
 from .._torch.symbols import ClosedSizesError, SymbolTable, is_symbolic
-from ..config import Config
+from ..backends.registry import Backend
+from ..config import Config, config
 from ..frontend.call import FlatCall
 from ..frontend.reads import Reads
 from ..graph.joint import JointGraph
 from ..graph.meta import NodeMeta, TensorSpec, spec_of
 from ..graph.role import PREPARED, GraphRole
+from ..house import extensions, is_house_module
 from ..identity import ById
 from ..partitioners.budget import Outcome
 from ..partitioners.uniform import Proof
@@ -62,6 +64,31 @@ def store_of(config: Config) -> Store:
     return Store(config.cache_dir or default_folder(), config.cache_limit << 20)
 
 
+def keeper_for(chosen: Backend, split: Callable[..., Halves], decompositions: Any, *, is_quick: bool) -> Keeper | None:
+    """The cache on disk; None if the backend's results may not be kept, or no stage takes time."""
+    key = chosen.cache_key
+    if key is None or not config.cache or (is_quick and chosen.prepare_joint is None):
+        return None
+    settings = config.value
+    in_force = {name: value for name, value in vars(settings).items() if not name.startswith(("cache", "progress"))}
+
+    def options() -> Any:
+        backend_key = key()
+        if backend_key is None:
+            raise UndescribedError(f"the backend {chosen.name} asks for it")
+        table = decompositions() if callable(decompositions) else decompositions
+        table = {str(op): describe(function) for op, function in (table or {}).items()}
+        return [chosen.name, backend_key, describe(split), _settings_of(split), table, in_force]
+
+    return Keeper(store_of(settings), options, reads_origins=not is_quick)
+
+
+def _settings_of(split: Callable[..., Halves]) -> str | None:
+    """The settings that a partitioner of PyTorch's reads; None for another partitioner."""
+    function = split.func if isinstance(split, functools.partial) else split
+    return None if is_house_module(getattr(function, "__module__", "")) else partitioner_settings()
+
+
 @dataclasses.dataclass(frozen=True)
 class Keeper:
     """The cache of one pipeline.
@@ -76,13 +103,15 @@ class Keeper:
 
     # ---------------------------------------------------------------- halves
 
-    def halves(self, joint: JointGraph, about: Callable[[], Any], make: Callable[[], tuple[Halves, bool]]) -> Halves:
+    def halves(self, joint: JointGraph, about: Sequence[Any], make: Callable[[], tuple[Halves, bool]]) -> Halves:
         """The halves from the cache, else from `make`, which also tells whether they are to be kept.
 
-        `about`: gives the guards of the capture, as JSON.
+        `about`: the call, and what its capture read.
         """
         try:
-            key = self._key("halves", joint, joint.module, [_signature(joint), about()])
+            key = self._key(
+                "halves", joint, joint.module, [_signature(joint), described_guards(*about) if about else {}]
+            )
         except Exception as why:
             log.debug("the halves of %s are not kept: %s", joint.name, why)
             return make()[0]
@@ -133,7 +162,7 @@ class Keeper:
         specs = (spec for node in module.graph.nodes for spec in leaves(spec_of(node)))
         used = {spec.device for spec in specs if isinstance(spec, TensorSpec)}
         constants = {name: _digest_of(value) for name, value in constants_of(module).items()}
-        circumstances = [process(), describe(settings_that_matter(), lenient=True), devices(used)]
+        circumstances = [process(), extensions(), describe(settings_that_matter(), lenient=True), devices(used)]
         sizes = described_sizes(joint, at_capture=self.reads_origins)  # budgets and policies depend on them
         return digest(kind, circumstances, self.options(), graph, constants, sizes, more)
 

@@ -19,23 +19,21 @@ import torch
 from torch import fx
 
 from .._torch import engine
-from .._torch.dynamo import compiler_context
-from .._torch.graphs import copied, is_operator, is_random, make_graph_module
+from .._torch.graphs import copied, is_operator, make_graph_module
+from .._torch.tracing_context import compiler_context
+from ..annexes import given
 from ..backends.boxed import as_boxed
 from ..backends.eager import eager_compiler
 from ..backends.results import Contract, Failures, Instead, described, promised, random_states_of
 from ..errors import BackendError, ForegradError, add_note
 from ..graph.joint import JointGraph
 from ..graph.meta import NodeMeta, TensorSpec, spec_of
-from ..graph.role import GraphRole
+from ..graph.role import GraphRole, outlined
 from ..graph.slots import Grad, Slot
 from ..graph.source import a_name
 from ..house import is_house_module
 from ..interrupts import is_interrupt, runs_compiler
-from ..passes.absent import cut_at_region
 from ..passes.aliasing import results_of, tensors_in, written_inputs
-from ..passes.regions import outlined
-from ..passes.sparse import Cut, cut_at_sparse
 from ..passes.stages import stage_of
 from ..runtime.compiled import Boxed
 from .known import forward_facts
@@ -69,14 +67,14 @@ def call_compiler(
     is raised as it is, for another try with plain sizes.
     """
     how: dict[str, Any] = {"always": always, "failures": failures, "may_retry": may_retry}
-    around = cut_at_region(module, joint, role)
-    if around is not None:
-        gradients = sum(isinstance(slot, Grad) for slot in _slots(module, joint, role.phase))
-        run = around.compiled(role, gradients, lambda part, its: call_compiler(compiler, part, joint, its, **how).run)
-        return CompiledGraph(run, None, ())
-    cut = None if compiler is eager_compiler else cut_at_sparse(module)
-    if cut is not None:
-        return _called_in_parts(cut, compiler, module, joint, role, **how)
+
+    def compile_part(part: fx.GraphModule, its: GraphRole, *, as_eager: bool = False) -> CompiledGraph:
+        return call_compiler(eager_compiler if as_eager else compiler, part, joint, its, **how)
+
+    for cut in given("graphs compiled in parts"):
+        if (parts := cut(module, joint, role, as_eager=compiler is eager_compiler)) is not None:
+            gradients = sum(isinstance(slot, Grad) for slot in _slots(module, joint, role.phase))
+            return CompiledGraph(*parts.compiled(role, gradients, compile_part))
     if failures is None or compiler is eager_compiler:
         return _called(compiler, module, joint, role, always=always)
 
@@ -96,33 +94,6 @@ def call_compiler(
         run, note = after(error)
         note()
         return CompiledGraph(run, None, ())
-
-
-def _called_in_parts(
-    cut: Cut, compiler: Compiler, module: fx.GraphModule, joint: JointGraph, role: GraphRole, **how: Any
-) -> CompiledGraph:
-    """A graph with sparse tensors: `compiler` gets the part without them."""
-    if any(map(is_random, cut.tail.graph.nodes)):  # whose numbers come in the order of the graph
-        return call_compiler(eager_compiler, module, joint, role, **how)
-    count = len(results_of(module))
-    handed_over = range(count, len(results_of(cut.head)))
-    visible = (*(i for i in role.visible_outputs if i not in cut.moved), *handed_over)
-    role = dataclasses.replace(role, updates=())  # of the whole graph
-    compiled = call_compiler(compiler, cut.head, joint, dataclasses.replace(role, visible_outputs=visible), **how)
-    head, moved, around = compiled.run, cut.moved, cut.around
-    tail = call_compiler(eager_compiler, cut.tail, joint, role).run
-
-    def run(values: list[Any]) -> list[Any]:
-        tail_values = [values[i] for i in around]
-        results = head(values)
-        tail_values += results[count:]
-        del results[count:]
-        for position, result in zip(moved, tail(tail_values), strict=True):
-            results[position] = result
-        return results
-
-    strides = compiled.output_strides
-    return CompiledGraph(run, None if strides is None else strides[:count], compiled.writes_into)
 
 
 def _called(

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from .._torch.ops import is_opaque_value
+from ..frontend.arrays import is_number_of_numpy
 from ..frontend.call import FlatCall, are_apart
-from ..frontend.expected import ABSENT, Expected, same_keys, same_value
+from ..frontend.expected import Expected, same_keys, same_value
 from ..frontend.objects import Layout, slot_members
-from ..frontend.opaque import is_number_of_numpy
+from ..frontend.source import ABSENT
 from ..frontend.tree import KEPT_WHOLE, Tree
 from ..graph.python_effects import OfArgument, PythonWrite
 from ..graph.source import Names, literal, unpacked

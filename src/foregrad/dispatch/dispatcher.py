@@ -12,29 +12,27 @@ from typing import Any
 import torch
 
 from .._torch import engine
+from ..annexes import given, the_one
 from ..config import Config
 from ..config import config as settings
 from ..errors import EscapedTensorError, ForegradError, UnknownLeafError, UnsupportedError
 from ..extend import CompiledFunction, FunctionView, GraphView, RefusalView, Watcher
 from ..frontend.call import flatten_call, forward_of
-from ..frontend.function_classes import FunctionClassError, OfClasses, has_classes
 from ..frontend.lifted import Lifted, Place, StatePlace, lifted_arrays, may_lift_more, numbered, renewed
-from ..graph.eager_regions import give_up, in_one_call
+from ..frontend.openings import GradientKindError
+from ..graph.attempts import attempts
 from ..graph.joint import JointGraph, Partitioned
 from ..graph.source import source_of
 from ..house import hide_own_frames
 from ..interrupts import held
 from ..locks import Turn
-from ..subclasses.spec import GradientKindError
-from ..tracing.recorder.recorder import ArraysWritten
-from ..tracing.values.draws import DrawsDiffer, DrawsFound
+from ..subclasses.function_classes import FunctionClassError, OfClasses, has_classes
+from ..tracing.tape.again import ArgumentsDiffer, ArgumentsFound
 from .explain import Difference, Once, Recompile, Recompiles, is_float_text, reason_of, split_reason
-from .fallbacks import MOST_IN_A_ROW, Fallbacks, Refusals
+from .fallbacks import MOST_IN_A_ROW, Fallbacks, Refusals, Transformed
 from .graphs import GIVEN_UP_AFTER, Graphs, Paths, Specialization, Specializer
 from .guard_list import MISS
 from .pipeline import Pipeline
-from .stateful import only_written_by, render_stateful, state_that_varies
-from .transformed import Transformed
 from .varying import SizesSeen, numbers_read
 from .view import graph_view
 
@@ -142,7 +140,7 @@ class Dispatcher:
         self._paths = Paths(self.name, config, self._outer.once)
         made_as = self.config, self.name
         # Calls under transforms: a function of tensors is compiled for them, which is called under none.
-        self.transformed = Transformed(
+        self.transformed: Transformed = next(iter(given("calls under transforms")), Transformed)(
             function, lambda flat, name: Dispatcher(flat, pipeline, made_as[0], name, outer=Outer()), *made_as
         )
         self.entry = self.make_entry()
@@ -178,7 +176,7 @@ class Dispatcher:
                 if engine.is_tracing() or (function_modes() and engine.is_foreign_mode_on()):
                     return function(*args, **kwargs)
                 if refusals and (eager := refusals.covers(args, kwargs)):
-                    with give_up():
+                    with attempts().give_up():
                         return eager.call(function, args, kwargs)
                 me = owner()
                 return function(*args, **kwargs) if me is None else me._call_unmatched(args, kwargs, tried)
@@ -220,7 +218,7 @@ class Dispatcher:
             call = dataclasses.replace(call, fills_caches=self.fallbacks.may_fill)
             made = self.specializer.specialize(call, [])
         except Exception:
-            give_up()
+            attempts().give_up()
             raise
         self.graphs.add(made)
         return graph_view(made)
@@ -269,7 +267,7 @@ class Dispatcher:
         if result is not MISS:
             return result
         if eager := self.fallbacks.past.covers():
-            with give_up():
+            with attempts().give_up():
                 return eager.call(self.function, args, kwargs)
         return self._compile_and_call(args, kwargs, tried)
 
@@ -289,7 +287,7 @@ class Dispatcher:
         *,
         lifts: bool = True,
     ) -> Any:
-        with in_one_call():
+        with attempts().in_one_call():
             if lifts and self._lift(args, kwargs):
                 return self._call_forms(args, kwargs)
             while True:
@@ -331,7 +329,7 @@ class Dispatcher:
                 if second.decides:  # a backend that rounds otherwise, or an error that eager raises too
                     self.graphs.remove(second)
                     self._paths.diverged += 1
-                    with give_up():
+                    with attempts().give_up():
                         return self.function(*args, **kwargs)
                 return self.fallbacks.run(args, kwargs, self.fallbacks.unguardable(args, kwargs, second))
             return result
@@ -341,7 +339,8 @@ class Dispatcher:
         is an argument now.
         """
         if not self._state.entries and may_lift_more(self.function):
-            places = draws or state_that_varies(self.function, self.name, self.specializations, self._fixed)
+            known = self.function, self.name, self.specializations, self._fixed
+            places = draws or the_one("Python's state").state_that_varies(*known)
             if places:
                 self._take(places, () if draws else self._why(args, kwargs))
                 if not draws:  # graphs so far draw nothing
@@ -360,7 +359,7 @@ class Dispatcher:
             },
             dynamic=self._sizes.dynamic,
         )
-        self._state.entries = {True: (inner, render_stateful(self.name, lifted, inner.entry))}
+        self._state.entries = {True: (inner, the_one("Python's state").render_stateful(self.name, lifted, inner.entry))}
 
     def _compiling(self, function: Callable[..., Any], outer: Outer, **sizes: Any) -> Dispatcher:
         return Dispatcher(function, self.pipeline, self.config, self.name, outer=outer, **sizes)
@@ -427,7 +426,7 @@ class Dispatcher:
                 return None
             return self._without_graph(error)
         self.fallbacks.note_graph()
-        self._outer.only_written.update(only_written_by(specialization))
+        self._outer.only_written.update(the_one("Python's state").only_written_by(specialization))
         self.graphs.add(specialization, place)
         return specialization
 
@@ -461,16 +460,16 @@ class Dispatcher:
 
     def _without_graph(self, error: BaseException) -> BaseException | None:
         """The result of `_try_to_specialize` after a capture raised `error`. Raises errors meant for the caller."""
-        if isinstance(error, DrawsFound):
-            if not self._state.entries and self._lift((), {}, numbered(error.draws)):
+        if isinstance(error, ArgumentsFound):
+            if not self._state.entries and self._lift((), {}, numbered(error.taken)):
                 return None
             error = error.refusal()
-        places = error.places if isinstance(error, ArraysWritten) else ()
+        places = getattr(error, "places", ())  # that another capture is to take as arguments
         if places and self._fixed.isdisjoint(place.identity for place in places) and self._lift((), {}, places):
             return None
         is_refusal = isinstance(error, (UnsupportedError, UnknownLeafError))
         if is_refusal and not isinstance(error, EscapedTensorError) and lifted_arrays(self.function):
-            raise DrawsDiffer(str(error)) from None
+            raise ArgumentsDiffer(str(error)) from None
         return self.fallbacks.after(error)
 
     def _why(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Difference, ...]:

@@ -23,12 +23,12 @@ from ..errors import (
     UnsupportedError,
     UnsupportedSideEffectError,
 )
-from ..graph.eager_regions import give_up
+from ..graph.attempts import attempts
 from ..graph.effect_log import CheckFailed
 from ..graph.signature import MemoryOf
 from ..identity import ById
 from ..interrupts import held, is_interrupt
-from ..tracing.values.draws import DrawsDiffer
+from ..tracing.tape.again import ArgumentsDiffer
 from .explain import Difference, EagerCalls, Once, reason_of
 from .graphs import Graphs, Specialization
 from .pipeline import is_of_capture
@@ -174,7 +174,7 @@ class Fallbacks:
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: BaseException | None) -> Any:
         """Run a call without a graph; `error` is the reason to report, if there is one."""
-        as_it_was, refusals = give_up(), self.refusals
+        as_it_was, refusals = attempts().give_up(), self.refusals
         if error is None:
             with as_it_was:
                 return self.function(*args, **kwargs)
@@ -208,7 +208,7 @@ class Fallbacks:
         if isinstance(error, TensorTextError) and self.refusals.mode == "raise":
             self._note_eager(error)
             return None
-        if isinstance(error, DrawsDiffer) or not self._is_refusal(error):
+        if isinstance(error, ArgumentsDiffer) or not self._is_refusal(error):
             raise error
         return error
 
@@ -304,3 +304,25 @@ _REMEDY_OF_SHARED = (
     "inside the function."
 )
 _PAST_THE_LIMIT = f"more graphs than the recompile limit allows. {_REMEDY}"
+
+
+class Transformed:
+    """Calls under torch.func transforms or with dual numbers, where no annex compiles them: they run eagerly."""
+
+    def __init__(
+        self, function: Callable[..., Any], compile_flat: Callable[..., Any], config: Config, name: str
+    ) -> None:
+        self.function, self.compile_flat, self.config, self.name = function, compile_flat, config, name
+        self.refusals = Refusals(function, name, config.on_unsupported)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        self._refuse(args, kwargs, UnsupportedError(f"`{self.name}` is called {_UNDER_TRANSFORMS}"))
+        return self.function(*args, **kwargs)
+
+    def _refuse(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: UnsupportedError) -> None:
+        if self.config.on_unsupported == "raise":
+            raise error
+        self.refusals.tell(self.refusals.note(args, kwargs, error))
+
+
+_UNDER_TRANSFORMS = "under a torch.func transform or with dual numbers: this installation has no part for these"

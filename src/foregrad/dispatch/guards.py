@@ -20,15 +20,16 @@ from .._torch.native import make_tensor_check
 from .._torch.nested import registered_functions
 from .._torch.symbols import is_symbolic
 from .._torch.tensors import share_memory
+from ..annexes import the_one
 from ..frontend.call import FlatCall
-from ..frontend.expected import Expected
-from ..frontend.reads import TABLES, FoundWrappers, Reads, Source, tensors_in_key
+from ..frontend.expected import Expected, same_value
+from ..frontend.openings import FoundOpenings, Opening, opener
+from ..frontend.reads import TABLES, Reads, tensors_in_key
+from ..frontend.source import Source
 from ..frontend.tree import KEPT_WHOLE, Tree
 from ..graph.joint import JointGraph
 from ..graph.signature import BaseOf, GradientOf, InputInfo, MemoryOf, PartOf
 from ..graph.source import ATTRIBUTES, Names, a_name, unpacked
-from ..subclasses.conversion import unwrapping
-from ..subclasses.spec import WrapperSpec
 from .conditions import (
     answers,
     apart_guards,
@@ -53,7 +54,6 @@ from .guard_list import (
     state_difference,
     tensor_facts,
 )
-from .watch import Watch
 
 if TYPE_CHECKING:
     from ..tracing.capture import Captured
@@ -76,7 +76,7 @@ class CallGuards(GuardMaker):
         self.reads = captured.reads
         self.tensors = captured.tensors
         self.paths = [user_name(call.function, path) for path in call.paths]
-        self.wrapper_specs = captured.wrappers or FoundWrappers((), {})
+        self.wrapper_specs = captured.wrappers or FoundOpenings((), {})
         self.with_gradients: dict[tuple[int, ...], str] = {}  # wrappers that require grad, by first equal leaves
         self.numbers = {i.argument: i.number for i in self.signature.inputs if i.number is not None}
         self.slots = [
@@ -119,6 +119,10 @@ class CallGuards(GuardMaker):
         self._bases(inputs)
         self._relations(inputs)
         self._answers([*inputs, *self.wrappers])
+        for guard in self.captured.guards:
+            now = f"{self.bind('read', guard.read)}({', '.join(inputs[i] for i in guard.inputs)})"
+            test = f"{self.bind('same_value', same_value)}({now}, {self.bind('expected', guard.expected)})"
+            self.require(test, guard.name, guard.expected, now)
 
     def _answers(self, asked: list[str]) -> None:
         """Add guards that these tensors answer questions as they did; of all those without attributes by one test."""
@@ -179,7 +183,7 @@ class CallGuards(GuardMaker):
         if children:
             self.let(f"{unpacked(children)}{items}")
 
-    def _wrapper(self, name: str, spec: WrapperSpec, path: str) -> None:
+    def _wrapper(self, name: str, spec: Opening, path: str) -> None:
         """Guards for a wrapper subclass, whose plain tensors are the inputs of the graphs."""
         at = len(self.leaves)
         first_equal = tuple(self.call.first_of[at : at + spec.count])
@@ -194,7 +198,7 @@ class CallGuards(GuardMaker):
         for part in parts:
             self.leaf(part)
 
-    def _parts(self, name: str, path: str, spec: WrapperSpec, gradient: WrapperSpec | None) -> list[str]:
+    def _parts(self, name: str, path: str, spec: Opening, gradient: Opening | None) -> list[str]:
         """The variables of the plain tensors of a wrapper, whose metadata are checked."""
         expected = Words(f"a {spec.cls.__name__} as captured")
         self.require(f"{self.bind('fits', spec.fits)}({name})", path, expected, f"type({name})")
@@ -202,7 +206,7 @@ class CallGuards(GuardMaker):
             for other in self.with_gradients.values():
                 self.require(f"{name} is not {other}", path, Words("a tensor of its own"))
         parts = [self.names.fresh(f"{name}{_as_name(path)}") for path in spec.paths()]
-        self.let(f"{unpacked(parts)}{self.bind('unwrap', unwrapping(spec, gradient))}({name})")
+        self.let(f"{unpacked(parts)}{self.bind('unwrap', opener().unwrapping(spec, gradient))}({name})")
         return parts
 
     def leaf(self, name: str) -> None:
@@ -316,7 +320,8 @@ class CallGuards(GuardMaker):
         """
         roots = [leaf for leaf in self.call.leaves if isinstance(leaf, KEPT_WHOLE)]
         modules = self.captured.modules
-        self.watch = watch = Watch(self.reads, modules, list(static.values()), roots, native=self.native)
+        make_watch = the_one("Python's state").Watch
+        self.watch = watch = make_watch(self.reads, modules, list(static.values()), roots, native=self.native)
         name, handles = self.bind("watch", watch), self.bind("handles", RemovableHandle)
         check, objects, values = (self.names.fresh(n) for n in ("check", "objects", "values"))
         code = (
@@ -338,7 +343,7 @@ class CallGuards(GuardMaker):
             self._other_objects(watch)
         return name
 
-    def _other_objects(self, watch: Watch) -> None:
+    def _other_objects(self, watch: Any) -> None:
         """If the function compares objects by identity: guard which of the tensors it found each argument is."""
         first_index = self.bind("tensors_found", watch.first_index)
         nodes = [node for _, node in self.call.tree.walk("")]

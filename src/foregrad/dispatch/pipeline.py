@@ -8,24 +8,25 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import fx
 
 from .._torch import engine
-from .._torch.distributed import bucket_sizes
 from .._torch.fakes import new_fake
 from .._torch.graphs import is_random, needed_by, piece, trace_artifact
+from .._torch.levels import is_legacy_batched
 from .._torch.symbols import same_numbers
-from .._torch.transforms import is_legacy_batched
+from ..annexes import given
 from ..backends.boxed import as_boxed
 from ..backends.eager import eager_compiler
 from ..backends.results import Failures
 from ..config import Config
 from ..extend import CompileStage, Watcher, tell, wrapped
 from ..frontend.call import FlatCall
-from ..frontend.reads import Reads, Source
+from ..frontend.reads import Reads
+from ..frontend.source import Source
 from ..graph.joint import JointGraph, Partitioned
 from ..graph.meta import TensorSpec, spec_of
 from ..graph.role import LAID_OUT, PREPARED, STAYS, GraphRole
@@ -39,8 +40,8 @@ from ..partitioners.report import Parts
 from ..passes.aliasing import results_of
 from ..passes.keep import also_saved, results_read
 from ..passes.mutations import donated_inputs, writes_for_the_graph
-from ..passes.sparse import around_sparse
-from ..passes.stages import cut_in_stages, with_stages
+from ..passes.opaque import opaque_values
+from ..passes.stages import cut_in_stages
 from ..passes.zeros import only_gradients, without_tangents
 from ..phases import compiling, phase
 from ..runtime.compiled import AtHand, Boxed, Compiled, Derived, NeedsInputGrad, Partial, overwriting, owned_among
@@ -52,12 +53,12 @@ from .known import static_inputs
 from .varying import check_numbers
 
 if TYPE_CHECKING:
-    from ..cache.keeper import Keeper
     from ..tracing.capture import Captured
     from ..tracing.derivatives.resumable_trace import Derivative, ResumableTrace
 
 
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
+_Halves = tuple[fx.GraphModule, fx.GraphModule]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,6 +72,22 @@ class Product:
         """The product without references to tensors and modules of the call."""
         captured = dataclasses.replace(self.captured, tensors=(), modules=(), reads=Reads(), facts=())
         return dataclasses.replace(self, captured=captured)
+
+
+class StageCache(Protocol):
+    """A cache of a pipeline's results."""
+
+    def halves(self, joint: JointGraph, about: Sequence[Any], make: Callable[[], tuple[_Halves, bool]]) -> _Halves:
+        """The halves from the cache, else from `make`, which also tells whether they are to be kept."""
+
+    def compiled(
+        self,
+        module: fx.GraphModule,
+        joint: JointGraph,
+        role: GraphRole,
+        compile_as: Callable[[GraphRole], CompiledGraph],
+    ) -> CompiledGraph:
+        """The result of `compile_as` for a graph, with the cache's `tag` in the role."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +104,7 @@ class Pipeline:
     prepare_joint: Callable[[fx.GraphModule], fx.GraphModule] | None = None  # a copy, after a backend's own passes
 
     prepare_halves: Callable[[Partitioned], Partitioned] | None = None
-    keeper: Keeper | None = None  # the cache on disk
+    keeper: StageCache | None = None
     regions: bool | str = False  # whether a repeated region is compiled once: True, False, "auto" (where it pays)
     watchers: tuple[Watcher, ...] = ()
     may_fail: bool = False  # a compiler's failure is treated by `on_unsupported`; else it is the caller's
@@ -118,12 +135,12 @@ class Pipeline:
                 joint.check()
         seconds = time.perf_counter() - begin
         self.tell(CompileStage("capture", name, call.leaves, joint, seconds, joint, captured.tensors))
-        if buckets := bucket_sizes():
-            joint = with_stages(joint, buckets)
+        for in_stages_of in given("stages of backwards"):
+            joint = in_stages_of(joint)
         # Forward and backward, and the residuals between them.
         begin = time.perf_counter()
         with phase("partition"):
-            parts = self.split(joint, lambda: _guards(call, captured))
+            parts = self.split(joint, (call, captured.reads, captured.facts))
         seconds = time.perf_counter() - begin
         self.tell(CompileStage("partition", name, joint, parts, seconds, joint, compiler=self.partition))
         partitioned: Partitioned = parts
@@ -141,10 +158,10 @@ class Pipeline:
         """Tell the logs and the watchers that a stage ended."""
         tell((_LOGS, *self.watchers), stage)
 
-    def split(self, joint: JointGraph, about: Callable[[], Any] = dict) -> Parts:
+    def split(self, joint: JointGraph, about: Sequence[Any] = ()) -> Parts:
         """The two halves; for a function without gradients the joint graph is the forward.
 
-        `about`: further conditions of the joint graph, for the key of a cache.
+        `about`: the call and what its capture read, for the key of a cache.
         """
         if self.keeper is None:
             (forward, backward), _ = self._halves(joint)
@@ -175,7 +192,7 @@ class Pipeline:
             return module
         begin = time.perf_counter()
         with torch.no_grad(), engine.disable_autocast():
-            prepared = around_sparse(module, self.prepare_joint)
+            prepared = opaque_values().around(module, self.prepare_joint)
         if prepared is not module:
             prepared.meta[PREPARED] = True
             if joint is not None:
@@ -366,12 +383,6 @@ def _compiled_alone(compiler: Compiler, joint: JointGraph, module: fx.GraphModul
     """A graph made of `joint`, compiled as one that no backward follows."""
     role = GraphRole("inference", (), tuple(range(len(results_of(module)))))
     return as_boxed(called_bare(compiler, module, joint, role)[0])
-
-
-def _guards(call: FlatCall, captured: Captured) -> Any:
-    from ..cache.keeper import described_guards  # late: see `build`
-
-    return described_guards(call, captured.reads, captured.facts)
 
 
 def _one_at_a_time(make: F, lock: Any) -> F:

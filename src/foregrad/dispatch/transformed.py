@@ -17,23 +17,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch import engine, transforms
+from .._torch import engine, levels, transforms
 from .._torch.engine import TorchFunctionMode, forward_ad
 from .._torch.graphs import is_random
+from .._torch.levels import Level
 from .._torch.patches import swapping
-from .._torch.transforms import Level
+from .._torch.wrappers import is_wrapper
 from ..config import Config
-from ..errors import EscapedTensorError, ForegradWarning, UnsupportedError, UnsupportedSideEffectError
+from ..errors import EscapedTensorError, ForegradWarning, UnsupportedSideEffectError
 from ..frontend.call import FlatCall, flatten_call
-from ..frontend.reads import Source
+from ..frontend.source import Source
 from ..frontend.tree import Tree, flatten
 from ..graph.signature import InputInfo, Signature
 from ..graph.source import Names, compile_source
 from ..identity import ById, IdSet
 from ..interrupts import held
 from ..locks import Turn
-from ..subclasses.spec import is_wrapper
-from .fallbacks import Refusals
+from .fallbacks import Transformed
 from .guard_list import MISS
 from .guards import CallGuards
 
@@ -41,25 +41,21 @@ if TYPE_CHECKING:
     from ..tracing.capture import Captured
 
 
-class Transformed:
+class LayeredCalls(Transformed):
     """`call(args, kwargs)` of `function` under transforms."""
 
     def __init__(
         self, function: Callable[..., Any], compile_flat: Callable[..., Any], config: Config, name: str
     ) -> None:
-        self.function = function
-        self.compile_flat = compile_flat
-        self.config = config
-        self.name = name
+        super().__init__(function, compile_flat, config, name)
         self.layered: list[Layered] = []  # the compiled functions, for people
         self._calls: tuple[Callable[..., Any], ...] = ()
-        self.refusals = Refusals(function, name, config.on_unsupported)
         self._failures = 0
         self._writes = 0  # captures in a row that wrote to Python's state
         self._turn = Turn()
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        if "other" in transforms.kinds() or transforms.legacy_vmap_active():
+        if "other" in levels.kinds() or levels.legacy_vmap_active():
             return self.function(*args, **kwargs)
         for call in self._calls:
             result = call(args, kwargs)
@@ -89,10 +85,10 @@ class Transformed:
 
         try:
             call = flatten_call(self.function, args, kwargs)
-            if any(is_wrapper(transforms.bottom_of(x)) for x in call.leaves if isinstance(x, torch.Tensor)):
+            if any(is_wrapper(levels.bottom_of(x)) for x in call.leaves if isinstance(x, torch.Tensor)):
                 return None
             call = dataclasses.replace(call, fills_caches=self._writes < _MOST_WRITES)
-            with transforms.levels_off():
+            with levels.levels_off():
                 options = Options(self.name, higher_order=False, takes_output=True, runs_regions=False)
                 captured = capture_call(call, options)
             self._check_writes(captured.joint.signature)
@@ -129,11 +125,6 @@ class Transformed:
                 "numbers, where a compiled function may run more than once. Return what it writes."
             )
 
-    def _refuse(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: UnsupportedError) -> None:
-        if self.config.on_unsupported == "raise":
-            raise error
-        self.refusals.tell(self.refusals.note(args, kwargs, error))
-
     def _run(self, call: FlatCall, captured: Captured) -> Callable[..., Any]:
         function, signature = self.function, captured.joint.signature
         if signature.updates or signature.reshaped or signature.swapped or signature.counted:
@@ -144,7 +135,7 @@ class Transformed:
             return lambda args, kwargs, values: layered(*values)
 
         def run(args: Any, kwargs: Any, values: list[torch.Tensor]) -> Any:
-            return function(*args, **kwargs) if "grad" in transforms.kinds() else layered(*values)
+            return function(*args, **kwargs) if "grad" in levels.kinds() else layered(*values)
 
         return run
 
@@ -229,7 +220,7 @@ class Layered:
         self.bottom: Any = None
 
     def __call__(self, *values: torch.Tensor) -> Any:
-        level = transforms.top()
+        level = levels.top()
         if level is not None:
             return _RULES[level.kind](self, level, values)
         if forward_ad._current_level >= 0:
@@ -253,14 +244,14 @@ class Layered:
 
 
 def _at_vmap(layered: Layered, level: Level, values: Sequence[torch.Tensor]) -> Any:
-    pairs = [transforms.of_batch(value, level.number) for value in values]
+    pairs = [levels.of_batch(value, level.number) for value in values]
     child = layered.child("vmap", (tuple(dim for _, dim in pairs), *level.batch), _vmapped)
     lower = [value for value, _ in pairs]
     with level.below():
         out, dims = child(*lower)
 
     def lift(leaf: torch.Tensor, dim: int | None) -> torch.Tensor:
-        return leaf if dim is None else transforms.add_batch(leaf, dim, level.number)
+        return leaf if dim is None else levels.add_batch(leaf, dim, level.number)
 
     return _lifted(out, lower, values, lift, dims)
 
@@ -271,11 +262,11 @@ def _vmapped(function: Function, dims: tuple[int | None, ...], size: int, random
     def vmapped(*values: torch.Tensor) -> Any:
         with transforms.vmap_level(size, randomness) as number:
             batched = [
-                value if dim is None else transforms.add_batch(value, dim, number)
+                value if dim is None else levels.add_batch(value, dim, number)
                 for value, dim in zip(values, dims, strict=True)
             ]
             given = ById((item, pair) for item, *pair in zip(batched, values, dims, strict=True))
-            pairs, tree = _lowered(function(*batched), given, lambda leaf: transforms.of_batch(leaf, number))
+            pairs, tree = _lowered(function(*batched), given, lambda leaf: levels.of_batch(leaf, number))
         return tree.unflatten([leaf for leaf, _ in pairs]), tuple(dim for _, dim in pairs)
 
     return vmapped

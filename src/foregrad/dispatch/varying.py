@@ -15,6 +15,7 @@ from torch import fx
 
 from .._torch.engine import plain_execution
 from .._torch.symbols import concrete, is_symbolic, map_symbolic, may_vary
+from .._torch.tensors import marked_in_torch
 from ..errors import UnsupportedError
 from ..frontend.call import FlatCall, memory_groups
 from ..graph.joint import JointGraph
@@ -58,9 +59,8 @@ def mark_dynamic(tensor: torch.Tensor, dim: int, min: int | None = None, max: in
 
 
 def marked_dims(tensor: torch.Tensor) -> Mapping[int, Limits]:
-    """The dimensions of a tensor that were passed to `mark_dynamic`, with their limits."""
-    marks: Mapping[int, Limits] = getattr(tensor, _MARK, {})
-    return marks
+    """The dimensions of a tensor that were passed to `mark_dynamic`, ours or PyTorch's, with their limits."""
+    return {**marked_in_torch(tensor), **getattr(tensor, _MARK, {})}
 
 
 class _EveryLine(frozenset[str]):
@@ -138,7 +138,7 @@ class SizesSeen:
                 varies = len(seen[dim] - {0, 1}) > 1 or (wrapper is not None and wrapper.varies(part))
                 if self.dynamic or is_open or (self.dynamic is None and varies):
                     dims[dim] = (None, None)
-            dims |= marked_dims(leaf)
+            dims |= {dim: limits for dim, limits in marked_dims(leaf).items() if not is_symbolic(leaf.shape[dim])}
             if dims and call.first_of[index] == index:
                 limits_by_leaf[index] = dims
         return dataclasses.replace(call, dynamic=limits_by_leaf, padded=padded) if limits_by_leaf else call

@@ -1,4 +1,4 @@
-"""One call of a function, flattened: `FlatCall`, what capture and dispatch start from."""
+"""One call of a function, flattened: `FlatCall`, the start of capture and dispatch."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from .._torch.fakes import FakeTensor
-from .._torch.function_classes import is_function_class
 from .._torch.tensors import is_wrapper_subclass, storage_key
 from ..errors import EscapedTensorError, UnsupportedAliasError, UnsupportedLayoutError, UnsupportedTensorError
 from ..graph.slots import Slot
 from ..graph.source import key_texts
-from ..subclasses.conversion import wrap
-from .function_classes import FunctionClassError
+from .arrays import tensor_over
 from .lifted import forms_of
-from .opaque import is_array
-from .tree import STEPPERS, Tree, Wrap, check_leaves, flatten, open_arguments
+from .openings import Wrap, opener, wrap
+from .tree import STEPPERS, Tree, check_leaves, flatten, open_arguments
 
 
 def forward_of(module: torch.nn.Module) -> Callable[..., Any]:
     """A bound method that leads to the module: a method of TorchScript's does not name its owner. A class with a
-    `__call__` and no forward is called by that.
+    `__call__` and no forward is called by its `__call__`.
     """
     if calls_itself(module):
         return types.MethodType(type(module).__call__, module)
@@ -46,20 +44,18 @@ def _forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FlatCall:
-    """A function and its arguments as leaves. `first_of[i]` is the first leaf that is the same tensor as leaf i.
+    """A function and its arguments as leaves. `first_of[i]` is the first leaf that is leaf i's tensor.
 
-    `slots` says of leaves what they are, where a front end knows better than their paths (parameters, say).
-    `dynamic[i]` has, for each dimension of leaf i that may vary from call to call, its least and greatest size.
-    `padded[i]` has the dimensions whose stride follows from a size that varies, and a padding.
-    `varied` are the lines of the program that read numbers from tensors which differ from call to call (None: each
-    number is a part of the program).
-    `numbers` are the leaves that are plain numbers, others in earlier captures: they may vary.
-    `sizes`: by line, the numbers of elements found there by earlier captures: another one may vary (None: none may);
-    `every_size`: each may, from the first capture on.
-    `fills_caches`: a place that was empty and holds a tensor afterwards is taken for a cache, which an eager call is to
-    fill. `only_written`: the places of containers that earlier captures found to be added to and not to be read.
-    `objects`: plain objects among arguments and results are taken apart; `containers`: those among the arguments whose
-    identity the tree keeps then, by their numbers there, with the paths of each.
+    `slots` describes leaves that a front end knows better than by their paths (parameters, say). `dynamic[i]` has, for
+    each dimension of leaf i that may vary from call to call, its least and greatest size. `padded[i]` has the
+    dimensions with a stride that follows from a varying size and a padding. `varied` are the program's lines that read
+    varying numbers from tensors (None: each number is a part of the program). `numbers` are plain numbers that differed
+    in earlier captures: they may vary. `sizes`: by line, the numbers of elements found there by earlier captures: a
+    further number may vary (None: none may); `every_size`: each may, from the first capture on. `fills_caches`: a place
+    that was empty and holds a tensor afterwards counts as a cache, to be filled by an eager call. `only_written`: the
+    places of containers that earlier captures found to be added to and not to be read. `objects`: plain objects among
+    arguments and results are taken apart; `containers`: the arguments' containers with an identity that the tree keeps,
+    by their numbers there, with each container's paths.
     """
 
     function: Callable[..., Any]
@@ -93,16 +89,16 @@ class FlatCall:
     def arguments(
         self, leaves: Sequence[Any], wrap: Wrap = wrap, made: dict[int, Any] | None = None
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """(args, kwargs) with these leaves. `made` gets the containers by their numbers."""
+        """(args, kwargs) with the `leaves`. `made` gets the containers by their numbers."""
         args, kwargs = self.tree.unflatten(list(leaves), wrap, made)
         return args, kwargs
 
     def arrays(self) -> dict[int, Any]:
-        """The arrays by the number of the leaf, which is a tensor over it."""
+        """The arrays by the number of the leaf, a tensor over the array."""
         return {leaf: self.containers[number][0] for leaf, number in arrays_in(self.tree)}
 
     def tensors_apart(self) -> list[int]:
-        """The leaves that are tensors, but for those over arrays."""
+        """The tensors among the leaves, but for tensors over arrays."""
         arrays = self.arrays()
         return [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor) and i not in arrays]
 
@@ -114,7 +110,8 @@ class FlatCall:
 def flatten_call(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, objects: bool = False
 ) -> FlatCall:
-    """Flatten the arguments of a call; `UnknownLeafError` or `Unsupported...Error` for what can't be captured.
+    """Flatten the arguments of a call; `UnknownLeafError` or `Unsupported...Error` for arguments that can't be
+    captured.
 
     `objects`: plain objects are taken apart, and containers keep their identity.
     """
@@ -175,17 +172,7 @@ def check_tensor(tensor: torch.Tensor, path: str) -> None:
             "process. Make it on `meta`."
         )
     if type(tensor) not in _PLAIN and _is_another_kind(tensor):
-        if is_function_class(type(tensor)):
-            raise FunctionClassError(
-                f"`{path}` is a {type(tensor).__qualname__}, whose class has `__torch_function__` alone: such an "
-                "argument or result is compiled, and one that the function makes. Elsewhere keep a plain tensor "
-                "(`.as_subclass(torch.Tensor)`)."
-            )
-        raise UnsupportedTensorError(
-            f"`{path}` is a {type(tensor).__qualname__}: of tensor subclasses, those that say what they hold "
-            "(`__tensor_flatten__`) can be compiled. Pass its plain tensors instead (of one that holds "
-            "none, `.as_subclass(torch.Tensor)`)."
-        )
+        raise opener().refusal(tensor, path)
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
         raise UnsupportedLayoutError(
@@ -195,7 +182,7 @@ def check_tensor(tensor: torch.Tensor, path: str) -> None:
 
 
 def _is_another_kind(tensor: torch.Tensor) -> bool:
-    """Whether the program can tell the tensor from a plain one: what stands for it in a capture is plain."""
+    """Whether the program can tell the tensor from a plain tensor: its stand-in is plain."""
     if is_wrapper_subclass(tensor):
         return True
     own = type(tensor).__torch_function__
@@ -207,7 +194,7 @@ _PLAIN = {torch.Tensor, torch.nn.Parameter, FakeTensor}
 
 
 def memory_groups(tensors: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
-    """Positions of distinct tensors that live in one storage, for every storage that more than one lives in."""
+    """For every storage of several distinct tensors, the tensors' positions."""
     by_storage: dict[int, list[int]] = {}
     for position, tensor in enumerate(tensors):
         by_storage.setdefault(storage_key(tensor), []).append(position)
@@ -216,20 +203,6 @@ def memory_groups(tensors: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
 
 # -------------------------------------------------------------------- arrays
 # NumPy arrays among the arguments of a call: tensors over their memory are what the graph takes.
-
-_from_numpy: Callable[[Any], torch.Tensor] = torch.from_numpy  # as it is outside of captures
-
-
-def tensor_over(value: Any) -> torch.Tensor | None:
-    """The tensor over the memory of an array; None for anything else, and for an array that no tensor can be over."""
-    if not is_array(value) or value.dtype.kind not in "biufc":
-        return None
-    if not value.flags.writeable:  # of which PyTorch warns
-        return None
-    try:
-        return _from_numpy(value)
-    except (TypeError, ValueError):  # the order of bytes, negative strides, numbers of 80 bits
-        return None
 
 
 def arrays_in(tree: Tree, first: int = 0) -> Iterator[tuple[int, int]]:
@@ -242,9 +215,9 @@ def arrays_in(tree: Tree, first: int = 0) -> Iterator[tuple[int, int]]:
 
 
 def are_apart(arrays: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    """Whether the memory of none of these tensors over arrays overlaps with that of another, or of `others`.
+    """Whether the `arrays`, tensors over NumPy's memory, overlap neither with each other nor with `others`.
 
-    Tensors over one array, or over views of it, do not know of one another.
+    Tensors over one array, or over views of it, do not know of each other.
     """
     ends = sorted((start, end) for start, end in map(_extent, arrays) if start < end)
     if any(before[1] > after[0] for before, after in itertools.pairwise(ends)):

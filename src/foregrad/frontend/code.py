@@ -43,14 +43,14 @@ _WORD = re.compile(r"[^\W\d]\w*")
 
 
 class CodeNames(NamedTuple):
-    """The names in a code object and in all functions made in it.
+    """The names in a code object and in all its inner functions.
 
-    `loaded` are globals; `others` attribute names and strings that might be such; `probed` those of them that the
-    code asks for without knowing whether they are there; `imports` modules as (name, level). `made_up_of`: what it gets
-    at attributes of whose names stand nowhere, a global or "" for anything. `whole_namespace` is not empty where it
-    asks for globals by other means than their name. `compares`: where it asks whether two objects are one, by `is` or
-    `id`: the path of the global that one of them is, or none. `handed_on`: what it loads for more than an attribute
-    of it. `cells`: the free variables that it reads or hands to these functions.
+    `loaded` are globals; `others` attribute names and strings that might be names; `probed` the names that the code
+    asks for without knowing whether they exist; `imports` modules as (name, level). `made_up_of`: the objects with
+    attributes under names made at run time: a global, or "" for anything. `whole_namespace` is not empty where the code
+    asks for globals not by name. `compares`: where the code compares identities, by `is` or `id`: the path of the
+    global compared, or none. `handed_on`: values loaded for more than an attribute. `cells`: the free variables that
+    the code reads or hands to inner functions.
     """
 
     loaded: frozenset[str]
@@ -66,8 +66,8 @@ class CodeNames(NamedTuple):
 
 
 class NamesMet(NamedTuple):
-    """The names in the code that was met so far, those that may be missing, and the number of objects that were looked
-    at under these names.
+    """The names in the code reached so far, the names that may be missing, and the number of objects looked at under
+    the names.
     """
 
     names: frozenset[str] = frozenset()
@@ -77,7 +77,7 @@ class NamesMet(NamedTuple):
 
 
 def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A code object, and those of all functions made in it."""
+    """A code object, and its inner functions' code."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -85,7 +85,7 @@ def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def functions_of(codes: Collection[types.CodeType]) -> list[types.FunctionType]:
-    """The functions with such code, but for new ones: a run makes those while the collector is off."""
+    """The functions with the `codes`, but for new functions: a run makes new functions while the collector is off."""
     if not codes:  # the collector looks at all objects
         return []
     young = {id(value) for value in gc.get_objects(generation=0)}
@@ -94,7 +94,7 @@ def functions_of(codes: Collection[types.CodeType]) -> list[types.FunctionType]:
 
 @functools.lru_cache(maxsize=8192)
 def names_of(code: types.CodeType, apart: frozenset[types.CodeType] = frozenset()) -> CodeNames:
-    """The names in a code object; functions made in it whose code is in `apart` are left out."""
+    """The names in a code object; inner functions with code in `apart` are left out."""
     instructions = instructions_of(code)
     loaded, imports, compares = _loaded(instructions)
     named = set(code.co_names)
@@ -129,7 +129,7 @@ def names_of(code: types.CodeType, apart: frozenset[types.CodeType] = frozenset(
 
 
 def imports_of(code: types.CodeType) -> frozenset[tuple[str, int]]:
-    """The modules that code imports, and functions made in it, as (name, level); quick to say of code without any."""
+    """The modules that code and its inner functions import, as (name, level); quick for code without imports."""
     named = code.co_names
     imports = _IMPORT in code.co_code[::2] or not _LOADERS.isdisjoint(named) or ("sys" in named and "modules" in named)
     inner = [imports_of(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
@@ -137,7 +137,7 @@ def imports_of(code: types.CodeType) -> frozenset[tuple[str, int]]:
 
 
 class Seen(NamedTuple):
-    """What a code object and the functions in it ask for: names, modules to import as (name, level). `code` is kept so
+    """Lookups of a code object and its inner functions: names, modules to import as (name, level). `code` is kept so
     that no other code gets its id.
     """
 
@@ -162,7 +162,7 @@ def look_at(code: types.CodeType) -> Seen:
 @functools.lru_cache(maxsize=8192)
 def stored_in(code: types.CodeType) -> frozenset[str]:
     """The attributes that code sets or deletes, whatever the object, by themselves or as items of a table of attributes
-    (or of `sys.modules`); not those that functions made in it set.
+    (or of `sys.modules`); inner functions are left out.
     """
     stored = {text for text in _strings(code) if text.isidentifier()} if "setattr" in code.co_names else set()
     by_table = not _OF_TABLES.isdisjoint(code.co_names)
@@ -178,7 +178,7 @@ def stored_in(code: types.CodeType) -> frozenset[str]:
 @functools.lru_cache(maxsize=8192)
 def entered_by(code: types.CodeType) -> tuple[frozenset[Any], frozenset[Any]]:
     """The globals, variables of outer functions and attributes that code enters by `with`; and, where there are some,
-    those in which it sets something, something else if it writes to anything else.
+    the written objects, with a mark for writes to anything else.
     """
     if _ENTERS.isdisjoint(code.co_code[::2]):
         return frozenset(), frozenset()
@@ -191,8 +191,8 @@ def entered_by(code: types.CodeType) -> tuple[frozenset[Any], frozenset[Any]]:
 
 @functools.lru_cache(maxsize=8192)
 def may_set(code: types.CodeType, *, is_trusted: bool) -> frozenset[str] | None:
-    """The globals and attributes that code may set or delete, but for functions made in it; None: any. What is trusted
-    hands no table of attributes to other code, which would write there.
+    """The globals and attributes that code may set or delete, without inner functions; None: any. Trusted code hands no
+    table of attributes on to code that would write there.
     """
     named = set(code.co_names)
     writes = named & _WRITERS_OF_TABLES or not _STORES_OF_ITEMS.isdisjoint(code.co_code[::2])
@@ -208,9 +208,7 @@ def may_set(code: types.CodeType, *, is_trusted: bool) -> frozenset[str] | None:
 def imported_modules(
     imports: Iterable[tuple[str, int]], namespace: dict[str, Any]
 ) -> Iterator[tuple[str, types.ModuleType]]:
-    """The modules that code with these globals imports, those on the way included, as far as they are loaded, and the
-    names under which it does.
-    """
+    """Yields (name, module) for each loaded module that the code imports, parent packages included."""
     for name, level in sorted(imports):
         if level:
             package = str(namespace.get("__package__") or "").rsplit(".", level - 1)[0]
@@ -246,7 +244,7 @@ _FLAGS = {
 
 
 def instructions_of(code: types.CodeType) -> list[Instruction]:
-    """The instructions of a code object, for the most part; `dis` takes several times as long to tell more of them."""
+    """The instructions of a code object, for the most part; `dis` knows more, and takes several times as long."""
     found: list[Instruction] = []
     constants, names, cells = code.co_consts, code.co_names, _cells_of(code)
     made, opname, raw = found.append, dis.opname, code.co_code
@@ -286,7 +284,7 @@ def _strings(code: types.CodeType) -> Iterator[str]:
 def _loaded(
     instructions: list[Instruction],
 ) -> tuple[set[str], set[tuple[str, int]], set[tuple[str, ...]]]:
-    """Globals; modules that are imported; comparisons of two objects by which they are."""
+    """Loaded globals; imported modules; comparisons by identity."""
     loaded, imports = set(), set()
     compares: set[tuple[str, ...]] = set()
     before: list[Instruction] = []
@@ -310,7 +308,7 @@ def _loaded(
 
 
 def _handed_on(instructions: list[Instruction]) -> set[str]:
-    """Globals and cells that are loaded, and not for an attribute of them alone."""
+    """Globals and cells that are loaded for more than an attribute."""
     return {
         str(now.value)
         for now, following in itertools.pairwise(instructions)
@@ -319,7 +317,9 @@ def _handed_on(instructions: list[Instruction]) -> set[str]:
 
 
 def _gone_through(instructions: list[Instruction]) -> set[str]:
-    """Which of `os.environ` and `sys.modules` code asks for more than items by a key, a constant one of the former."""
+    """`os.environ`, `sys.modules` or both, where code does more than take items by a key (a constant key for
+    `os.environ`).
+    """
     steps = [i for i in instructions if i.name not in _NOT_ARGUMENTS]
     found = set()
     for at, step in enumerate(steps):
@@ -337,14 +337,14 @@ def _gone_through(instructions: list[Instruction]) -> set[str]:
 
 
 def _is_of_no_tensor(before: list[Instruction]) -> bool:
-    """Whether one of two objects, which were just loaded, is a constant or a class, however it was come by."""
+    """Whether one of the two objects loaded last is a constant or a class, from any source."""
     if before[-1].name == "LOAD_CONST":
         return True
     return any((i.name in _LOADS and i.value == "type") or i.value == "__class__" for i in before)
 
 
 def _global_path(before: list[Instruction]) -> tuple[str, ...]:
-    """The names by which a global, or an attribute of one, was just loaded; none for anything else."""
+    """The path of the global, or of its attribute, that was loaded last; empty for anything else."""
     *earlier, last = before
     if last.name in _LOADS:
         return (last.value,)
@@ -354,7 +354,7 @@ def _global_path(before: list[Instruction]) -> tuple[str, ...]:
 
 
 def _asked_for_made_up(instructions: list[Instruction], asks: Collection[str] = _ASKS) -> set[str]:
-    """Of what a `getattr` or `hasattr` may ask for a name that is no constant: globals; "" is anything else."""
+    """The globals that a `getattr` or `hasattr` may ask for a name that is no constant; "" is anything else."""
     found = set()
     for at, instruction in enumerate(instructions, 1):
         if instruction.name in _LOADS and instruction.value in asks and not _name_is_constant(instructions, at):
@@ -364,10 +364,10 @@ def _asked_for_made_up(instructions: list[Instruction], asks: Collection[str] = 
 
 
 def _name_is_constant(instructions: list[Instruction], at: int) -> bool:
-    """Whether the second argument of the call is a constant, whose function was loaded just before `at`.
+    """Whether the second argument is a constant, in the call of the function loaded just before `at`.
 
-    What is on the stack above the function is followed to the call. The second argument starts where one argument is
-    there, the third where two are: a constant is one instruction, after which nothing else may start there.
+    The stack above the function is followed to the call. The second argument starts with one value on the stack, the
+    third with two: a constant is one instruction, with no further start in the same place.
     """
     height, second, thirds = 0, None, 0
     for instruction in instructions[at:]:

@@ -1,7 +1,7 @@
 """The value of a place that a function looked at, in a form that a later look can be compared with.
 
-Plain values by type and value, tensors by their being tensors, methods by whose and which they are (each look makes
-one), sets by what is in them, anything else by identity, without keeping it alive.
+Plain values by type and value, tensors by their being tensors, methods by object and function (each look makes a new
+method), sets by their items, anything else by identity, without keeping it alive.
 """
 
 from __future__ import annotations
@@ -18,15 +18,8 @@ import torch
 
 from ..graph.source import a_name, key_text
 from ..house import file_label
-from .opaque import is_number_of_numpy
-
-
-class _Absent:
-    def __repr__(self) -> str:
-        return "nothing"
-
-
-ABSENT = _Absent()
+from .arrays import is_number_of_numpy
+from .source import ABSENT, reference
 
 PLAIN = {int, float, str, bool, bytes, complex, type(None), type(...), range, slice}
 PLAIN |= {torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format}
@@ -35,7 +28,7 @@ _NOT_PLAIN = {types.FunctionType, types.ModuleType, type, list, dict, set}  # wh
 
 
 class Expected:
-    """The value of a place: `holds(now)` says whether another look sees the same."""
+    """The value of a place: `holds(now)` says whether a later look sees an equal value."""
 
     __slots__ = ("kind", "pinned", "text", "value")
 
@@ -58,7 +51,7 @@ class Expected:
 
     @classmethod
     def of_type(cls, value: Any) -> Expected:
-        """A container that may be any of its type, with anything in it."""
+        """Any container of the value's type, with any contents."""
         expected = cls(None)
         expected.kind, expected.value, expected.pinned = "type", type(value), value
         expected.text = a_name(type(value).__name__)
@@ -95,28 +88,8 @@ class Expected:
         return self.text if self.text is not None else describe(self.value)
 
 
-class Strong:
-    """Like a weak reference, for what has none (lists, dicts, built-in methods)."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __call__(self) -> Any:
-        return self.value
-
-
-def reference(value: Any) -> Any:
-    """A function that gives the value: a weak reference where the value has one, which gives None once it is gone."""
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return Strong(value)
-
-
 def is_bound(value: Any) -> bool:
-    """Whether a value is a bound method, which each look at its object may make anew."""
+    """Whether a value is a bound method; each look at its object may make a new one."""
     cls = type(value)
     if cls is types.BuiltinMethodType:  # functions of extensions are of this type too
         return hasattr(type(value.__self__), value.__name__) and not isinstance(
@@ -126,7 +99,7 @@ def is_bound(value: Any) -> bool:
 
 
 class _Bound:
-    """A method, by the object that it is of, which it does not keep alive, and by which it is."""
+    """A bound method: a weak reference to its object, and its function."""
 
     __slots__ = ("function", "owner")
 
@@ -151,7 +124,7 @@ class _Bound:
 
 
 def stored(container: Any) -> list[Any]:
-    """The items of a list, tuple, set or deque as they are stored, whatever methods of a subclass say of them."""
+    """The items of a list, tuple, set or deque as stored, past the methods of a subclass."""
     if type(container) is tuple or type(container) is list:
         return list(container)
     kinds = (list, tuple, set, frozenset, collections.deque)
@@ -160,7 +133,7 @@ def stored(container: Any) -> list[Any]:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value is immutable and compared by what it is, not by which object it is."""
+    """Whether a value is immutable and compared by value, not by identity."""
     cls = type(value)
     if cls in PLAIN:
         return True
@@ -178,7 +151,7 @@ def holds_classes(value: Any) -> bool:
 
 def same_value(a: Any, b: Any) -> bool:
     """Equal, of the same type, down to the items of tuples; NaN is NaN; -NaN is not NaN, -0.0 is not 0.0. Tensors, and
-    what refers to them weakly, are told apart by identity.
+    weak references to tensors, are compared by identity.
     """
     if a is b:
         return True
@@ -206,7 +179,7 @@ def same_value(a: Any, b: Any) -> bool:
 
 
 def same_keys(keys: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
-    """Whether they are equal, and of the same types: True is no 1. A tensor is a key as the object that it is."""
+    """Whether they are equal, and of the same types: True is no 1. A tensor is a key by identity."""
     return len(keys) == len(others) and (all(map(operator.is_, keys, others)) or all(map(same_value, keys, others)))
 
 

@@ -1,6 +1,6 @@
-"""The holders of a program's state: how each kind is copied, compared and put back, and which items it has.
+"""The holders of a program's state: how each kind is copied, compared and put back, and its items.
 
-A kind that only holds (a tuple, a partial application) is a way to what is in it, and is never written to.
+A kind that only holds (a tuple, a partial application) is a way to its items, and is never written to.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ import torch
 from .._torch.asked import own_names
 from .._torch.symbols import concrete, is_symbolic
 from .._torch.tensors import without_marks
+from ..graph.python_effects import put_back_deque
 from ..graph.source import key_text
 from ..house import is_house_module
-from .expected import ABSENT, is_plain
+from .expected import is_plain
 from .libraries import is_of_library
 from .objects import dict_of_class
 from .opaque import results_of
+from .source import ABSENT
 
 Way = tuple[Any, tuple[tuple[str, Any], ...]]
 
 
 class Holder:
-    """One mutable thing: `kind` says how it is read, compared and put back; `before` is what it held."""
+    """One mutable thing: `kind` says how it is read, compared and put back; `before` is its former contents."""
 
     __slots__ = ("_name", "_way", "before", "is_table", "kind", "owner", "parent", "step", "style", "target")
 
@@ -52,11 +54,11 @@ class Holder:
 
     @property
     def place(self) -> Any:
-        """The object by which `Reads` knows the holder: for a class the dict behind it."""
+        """The object by which `Reads` knows the holder: for a class, its dict."""
         return dict_of_class(self.target) if self.kind is CLASS else self.target
 
     def way(self) -> Way:
-        """An object that stays the same, and the steps from there to what holds; see `Source`."""
+        """An object that stays, and the steps from the object to the holder; see `Source`."""
         if self._way is None:
             here, parent = self.target if self.owner is None else self.owner, self.parent
             if parent is None or not parent.leads_to(here, self.step):
@@ -76,7 +78,7 @@ class Holder:
         return isinstance(before, list) and type(key) is int and key < len(before) and before[key] is value
 
     def steps_to(self, key: Any) -> tuple[tuple[str, Any], ...]:
-        """The steps from what holds to an item."""
+        """The steps from the holder to an item."""
         if self.kind is CELL:
             return (("attr", "cell_contents"),)
         if self.owner is None:
@@ -92,7 +94,7 @@ class Holder:
         return dict(self.kind.items(self.kind.read(self.target))).get(key, ABSENT)
 
     def put(self, key: Any, value: Any) -> None:
-        """Put a value in the place of another, without code of the user's."""
+        """Replace a value, without running the user's code."""
         self.kind.put(self.target, key, value)
 
     def is_written(self) -> bool:
@@ -105,11 +107,11 @@ class Holder:
 
     @property
     def is_by_name(self) -> bool:
-        """Whether the holder's items are globals or attributes, which code sets by name."""
+        """Whether the holder's items are globals or attributes: code sets these by name."""
         return self.kind in (NAMESPACE, SLOTS, CLASS) or (self.kind is DICT and self.owner is not None)
 
     def name(self) -> str:
-        """The text by which people know the holder."""
+        """The holder's name for people."""
         if self._name is None:
             if self.parent is None:
                 self._name = "" if self.step is None else str(self.step)
@@ -118,7 +120,7 @@ class Holder:
         return self._name
 
     def path(self, key: Any) -> str:
-        """The text by which people know an item."""
+        """An item's name for people."""
         return _spelled(self, key)
 
 
@@ -141,8 +143,8 @@ def _refuse(*_: Any) -> NoReturn:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Kind:
-    """How a kind of holder is read into a copy, compared with it, and put back; the items in a copy; how one is set.
-    `put_back(target, before, after)` undoes the difference of the copies, where no other thread has written since.
+    """How a kind of holder is read into a copy, compared with a copy, and put back; the items in a copy; how one is
+    set. `put_back(target, before, after)` undoes the difference of the copies, except where a thread has written since.
     """
 
     read: Callable[[Any], Any]
@@ -153,7 +155,7 @@ class Kind:
 
 
 def without(before: Any, after: Any, now: Any) -> Any:
-    """The value `now` without a run's part. Another thread's part of a count stays."""
+    """The value `now` without a run's part. A second thread's part of a count stays."""
     if now is after:
         return before
     is_like = is_symbolic(now) is is_symbolic(after)  # one that is not has not counted on from what stood there
@@ -162,7 +164,7 @@ def without(before: Any, after: Any, now: Any) -> Any:
 
 
 def adopted(copy: dict[Any, Any], now: dict[Any, Any], names: Container[Any]) -> dict[Any, Any]:
-    """A copy in which globals and attributes but for these are what they are now."""
+    """A copy with the present globals and attributes, but for `names`."""
     found = {n: copy[n] if n in names else value for n, value in now.items() if n in copy or n not in names}
     return found | {n: value for n, value in copy.items() if n in names and n not in now}
 
@@ -214,7 +216,7 @@ def _put_back_dict(table: Any, before: dict[Any, Any], after: dict[Any, Any]) ->
 
 
 def is_import(value: Any) -> bool:
-    """Whether a name that a namespace gets is left alone: an import, a definition, or what a capture binds there."""
+    """Whether a namespace's new name is left alone: an import, a definition, or a capture's own binding."""
     return isinstance(value, (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type))
 
 
@@ -266,11 +268,6 @@ def _row(before: list[Any], after: list[Any], now: list[Any]) -> list[Any]:
         return now[:others] + before
     own = {*map(id, after)} - {*map(id, before)}
     return [item for item in now if id(item) not in own]
-
-
-def put_back_deque(items: Any, before: list[Any]) -> None:
-    collections.deque.clear(items)
-    collections.deque.extend(items, before)
 
 
 def _same_set(items: Any, before: set[Any]) -> bool:
@@ -430,7 +427,7 @@ def _put_back_file(file: Any, before: Any, _: Any) -> None:
 
 
 def read_decimals(context: Any) -> tuple[Any, ...]:
-    """What a context of `decimal` computes by; its flags, which computations set, apart."""
+    """The settings of a `decimal` context, without its flags: computations set flags."""
     *limits, _, traps = context.__reduce__()[1]
     return (*limits, tuple(traps))
 

@@ -1,7 +1,7 @@
-"""Which code and objects are a library's and not the user's; options that people keep in libraries' objects.
+"""Whether code and objects are a library's or the user's; options that people keep in libraries' objects.
 
-An Event, a ConfigParser, an optimizer, `sys.argv`: code of libraries is not followed. So of an object of theirs all
-attributes count, and of their modules what is listed here, where the user's code names it.
+An Event, a ConfigParser, an optimizer, `sys.argv`: code of libraries is not followed. So all attributes of a library's
+object count, and of a library's module the names listed here, where the user's code names them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def is_outside(module: Any) -> bool:
 
 
 def is_class_outside(cls: type) -> bool:
-    """Whether a class is a library's. One that extends the user's is the user's, whatever module it says it is of."""
+    """Whether a class is a library's. A subclass of a user class counts as user code, whatever its `__module__`."""
     return all(map(is_of_library, cls.__mro__))
 
 
@@ -108,7 +108,7 @@ def _is_of_package(file: str) -> bool:
 
 
 def keeps_options(cls: type) -> bool:
-    """Whether all attributes of an object of a library's class are looked at, and of one that extends it."""
+    """Whether all attributes of an object are looked at, by its library class or a class derived from a library's."""
     module: Any = cls.__module__
     if not isinstance(module, str):
         return False
@@ -117,12 +117,12 @@ def keeps_options(cls: type) -> bool:
 
 
 def is_constant(cls: type) -> bool:
-    """Whether what objects of a class hold stays as they were made, or is nobody's state."""
+    """Whether objects of a class never change after they are made, or hold nobody's state."""
     return all(is_of_library(base) and _holds_nothing(str(base.__module__)) for base in cls.__mro__)
 
 
 def is_of_operators(cls: type) -> bool:
-    """Whether a class is of a library of operators, such as PyTorch."""
+    """Whether a class is a library of operators' own: PyTorch's, for one."""
     return str(cls.__module__).partition(".")[0] in _OPERATORS or is_house_module(cls.__module__)
 
 
@@ -133,15 +133,15 @@ def _holds_nothing(module: str) -> bool:
 
 
 def keeps_state(cls: type) -> bool:
-    """Whether objects of a library's class hold what calls of their methods leave behind: the moments of an optimizer,
-    the scale of a scaler, what a distribution works out once; or the tensors of a block mask.
+    """Whether objects of a library's class hold state that their methods leave behind: an optimizer's moments, a
+    scaler's scale, a distribution's lazy attributes; or the tensors of a block mask.
     """
     module: Any = cls.__module__
     return isinstance(module, str) and module.startswith(_OF_TORCH)
 
 
 def loggers_of(value: Any) -> Iterator[Any]:
-    """A logger and those above it, whose levels it goes by."""
+    """A logger and its ancestors, which give it a level."""
     while isinstance(value, logging.Logger):
         yield value
         value = value.parent

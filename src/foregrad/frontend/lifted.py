@@ -1,7 +1,7 @@
-"""State that is another number in each call, such as a counter: a function that takes it as an argument.
+"""State that is a new number in each call, as a counter is: a function that takes the state as an argument.
 
-`Lifted(function, places)` is called with a tuple of the values of these places ahead of the arguments, puts them there,
-and calls the function. So what varies from call to call is guarded, made symbolic and explained like any argument.
+`Lifted(function, places)` gets a tuple of the places' values ahead of the arguments, writes the values to the places,
+and calls the function. So varying state is guarded, made symbolic and explained like any argument.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 from ..graph.python_effects import PythonWrite, SetAttribute, SetCell, SetItem
 from ..interrupts import runs_user_code
 from ..locks import bound
-from .expected import ABSENT
 from .holders import NUMPY_RANDOM, RANDOM
 from .objects import dict_of_class
 from .opaque import used_up
+from .source import ABSENT
 
 _MOST_NESTED = 3
 
@@ -28,7 +28,7 @@ _MOST_NESTED = 3
 @dataclasses.dataclass(frozen=True, slots=True)
 class StatePlace:
     """A place in the state. `kind` is "item" (of a dict, a list) or "attribute", a cell's contents too. `is_array`: of
-    NumPy. `dims`: the dimensions in which a tensor's size varies.
+    NumPy. `dims`: the dimensions of a tensor with varying sizes.
     """
 
     kind: str
@@ -40,7 +40,7 @@ class StatePlace:
 
     @classmethod
     def of_site(cls, site: Any, key: Any, *, is_array: bool) -> StatePlace:
-        """The place of what a `ReadSite` has under a key."""
+        """The place of a `ReadSite`'s item."""
         kind = "item" if site.kind in ("dict", "list") else "attribute"
         return cls(kind, site.holder, key, site.path(key), is_array)
 
@@ -82,7 +82,7 @@ def place_of(write: PythonWrite) -> StatePlace | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Draw:
-    """A call that gives another number each time it is made: a random number, or the time."""
+    """A call with a new result each time: a random number, or the time."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -94,7 +94,7 @@ Place = StatePlace | Draw
 
 
 class Lifted(functools.partial):  # type: ignore[type-arg]
-    """`function` with its state at `places` as the first argument. It counts as a partial application of it."""
+    """`function` with its state at `places` as the first argument. It counts as the function's partial application."""
 
     places: tuple[Place, ...]
     generators: Generators
@@ -148,7 +148,7 @@ def numbered(draws: tuple[Draw, ...]) -> tuple[Draw, ...]:
 
 
 def drawn_in(function: Any) -> list[tuple[Draw, Any]]:
-    """What was drawn for the call that runs."""
+    """The draws of the running call."""
     return next((form.drawn for form in forms_of(function) if form.drawn), [])
 
 
@@ -163,7 +163,7 @@ _running = threading.local()
 
 
 def capturing() -> contextlib.AbstractContextManager[None]:
-    """Context: this thread captures a function, whose draws are given to it."""
+    """Context: the thread captures a function and gets the draws handed in."""
     return bound(_running, "capture", True)
 
 
@@ -198,7 +198,7 @@ def stand_in_at(function: Any, identity: tuple[int, Any]) -> Any:
 
 
 def times_lifted(function: Any) -> int:
-    """How many arguments of a function are states of it."""
+    """The number of a function's arguments that are its states."""
     return sum(1 for _ in forms_of(function))
 
 

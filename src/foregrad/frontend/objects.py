@@ -1,8 +1,8 @@
-"""Objects and their classes: what there is in one, and how another of its class is made with other things in it.
+"""Objects and their classes: an object's contents, and how an object of its class is made with new contents.
 
-Plain is an object of a class written in Python that is nothing but its attributes (`__dict__`, slots), and perhaps the
-items of a built-in container that its class extends. No code of the class is run, neither to look nor to make one.
-What has a state that only C code sees (locks, files, generators, exceptions) is not plain.
+An object is plain if its class is written in Python and it is nothing but its attributes (`__dict__`, slots), and
+perhaps the items of a built-in container that its class extends. The class's code never runs, neither to look nor to
+make an object. Objects with state that only C code sees (locks, files, generators, exceptions) are not plain.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import functools
 import gc
 import operator
 import os
-import threading
 import types
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +24,7 @@ import torch
 from ..graph.source import in_order, key_text, key_texts
 from .expected import is_plain
 from .libraries import is_class_outside, keeps_state
+from .source import table_of
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made at run time, as all classes written in Python are
 _POINTER = tuple.__itemsize__
@@ -35,8 +35,8 @@ _NO_OBJECTS = (type, torch.Tensor, torch.nn.Module, torch.Generator, BaseExcepti
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layout:
-    """What there is in an object besides values. These come in order: what the items of a `base` hold (of a defaultdict
-    its factory first), the attributes `names` of its `__dict__`, those in slots (`slots`: numbers among the members).
+    """An object without its values. The values come in order: the contents of the `base` (a defaultdict's factory
+    first), the attributes `names` of its `__dict__`, the attributes in slots (`slots`: numbers among the members).
     """
 
     base: Any = None
@@ -49,7 +49,7 @@ class Layout:
 
     @property
     def num_items(self) -> int:
-        """How many values are those of the base."""
+        """The number of the base's values."""
         return (self.base is collections.defaultdict) + (self.count if self.keys is None else len(self.keys))
 
     def steps(self, cls: type) -> list[str]:
@@ -94,7 +94,7 @@ def _is_plain_class(cls: type) -> bool:
 
 
 def is_plain_object(value: Any) -> bool:
-    """Whether an object is nothing but its attributes, so that another with them is as good."""
+    """Whether an object is nothing but its attributes, so a copy with equal attributes can stand for it."""
     return is_plain_class(type(value)) and base_of(type(value)) is None
 
 
@@ -110,7 +110,7 @@ def slot_members(cls: type) -> list[Any]:
 
 
 def look_into(value: Any) -> tuple[Layout, list[Any]] | None:
-    """The layout of a plain object, and the values in it; None for others."""
+    """The layout of a plain object, and its values; None for any other object."""
     cls = type(value)
     if not is_plain_class(cls):
         return None
@@ -147,7 +147,7 @@ def look_into(value: Any) -> tuple[Layout, list[Any]] | None:
 
 
 def make_empty(cls: type, layout: Layout) -> Any:
-    """A new object of this class with nothing in it yet."""
+    """A new, empty object of the class."""
     if layout.base is None:
         base: Any = types.SimpleNamespace if issubclass(cls, types.SimpleNamespace) else object
         return base.__new__(cls)
@@ -158,7 +158,7 @@ def make_empty(cls: type, layout: Layout) -> Any:
 
 
 def fill(made: Any, layout: Layout, values: Sequence[Any]) -> None:
-    """Put values into what `make_empty` made."""
+    """Put values into an object from `make_empty`."""
     base, count = layout.base, layout.num_items
     items = values[:count]
     if base is collections.defaultdict:
@@ -217,7 +217,7 @@ def special_names(cls: type) -> list[str]:
 
 
 def values_of(cls: type) -> set[str]:
-    """The options that a class itself holds: neither its code nor what describes it."""
+    """The options that a class itself holds: neither its code nor its description."""
     return {
         name
         for name, value in cls.__dict__.items()
@@ -226,12 +226,14 @@ def values_of(cls: type) -> set[str]:
 
 
 def attributes_of(cls: type) -> frozenset[str]:
-    """The names that a class and those it inherits from define."""
+    """The names that a class and its bases define."""
     return frozenset().union(*(base.__dict__ for base in cls.__mro__))
 
 
 def slots_in(cls: type) -> frozenset[str]:
-    """The slots of objects of a class, found without a `getattr`, which runs the program's own descriptors."""
+    """The slots of objects of a class, found without a `getattr`, since that would run the program's own
+    descriptors.
+    """
     items: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         items |= base.__dict__
@@ -252,7 +254,7 @@ def called_by_autograd(functions: Iterable[Any]) -> Iterator[types.FunctionType]
 
 
 def dict_of_class(cls: type) -> Any:
-    """The dict of which `vars(cls)` is a view, and whose writes CPython counts."""
+    """The dict behind `vars(cls)`; CPython counts its writes."""
     return gc.get_referents(type.__dict__["__dict__"].__get__(cls))[0]
 
 
@@ -261,13 +263,3 @@ def kept_by_c(cls: type) -> list[str]:
     kinds = types.MemberDescriptorType, types.GetSetDescriptorType
     found = {name for base in cls.__mro__ for name, item in vars(base).items() if isinstance(item, kinds)}
     return in_order(frozenset(found - {"__dict__", "__weakref__", "__traceback__"}))
-
-
-def table_of(value: Any) -> Any:
-    """An object's `__dict__`, without running code of its class; None where it has none."""
-    try:
-        if isinstance(value, threading.local):  # a table for each thread
-            return threading.local.__getattribute__(value, "__dict__")
-        return object.__getattribute__(value, "__dict__")
-    except (AttributeError, TypeError):
-        return None

@@ -1,7 +1,7 @@
 """Objects whose insides are not attributes: memory of numbers, context variables, random generators, caches.
 
-What can be asked for is compared like any other value that a function read. A random generator other than PyTorch's is
-compared before and after a capture: a call that used some of it is one that a graph would not repeat.
+An answer is compared like any value that a function read. A random generator, unless PyTorch's, is compared before and
+after a capture: a graph would not repeat a draw.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import time
 import types
 import weakref
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from .libraries import HASHES, OF_CTYPES, referent
@@ -30,7 +30,9 @@ _OF_BYTES = (bytearray, array.array, mmap.mmap, *OF_CTYPES)
 
 
 def asked_of(value: Any) -> Callable[[Any], Any] | None:
-    """How to ask an object for what it holds now, as a plain value or as one object; None for other objects."""
+    """A function that reads an object's present contents, as a plain value or as one object; None for any other
+    object.
+    """
     if isinstance(value, _OF_BYTES):
         return bytes
     if isinstance(value, memoryview):
@@ -60,7 +62,7 @@ def asked_of(value: Any) -> Callable[[Any], Any] | None:
 
 
 def context_value(variable: Any) -> Any:
-    """What a context variable holds, or its default; None where it has neither."""
+    """A context variable's value, or its default; None where it has neither."""
     try:
         return variable.get()
     except LookupError:
@@ -68,9 +70,10 @@ def context_value(variable: Any) -> Any:
 
 
 class _NotCleared:
-    """Whether the cache of a function holds the results that it held. Of an empty one: those that are asked about next.
+    """Whether the cache of a function still holds its results. An empty cache is judged by the next results asked
+    about.
 
-    A cache of limited size has a new link for each result, so that one of them tells.
+    A cache of limited size has a new link for each result, so one link tells.
     """
 
     def __init__(self, cached: Any) -> None:
@@ -94,11 +97,10 @@ def is_cached_function(value: Any) -> bool:
 
 
 def results_of(cached: Any) -> tuple[dict[Any, Any], dict[Any, Any]]:
-    """The dict behind the cache of a function, which is C's; the results by their keys.
+    """The dict behind a function's cache in C: results by their keys.
 
-    A function that keeps any number of results has a dict of them. One that keeps a limited number has a dict of links,
-    whose keys and results it holds itself, one after the other, the oldest first; so the links that were taken out of
-    the dict before: of the links of one key, the last is in use.
+    An unlimited cache is a dict of results. A limited cache is a dict of links and holds the links' keys and results
+    itself, the oldest first, also of links taken out of the dict: of a key's links, the last is in use.
     """
     held = gc.get_referents(cached)
     attributes = getattr(cached, "__dict__", None)
@@ -111,7 +113,7 @@ def results_of(cached: Any) -> tuple[dict[Any, Any], dict[Any, Any]]:
 
 
 def _objects(values: Any) -> Any:
-    """The objects in an array: plain values as such, others by identity."""
+    """The objects in an array: plain values by value, further objects by identity."""
     plain = (int, float, str, bool, bytes, complex, type(None))
     return (values.shape, tuple(item if type(item) in plain else id(item) for item in values.ravel().tolist()))
 
@@ -121,7 +123,7 @@ def _bytes(values: Any) -> Any:
 
 
 def _numbers(numpy: Any, before: Any, values: Any) -> str:
-    """Whether an array holds bit for bit what it held: nothing of it is copied for that, and a difference ends it."""
+    """Whether an array is unchanged bit for bit: nothing is copied, and the first difference ends the comparison."""
     if values.dtype != before.dtype or values.shape != before.shape:
         return f"{values.dtype}{list(values.shape)}"
     order = "F" if before.flags.f_contiguous and values.flags.f_contiguous else "C"
@@ -137,26 +139,6 @@ def _numbers(numpy: Any, before: Any, values: Any) -> str:
 
 
 _AT_ONCE = 1 << 17  # a megabyte: both pieces stay in the processor's cache
-
-
-def is_number_of_numpy(value: Any) -> bool:
-    """Whether a value is a NumPy scalar: immutable, and compared by value."""
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and issubclass(type(value), numpy.generic) and not value.dtype.hasobject
-
-
-def is_array(value: Any) -> bool:
-    """Whether a value is a NumPy array, of no subclass."""
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and type(value) is numpy.ndarray
-
-
-def overlaps(value: Any, others: Iterable[Any]) -> bool:
-    """Whether a value is an array with memory that may be that of one of the others, of its class."""
-    numpy = sys.modules.get("numpy")
-    if numpy is None or not isinstance(value, numpy.ndarray):
-        return False
-    return any(numpy.may_share_memory(value, other) for other in others)
 
 
 def _in_context(context: contextvars.Context) -> int:
@@ -175,7 +157,7 @@ def _written(file: Any) -> Any:
 
 
 def used_up(value: Any) -> Any:
-    """The object that is used up by using a value: the value, or the generator whose method it is; None: nothing."""
+    """The object that a value's use uses up: the value itself, or the method's generator; None: nothing."""
     if type(value) in _STAYS:
         return None
     if isinstance(value, types.ModuleType):

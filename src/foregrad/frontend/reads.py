@@ -1,15 +1,14 @@
-"""What a function reaches by itself: the places that it read (attributes, globals, cells, containers), and its tensors.
+"""A function's own reach: the places that it read (attributes, globals, cells, containers), and its tensors.
 
-`Reads` keeps, for each place that was looked at (a dict, list, set, cell or object), the value at the first look,
-in a form that a later look can be compared with: plain values by type and value, tensors by their being
-tensors (what they are is for the inputs' guards), anything else by identity, without keeping it alive. Mutable
-containers are places of their own, with all their items.
+`Reads` keeps, for each place that was looked at (a dict, list, set, cell or object), the value at the first look, in a
+form that later looks are compared with: plain values by type and value, tensors by their being tensors (the inputs'
+guards test the rest), anything else by identity and without keeping it alive. Mutable containers are places of their
+own, with all their items.
 """
 
 from __future__ import annotations
 
 import collections
-import dataclasses
 import gc
 import itertools
 import operator
@@ -23,13 +22,12 @@ import torch
 from .._torch.recurrent import follows_from_parameters
 from .._torch.stand_ins import is_stand_in
 from ..errors import UnsupportedOpError
-from ..graph.slots import Slot
-from ..graph.source import attribute, item, key_text
-from ..subclasses.spec import WrapperSpec
-from .expected import ABSENT, Expected, Strong, apart, describe, holds_classes, is_plain, reference, same_keys, stored
+from ..graph.source import key_text
+from .arrays import is_array
+from .expected import Expected, apart, describe, holds_classes, is_plain, same_keys, stored
 from .libraries import is_of_library, referent
-from .objects import table_of
-from .opaque import asked_of, is_array
+from .opaque import asked_of
+from .source import ABSENT, Strong, reference, table_of
 
 _MOST_ITEMS = 10_000
 _CONTAINERS = (dict, list, set, collections.deque)
@@ -38,14 +36,14 @@ VIEWS: tuple[Any, ...] = (types.MappingProxyType, type({}.keys()), type({}.value
 
 
 def items_in(container: Any) -> list[tuple[Any, Any]]:
-    """The items of a dict or list in order, as they are stored, whatever methods of a subclass say of them."""
+    """The items of a dict or list in order, as stored, past the methods of a subclass."""
     if not isinstance(container, dict):
         return list(enumerate(stored(container)))
     return [(key, dict.get(container, key)) for key in keys_in(container)]
 
 
 def keys_in(container: Any) -> tuple[Any, ...]:
-    """The keys of a dict as they are stored; None for each item of another container."""
+    """The keys of a dict as stored; None for each item of any other container."""
     if not isinstance(container, dict):
         return (None,) * len(stored(container))
     kind = collections.OrderedDict if isinstance(container, collections.OrderedDict) else dict
@@ -53,7 +51,7 @@ def keys_in(container: Any) -> tuple[Any, ...]:
 
 
 def are_numbers_alike(a: Any, b: Any) -> bool:
-    """Whether two are integers, or floats, or tuples or lists of as many of these."""
+    """Whether both are integers, or floats, or tuples or lists of equally many numbers."""
     if type(a) is not type(b) or type(a) not in (tuple, list):
         return type(a) is type(b) and type(a) in (int, float)
     return 0 < len(a) == len(b) <= _MOST_TOGETHER and all(map(are_numbers_alike, a, b))
@@ -63,7 +61,7 @@ _MOST_TOGETHER = 64
 
 
 def tensors_in_key(key: Any) -> Iterator[torch.Tensor]:
-    """The tensors in what stays as it is: a key of a dict, an item of a set, a tuple, a (weak) reference."""
+    """The tensors in an immutable value: a key of a dict, an item of a set, a tuple, a (weak) reference."""
     if isinstance(key, (weakref.ref, Strong)):
         key = referent(key) if isinstance(key, weakref.ref) else key()
     if isinstance(key, torch.Tensor):
@@ -95,7 +93,7 @@ class ReadSite:
         self.volatile = 0  # how often it was written to without a difference that matters
 
     def lacks(self, keys: Iterable[Any], there: Iterable[Any] = ()) -> None:
-        """Note that there is nothing under these keys, but for those `there` and keys that were noted before."""
+        """Note that nothing is under the `keys`, but for keys in `there` and keys noted earlier."""
         self.absent |= frozenset(keys).difference(there, self.items)
 
     def appeared(self) -> Any:
@@ -125,7 +123,7 @@ class ReadSite:
         return str(key) if self.style == "key" else self.name
 
     def difference(self) -> tuple[str, str, str] | None:
-        """(path, what was there, what is there now) of the first item that is not as it was."""
+        """The first difference: (path, expected, actual)."""
         if self.keys is not None and not same_keys(keys := keys_in(self.holder), self.keys):
             if len(keys) != len(self.keys):
                 return f"len({self.name})", str(len(self.keys)), str(len(keys))
@@ -144,7 +142,7 @@ class ReadSite:
         return None
 
     def other_numbers(self) -> Iterator[Any]:
-        """The keys whose value was an integer, a float, or a tuple or list of such, and is another one now."""
+        """The keys of changed values that were an integer, a float, or a tuple or list of numbers, and still are."""
         if self.kind not in ("dict", "object") and type(self.holder) is not list:
             return
         for key, expected in self.items.items():
@@ -154,12 +152,12 @@ class ReadSite:
                     yield key
 
     def keys_of(self, value: Any) -> Iterator[Any]:
-        """The keys whose value was this very object."""
+        """The keys of this very object."""
         if self.kind in ("dict", "object"):
             yield from (key for key, expected in self.items.items() if expected.before() is value)
 
     def other_arrays(self, changed: Container[int]) -> Iterator[Any]:
-        """The keys whose value was a NumPy array, and is another one now, or one of `changed`, by id."""
+        """The keys of NumPy arrays that were replaced by an array, or that are in `changed`, by id."""
         if self.kind not in ("dict", "object"):
             return
         for key, expected in self.items.items():
@@ -222,7 +220,7 @@ class Reads:
         return True
 
     def expect(self, holder: Any, before: Mapping[Any, Any]) -> None:
-        """Expect a place's contents from `before`, whatever the place holds now."""
+        """Expect a place's contents from `before`, not its present contents."""
         site = self.places.get(id(holder))
         for key, expected in [*site.items.items()] if site is not None else ():
             was = before.get(key, ABSENT)
@@ -231,7 +229,7 @@ class Reads:
                 site.lacks(key) if was is ABSENT else self.add(site, key, was)
 
     def contents(self, value: Any, name: str) -> None:
-        """Note the items of a container, or what an object without attributes says of itself."""
+        """Note the items of a container, or the answer of an object without attributes."""
         if is_plain(value) or issubclass(type(value), (torch.Tensor, type, types.FunctionType)):
             return
         if _is_only_module(type(value)):
@@ -261,7 +259,7 @@ class Reads:
             self.add(place, key, item)
 
     def ask(self, value: Any, name: str, ask: Callable[[Any], Any]) -> None:
-        """Note what `ask(value)` says."""
+        """Note the result of `ask(value)`."""
         if id(value) not in self.places:
             place = self.place(value, "asked", name, "self")
             place.ask = ask
@@ -357,7 +355,7 @@ class Reads:
 
 
 def _is_only_module(cls: type) -> bool:
-    """Whether objects of a class are modules, with nothing of a container or another type of C's."""
+    """Whether objects of a class are modules and neither containers nor of a further C type."""
     return issubclass(cls, torch.nn.Module) and cls.__basicsize__ == torch.nn.Module.__basicsize__
 
 
@@ -372,7 +370,7 @@ HOOKS = frozenset(
 
 
 def hooks_of(modules: Iterable[torch.nn.Module], *, in_backward: bool = False) -> Iterator[Any]:
-    """The hooks that calls of modules call, those of all modules first; or those that their backwards call."""
+    """The hooks that calls of modules call, the hooks on all modules first; or the hooks of their backwards."""
     direction = "backward" if in_backward else "forward"
     names = f"_{direction}_pre_hooks", f"_{direction}_hooks"
     for name in names:
@@ -381,75 +379,3 @@ def hooks_of(modules: Iterable[torch.nn.Module], *, in_backward: bool = False) -
         own = object.__getattribute__(module, "__dict__")
         for name in names:
             yield from own.get(name, {}).values()
-
-
-# -------------------------------------------------------------------- sources
-# Where a tensor that a function reaches by itself is kept, so that it is read again on every call.
-#
-# Rebinding anything on the way is noticed, because the chain of steps is walked again at each call.
-
-
-class Source:
-    """How to reach an object: from `root`, by `steps` of ("attr", name) or ("item", key).
-
-    A root that can be referred to weakly is not kept alive, unless it is a tensor: one that nothing leads to is read
-    from here alone.
-    """
-
-    __slots__ = ("_root", "slot", "steps")
-
-    def __init__(self, slot: Slot, root: Any, steps: tuple[tuple[str, Any], ...]) -> None:
-        self.slot = slot
-        self.steps = steps
-        self._root = Strong(root) if isinstance(root, torch.Tensor) else reference(root)
-
-    @property
-    def root(self) -> Any:
-        """Where to start; None when that is no more."""
-        return self._root()
-
-    def bound(self, bind: Callable[[str, Any], str]) -> str:
-        """Python source that reads the root; `bind` gives globals names."""
-        return bind("root", self._root) + "()"
-
-    def __repr__(self) -> str:
-        return f"Source({self.slot}, {self.steps})"
-
-    def get(self) -> Any:
-        """The object now."""
-        value = self.root
-        for kind, key in self.steps:
-            value = getattr(value, key) if kind == "attr" else value[key]
-        return value
-
-    def now(self) -> Any:
-        """The object now, or None where there is none."""
-        try:
-            return self.get()
-        except (AttributeError, LookupError, TypeError):
-            return None
-
-    def expression(self, root: str, bind: Callable[[str, Any], str]) -> str:
-        """Python source that reads it, given the name of a variable holding the root; `bind` gives globals names."""
-        for kind, key in self.steps:
-            root = attribute(root, key, bind) if kind == "attr" else item(root, key, bind)
-        return root
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ReachedWrapper:
-    """A wrapper that the function reached by itself: where, and the spec of its gradient (None: as predicted)."""
-
-    source: Source
-    spec: WrapperSpec
-    gradient: WrapperSpec | None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class FoundWrappers:
-    """The wrappers that a function was given: those that it reached by itself, and of those among its arguments, by
-    their first leaf, what they are like and what their gradients are like.
-    """
-
-    reached: tuple[ReachedWrapper, ...]
-    arguments: Mapping[int, tuple[WrapperSpec, WrapperSpec | None]]

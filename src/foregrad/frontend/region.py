@@ -1,4 +1,4 @@
-"""Marks: of a repeated region, which is compiled once however often a graph calls it, and of an eager region."""
+"""Marks: of a repeated region, compiled once for all its calls in a graph, and of an eager region."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def region(fn: F) -> F:
 
 
 def mark(fn: Any, attribute: str, door: str) -> bool:
-    """Mark a module by an attribute; False for a function. Raises `TypeError` for what `foregrad.<door>` can't mark."""
+    """Mark a module by an attribute; False for a function. Raises `TypeError` for an object that `foregrad.<door>`
+    can't mark.
+    """
     if isinstance(fn, torch.nn.Module):
         fn.__dict__[attribute] = True
         return True
@@ -105,7 +107,9 @@ def eager_region(fn: F) -> F:
 
 
 def is_eager_region(function: Any) -> bool:
-    """Whether a function is marked, by `torch.compiler.disable` or here; what PyTorch itself disables is not meant."""
+    """Whether a function is marked, by `torch.compiler.disable` or here; PyTorch's own disabled functions do not
+    count.
+    """
     if not getattr(function, "_torchdynamo_disable", False):
         return False
     inner = getattr(function, "_torchdynamo_orig_callable", None)

@@ -1,8 +1,8 @@
 """Nested containers to a flat list of leaves and back: tuples, lists, dicts, dataclasses, registered types, objects.
 
-A `Tree` is the structure without its leaves: immutable, comparable, and able to say the path of each leaf.
-Dataclasses need no registration; any type registered with PyTorch's pytree works. `flatten` takes values alone;
-`open_objects` also takes plain objects apart, and keeps which containers are one and the same.
+A `Tree` is the structure without its leaves: immutable, comparable, and able to say the path of each leaf. Dataclasses
+need no registration; any type registered with PyTorch's pytree works. `flatten` takes values alone; `open_objects` also
+takes plain objects apart, and keeps the identity of containers.
 """
 
 from __future__ import annotations
@@ -18,19 +18,17 @@ from typing import Any
 
 import torch
 
-from .._torch.distributed import GROUPS
 from .._torch.nested import registered_functions
 from .._torch.ops import is_opaque_value
+from .._torch.wrappers import is_wrapper
+from ..annexes import given
 from ..errors import UnknownLeafError
 from ..graph.source import key_text, key_texts
 from ..house import is_house_module
-from ..subclasses.conversion import Samples, wrap
-from ..subclasses.spec import WrapperSpec, is_wrapper
+from .arrays import is_number_of_numpy
 from .objects import fill, is_plain_class, look_into, make_empty
-from .opaque import is_number_of_numpy
+from .openings import Opening, Unwrap, Wrap, new_samples, wrap
 
-Unwrap = Callable[[Any], "tuple[WrapperSpec, Sequence[torch.Tensor]] | None"]
-Wrap = Callable[[Any, "list[torch.Tensor]"], Any]
 _SCALARS = (int, float, str, bool, complex, bytes, type(None))
 # They keep a state from call to call, and refer to one another: like modules, they are the same ones in each call.
 STEPPERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
@@ -54,15 +52,15 @@ _CONSTANTS = (
     types.FunctionType,
     types.BuiltinFunctionType,
     types.MethodType,
-    *GROUPS,
+    *(cls for classes in given("classes of constants") for cls in classes),
 )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tree:
-    """One container: its `kind`, its type, what else is needed to build it again (`context`), and its children.
+    """One container: its `kind`, its type, further facts for building it again (`context`), and its children.
 
-    `number`: which of the containers it is whose identity is kept; a `ref` is the one with the number `context`.
+    `number`: its number among the containers with kept identity; a `ref` is the container numbered `context`.
     """
 
     # leaf, tuple, list, dict, namedtuple, structseq, dataclass, registered, wrapper; object, partial, weakref,
@@ -75,8 +73,8 @@ class Tree:
     number: int = -1
 
     def unflatten(self, leaves: list[Any], wrap: Wrap = wrap, made: dict[int, Any] | None = None) -> Any:
-        """The container with these leaves in it. `wrap` makes wrapper subclasses, and arrays (of the spec None); `made`
-        has and gets the containers by their numbers.
+        """The container of the leaves. `wrap` makes wrapper subclasses, and arrays (of the spec None); `made` has and
+        gets the containers by their numbers.
         """
         return self._build(iter(leaves), wrap, {} if made is None else made)
 
@@ -149,7 +147,7 @@ class Tree:
         found = set() if self.type is None else {self.type}
         return found.union(*(child.types() for child in self.children))
 
-    def wrappers(self, first: int = 0) -> Iterator[tuple[int, WrapperSpec]]:
+    def wrappers(self, first: int = 0) -> Iterator[tuple[int, Opening]]:
         """The wrapper subclasses, each with the number of its first leaf, where that of the first of all is `first`."""
         if self.kind == "wrapper":
             yield first, self.context
@@ -163,7 +161,7 @@ class Tree:
         return [path for path, node in self.walk(prefix) if node.kind == "leaf"]
 
     def walk(self, prefix: str) -> Iterator[tuple[str, Tree]]:
-        """All nodes from this one down, parents first, with the expressions that reach them."""
+        """All nodes from the node down, parents first, each with the expression that reaches the node."""
         yield prefix, self
         if not self.children:
             return
@@ -224,7 +222,7 @@ def _make_dataclass(cls: Any, names: tuple[str, ...], values: list[Any]) -> Any:
 
 
 def open_container(value: Any) -> tuple[str, Any, Any, list[Any]] | None:
-    """Kind, class, context and items of a container that is no plain object; None for others."""
+    """Kind, class, context and items of a container that is no plain object; None for any other value."""
     cls = type(value)
     if cls is tuple:
         return "tuple", tuple, None, list(value)
@@ -250,7 +248,9 @@ def open_container(value: Any) -> tuple[str, Any, Any, list[Any]] | None:
 
 
 def is_as_opened(value: Any, opened: tuple[str, Any, Any, list[Any]] | None) -> bool:
-    """Whether a container is what `open_container` said that it was; a registered class may make items to say so."""
+    """Whether a container equals `open_container`'s earlier answer; a registered class may make items for the
+    answer.
+    """
     now = open_container(value)
     if now is None or opened is None or now[2] != opened[2] or len(now[3]) != len(opened[3]):
         return False
@@ -263,10 +263,10 @@ def is_as_opened(value: Any, opened: tuple[str, Any, Any, list[Any]] | None) -> 
 def flatten(value: Any, unwrap: Unwrap | None = None) -> tuple[list[Any], Tree]:
     """The leaves of a nested container, in order, and its structure.
 
-    `unwrap` gives the plain tensors of wrapper subclasses, or None for one that is a leaf; see `Samples`.
+    `unwrap` gives the plain tensors of wrapper subclasses, or None for one that is a leaf; see `new_samples`.
     """
     leaves: list[Any] = []
-    return leaves, _flatten(value, leaves, unwrap or Samples())
+    return leaves, _flatten(value, leaves, unwrap or new_samples())
 
 
 def _leaf(value: Any, leaves: list[Any], unwrap: Unwrap) -> Tree:
@@ -290,7 +290,7 @@ def _flatten(value: Any, leaves: list[Any], unwrap: Unwrap) -> Tree:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Opened:
-    """Values taken apart: `leaves` and `tree`, and the `containers` that have numbers, by these."""
+    """Values taken apart: `leaves` and `tree`, and the numbered `containers`, by number."""
 
     leaves: list[Any]
     tree: Tree
@@ -298,8 +298,8 @@ class Opened:
 
 
 def open_objects(values: Sequence[Any], instead: Callable[[Any], Any], unwrap: Unwrap) -> Opened:
-    """The leaves of nested containers and plain objects, and the structure of the list of `values`; the same object
-    twice is one. `instead(value)` gives a leaf that is put in the place of something, or None; `unwrap`: see `flatten`.
+    """The leaves of nested containers and plain objects, and the structure of the list of `values`; an object met twice
+    is one. `instead(value)` gives a leaf that replaces the value, or None; `unwrap`: see `flatten`.
     """
     opener = _Opener(instead, unwrap, makes=True)
     tree = list_of([opener.open(value) for value in values])
@@ -314,8 +314,8 @@ def list_of(trees: Sequence[Tree]) -> Tree:
 def open_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any], array: Callable[[Any], torch.Tensor | None]
 ) -> Opened:
-    """Open the arguments of a call. What steps (see `STEPPERS`) is a leaf."""
-    opener = _Opener(_stepper, Samples(), makes=False, array=array)
+    """Open the arguments of a call. A stepper (see `STEPPERS`) is a leaf."""
+    opener = _Opener(_stepper, new_samples(), makes=False, array=array)
     trees = list(map(opener.open, args))
     positional = Tree("tuple", tuple, None, tuple(trees), sum(tree.size for tree in trees))
     children = tuple(map(opener.open, kwargs.values()))
@@ -336,9 +336,9 @@ def _stepper(value: Any) -> Any:
 
 
 class _Opener:
-    """`makes`: what was made in a call is to be made in each, functions with variables of their own among it.
+    """`makes`: values made in a call, functions with variables of their own included, are to be made in each call.
 
-    `array(value)` is the tensor over an array, or None for what is none.
+    `array(value)` is the tensor over an array, or None for any other value.
     """
 
     def __init__(
@@ -431,7 +431,9 @@ def is_leaf(leaf: Any) -> bool:
 
 
 def check_leaves(leaves: list[Any], paths: list[str], what: str, others: tuple[type, ...] = ()) -> None:
-    """Raise `UnknownLeafError` for a leaf that is neither a tensor nor a plain value, nor of `others`."""
+    """Raise `UnknownLeafError` for a leaf that is neither a tensor nor a plain value, and not of the types in
+    `others`.
+    """
     for leaf, path in zip(leaves, paths, strict=True):
         if is_leaf(leaf) or isinstance(leaf, others):
             continue

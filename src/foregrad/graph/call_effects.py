@@ -1,9 +1,9 @@
-"""Effects around the graph: what a call does besides running the graph and replaying the effect log.
+"""Effects around the graph: actions of a call besides running the graph and replaying the effect log.
 
-An effect is one frozen class. It says at which place of the rendered call its lines stand, what these lines are, which
-numbers from a file need to exist, whether a file may hold it, and what it is in words. The runtime, files and views
-loop over `Signature.effects.around` and name no class. Effects at one place are rendered in the order of their ranks,
-effects of one rank in the order in which they were recorded.
+An effect is one frozen class. It has a place in the rendered call, lines, checks of numbers from a file, a text for
+people, and says whether a file may hold the effect. The runtime, files and views loop over `Signature.effects.around`
+and name no class. Effects at one place are rendered in the order of their ranks, effects of equal rank in the order of
+recording.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from .._torch.histories import have_hooks, lead_to
 from .._torch.tensors import of_other_mode
 from ..errors import UnsupportedError
+from ..house import add_to_house
 
 _NO_GRADIENT = "set it to None at the end (`zero_grad()`), or use torch.autograd.grad"
 
@@ -38,7 +39,7 @@ class CallPlace(enum.Enum):
 @dataclasses.dataclass(frozen=True, slots=True)
 class EffectTarget:
     """A tensor that an effect happens to: an input, or a leaf of the result, by its number. Tensors that are taken
-    apart count as inputs behind all others.
+    apart are numbered behind all inputs.
     """
 
     number: int
@@ -49,13 +50,13 @@ class EffectTarget:
 
 
 class EffectWriter(Protocol):
-    """What an effect's lines are made with. Each method gives an expression of the rendered call."""
+    """Material for an effect's lines. Each method gives an expression of the rendered call."""
 
     def bind(self, hint: str, value: Any) -> str:
         """A global name for a value."""
 
     def built(self, value: Any) -> str:
-        """A value, whose containers are made anew in each call."""
+        """A value; each call makes its containers anew."""
 
     def target(self, target: EffectTarget) -> str:
         """The tensor that an effect happens to."""
@@ -79,13 +80,19 @@ class Bounds(Protocol):
 KINDS: dict[str, type[CallEffect]] = {}  # each kind by its name in files
 
 
+def kind_name(cls: type) -> str:
+    """The name of a kind of effects in files. Kinds of two other packages never have one name."""
+    is_own = cls.__module__.partition(".")[0] == __name__.partition(".")[0]
+    return cls.__name__ if is_own else f"{cls.__module__}.{cls.__qualname__}"
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallEffect:
     """Base of the effects. `rank`: the order among the effects at one `place`.
 
-    `storable`: files may hold the effect, whose fields are numbers, plain values and `EffectTarget`s, and whose `check`
-    bounds all numbers that `lines` uses; `instead`: what to do for a file where they may not. `sees_gradients`: code of
-    the program or `.grad` does, so a backward has no stages.
+    `storable`: files may hold the effect: its fields are numbers, plain values and `EffectTarget`s, and its `check`
+    bounds all numbers that `lines` uses. `instead`: the remedy where files may not. `sees_gradients`: code of the
+    program or `.grad` does, so a backward has no stages.
     """
 
     place: ClassVar[CallPlace]
@@ -95,17 +102,18 @@ class CallEffect:
     instead: ClassVar[str] = "do it outside of the function"
 
     def __init_subclass__(cls) -> None:  # a class with slots is made twice
-        known = KINDS.setdefault(cls.__name__, cls)
+        known = KINDS.setdefault(kind_name(cls), cls)
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise TypeError(f"two kinds of effects have the name {cls.__name__}: {known.__module__}, {cls.__module__}")
-        KINDS[cls.__name__] = cls
+        KINDS[kind_name(cls)] = cls
+        add_to_house(cls)
 
     def lines(self, writer: EffectWriter) -> list[str]:
-        """What the rendered call does at the effect's place."""
+        """Lines of the rendered call at the effect's place."""
         return []
 
     def around(self, writer: EffectWriter) -> list[str]:
-        """Contexts under which the graph runs."""
+        """Contexts around the graph."""
         return []
 
     def check(self, bounds: Bounds) -> None:
@@ -136,7 +144,7 @@ def at_place(effects: Sequence[CallEffect], place: CallPlace) -> list[CallEffect
 @dataclasses.dataclass(frozen=True, slots=True)
 class KeepApart(CallEffect):
     """The function takes a gradient by the inputs `targets`: the histories of `others` must not lead to these, and
-    `targets` must have no hooks. A call in which they do raises `UnsupportedError` with `message`.
+    `targets` must have no hooks. Any other call raises `UnsupportedError` with `message`.
     """
 
     targets: tuple[int, ...]
@@ -165,7 +173,7 @@ def check_apart(others: list[torch.Tensor], targets: list[torch.Tensor], message
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ClearGradient(TensorEffect):
-    """`.grad` of an input becomes None before the graph runs, which does not need that memory."""
+    """`.grad` of an input becomes None before the graph runs, so its memory is free for the graph."""
 
     place = CallPlace.FIRST
     rank = 2

@@ -1,8 +1,8 @@
-"""The operator with which a graph calls Python.
+"""The operator by which a graph calls Python.
 
-`foregrad::call` has the key of a `PythonCall`, which runs on real tensors and describes its results on fakes. `after`
-are tensors that must be computed before: values that the program branched on, or the status of another call. `sizes`
-are the symbolic sizes of results. No pass drops a call, doubles it or merges equal ones.
+`foregrad::call` has the key of a `PythonCall`: code that runs on real tensors and describes its results on fakes.
+`after` are tensors that must be computed before: values that the program branched on, or the status of another call.
+`sizes` are the symbolic sizes of results. No pass drops a call, doubles it or merges equal ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PythonCall(abc.ABC):
 
     @property
     def acts(self) -> str:
-        """The name of the user's function that it calls, which may do more than compute; "" if there is none."""
+        """The name of the user's function that it calls and that may do more than compute; "" if there is none."""
         return ""
 
     @cached_property
@@ -64,5 +64,5 @@ torch.fx.node.has_side_effect(CALL)
 
 
 def call_of(target: Any, args: Sequence[Any]) -> PythonCall | None:
-    """The `PythonCall` of an operator with these arguments; None if it calls no Python."""
+    """The `PythonCall` of an operator and its arguments; None if it calls no Python."""
     return _calls[args[0]] if target is CALL else None

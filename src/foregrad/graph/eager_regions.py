@@ -2,12 +2,12 @@
 
 A region's effects can't be undone. So if one call of a compiled function reaches a region again, in a capture or in
 another graph, the results of the first run are used: see `Journal`. A region runs only after the values that the
-program branched on before it were found equal to those of its graph.
+program branched on before it were found equal to the graph's values.
 
 The user's function runs with gradients on, and its autograd graph is kept for the region's backward. A region's first
-result is the key under which the backward finds the graph: a tensor over memory that owns the autograd graph, so the
-graph lives as long as the saved tensor. The second result is a status, which a decision reads and the next region
-takes, so no region is dropped and all keep their order.
+result is the backward's key to the graph: a tensor over memory that owns the autograd graph, so the graph lives as long
+as the saved tensor. The second result is a status: a decision reads it and the next region takes it, so no region is
+dropped and all keep their order.
 
 Known weaknesses: memory held by an inner autograd graph is counted by no budget, and is freed as a whole, not node by
 node.
@@ -35,6 +35,7 @@ from .._torch.settings import under_settings
 from .._torch.tensors import storage_key, version_of
 from ..errors import ForegradError, UnsupportedLayoutError, UnsupportedMutationError, UnsupportedSideEffectError
 from ..identity import IdSet
+from .attempts import Attempts, RaisedInCallError
 from .calls import PythonCall
 from .meta import strides_in_order
 from .python_calls import Collective, GivenAgain, status
@@ -44,27 +45,19 @@ Layout = tuple[torch.dtype, torch.device, tuple[int, ...]]
 
 
 class RegionChangedError(RuntimeError):
-    """Raised inside of a graph: a region's results, or the decisions before it, differ from those at capture."""
-
-
-class RegionRaisedError(Exception):
-    """Raised inside of a graph: the user's function raised `error`."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
+    """Raised inside of a graph: a region's results, or the decisions before it, differ from capture's."""
 
 
 @dataclasses.dataclass(eq=False)
 class Region(PythonCall):
     """One captured call of a user's function. Fields with defaults are set by its first run.
 
-    `call(function, tensors)` gives the tensors in its result, the rest of it, and what it does with a container that
-    was made for this call ("changes" or "keeps or returns"). The inputs are its tensor arguments, then the leaves that
-    it reached by itself (`leaves`). `differentiable` and `is_leaf` describe the arguments, `written` are the positions
-    of those that it writes to. `decided`: the values that the program branched on before. `layouts`, `requires_grad`
-    and `rest` describe the results; `reached` has for each result the inputs that its gradient reaches.
-    `materializes`: the inputs behind which a traced custom Function takes an absent gradient for zeros.
+    `call(function, tensors)` gives the result's tensors, the rest of the result, and its deed to a container made for
+    the call ("changes" or "keeps or returns"). The inputs are its tensor arguments, then the leaves that it reached by
+    itself (`leaves`). `differentiable` and `is_leaf` describe the arguments, `written` has the positions of written
+    arguments. `decided`: the values that the program branched on before. `layouts`, `requires_grad` and `rest` describe
+    the results; `reached` has for each result the inputs that its gradient reaches. `materializes`: the inputs of
+    traced custom Functions that take an absent gradient for zeros.
     """
 
     function: Callable[..., Any]
@@ -103,7 +96,7 @@ class Region(PythonCall):
             except ForegradError:
                 raise
             except Exception as error:
-                raise RegionRaisedError(error) from error
+                raise RaisedInCallError(error) from error
         _check_same(self, ran, sizes)
         return self.results(ran)
 
@@ -126,8 +119,8 @@ class Region(PythonCall):
         return [torch.empty((1,), dtype=torch.int64), status(), *_empty(self.layouts, sizes)]
 
     def backward(self, present: Sequence[bool | None]) -> RegionBackward:
-        """The call that gives the gradients of inputs, if cotangents of the results at `present` arrive; None: autograd
-        comes to that result with an absent one.
+        """The call that gives the gradients of inputs, if cotangents of the results at `present` arrive; None: a
+        cotangent that autograd reaches but that is absent.
         """
         key = tuple(present)
         if key not in self.backwards:
@@ -142,7 +135,7 @@ class Region(PythonCall):
 class RegionBackward(PythonCall):
     """The gradients of a region's inputs, from the region's key and the gradients of the results that are `present`.
 
-    `input_positions`: the inputs that get a gradient; `layouts`: the layouts of these inputs.
+    `input_positions`: the inputs that get a gradient; `layouts`: their layouts.
     """
 
     region: weakref.ref[Region]
@@ -151,7 +144,7 @@ class RegionBackward(PythonCall):
     layouts: tuple[Layout, ...]
 
     def without(self, absent: Sequence[bool]) -> RegionBackward:
-        """The call that takes no gradient in the places of those that are `absent`; the first input is the key."""
+        """The call without the gradients at `absent`; the first input is the key."""
         is_absent, region = iter(absent[1:]), self.region()
         assert region is not None
         return region.backward([(None if next(is_absent) else how) if how else how for how in self.present])
@@ -216,8 +209,8 @@ class RegionBackward(PythonCall):
 
 @dataclasses.dataclass(eq=False)
 class Ran:
-    """The results of one run of a region's function. `outputs` have their history, `starts` are the leaves where it
-    begins, `memory` holds the storages of the arguments.
+    """The results of one run of a region's function. `outputs` have their history, `starts` are the history's first
+    leaves, `memory` holds the storages of the arguments.
     """
 
     starts: list[torch.Tensor]
@@ -238,7 +231,7 @@ class Ran:
 
 
 class _Kept(bytearray):
-    """The memory of a key, which owns the autograd graph of one run, by the edges where it begins and ends.
+    """The memory of a key. It owns the autograd graph of one run, by the graph's first and last edges.
 
     The region's backward can run as long as this object lives, whoever called the region.
     """
@@ -250,7 +243,7 @@ class _Kept(bytearray):
 
 
 class _Absent(torch.autograd.Function):
-    """A number whose gradient for a result is absent: what autograd comes to in eager all the same."""
+    """Stands for a result's absent gradient; eager's autograd reaches the result all the same."""
 
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor) -> torch.Tensor:
@@ -295,7 +288,7 @@ class Journal:
         self.undo: list[Callable[[], None]] = []  # restores Python state that regions changed
 
     def next(self, region: Region, inputs: list[torch.Tensor]) -> Ran | None:
-        """The earlier run, in this call of the compiled function, of the region that is called now; or None."""
+        """The earlier run of the region in the present call of the compiled function; or None."""
         if self.at == len(self.entries):
             return None
         entry = self.entries[self.at]
@@ -340,7 +333,7 @@ def begin() -> None:
 
 
 def rewind() -> None:
-    """Note that the graph is wrong for this call, and another one runs."""
+    """Note that the graph is wrong for the call, and that a second graph runs."""
     journal = open_journal()
     if journal is not None:
         journal.at = 0
@@ -354,7 +347,7 @@ def finish() -> None:
 def give_up() -> AbstractContextManager[Any]:
     """Context: the call runs eagerly, with Python's state as if no region had run.
 
-    Collectives that ran do not run again: other processes took part in them.
+    Collectives that ran do not run again: other processes took part.
     """
     journal, ran = open_journal(), []
     if journal is not None:
@@ -375,6 +368,9 @@ def in_one_call() -> Iterator[None]:
     finally:
         if outer is None:
             _thread.journal = None
+
+
+ATTEMPTS = Attempts(begin, rewind, finish, give_up, in_one_call)
 
 
 # ---------------------------------------------------------------------------------------------- running
@@ -447,7 +443,7 @@ def _leaves_of(outputs: Sequence[torch.Tensor]) -> IdSet[torch.Tensor]:
 
 
 def reached_from(output: torch.Tensor, inputs: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    """The positions of the leaves that the gradient of one result reaches."""
+    """The positions of the leaves that a result's gradient reaches."""
     leaves = _leaves_of([output])
     return tuple(index for index, leaf in enumerate(inputs) if leaf in leaves)
 

@@ -1,8 +1,8 @@
-"""The effect log: what a call does to tensors that the caller can see, in program order.
+"""The effect log: the changes that a call makes to tensors that the caller can see, in program order.
 
-The compiled forward is pure. A call replays these entries on the real tensors, one after the other. `ordered` makes the
-log of what was recorded, `with_graph` says where in it the forward runs: both are functions from log to log. Checks,
-and what a backward does besides gradients, are described here too.
+The compiled forward is pure. A call replays these entries on the real tensors, one after the other: those of inputs in
+program order, then those of results and of views, which a call takes last. `with_graph` puts the forward into the log.
+Checks, and a backward's effects besides gradients, are described here too.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class ViewStep:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OutputInfo:
-    """One leaf of what the function returns."""
+    """One leaf of the function's result."""
 
     path: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Handle(OutputInfo):
-    """A tensor that a call has at hand: an input or a graph output, by its number (one of them is given), or the view
-    of it that `steps` lead to. A leaf of the result that is a tensor is one.
+    """A tensor that a call has at hand: an input or a graph output, by its number (one of the two is given), or the
+    view at the end of `steps`. A tensor among the result's leaves is a handle.
     """
 
     input: int | None = None
@@ -52,7 +52,7 @@ class Handle(OutputInfo):
 @dataclasses.dataclass(frozen=True, slots=True)
 class Effect:
     """Base of all entries. It happens to input `input`, to graph output `result` (then `input` is -1), or to the view
-    of that which `steps` lead to. `words` says what it is.
+    at the end of `steps`. `words` is the text for people.
     """
 
     words = ""
@@ -65,27 +65,22 @@ class Effect:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it happens to an input, rather than to a view of one or to a graph output."""
+        """Whether it happens to a whole input, not to a view or a graph output."""
         return self.input >= 0 and not self.steps
 
     @property
     def target(self) -> str:
-        """What it happens to, in words."""
+        """The affected tensor, in words."""
         return f"{_base(self.input, self.result)}{_chain(self.steps)}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TakeView(Effect):
-    """A view is taken that is returned, or that something happens to, before its memory or its base changes.
-
-    `of_plain`: the input did not require grad then, and does later. `first`: nothing in its memory had changed.
-    `is_late`: the input requires grad by now, as the graph was to see that: the view is to be as one taken before.
+    """A view of an input is taken early: before the input is given other memory, if a tensor takes over the former
+    memory, or before a write, if autograd bars the view from then on.
     """
 
     path: str
-    of_plain: bool = False
-    first: bool = False
-    is_late: bool = False
     words = "take view {0.path} of {0.target}"
 
 
@@ -110,8 +105,8 @@ class Detach(Effect):
 class Write(Effect):
     """The elements become those of graph output `output`.
 
-    `differentiable`: it takes that one's history over, too. `counted`: the write moves the version counter (a write
-    through `.data` does not). `swapped`, of files written before: they are those of memory that it was given.
+    `differentiable`: the history is taken over too. `counted`: the write moves the version counter (a write through
+    `.data` does not). `swapped`, in older files: the write goes to the storage assigned during the call.
     """
 
     output: int
@@ -134,7 +129,7 @@ class WriteWrapper(Effect):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SetData(Effect):
-    """`.data = ...`: it takes another tensor's memory over."""
+    """`.data = ...`: the tensor takes the other tensor's memory over."""
 
     source: Handle
     words = "{0.target} takes the memory of {0.source}"
@@ -142,7 +137,7 @@ class SetData(Effect):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SetStorage(SetData):
-    """`set_`, which counts as a write: in files written before, a capture refuses it."""
+    """`set_`, counted as a write. In older files alone: captures refuse it."""
 
     words = "set_() on {0.target}, to {0.source}"
 
@@ -158,13 +153,6 @@ class InplaceView(Effect):
 
     def __str__(self) -> str:
         return f"{self.op} on {self.target}{'' if self.grad_enabled else ' under no_grad'}"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class QueryGradFn(Effect):
-    """PyTorch is asked for the `grad_fn` of a view, which it makes anew from the base as that is now."""
-
-    words = "query grad_fn of {0.target}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -202,29 +190,23 @@ class Recorded:
 
 
 def ordered(recorded: Sequence[Recorded]) -> tuple[Effect, ...]:
-    """The log, in program order, without what the next entry does anyway. What happens at one time stays in its
-    order.
-    """
-    log = [entry.effect for entry in sorted(recorded, key=lambda entry: entry.at)]
-    return tuple(e for at, e in enumerate(log) if at + 1 == len(log) or not _is_done_by(log[at + 1], e))
+    """The log, in order: entries of one time as recorded, equal entries of a view once."""
 
+    def place(entry: Recorded) -> tuple[bool, int]:
+        return not (entry.effect.is_whole or isinstance(entry.effect, TakeView)), entry.at
 
-def _is_done_by(after: Effect, effect: Effect) -> bool:
-    """Whether the entry that comes next takes the same view on its way, or is the same mark."""
-    if not isinstance(effect, TakeView) or not isinstance(after, TakeView):
-        return isinstance(effect, MarkRequiresGrad) and effect == after
-    ones = [(view.input, view.result, view.of_plain, view.first) for view in (effect, after)]
-    return ones[0] == ones[1] and after.steps[: len(effect.steps)] == effect.steps
+    log = [entry.effect for entry in sorted(recorded, key=place)]
+    return tuple(e for at, e in enumerate(log) if e.is_whole or e not in log[:at])
 
 
 def with_graph(
     log: Sequence[Effect], taken: Collection[int], leaves: Collection[int], *, counts_first: bool
 ) -> list[Effect]:
-    """The log with the place at which the forward runs.
+    """The log with the place of the forward.
 
-    It comes first, but for the first marks of inputs that are `taken` by autograd, and views taken before those; not
-    so for `leaves` that require grad already and are detached before they are marked. With `counts_first` it comes
-    after the versions that move before sizes do, too, and the views before those.
+    It comes first, but for the first marks of inputs that are `taken` by autograd; not so for `leaves` that require
+    grad already and are detached before they are marked. With `counts_first` it comes after the versions that move
+    before sizes or memory do, too.
     """
     detached: dict[int, int] = {}
     marks: dict[int, int] = {}
@@ -237,20 +219,10 @@ def with_graph(
             marks.setdefault(effect.input, at)
     early = {at for index, at in marks.items() if index in taken}
     again = {marks[index] for index, at in detached.items() if marks.get(index, -1) > at}
-    plain = [at for at, effect in enumerate(log) if isinstance(effect, TakeView) and effect.of_plain]
-    swap = next((at for at, effect in enumerate(log) if isinstance(effect, SetData)), len(log))
-    resized = next((at for at, effect in enumerate(log[:swap]) if isinstance(effect, InplaceView)), swap)
-    views = {at for at in plain if at < min(swap, max(early, default=-1)) and log[at].first}  # type: ignore[attr-defined]
-    counts = {at for at, effect in enumerate(log[:resized]) if counts_first and isinstance(effect, BumpVersion)}
-    views |= {at for at, effect in enumerate(log) if at < max(counts, default=-1) and isinstance(effect, TakeView)}
-    late = {at for at in plain if at < marks.get(log[at].input, -1) and at < detached.get(log[at].input, len(log))}
-    late = {at for at in late - views if marks[log[at].input] in early}
-    after = [
-        dataclasses.replace(effect, is_late=True) if isinstance(effect, TakeView) and at in late else effect
-        for at, effect in enumerate(log)
-        if at not in (views | early | counts) - again
-    ]
-    return [*(log[at] for group in (views, early, counts) for at in sorted(group)), RunGraph(), *after]
+    changed = next((at for at, effect in enumerate(log) if isinstance(effect, (SetData, InplaceView))), len(log))
+    counts = {at for at, effect in enumerate(log[:changed]) if counts_first and isinstance(effect, BumpVersion)}
+    after = [effect for at, effect in enumerate(log) if at not in (early | counts) - again]
+    return [*(log[at] for group in (early, counts) for at in sorted(group)), RunGraph(), *after]
 
 
 # ------------------------------------------------------------------------------------------------ effects of no tensor
@@ -273,10 +245,10 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CheckInfo:
-    """An operator that returns nothing and writes to no tensor: it raises, or has another effect.
+    """An operator that returns nothing and writes to no tensor: it raises, or has some effect of its own.
 
-    `args` and `kwargs` hold `Given` and `Result` in place of tensors. The check runs after the first `after` decisions
-    and before the others; `where` is the user's line.
+    `args` and `kwargs` hold `Given` and `Result` in place of tensors. The check runs between decision `after` - 1 and
+    decision `after`; `where` is the user's line.
     """
 
     op: Any
@@ -291,7 +263,7 @@ class CheckInfo:
         return not isinstance(self.op, OpOverload) or (self.op.namespace == "aten" and self.op.name() != "aten::_print")
 
     def behind(self, count: int) -> CheckInfo:
-        """The check with its outputs moved behind `count` others."""
+        """The check with its outputs moved by `count`."""
         args, kwargs = mapped((self.args, self.kwargs), Result, lambda result: Result(result.output + count))
         return dataclasses.replace(self, args=args, kwargs=kwargs)
 
@@ -300,8 +272,8 @@ class CheckInfo:
 class LateUpdate:
     """A tensor that a backward writes to: `output`, of `BackwardEffects.outputs`, holds its new value.
 
-    `live`: its position in `BackwardEffects.live`; None for a tangent, whose position is then `tangent`.
-    `counted`: the write moves the version counter.
+    `live`: its position in `BackwardEffects.live`; None for a tangent; then `tangent` is its position. `counted`: the
+    write moves the version counter.
     """
 
     output: int

@@ -1,4 +1,4 @@
-"""`JointGraph`: forward and backward of a function as one functional graph; `Partitioned`: the same as two graphs."""
+"""`JointGraph`: forward and backward of a function as one functional graph; `Partitioned`: as two graphs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch import fx
 from .._torch.graphs import ends_of
 from ..errors import GraphError, PartitionError
 from .meta import TensorSpec, nbytes_of, spec_of
-from .printing import print_graph, shortened
+from .printing import print_graph
+from .role import outlined
 from .signature import Signature
 from .slots import Checked, Saved
 
@@ -23,8 +24,8 @@ class JointGraph:
 
     `module` holds the fx graph; placeholders are called `primals_N` and `tangents_N`. `backward_error`: the error of
     eager's backward, if the forward runs but can't be differentiated. `failing`: such errors for some outputs only, by
-    their position among the differentiable ones. `raising`: for graph outputs, by number, the error of their backward
-    on a path to no input. `str()` gives Python source.
+    their position among the differentiable outputs. `raising`: for graph outputs, by number, the error of their
+    backward on a path to no input. `str()` gives Python source.
 
     Examples:
         >>> import torch, foregrad
@@ -44,7 +45,7 @@ class JointGraph:
 
     @property
     def error(self) -> Exception | None:
-        """The error of the backward, or of one of its parts; None if there is none."""
+        """The error of the backward or of a part; None if there is none."""
         return self.backward_error or next(
             (self.raising[i] for i in self.signature.gradients.rootless if i in self.raising), None
         )
@@ -61,7 +62,7 @@ class JointGraph:
         return list(next(iter(reversed(self.graph.nodes))).args[0])
 
     def inputs_taken(self) -> list[int]:
-        """The inputs that are inputs of the autograd node, in the order of its edges. No gradient flows to others, as
+        """The inputs that are inputs of the autograd node, in the order of its edges. No gradient flows to the rest, as
         in eager.
         """
         later = {i for stage in self.signature.gradients.stages[1:] for i in stage}
@@ -139,13 +140,13 @@ class JointGraph:
         )
 
     def __str__(self) -> str:
-        from .printing import print_graph, shortened
+        from .printing import print_graph
 
         header = f"joint graph of {self.name}, after capture"
-        return print_graph(shortened(self.module), header=header, slots=self.slot_texts())
+        return print_graph(outlined(self.module, to_read=True), header=header, slots=self.slot_texts())
 
     def num_guards(self) -> int:
-        """The number of conditions on symbolic sizes so far, all of which the graph depends on."""
+        """The number of conditions on symbolic sizes so far; the graph depends on all."""
         return len(self.symbols.guards()) if self.symbols is not None else 0
 
 
@@ -159,7 +160,7 @@ class JointGraph:
 
 
 def queued_to_arrive(taken: Sequence[int], arrival: Sequence[int], leaves: Collection[int]) -> list[int]:
-    """The inputs `taken`, in the order in which gradients of `leaves` must be queued to arrive in the order `arrival`.
+    """The inputs `taken`, in the queueing order that lets gradients of `leaves` arrive in the order `arrival`.
 
     Other inputs follow: they wait until no leaf is left.
     """
@@ -175,8 +176,8 @@ def queued_to_arrive(taken: Sequence[int], arrival: Sequence[int], leaves: Colle
 
 @functools.cache
 def _taken_out(count: int, others: int) -> tuple[int, ...]:
-    """The numbers 0 to `count` - 1 in the order in which a heap returns equal items that went in by number, followed by
-    `others` smaller items: `std::priority_queue` of libstdc++.
+    """The numbers 0 to `count` - 1 in the order of a heap that got equal items by number and `others` smaller items
+    after: `std::priority_queue` of libstdc++.
     """
     heap = list(range(count + others))
     order: list[int] = []
@@ -227,7 +228,7 @@ class Partitioned:
 
     @property
     def saved_nodes(self) -> list[fx.Node]:
-        """The forward nodes whose values are kept, as the forward returns them."""
+        """The forward nodes with kept values, in the forward's order."""
         return [*ends_of(self.forward)[1]][self.joint.signature.num_forward_outputs :]
 
     @property
@@ -285,6 +286,6 @@ class Partitioned:
     def __str__(self) -> str:
         slots, halves = self.joint.slot_texts(), {"forward": self.forward, "backward": self.backward}
         return "\n\n".join(
-            print_graph(shortened(half), header=f"{title} of {self.joint.name}", slots=slots, name=title)
+            print_graph(outlined(half, to_read=True), header=f"{title} of {self.joint.name}", slots=slots, name=title)
             for title, half in halves.items()
         )

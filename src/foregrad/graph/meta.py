@@ -1,24 +1,27 @@
 """Metadata of graph nodes: `TensorSpec`, and the `node.meta` that carries it.
 
-A captured graph has thousands of nodes whose fake tensors are slow to make (about 30 us each) and rarely read. So
+A captured graph has thousands of nodes; their fake tensors are slow to make (about 30 us each) and rarely read. So
 capture stores a `TensorSpec` per tensor, and `NodeMeta` makes the `FakeTensor` under ``"val"`` (and the text under
 ``"stack_trace"``) at the first read.
 
-Known weakness: fake values made late do not share storage with one another, even if the values do.
+Known weakness: fake values made late share no storage, even where the real values do.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from .._torch.graphs import size_hint, strided_metadata, tensor_metadata
+from .._torch.nested import frozen
 from .._torch.symbols import concrete, is_symbolic
 
+UNDESCRIBED: tuple[Any, ...] = ()
+"""The spec of a node whose value no spec describes, as of an operator without results."""
 _UNKNOWN = object()
 _TOKENS: dict[Any, object] = {}
 
@@ -116,14 +119,14 @@ class TensorSpec:
         return True
 
     def holds(self, part: TensorSpec) -> bool:
-        """Whether this is a stretch of memory without gaps or overlaps in which all elements of `part` are."""
+        """Whether the tensor is a stretch of memory without gaps or overlaps that holds all elements of `part`."""
         start, first = self.offset * self.dtype.itemsize, part.offset * part.dtype.itemsize
         return bool(
             part.numel == 0 or (self.is_dense and start <= first and first + part.nbytes <= start + self.nbytes)
         )
 
     def same_layout(self, other: TensorSpec) -> bool:
-        """Whether both have the same shape, strides and dtype (device and offset aside)."""
+        """Whether both have equal shape, strides and dtype (device and offset aside)."""
         return self.shape == other.shape and self.stride == other.stride and self.dtype is other.dtype
 
     def __eq__(self, other: object) -> bool:
@@ -167,8 +170,8 @@ def _of_all(name: str) -> Callable[[NodeMeta], Any]:
 class NodeMeta(dict[str, Any]):
     """`node.meta` of a captured node. Behaves as the dict that PyTorch's tools expect; costly entries are made late.
 
-    `"spec"` is a `TensorSpec`, a list/tuple of them (multi-output ops; None for an output that is not a tensor),
-    or absent for non-tensors. `"val"`, `"stack_trace"`, ... are made on first use from the functions given here,
+    `"spec"` is a `TensorSpec`, a list/tuple of specs (multi-output ops; None for an output that is not a tensor), or
+    absent for non-tensors. `"val"`, `"stack_trace"`, ... are made on first use from the functions given here,
     `"tensor_meta"` from `"spec"` or `"val"`; reads of all entries (`dict(meta)`, `meta.items()`) make everything.
     """
 
@@ -254,7 +257,7 @@ class NodeMeta(dict[str, Any]):
 
 
 def spec_of(node: torch.fx.Node) -> Any:
-    """The `TensorSpec` of a node's value (a tuple of them for several outputs), or None when it is not a tensor."""
+    """The `TensorSpec` of a node's value (a tuple for several outputs), or None for a value that is no tensor."""
     meta = node.meta
     if dict.__contains__(meta, "spec"):
         return meta["spec"]
@@ -279,7 +282,7 @@ def respecify(graph: torch.fx.Graph) -> None:
 
 
 def spec_of_value(value: Any) -> Any:
-    """The spec of a tensor, a tuple of them for several; None for anything else."""
+    """The spec of a tensor, a tuple of specs for several; None for anything else."""
     if isinstance(value, torch.Tensor):
         return TensorSpec.of(value)
     if isinstance(value, (list, tuple)):
@@ -303,12 +306,12 @@ def _hinted(number: Any) -> int:
 
 
 def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
-    """The strides of a contiguous tensor of this shape."""
+    """The strides of a contiguous tensor with the shape."""
     return strides_in_order(shape, range(len(shape)))
 
 
 def strides_in_order(shape: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:
-    """The strides of dense memory whose dimensions are in this order, outermost first."""
+    """The strides of dense memory with the dimensions in `order`, outermost first."""
     strides: list[Any] = [1] * len(shape)
     step: Any = 1
     for dim in reversed(order):
@@ -322,7 +325,7 @@ def strides_in_order(shape: Sequence[Any], order: Sequence[int]) -> tuple[Any, .
 
 
 def laid_out(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """A dense copy with these strides; sparse tensors get here too, since their strides are all zero."""
+    """A dense copy with the strides; sparse tensors get here too, since their strides are all zero."""
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
     return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
@@ -335,7 +338,7 @@ def memory_order(spec: TensorSpec) -> tuple[int, ...]:
 
 
 def in_order(tensor: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
-    """The tensor laid out densely with its dimensions in that order."""
+    """The tensor laid out densely with its dimensions in `order`."""
     strides = strides_in_order(tensor.shape, order)
     return tensor if tensor.stride() == strides else laid_out(tensor, strides)
 
@@ -363,6 +366,15 @@ def pairs_of_strides(shape: Sequence[Any], stride: Sequence[Any]) -> Iterator[tu
             yield inner, outer, stride[outer] // stride[inner] - shape[inner]
 
 
+def following_strides(spec: Any, shape: Sequence[Any], padded: Container[int] = ()) -> tuple[Any, ...]:
+    """The strides of a tensor of symbolic `shape`, laid out as `spec` is."""
+    stride = list(spec.stride)
+    for inner, outer, padding in pairs_of_strides(spec.shape, spec.stride):
+        if not padding or outer in padded:
+            stride[outer] = stride[inner] * (shape[inner] + padding)
+    return tuple(stride)
+
+
 def _is_padding(used: Any, stride: Any) -> bool:
     return type(used) is type(stride) is int and 0 < used < stride
 
@@ -370,3 +382,33 @@ def _is_padding(used: Any, stride: Any) -> bool:
 def paddings(shape: Sequence[int], stride: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     """(dimension, stride, padding) of the dimensions with a padding."""
     return ((outer, stride[outer], padding) for _, outer, padding in pairs_of_strides(shape, stride) if padding)
+
+
+def structure_of(node: torch.fx.Node, name: Callable[[torch.fx.Node], Any]) -> Any:
+    """A hashable key of a node's computation: operator, constants, layout; `name` gives the key of an operand."""
+    return node.target, frozen((node.args, node.kwargs), torch.fx.Node, name), layout_of(value_of(node))
+
+
+def layout_of(value: Any) -> Any:
+    """Shape, strides, dtype and device of a tensor, or of each of several; a symbolic number itself; the type of any
+    other value.
+    """
+    if isinstance(value, (tuple, list)):
+        return tuple(map(layout_of, value))
+    if isinstance(value, TensorSpec) and (token := value.token) is not None:
+        layout_id = _LAYOUTS.get(token)
+        if layout_id is None:  # a token tells of the offset too
+            layout = value.shape, value.stride, value.dtype, value.device
+            layout_id = _LAYOUTS[token] = _LAYOUTS.setdefault(layout, object())
+        return layout_id
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:
+            return object()
+        value = TensorSpec.of(value)
+    if not isinstance(value, TensorSpec):
+        return str(value) if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else type(value)
+    sizes = tuple(map(str, value.shape)), tuple(map(str, value.stride))
+    return *sizes, value.dtype, value.device, value.conj, value.neg
+
+
+_LAYOUTS: dict[object, object] = {}  # by token, and by layout without offset: comparing one object is cheap

@@ -19,11 +19,11 @@ operators, and each input and output has its slot's description beside it::
             mm,  # output 0
         ]
 
-A graph module that the graph calls, and whose constants are the graph's own, is a function inside of the printed one.
-With regions, see `shortened`, the layers of a model are printed once.
+A graph module that the graph calls, with no constants but the graph's own, is a function inside the printed function.
+With regions, see `graph.role.outlined`, the layers of a model are printed once.
 
-Attributes of the module (constants, subgraphs) are read from a first parameter `self`: pass the graph module.
-An object without a spelling (a local function, an opaque object) becomes a keyword-only parameter of that name.
+Attributes of the module (constants, subgraphs) are read from a first parameter `self`: pass the graph module. An object
+without a spelling (a local function, an opaque object) becomes a keyword-only parameter.
 
 Known weakness: subgraphs of higher-order operators are not printed, only called.
 """
@@ -34,32 +34,18 @@ import builtins
 import operator
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from .._torch.ops import HigherOrderOperator, OpOverload
+from .._torch.symbols import TracedSymbol
 from ..house import file_label
 from .meta import TensorSpec, spec_of
 from .source import Names, Renderer, a_name, attribute, infix, is_name, shown
 
 Node = torch.fx.Node
-Shorten = Callable[[torch.fx.GraphModule], torch.fx.GraphModule]
-
-_shorten: list[Shorten] = []
-
-
-def shorten_with(shorten: Shorten) -> None:
-    """Let `shortened` use this function, of a layer above."""
-    _shorten[:] = [shorten]
-
-
-def shortened(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The graph to print: one with calls of the parts that come again and again, if there are such parts."""
-    for shorten in _shorten:
-        gm = shorten(gm)
-    return gm
 
 
 def print_graph(
@@ -106,7 +92,7 @@ _FRAME = re.compile(r'File "([^"\n]*)", line (\d+), in ([^\n]*)(?:\n(?!\s*File "
 
 
 def _can_be_inside(module: torch.nn.Module, root: torch.fx.GraphModule) -> bool:
-    """Whether a module is a graph whose constants are the root's, and calls no other module."""
+    """Whether a module is a graph that has the root's constants alone and calls no module."""
     if not isinstance(module, torch.fx.GraphModule):
         return False
     paths = [str(node.target) for node in module.graph.nodes if node.op == "get_attr"]
@@ -350,6 +336,7 @@ def _type_of(node: Node) -> str | None:
     if isinstance(spec, (list, tuple)):
         return f"({', '.join(map(repr, spec))})"
     value = dict.get(node.meta, "val")
+    value = getattr(value, "value", value) if isinstance(value, TracedSymbol) else value
     return _one_line(str(value)) if isinstance(value, (int, float, torch.SymInt, torch.SymFloat)) else None
 
 

@@ -77,7 +77,9 @@ def arguments_of(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[s
 
 
 def written_to(op: Any, arguments: dict[str, Any], *, only_outputs: bool = False) -> list[torch.Tensor]:
-    """The tensors among an operator's arguments that it writes to. `only_outputs`: without those that it also reads."""
+    """The tensors among an operator's arguments that it writes to. `only_outputs`: without tensors that are also
+    read.
+    """
     if op._schema.name in _READ_ONLY:
         return []
     return [t for name in _WRITTEN[only_outputs:] for t in tensors_in(arguments.get(name))]
@@ -92,9 +94,9 @@ def returned(op: Any, arguments: dict[str, Any], work: Any) -> Any:
 
 
 class Collective(PythonCall):
-    """One operator of `c10d` with its arguments, in which tensors are placeholders, and its group.
+    """One operator of `c10d`, its group, and its arguments with placeholders for tensors.
 
-    `written`: the positions of the tensors that it writes to, among all. The call works on copies and returns these.
+    `written`: the positions of written tensors among all. The call works on copies and returns the copies.
     """
 
     def __init__(self, op: Any, args: Sequence[Any], group: str, reduction: str, written: Sequence[int]) -> None:

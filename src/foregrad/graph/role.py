@@ -1,19 +1,26 @@
 """The role of a graph that is passed to a compiler: `role_of(gm)`.
 
-A compiler is called as `(graph module, example inputs)`, as PyTorch's are. Further facts (which outputs the user sees,
-which inputs are parameters) are in `gm.meta["foregrad"]`, read by `role_of`.
+A compiler is called as `(graph module, example inputs)`, as PyTorch's are. Further facts (outputs that the user sees,
+inputs that are parameters) are in `gm.meta["foregrad"]`, read by `role_of`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import operator
+from typing import Any
 
+import torch
 from torch import fx
+
+from ..annexes import given
 
 _KEY = "foregrad"
 PREPARED = "foregrad prepared"  # in the `meta` of a graph from a backend's `prepare_joint`, or derived from one
 
 STAYS = "foregrad stays"  # in the `meta` of a graph that nobody changes: what is made of it may be made later
+
+REGION = "foregrad region"  # in the `meta` of a graph that another one calls at several places: whether it is random
 
 LAID_OUT = "foregrad laid out"  # of a residual whose strides the forward's compiler chose: its own spec
 
@@ -23,14 +30,16 @@ class GraphRole:
     """One half of a function.
 
     * `phase`: "forward", "backward" or "inference" (no gradients).
-    * `static_inputs`: positions of inputs that are parameters, buffers or, in a backward, saved ones of these.
-    * `visible_outputs`: positions of outputs whose strides must be those of the graph. Other outputs are residuals or
-      copied into an input, and may have any strides. If these differ from the graph's, the compiled function must have
-      an attribute `output_strides` (a list with a tuple or None for each output).
+    * `static_inputs`: positions of inputs that are parameters or buffers, also saved for a backward.
+    * `visible_outputs`: positions of outputs that must have the graph's strides. Further outputs are residuals or
+      copied into an input, and may have any strides. If their strides differ from the graph's, the compiled function
+      must have an attribute `output_strides` (a list with a tuple or None for each output).
     * `donated`: positions of a backward's inputs that are not read afterwards. A compiled function that writes there
-      must have an attribute `writes_into` (their positions); it is called only while nothing else refers to them.
-    * `updates`: pairs of an input and the output whose elements it takes after the graph has run. A compiled function
-      that writes there itself must have an attribute `updated` (those pairs); what it returns for them is not read.
+      must have an attribute `writes_into` (their positions); it is called only while nothing else refers to these
+      inputs.
+    * `updates`: pairs of an input and an output: the input takes the output's elements after the graph has run. A
+      compiled function that writes there itself must have an attribute `updated` (the pairs); its results for these
+      outputs are not read.
     * `regions`: whether repeated regions are compiled once each, see `passes.regions`: True, False, or "auto" (if it
       pays). A compiler with a true attribute `takes_regions` gets the graph with calls of regions.
     * `tag`: for a graph with symbolic sizes, a required part of the key of a compiler that keeps compiled graphs from
@@ -57,3 +66,18 @@ def role_of(gm: fx.GraphModule) -> GraphRole:
     output = next(iter(reversed(gm.graph.nodes)))
     count = len(output.args[0]) if isinstance(output.args[0], (list, tuple)) else 1
     return GraphRole("inference", (), tuple(range(count)))
+
+
+def outlined(gm: fx.GraphModule, **how: Any) -> fx.GraphModule:
+    """The graph with calls of the parts that come again; itself where there are none, or nobody finds them."""
+    for outline in given("repeated regions"):
+        gm = outline(gm, **how)
+    return gm
+
+
+def called_region(module: torch.nn.Module, node: fx.Node) -> fx.GraphModule | None:
+    """The region that a node of an outlined graph calls."""
+    if node.op != "call_module":
+        return None
+    region = operator.attrgetter(str(node.target))(module)
+    return region if isinstance(region, fx.GraphModule) and REGION in region.meta else None

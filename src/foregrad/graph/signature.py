@@ -1,7 +1,7 @@
-"""The calling convention of a captured function, as data: what goes in, what comes out, how the two are related.
+"""The calling convention of a captured function, as data: inputs, outputs, and the relations of both.
 
-Every consumer (partitioners, the rendered runtime, guards, reports) reads it from here; this is the only module
-that knows how slots are laid out in the graphs' argument and output lists.
+Partitioners, the rendered runtime, guards and reports read it here alone; no other module knows the order of slots in
+the graphs' argument and output lists.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ __all__ = ["Handle", "OutputInfo"]  # handed on
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BaseOf:
-    """Source of an input that is the tensor another input is a view of."""
+    """Source of an input that is the base of input `input`."""
 
     input: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GradientOf:
-    """Source of an input that another input has in `.grad` when the call begins."""
+    """Source of an input that is the `.grad` of input `input` when the call begins."""
 
     input: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MemoryOf:
-    """Source of an input that is the whole memory another input lives in, as a flat tensor."""
+    """Source of an input that is the whole memory of input `input`, as a flat tensor."""
 
     input: int
 
@@ -55,7 +55,7 @@ class MemoryOf:
 class PartOf:
     """Source of an input that is a plain tensor in a wrapper subclass: plain tensor `part` of `wrapper`.
 
-    `wrapper` counts those that the function reached by itself.
+    `wrapper` counts wrappers that the function reached by itself.
     """
 
     wrapper: int
@@ -68,9 +68,8 @@ class InputInfo:
     """One tensor input of the graphs.
 
     `argument` is the position among the flattened arguments of the call, or None when the function reached the tensor
-    by itself; then `source` says how to read it. `number`: it is an argument of this type
-    (int or float), no tensor; an int goes into the graphs as it is, a float as a tensor of no dimension, which is what
-    `spec` says.
+    by itself; then `source` says how to read it. `number`: the type of an argument that is a number (int or float). An
+    int goes into the graphs unchanged, a float as a tensor of no dimension, as `spec` says.
     """
 
     slot: Slot
@@ -84,10 +83,10 @@ class InputInfo:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DecisionInfo:
-    """A value that decided which way the program went: the graph is right only while `output` gives it again.
+    """A value that the program branched on: the graph is right only while `output` gives the value again.
 
-    `output` is a graph output: a tensor of one element, or a plain number where `is_tensor` is False. `where` is
-    the user's line. `symbol` (sympy): the graph serves every value for which what was found out about it is true.
+    `output` is a graph output: a tensor of one element, or a plain number where `is_tensor` is False. `where` is the
+    user's line. `symbol` (sympy): the graph serves every value that satisfies the conditions found on the symbol.
     """
 
     output: int
@@ -101,7 +100,7 @@ class DecisionInfo:
 class SizeSymbol:
     """A size that may vary from call to call: `symbol` (sympy) stands for dimension `dim` of input `input`.
 
-    `dim` is None where the input is that number, as those of a derivative may be.
+    `dim` is None where the input is the number itself, as in a derivative.
     """
 
     symbol: Any
@@ -111,14 +110,14 @@ class SizeSymbol:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ConstantOutput(OutputInfo):
-    """Not a tensor: a number, string or None, the same on every call."""
+    """Not a tensor: a number, string or None, equal in every call."""
 
     value: Any
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WrapperOutput(OutputInfo):
-    """An output that is a wrapper subclass among the inputs, as an object; `wrapper` counts those."""
+    """An output that is a wrapper subclass among the inputs, as an object; `wrapper` is its number."""
 
     wrapper: int
 
@@ -135,8 +134,8 @@ class WrapperPlace:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PassedWrapper:
-    """A wrapper subclass that others were computed from inside: the positions of these in `differentiable`, and where
-    they are found.
+    """A wrapper subclass that further results were computed from inside: the positions of its parts in
+    `differentiable`, and their places.
     """
 
     place: WrapperPlace
@@ -146,11 +145,11 @@ class PassedWrapper:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GradientPaths:
-    """The outputs (positions in `differentiable`) from which autograd has a path to an input.
+    """The outputs (positions in `differentiable`) with a path in autograd to an input.
 
-    `custom`: those with a path through a custom Function, which gets zeros for what does not come in; PyTorch's own
-    formulas leave out what depends on nothing that came in. `is_unclear`: only autograd itself can tell whether some of
-    the outputs give a gradient.
+    `custom`: outputs with a path through a custom Function, since a Function gets zeros for an absent cotangent;
+    PyTorch's own formulas leave out gradients without any cotangent. `is_unclear`: only autograd itself can tell
+    whether the outputs give a gradient.
     """
 
     outputs: frozenset[int]
@@ -158,7 +157,9 @@ class GradientPaths:
     is_unclear: bool = False
 
     def leads(self, present: frozenset[int], *, alive: bool) -> bool:
-        """Whether eager gives a gradient when what is `present` comes in; `alive`: it depends on some of that."""
+        """Whether eager gives a gradient when the cotangents `present` come in; `alive`: the gradient depends on some
+        of the cotangents.
+        """
         return not present.isdisjoint(self.outputs if alive else self.custom)
 
     def of_outputs(self, kept: list[int]) -> GradientPaths:
@@ -185,7 +186,7 @@ class GraphOutputs:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GradientInfo:
-    """The flow of gradients: outputs that carry gradients, inputs that receive gradients, observers on the way.
+    """The flow of gradients: outputs that carry gradients, inputs that receive gradients, observers in between.
 
     * `differentiable`: graph outputs that carry gradients; tangent k, of `tangent_specs[k]`, belongs to
       `differentiable[k]`. Positions in `differentiable` are called differentiable outputs.
@@ -193,14 +194,14 @@ class GradientInfo:
     * `rootless`: graph outputs that require grad and are no leaves, though no gradient goes from them to an input.
     * `reached_from`: for each input, the differentiable outputs that lead to it; empty when there is but one.
     * `arrival`: the inputs that gradients go to, in the order in which eager's arrive.
-    * `stages`: the inputs whose gradients come together, where the backward gives them out in several stages.
-    * `saving`: of the function's autograd nodes in eager that keep tensors: (differentiable outputs that lead there,
-      inputs that they lead to), as bits.
-    * `passed`: (differentiable output, the differentiable outputs whose gradients pass through it).
-    * `passed_aliases`: the same for leaves of the result that are views (their positions there).
-    * `passed_wrappers`: the same as `passed` for wrapper subclasses, those that come last last.
-    * `wrapper_results`: places of wrapper subclasses made of graph outputs, and these outputs.
-    * `hooked_inside`: leaves of the result whose hooks the backward graph runs.
+    * `stages`: the inputs of each stage of a backward that gives out gradients in several stages.
+    * `saving`: for each of eager's autograd nodes that keep tensors: (differentiable outputs that lead to the node,
+      inputs that the node leads to), as bits.
+    * `passed`: (differentiable output, the differentiable outputs with gradients that pass through it).
+    * `passed_aliases`: likewise for leaves of the result that are views (their positions).
+    * `passed_wrappers`: `passed` for wrapper subclasses, in program order.
+    * `wrapper_results`: places of wrapper subclasses made of graph outputs, with the outputs.
+    * `hooked_inside`: leaves of the result with hooks that the backward graph runs.
     """
 
     differentiable: tuple[int, ...]
@@ -243,7 +244,7 @@ class EffectInfo:
     * `log`: effects on inputs and results, in order; wrapper subclasses come after all inputs, by number.
     * `around`: effects around the graph.
     * `python_writes`: writes to Python's state, in their order.
-    * `counted_along`: inputs without a written element whose version counter moves with the counter of another input.
+    * `counted_along`: inputs without a written element that share the version counter of a written input.
     """
 
     log: tuple[Effect, ...] = ()
@@ -258,7 +259,7 @@ class StopInfo:
 
     * `decisions`: graph outputs to compare before any effect of the call is visible.
     * `checks`: operators without results, to be run in their order with the decisions.
-    * `generators`: the generators that the forward draws from, put back when a call ends early, or an operator raises
+    * `generators`: the generators that the forward draws from, restored when a call ends early, or an operator raises
       (a CPU's alone).
     * `eager_regions`: the calls of eager regions in the graph; the graph itself has only their keys.
     """
@@ -268,16 +269,21 @@ class StopInfo:
     generators: tuple[Any, ...] = ()
     eager_regions: tuple[Any, ...] = ()
 
+    @property
+    def in_python(self) -> str:
+        """The functions that the interpreter runs in each call, with their lines."""
+        return "; ".join(f"`{region.name}` at {region.where}" for region in self.eager_regions)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Signature:
-    """How the joint graph is called and what its results mean.
+    """The convention for calling the joint graph, and the meanings of its results.
 
-    The joint graph takes `primals` (one per entry of `inputs`, in order) then `tangents`, then those of `inputs` that
-    are in `backward.live` once more; it returns `graph_outputs` then the gradients, one per entry of `inputs` (None
-    where there is none), then `backward.outputs`.
+    The joint graph takes `primals` (one per entry of `inputs`, in order) then `tangents`, then the `inputs` in
+    `backward.live` once more; it returns `graph_outputs` then the gradients, one per entry of `inputs` (None where
+    there is none), then `backward.outputs`.
 
-    * `backward`: what the backward does besides giving gradients.
+    * `backward`: the backward's effects.
     * `symbols`: the sizes that the graph is not specialized to; specs and view steps may contain them.
     """
 
@@ -292,13 +298,13 @@ class Signature:
 
     @property
     def updates(self) -> tuple[Write, ...]:
-        """The inputs whose elements are written, but for writes in memory that they are given."""
+        """The inputs with written elements, but for writes to memory assigned in the call."""
         writes = (effect for effect in self.effects.log if isinstance(effect, Write))
         return tuple(write for write in writes if write.is_whole and not write.swapped)
 
     @property
     def gradients_left(self) -> frozenset[int]:
-        """Inputs whose `.grad` is set."""
+        """Inputs that get a `.grad`."""
         return frozenset(e.target.number for e in self.effects.around if isinstance(e, (ClearGradient, SetGradient)))
 
     @property
@@ -311,17 +317,17 @@ class Signature:
 
     @property
     def swapped(self) -> frozenset[int]:
-        """Inputs that take another tensor's memory over."""
+        """Inputs that take over a tensor's memory."""
         return self._inputs_of(SetData)
 
     @property
     def reshaped(self) -> frozenset[int]:
-        """Inputs whose sizes change."""
+        """Inputs that change sizes."""
         return self._inputs_of(InplaceView)
 
     @property
     def counted(self) -> frozenset[int]:
-        """Inputs whose version counter moves though no element is written."""
+        """Inputs without written elements that still count a version."""
         return self._inputs_of(BumpVersion)
 
     @property
@@ -334,7 +340,7 @@ class Signature:
         return self._inputs_of(MarkRequiresGrad)
 
     def name_of(self, effect: CallEffect) -> str:
-        """What people call the tensor that an effect happens to; empty where there is none, or one without a name."""
+        """The affected tensor's name for people; empty without a tensor or a name."""
         if not isinstance(effect, TensorEffect):
             return ""
         target = effect.target
@@ -358,12 +364,12 @@ class Signature:
 
     @property
     def returns_wrappers(self) -> bool:
-        """Whether some are made of what the graph gives."""
+        """Whether wrapper subclasses are made of graph outputs."""
         return any(True for _ in self.structure.output_spec.wrappers())
 
     @property
     def may_stop(self) -> bool:
-        """Whether a call may end once the graph has run, by a decision or a check, with nothing of it to be seen."""
+        """Whether a call may end once the graph has run, by a decision or a check, with no visible effect."""
         return bool(self.stops.decisions or self.stops.checks)
 
     @property
@@ -376,6 +382,6 @@ class Signature:
         return not self.gradients.differentiable
 
     def tangent_slots(self) -> list[Slot]:
-        """What the backward is given besides what the forward saves: tangents, and inputs as they are by then."""
+        """The backward's inputs besides residuals: tangents, and inputs in their state at the backward."""
         live = [Live(self.inputs[i].slot) for i in self.backward.live]
         return [*(Tangent(self.graph_outputs.slots[i]) for i in self.gradients.differentiable), *live]

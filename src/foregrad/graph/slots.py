@@ -11,7 +11,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Slot:
-    """Base of all slots; `words` says what one is."""
+    """Base of all slots; `words` describes the kind."""
 
     words = ""
 
@@ -53,7 +53,7 @@ class Closure(Slot):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SharedMemory(Slot):
-    """The whole memory that several inputs share, one of which is written to (a synthetic base)."""
+    """The whole memory of several inputs, some of them written (a synthetic base)."""
 
     of: tuple[Slot, ...]
 
@@ -71,7 +71,7 @@ class Output(Slot):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part(Slot):
-    """A plain tensor in a wrapper subclass, by its path in that."""
+    """A plain tensor in a wrapper subclass, by its path."""
 
     words = "{0.of}{0.path}"
     of: Slot
@@ -80,7 +80,7 @@ class Part(Slot):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Updated(Slot):
-    """The value an input has after the call, which the runtime writes back."""
+    """The value an input has after the call; the runtime writes it back."""
 
     words = "updated {0.of}"
     of: Slot
@@ -88,7 +88,7 @@ class Updated(Slot):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Base(Slot):
-    """An intermediate that outputs are views of; the runtime takes the views from it."""
+    """An intermediate that outputs are views of; the runtime takes the views."""
 
     of: tuple[Slot, ...]
 

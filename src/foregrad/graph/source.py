@@ -1,9 +1,9 @@
 """Generated Python: names that don't clash, values as expressions, and compiling text that debuggers can enter.
 
-Everything foregrad runs on its hot path is straight-line Python made here. `compile_source` registers the text
-with `linecache`, so tracebacks, pdb and `inspect.getsource` show it, and takes it out again with the code.
+All code on foregrad's hot path is straight-line Python made here. `compile_source` registers the text with `linecache`,
+so tracebacks, pdb and `inspect.getsource` show it, and takes it out again with the code.
 
-Known weakness: `linecache.clearcache()`, which some tools call, forgets the text; the code still runs.
+Known weakness: `linecache.clearcache()`, called by some tools, forgets the text; the code still runs.
 """
 
 from __future__ import annotations
@@ -117,14 +117,16 @@ def key_text(key: Any) -> str:
 
 
 def in_order(keys: Collection[Any]) -> list[Any]:
-    """Keys in an order that does not change from run to run: plain strings by themselves, others by their texts."""
+    """Keys in an order that does not change from run to run: plain strings by themselves, further keys by their
+    texts.
+    """
     if all(type(key) is str for key in keys):
         return sorted(keys)
     return sorted(keys, key=key_text)
 
 
 def key_texts(keys: Sequence[Any]) -> list[str]:
-    """A text for each key, all of them different."""
+    """A text for each key; no two texts are equal."""
     texts = list(map(key_text, keys))
     if len(set(texts)) == len(texts):
         return texts
@@ -144,11 +146,11 @@ def compile_source(
 ) -> Callable[..., Any]:
     """Compile `source` and return the function called `name` that it defines.
 
-    Several texts: those after the first have a function each, which is compiled by itself; the global `__parts__` lists
-    their code. `text`: all of it with comments at the ends of lines, for debuggers.
-    `globals` becomes the function's globals; it may be added to later, and holds anything else that `source` defines.
-    The function itself is taken out of it, so that no reference cycle keeps its constants alive.
-    The unit's text lives exactly as long as the function's code: frames in a traceback count.
+    Several texts: each after the first has a function, compiled by itself; the global `__parts__` lists their code.
+    `text`: all of it with comments at the ends of lines, for debuggers. `globals` becomes the function's globals; it
+    may be added to later, and holds anything else that `source` defines. The function itself is taken out, so that no
+    reference cycle keeps its constants alive. The unit's text lives exactly as long as the function's code: frames in a
+    traceback count.
     """
     filename = f"<foregrad {shown(label or name)} {next(_units)}>"
     first, *parts = [source] if isinstance(source, str) else source
@@ -195,7 +197,7 @@ class Names:
         self._next: dict[str, int] = {}
 
     def take(self, names: Iterable[str]) -> None:
-        """Hand out none of these."""
+        """Reserve `names`."""
         self._taken.update(names)
 
     def fresh(self, hint: str) -> str:
@@ -336,7 +338,7 @@ _INFIX: dict[Any, str] = {
 
 
 def infix(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], render: Renderer) -> str | None:
-    """A call of a function of `operator` written with the operator itself; None when it has no such form."""
+    """A call of a function of `operator` written with the operator itself; None when it has no operator."""
     template = _INFIX.get(target) if callable(target) and _is_hashable(target) else None
     if template is None or kwargs or len(args) != template.count("{}"):
         return None
@@ -351,7 +353,7 @@ def _is_hashable(target: Any) -> bool:
 
 
 def _atom(text: str) -> str:
-    """`text` such that an operator beside it can't reach into it: `-1 ** x` is not `(-1) ** x`."""
+    """`text`, protected from an operator beside it: `-1 ** x` is not `(-1) ** x`."""
     return text if text.isidentifier() or text.isdigit() else f"({text})"
 
 

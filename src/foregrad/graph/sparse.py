@@ -1,7 +1,7 @@
 """Sparse tensors in graphs: the operators that return and take them.
 
 The gradient of an embedding with `sparse=True` is a COO tensor. The number of elements in the sum of two depends on
-their indices, so no `TensorSpec` describes one: a node whose value is sparse has the spec `SPARSE`, that of an operator
+their indices, so no `TensorSpec` describes one: a node with a sparse value has the spec `UNDESCRIBED`, as an operator
 without results. No sparse value is saved for a backward.
 """
 
@@ -13,8 +13,6 @@ from typing import Any
 import torch
 
 aten = torch.ops.aten
-
-SPARSE: tuple[Any, ...] = ()
 
 MAKE = aten._sparse_coo_tensor_with_dims_and_tensors.default
 EMBEDDING_BACKWARD = aten.embedding_sparse_backward.default
@@ -49,7 +47,7 @@ def gives_sparse(target: Any, args: Sequence[Any], is_sparse: IsSparse) -> bool:
 
 
 def can_take(target: Any, args: Sequence[Any], kwargs: Any, is_sparse: IsSparse) -> bool:
-    """Whether an operator in a graph may take these arguments, some of which are sparse."""
+    """Whether an operator in a graph may take the arguments, some of them sparse."""
     if kwargs and target is not aten.clone.default:
         return False
     if target is _SUM:

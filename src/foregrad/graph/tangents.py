@@ -1,4 +1,4 @@
-"""Kinds of tangents: a derivative is compiled for each pattern of them."""
+"""Kinds of tangents: a derivative is compiled for each pattern."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ STOP = 3  # missing: the gradient that other outputs send to this interior outpu
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class TangentKind:
-    """A tangent of another kind than at capture, for which a backward of its own is compiled.
+    """A tangent that differs in kind from capture's; a backward of its own is compiled.
 
-    `outputs`: the positions of its outputs, a plain one or the plain tensors of a wrapper subclass, which get no other
-    tangent. `shape`: the shape of the first such tangent. `spec`: the spec of a wrapper subclass, None for a plain
-    tensor. `parts`: its plain tensors, which are tangents after the others. `layouts`: the layout of the parts, common
-    to all tangents of this kind.
+    `outputs`: the positions of its outputs: a plain tensor, or the plain tensors of a wrapper subclass, without further
+    tangents. `shape`: the shape of the first such tangent. `spec`: the spec of a wrapper subclass, None for a plain
+    tensor. `parts`: its plain tensors, as tangents behind all outputs' tangents. `layouts`: the layout of the parts,
+    common to all tangents of this kind.
     """
 
     outputs: tuple[int, ...]
@@ -51,8 +51,8 @@ class BackwardCase:
 
 
 def place_of_size(size: int, dim: int, shape: tuple[int, ...]) -> int | None:
-    """The dimension of a tensor whose size is the `size` in dimension `dim` of a plain tensor in it; None if there is
-    none.
+    """The dimension of a tensor that has the `size` in dimension `dim` of its plain tensor; None without such a
+    dimension.
     """
     if dim < len(shape) and shape[dim] == size:
         return dim

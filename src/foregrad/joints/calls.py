@@ -11,7 +11,8 @@ import torch
 from .._torch.nested import flattened
 from ..backends.boxed import as_boxed
 from ..dispatch.guard_list import size_reads
-from ..frontend.reads import Source
+from ..frontend.openings import opener
+from ..frontend.source import Source
 from ..graph.joint import JointGraph, Partitioned
 from ..graph.signature import PartOf
 from ..graph.source import Names, compile_source, unpacked
@@ -19,7 +20,6 @@ from ..runtime.compiled import Compiled
 from ..runtime.decisions import Stop
 from ..runtime.lines import LineWriter
 from ..runtime.render import RunLines
-from ..subclasses.conversion import unwrapping
 from .back import joint_of
 from .held import JointWithDescriptors
 from .layout import Layout
@@ -55,7 +55,7 @@ class _FlatInputs(LineWriter):
             name = places[wrapper.place]
             self.wrappers.append(name)
             made = parts[wrapper.place] = [names.fresh(f"{name}_{i}") for i in range(wrapper.spec.count)]
-            unwrap = self.bind("unwrap", unwrapping(wrapper.spec, wrapper.gradient))
+            unwrap = self.bind("unwrap", opener().unwrapping(wrapper.spec, wrapper.gradient))
             self.lines.append(f"{unpacked(made)}{unwrap}({name})")
         by_input = {p.input: p for p in layout.primals if p.input is not None}
         self.variables = []

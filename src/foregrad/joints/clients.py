@@ -34,7 +34,7 @@ class _State:
             num_params_buffers=len(jd.params_spec) + len(jd.buffers_spec),
             is_export=False,
             dynamic_shapes=jd.fake_mode.shape_env is not None,
-            static_input_indices=[],
+            static_input_indices=_static_inputs(jd),
         )
         self.fw_metadata = ForwardMetadata(jd)
 
@@ -86,6 +86,11 @@ class _Capture:
         return descs if self._jd.captured.joint.signature.is_inference else (descs[:count], descs[count:])
 
 
+def _static_inputs(jd: JointWithDescriptors) -> list[int]:
+    """The positions of parameters and buffers, which stay where they are from call to call."""
+    return list(range(len(jd.params_spec) + len(jd.buffers_spec)))
+
+
 def _put(jd: JointWithDescriptors, values: Sequence[Any]) -> None:
     for node, value in zip(inputs_of(jd.graph_module.graph), values, strict=False):
         if is_tensor(value):
@@ -122,7 +127,7 @@ class ForwardMetadata:
         self.num_intermediate_bases = names.count("IntermediateBaseAOTOutput")
         self.num_outputs = len(self.output_info)
         self.num_forward = self.num_forward_returns = len(layout.forward)
-        self.static_input_indices: list[int] = []
+        self.static_input_indices = _static_inputs(jd)
         self.tokens: dict[Any, Any] = {}
         self.traced_tangents = jd.tangents
         self.traced_tangents_descs = [desc for _, desc in layout.tangents]

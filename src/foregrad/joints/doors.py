@@ -16,20 +16,20 @@ from .._torch.graphs import trace_artifact
 from .._torch.nested import flat_arguments, mapped_leaves, tensors_in
 from .._torch.settings import joint_pass
 from ..aot import make_pipeline, named_sources
+from ..aot_export import inexpressible
 from ..backends.boxed import nop
 from ..config import config
 from ..dispatch.pipeline import Pipeline
 from ..errors import UnsupportedError
 from ..extend import CompileStage
 from ..frontend.call import FlatCall, flatten_call
+from ..frontend.openings import GradientKindError
 from ..graph.effect_log import CheckFailed
 from ..graph.joint import JointGraph, Partitioned
-from ..graph.signature import Signature
 from ..interrupts import held
 from ..partitioners import default_partition
 from ..phases import compiling, phase
 from ..runtime.compiled import Compiled
-from ..subclasses.spec import GradientKindError
 from ..tracing.capture import Captured as OfCapture
 from ..tracing.capture import capture_call
 from ..tracing.parts import Options
@@ -231,9 +231,9 @@ def _captured(mod: nn.Module, call: FlatCall, options: Options) -> OfCapture:
     if joint.error is not None:
         raise joint.error
     trace_artifact("foregrad_joint_with_descriptors", lambda: str(joint))
-    for what, does in _inexpressible(joint.signature):
-        if does:
-            raise UnsupportedError(f"`{name}` can't be one graph with descriptors: it {what}")
+    what = inexpressible(joint.signature, checks=bool(joint.signature.stops.checks))
+    if what:
+        raise UnsupportedError(f"`{name}` can't be one graph with descriptors: it {what}")
     return captured
 
 
@@ -246,17 +246,3 @@ def _once_kinds_are_known(capture: Callable[[], OfCapture]) -> OfCapture:
 
 
 _MOST_KINDS = 1000  # each is learned once
-
-
-def _inexpressible(s: Signature) -> list[tuple[str, Any]]:
-    """What such a graph can't say."""
-    paths = ", ".join(dict.fromkeys(write.path for write in s.effects.python_writes))
-    return [
-        ("changes sizes of its arguments in place", s.reshaped or s.swapped),
-        ("writes to an argument that shares memory with another", s.structure.shared_memory),
-        ("branches on values of tensors", s.stops.decisions),
-        ("checks values of tensors", s.stops.checks),
-        ("writes to tensors in its backward", s.backward),
-        ("sets `.grad` of tensors", s.gradients_left),
-        (f"writes {paths}", s.effects.python_writes),
-    ]

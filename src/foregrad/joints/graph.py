@@ -12,7 +12,7 @@ from torch import fx
 from .._torch.graphs import GraphCopier, make_graph_module, with_nested_arguments
 from ..descriptors import gradient_of
 from ..errors import UnsupportedError
-from ..frontend.reads import Source
+from ..frontend.source import Source
 from ..graph.effect_log import Handle, SetData, Write
 from ..graph.joint import JointGraph
 from ..graph.meta import NodeMeta

@@ -16,15 +16,16 @@ from torch import fx, nn
 
 from .._torch.nested import flattened
 from .._torch.ops import OpOverload
+from .._torch.wrappers import is_wrapper
 from ..descriptors import classes, tangent_of
 from ..errors import UnsupportedError
 from ..frontend.call import FlatCall
-from ..frontend.reads import FoundWrappers, Source
+from ..frontend.openings import FoundOpenings, Opening
+from ..frontend.source import Source
 from ..frontend.tree import Tree
 from ..graph.signature import ConstantOutput, Handle, InputInfo, PartOf, Signature, WrapperOutput
 from ..graph.slots import Base, Buffer, Param
 from ..identity import ById
-from ..subclasses.spec import WrapperSpec, is_wrapper
 from ..tracing.tape.opinfo import op_info
 
 
@@ -62,8 +63,8 @@ class WrapperAt:
     """A wrapper subclass among the flat arguments, its kind and that of its gradient."""
 
     place: int
-    spec: WrapperSpec
-    gradient: WrapperSpec | None
+    spec: Opening
+    gradient: Opening | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Layout:
 class _Whole:
     """Stands for a wrapper subclass in a structure: the numbers of the leaves that are its plain tensors."""
 
-    def __init__(self, spec: WrapperSpec | None, leaves: Sequence[int]) -> None:
+    def __init__(self, spec: Opening | None, leaves: Sequence[int]) -> None:
         self.spec, self.leaves = spec, leaves
 
 
@@ -113,10 +114,10 @@ def _in_order(tree: Tree) -> tuple[list[Any], Any]:
 
 
 def layout_of(
-    mod: nn.Module, call: FlatCall, signature: Signature, wrappers: FoundWrappers | None, *, writes_inside: bool
+    mod: nn.Module, call: FlatCall, signature: Signature, wrappers: FoundOpenings | None, *, writes_inside: bool
 ) -> Layout:
     """The layout for a captured module. `writes_inside`: updates of inputs are written in the graph, no outputs."""
-    maker = _Maker(mod, call, signature, wrappers or FoundWrappers((), {}))
+    maker = _Maker(mod, call, signature, wrappers or FoundOpenings((), {}))
     forward, out_spec = maker.outputs(writes_inside=writes_inside)
     covered = {entry.output: entry.desc for entry in reversed(forward) if entry.output is not None}
     order = {entry.output: i for i, entry in reversed(list(enumerate(forward)))}
@@ -138,7 +139,7 @@ def layout_of(
 
 
 class _Maker:
-    def __init__(self, mod: nn.Module, call: FlatCall, signature: Signature, wrappers: FoundWrappers) -> None:
+    def __init__(self, mod: nn.Module, call: FlatCall, signature: Signature, wrappers: FoundOpenings) -> None:
         self.mod, self.call, self.signature, self.wrappers = mod, call, signature, wrappers
         self.classes = classes()
         self.parameters = dict(mod.named_parameters(remove_duplicate=False))

@@ -6,7 +6,6 @@ The names here are for whoever writes a partition, or judges one.
 from __future__ import annotations
 
 from ..tracing.tape.opinfo import op_info
-from .budget import Budget, Frontier, budget_partition, read_budget
 from .classify import Kind, kind_of
 from .costs import flops, is_counted
 from .default import default_partition, policy_partition
@@ -17,8 +16,6 @@ from .report import Half, Halves, Report, SavedValue, Table, amount, halves_of, 
 from .split import Split, check_split, split
 
 __all__ = [
-    "Budget",
-    "Frontier",
     "Half",
     "Halves",
     "JointIndex",
@@ -28,7 +25,6 @@ __all__ = [
     "Split",
     "Table",
     "amount",
-    "budget_partition",
     "check_split",
     "default_partition",
     "flops",
@@ -43,7 +39,6 @@ __all__ = [
     "min_cut_rematerialization_partition",
     "op_info",
     "policy_partition",
-    "read_budget",
     "split",
     "value_bytes",
 ]

@@ -12,6 +12,7 @@ taken. So a smaller budget never has a larger peak.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import re
 from collections.abc import Callable, Sequence
@@ -115,6 +116,14 @@ def read_budget(budget: Any) -> int | float | Budget:
     if budget < 0:
         raise ValueError(f"a memory budget of {budget} bytes is negative")
     return budget
+
+
+def partition_within(
+    memory_budget: Any, *, policy: Policy | None = None, replay: bool = False
+) -> Callable[..., tuple[fx.GraphModule, fx.GraphModule]]:
+    """`budget_partition` with its settings, checked."""
+    split = functools.partial(budget_partition, memory_budget=read_budget(memory_budget), replay=replay)
+    return split if policy is None else functools.partial(split, policy=policy)
 
 
 def budget_partition(

@@ -1,4 +1,4 @@
-"""What is saved in place of a value: its copy in host memory, or the state of the generator that it is drawn from.
+"""Substitutes for a saved value: its copy in host memory, or the state of the generator that it is drawn from.
 
 * The forward sends a value to the host, the backward fetches it before its first use.
 * Random operators that the backward runs once more: the forward notes the state of the generator right before the
@@ -44,7 +44,7 @@ def can_offload(index: JointIndex, candidates: Iterable[int]) -> set[int]:
 
 
 def can_replay(index: JointIndex) -> frozenset[int]:
-    """The random operators of the forward that may run again: those that draw from their device's own generator."""
+    """The random operators of the forward that may run again: all that draw from their device's own generator."""
     return frozenset(
         i
         for i in index.once
@@ -61,7 +61,7 @@ def can_replay(index: JointIndex) -> frozenset[int]:
 
 @functools.cache
 def state_size(device: torch.device) -> int:
-    """Bytes of the state of a device's generator, all of which are in memory of the host."""
+    """Bytes of the state of a device's generator, all in memory of the host."""
     return state_bytes(device)
 
 
@@ -73,7 +73,7 @@ def device_of(index: JointIndex, i: int) -> torch.device | None:
 
 
 class _Instead(abc.ABC):
-    """What stands for the nodes `numbers`, while one half is built. `nodes`: the half's nodes for it, by number."""
+    """Substitutes for the nodes `numbers`, while one half is built. `nodes`: the half's nodes for it, by number."""
 
     suffix: str
     kept: tuple[str, ...] = ("stack_trace",)  # of the node's metadata
@@ -84,7 +84,7 @@ class _Instead(abc.ABC):
         self.names = {node.name for node in index.nodes} if self.numbers else set()
 
     def placeholder(self, copier: GraphCopier, i: int) -> None:
-        """Add the backward's placeholder for what stands for node i."""
+        """Add the backward's placeholder for the substitute of node i."""
         name = self._name(i, self.suffix)
         self.nodes[i] = copier.writer.add(name, "placeholder", name, (), {}, self._meta(i))
 
@@ -102,7 +102,7 @@ class _Instead(abc.ABC):
 
     @abc.abstractmethod
     def _spec(self, i: int) -> TensorSpec:
-        """The layout of what stands for node i."""
+        """The layout of the substitute of node i."""
 
     def _meta(self, i: int) -> NodeMeta:
         spec, own = self._spec(i), self.index.nodes[i].meta

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from .._torch.engine import plain_execution
 from ..errors import PartitionError
 from .classify import Kind
 from .cut import NEVER
@@ -78,6 +79,7 @@ class Search:
             rows += self._rows(alike)
         return rows
 
+    @plain_execution()
     def _rows(self, budgets: Sequence[int]) -> list[list[Segment]]:
         """The rows for budgets of one magnitude."""
         unit = max(1, -(-budgets[-1] // _STEPS))

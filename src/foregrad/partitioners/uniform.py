@@ -15,8 +15,7 @@ from typing import Any
 
 from torch import fx
 
-from ..graph.meta import value_of
-from ..passes.repeats import layout_of, structure_of
+from ..graph.meta import layout_of, structure_of, value_of
 from .blocks import SHARED, Blocks
 from .classify import Kind
 from .costs import flops

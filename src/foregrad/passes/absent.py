@@ -1,7 +1,7 @@
-"""Gradients that a region's backward may leave out, as only its run shows: a graph is cut behind each such call.
+"""Gradients that a region's backward may leave out, as only its run shows: a graph is cut behind each region's call.
 
-What comes before the call is one graph. What comes behind it is a graph for each set of gradients that the call gave,
-in which a sum with an absent gradient is its other summand, and what depends on absent ones alone is absent, too.
+Before the call there is one graph. Behind the call there is a graph for each set of gradients that it gave: a sum with
+an absent gradient is its second summand, and a value that depends on absent gradients alone is absent, too.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _KEY = "foregrad gradients"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CutAtRegion:
-    """`head` returns the graph's results that come before `call`, None for others, and then the values of `handed`.
-    `rest` takes the values of `operands`, and those gradients of `items`, by their positions among the results of the
-    call, that are there. It returns the graph's other results, None in the place of the first. `around`: inputs of the
-    graph that are read after the head, by position.
+    """`head` returns the graph's results from before `call`, None for the rest, and then the values of `handed`. `rest`
+    takes the values of `operands`, and the present gradients of `items`, by their positions among the results of the
+    call. It returns the graph's other results, None in the place of the first. `around`: inputs of the graph that are
+    read after the head, by position.
     """
 
     head: fx.GraphModule
@@ -45,16 +45,16 @@ class CutAtRegion:
     items: dict[int, fx.Node]
 
     def compiled(
-        self, role: GraphRole, gradients: int, compile_part: Callable[[fx.GraphModule, GraphRole], _Boxed]
-    ) -> _Boxed:
-        """The backward: what comes behind the call is compiled for the gradients that it gives. So many first results
-        are `gradients`.
+        self, role: GraphRole, gradients: int, compile_part: Callable[..., Any]
+    ) -> tuple[_Boxed, None, tuple[()]]:
+        """The backward: the part behind the call is compiled for the gradients that the call gives. The first
+        `gradients` results are gradients.
         """
         count = len(results_of(self.rest))
         handed = tuple(range(count, count + len(self.handed)))
         role = dataclasses.replace(role, updates=(), donated=(), static_inputs=())
         visible = dataclasses.replace(role, visible_outputs=(*role.visible_outputs, *handed))
-        head = compile_part(self.head, visible)
+        head = compile_part(self.head, visible).run
         backward: Any = call_of(self.call.target, self.call.args)
         lock = make_lock()
 
@@ -62,7 +62,8 @@ class CutAtRegion:
         def rest_without(absent: frozenset[str]) -> _Boxed:
             rest = without_gradients(self.rest, self.rest.meta[_KEY], absent, gradients) if absent else self.rest
             rest.meta.update(self.rest.meta)
-            return compile_part(rest, role)
+            boxed: _Boxed = compile_part(rest, role).run
+            return boxed
 
         def run(values: list[Any]) -> list[Any]:
             at_hand = {node: values[i] for i, node in self.around.items()}
@@ -79,10 +80,10 @@ class CutAtRegion:
             del at_hand, items
             return [a if b is None else b for a, b in zip(results, rest(rest_values), strict=True)]
 
-        return run
+        return run, None, ()
 
 
-def cut_at_region(module: fx.GraphModule, joint: JointGraph, role: GraphRole) -> CutAtRegion | None:
+def cut_at_region(module: fx.GraphModule, joint: JointGraph, role: GraphRole, *, as_eager: bool) -> CutAtRegion | None:
     """The parts of a backward around the first call of a region's backward."""
     if role.phase == "forward" or not joint.graph.find_nodes(op="call_function", target=CALL):
         return None

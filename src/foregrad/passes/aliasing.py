@@ -67,7 +67,7 @@ def written_inputs(gm: fx.GraphModule) -> tuple[int, ...]:
 
 
 def copy_shared_results(gm: fx.GraphModule, before: fx.GraphModule, mode: Any) -> bool:
-    """Copy each result of `gm` that shares memory with an input, or with another result, and does not in `before`.
+    """Copy each result of `gm` that shares memory with an input or a result, and does not in `before`.
 
     `gm` was made from `before` by passes that keep the order of inputs and results. The copies have the strides of the
     results in `before`. Returns whether there is any.

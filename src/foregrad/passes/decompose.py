@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from .._torch.fakes import FakeTensorMode
 from .._torch.graphs import symbols_in
-from .repeats import layout_of, structure_of
+from ..graph.meta import layout_of, structure_of
 
 
 def decompose(

@@ -1,4 +1,4 @@
-"""Further residuals, which only a second derivative needs."""
+"""Further residuals, needed by second derivatives alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes that a graph may carry out itself: to inputs, and to what the forward made for the backward alone.
+"""Writes that a graph may carry out itself: to inputs, and to values that the forward made for the backward alone.
 
 A compiler that fuses writes each new value of an input once, and the runtime copies nothing.
 """
@@ -22,7 +22,7 @@ from ..graph.meta import TensorSpec, spec_of
 from ..graph.signature import Signature
 from ..tracing.tape.opinfo import op_info
 from .aliasing import Memory, memory_of, results_of
-from .sparse import dense_results
+from .opaque import opaque_values
 
 aten = torch.ops.aten
 
@@ -60,8 +60,8 @@ def copied_inside(graph: fx.Graph, updates: Iterable[tuple[int, int]]) -> list[f
 
 
 def copied_early(graph: fx.Graph, updates: Sequence[tuple[int, int]]) -> None:
-    """As `copied_inside`, but each update comes as soon as it can, and its `copy_` with it. A compiler that orders
-    kernels by its own estimate of memory begins with the order of the graph.
+    """As `copied_inside`, but each update and its `copy_` come as soon as they can. A compiler that orders kernels by
+    its own estimate of memory begins with the order of the graph.
     """
     if not may_be_scheduled([*graph.nodes]):
         copied_inside(graph, updates)
@@ -90,7 +90,9 @@ def donated_inputs(partitioned: Partitioned) -> tuple[int, ...]:
     """Positions of the backward's inputs that share memory with no input, output, gradient or other saved value."""
     shared = Counter(memory_of(node) for node in results_of(partitioned.forward) if isinstance(node, fx.Node))
     saved = {node.name: node for node in partitioned.saved_nodes}
-    returned = {memory_of(node)[0] for node in dense_results(partitioned.backward) if isinstance(node, fx.Node)}
+    returned = {
+        memory_of(node)[0] for node in opaque_values().plain_results(partitioned.backward) if isinstance(node, fx.Node)
+    }
     positions = []
     for i, node in enumerate(n for n in partitioned.backward.graph.nodes if n.op == "placeholder"):
         source = saved.get(node.name)
@@ -128,7 +130,7 @@ Updates = Iterable[tuple[int, int]]  # an input, and the position among the resu
 
 
 def scheduled(nodes: Sequence[Node], updates: Updates) -> tuple[list[Node], set[Node]]:
-    """(the nodes of a graph in the new order; those of them on elements that new values are computed by)."""
+    """(the nodes of a graph in the new order; the nodes on elements that compute new values)."""
     results: Any = nodes[-1].args[0]
     position = {node: number for number, node in enumerate(nodes)}
     placeholders = [node for node in nodes if node.op == "placeholder"]
@@ -176,7 +178,7 @@ def by_memory(nodes: Iterable[Node]) -> dict[Memory, list[Node]]:
 
 
 def may_be_scheduled(nodes: Sequence[Node]) -> bool:
-    """False for a graph that calls Python, which may read an input itself."""
+    """False for a graph that calls Python: Python may read an input itself."""
     return isinstance(nodes[-1].args[0], (list, tuple)) and not any(map(_is_opaque, nodes))
 
 

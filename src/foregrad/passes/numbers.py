@@ -1,7 +1,8 @@
 """Numbers read from tensors (`step.item()`), given to operators on tensors as elements of one tensor.
 
-A compiler of kernels does not take such numbers, and would be cut at each operator that does. Where all of them come
+A compiler of kernels takes no numbers from tensors, and would be cut at each operator that does. Where all numbers come
 from inputs alone, as the bias corrections of an optimizer do, Python computes them first, and the rest is one graph.
+Constants without dimensions become tensors.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def _foreach_add(tensors: Sequence[torch.Tensor], other: torch.Tensor, *, alpha:
     return [torch.add(tensor, other, alpha=alpha) for tensor in tensors]
 
 
-# Optimizers count their steps by it, in a tensor for each parameter. Inductor fails if the number to add is a constant.
+# Optimizers count their steps by it, in a tensor for each parameter. Such a step is known first as one operator alone.
 ONE_BY_ONE = {aten._foreach_add.Tensor: _foreach_add}
 
 
@@ -43,8 +44,8 @@ def as_vector(numbers: list[Any], device: torch.device) -> torch.Tensor:
 
 
 def known_first(gm: fx.GraphModule, numbers: Collection[Node]) -> set[Node]:
-    """The nodes of `numbers` that can be computed before all else, and the nodes that they are computed from. Each is a
-    number or a tensor of one element, and needs only inputs and other such nodes.
+    """The nodes of `numbers` that can be computed before all else, and the nodes that compute them. Each is a number or
+    a tensor of one element, and needs only inputs and nodes of its kind.
     """
     known: set[Node] = set()
     for node in gm.graph.nodes:
@@ -66,7 +67,7 @@ def _is_one_element(node: Node) -> bool:
 
 
 def numbers_in_a_tensor(gm: fx.GraphModule, numbers: Collection[Node], mode: Any) -> None:
-    """Give those of `numbers` that are known first to operators on tensors as elements of one tensor. In place."""
+    """Hand the `numbers` that are known first to operators on tensors, as elements of one tensor. In place."""
     first = known_first(gm, numbers)
     given = [node for node in gm.graph.nodes if node in first and any(_takes(user, node) for user in node.users)]
     if not given:
@@ -147,3 +148,20 @@ def _replace(graph: fx.Graph, user: Node, vector: Node, places: list[int]) -> No
             new = call(aten.add.Tensor, whole, call(aten.mul.Tensor, factors[0], call(_WITH_FACTOR[user.target], a, b)))
     user.replace_all_uses_with(new)
     graph.erase_node(user)
+
+
+def fill_in_constants(gm: fx.GraphModule) -> None:
+    """Fill tensors with constants that have no dimensions, for all operators but elementwise ones: Inductor's lowerings
+    of these take tensors alone, and a constant number is none. In place.
+    """
+    for inner in [module for module in gm.modules() if isinstance(module, fx.GraphModule)]:
+        for node in inner.graph.find_nodes(op="get_attr"):
+            value = operator.attrgetter(str(node.target))(inner)
+            if not isinstance(value, torch.Tensor) or value.ndim or value.dtype.is_complex:
+                continue
+            with inner.graph.inserting_after(node):
+                filled = inner.graph.call_function(
+                    aten.full.default, ([], value.item()), {"dtype": value.dtype, "device": value.device}
+                )
+            filled.meta = dict(node.meta)
+            node.replace_all_uses_with(filled, lambda user: torch.Tag.pointwise not in getattr(user.target, "tags", ()))

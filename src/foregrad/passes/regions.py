@@ -1,17 +1,16 @@
-"""Outlining: each repeated region of a graph becomes a graph module of its own, which the graph calls at each place.
+"""Outlining: each repeated region of a graph becomes a graph module of its own, called at each place.
 
-A compiler that takes regions compiles each of them once. In the graph a call is one node (`call_module`), whose value
-is a tuple; names and metadata of the results stay on the nodes that take them out of it.
+A compiler that takes regions compiles each region once. In the graph a call is one node (`call_module`) with a tuple as
+its value; names and metadata of the results stay on the nodes that pick them.
 
-Aliasing is unchanged: each tensor that a region returns is in memory of its own, which the region made. Other views
-are taken by the graph itself, of the region's operands and results. Symbolic sizes in a region are among its operands.
+Aliasing is unchanged: each tensor that a region returns is in memory of its own, made by the region. Other views are
+taken by the graph itself, of the region's operands and results. Symbolic sizes in a region are among its operands.
 
 Regions write nowhere, and are called where their operators stood: random numbers are drawn in the order of the graph.
 """
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections import Counter
 from collections.abc import Collection
@@ -22,10 +21,9 @@ from torch import fx
 
 from .._torch.graphs import GraphCopier, is_random, make_graph_module, piece, symbol_of, symbols_in
 from ..graph.meta import NodeMeta, TensorSpec, spec_of
-from ..graph.printing import shorten_with
+from ..graph.role import REGION
 from .repeats import Repeat, find_repeats, is_view
 
-_KEY = "foregrad region"
 _MANY, _SEVERAL = 7, 16  # copies, and operators in each, at which outlining begins to pay
 
 
@@ -39,10 +37,10 @@ def outlined(
 ) -> fx.GraphModule:
     """The graph with calls of its repeated regions; `gm` itself where there are none.
 
-    `regions`: with "auto" a region has at least seven copies, with True two, with False there are only calls of what
-    `foregrad.region` marked. Marked calls that are equal become regions in any case. `several`: the least number of
-    operators that compute in an unmarked copy, by default 16. Nodes in `keep_out` stay in the graph.
-    `to_read`: for a text, in which regions may return views.
+    `regions`: with "auto" a region has at least seven copies, with True two, with False there are only calls of regions
+    that `foregrad.region` marked. Marked calls that are equal become regions in any case. `several`: the least number
+    of operators that compute in an unmarked copy, by default 16. Nodes in `keep_out` stay in the graph. `to_read`: for
+    a text: regions may return views.
 
     Examples:
         >>> import torch, foregrad
@@ -95,17 +93,9 @@ def sums_first(graph: fx.Graph) -> None:
                 operand.append(node)
 
 
-def called_region(module: torch.nn.Module, node: fx.Node) -> fx.GraphModule | None:
-    """The region that a node of an outlined graph calls."""
-    if node.op != "call_module":
-        return None
-    region = operator.attrgetter(str(node.target))(module)
-    return region if isinstance(region, fx.GraphModule) and _KEY in region.meta else None
-
-
 def is_random_region(region: fx.GraphModule) -> bool:
-    """Whether a call of it draws random numbers."""
-    return region.meta[_KEY] is True
+    """Whether the region's calls draw random numbers."""
+    return region.meta[REGION] is True
 
 
 class _Region:
@@ -147,11 +137,11 @@ class _Region:
         """The region as a graph of its own."""
         copy, inputs = self.repeat.copies[0], self.repeat.inputs[0]
         module = piece(gm, [inputs[q] for q in self.reads], self.body, [copy[r] for r in self.returned], "Region")
-        module.meta[_KEY] = any(is_random(node) for node in self.body)
+        module.meta[REGION] = any(is_random(node) for node in self.body)
         return module
 
     def call(self, copier: GraphCopier, title: str, last: fx.Node) -> None:
-        """Write the call that stands for the copy with this last node, and the views of its results."""
+        """Write the call that stands for the copy ending with `last`, and the views of its results."""
         j = self.copy_at[last]
         copy, inputs, writer = self.repeat.copies[j], self.repeat.inputs[j], copier.writer
         results = [copy[r] for r in self.returned]
@@ -186,6 +176,3 @@ def sizes_are_given(inputs: Collection[fx.Node], nodes: Collection[fx.Node]) -> 
     tensors = [part for spec in specs for part in (spec if isinstance(spec, tuple) else (spec,)) if part is not None]
     sizes = (size for spec in tensors for size in (*spec.shape, *spec.stride, spec.offset) if type(size) is not int)
     return all(symbols.issuperset(symbols_in(size)) for size in sizes)
-
-
-shorten_with(functools.partial(outlined, to_read=True))

@@ -1,15 +1,15 @@
 """Regions of a graph that repeat: the layers of a model, in a joint graph or in one half, with or without modules.
 
-Structure is the key: operators, constants, shapes, strides, dtypes, devices, which value reads which, which operands
-are equal, which values the graph returns. Names of modules only choose between equally good places to cut.
+Structure is the key: operators, constants, shapes, strides, dtypes, devices, reads, equal operands, and returned
+values. Names of modules only choose between equally good places to cut.
 
-Calls of what `foregrad.region` marked are compared with one another, wherever they are. Otherwise a row of copies is a
-stretch of the graph's order in which equal operators come again at one distance. The stretch is cut where kernels end
-and the fewest bytes pass from one copy to the next. Copies at its ends that are wired differently are peeled off.
-A copy is a stretch of a topological order, so it is convex: nothing outside lies between two of its nodes. Sizes,
-seeds, and views that come once, if they need nothing but inputs, belong to no copy: they can be computed before all.
+Calls of regions that `foregrad.region` marked are compared with each other, wherever they are. Otherwise a row of
+copies is a stretch of the graph's order with equal operators at one distance. The stretch is cut where kernels end and
+the fewest bytes pass from one copy to the next. Copies at its ends that are wired differently are peeled off. A copy is
+a stretch of a topological order, so it is convex: nothing outside lies between two of its nodes. Sizes, seeds, and
+views that come once, if they need nothing but inputs, belong to no copy: they can be computed before all.
 
-Known weakness: a copy's length is told by operators that come once in it; a row of copies without any is not found.
+Known weakness: operators that come once in a copy tell its length; a row of copies without any is not found.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from torch import fx
 from .._torch.graphs import symbols_in
 from .._torch.nested import frozen
 from .._torch.ops import OpOverload
-from ..graph.meta import TensorSpec, nbytes_of, value_of
+from ..graph.meta import layout_of, nbytes_of, structure_of, value_of
 from ..locks import cached_property
 from ..tracing.tape.opinfo import op_info
 
@@ -43,9 +43,9 @@ _ENOUGH = 7  # from so many copies on, a fifth may be given up for a better cut
 class Repeat:
     """Equal copies, in their order.
 
-    * `copies[j][r]`: node r of copy j. Node r is the same operator in each.
-    * `inputs[j][q]`: the outside value that copy j reads as operand q; equal operands are one. Constants of the
-      graph, which are equal in all copies, are not among them.
+    * `copies[j][r]`: node r of copy j. Node r has one operator in all copies.
+    * `inputs[j][q]`: the outside value that copy j reads as operand q; equal operands are one. Constants of the graph,
+      equal in all copies, are left out.
     * `results`: the r that are read outside their copy, or returned, in any copy.
     """
 
@@ -84,7 +84,7 @@ def find_repeats(
 
 
 def has_marked_calls(graph: fx.Graph) -> bool:
-    """Whether the graph has calls of what `foregrad.region` marked."""
+    """Whether the graph has calls of regions that `foregrad.region` marked."""
     return any(dict.get(node.meta, "marked_call") for node in graph.nodes)
 
 
@@ -118,8 +118,8 @@ class _Order:
         return structure_of(node, _kind_of_operand), node in self.returned
 
     def marked(self) -> list[Repeat]:
-        """The marked calls that are equal to others. A call that other nodes interrupt counts as several. Calls may
-        differ in which of their values the graph returns.
+        """The marked calls that have equals. A call interrupted by foreign nodes counts as several. Equal calls may
+        differ in the values that the graph returns.
         """
         rows: dict[Any, list[list[fx.Node]]] = {}
         for call, stretch in itertools.groupby(self.nodes, key=self._marked_call):
@@ -164,7 +164,7 @@ class _Order:
         return [d for d, _ in times.most_common(_CANDIDATES) if _FEWEST <= d <= (stop - start) // 2]
 
     def _runs(self, start: int, stop: int, length: int) -> Iterator[tuple[int, int]]:
-        """The stretches of at least `length` operators whose equals follow at distance `length`."""
+        """The stretches of at least `length` operators with equals at distance `length`."""
         keys, begin = self.keys, start
         for i in range(start, stop + 1):
             if i == stop or keys[i] != keys[i + length]:
@@ -192,7 +192,7 @@ class _Order:
 
     def _cuts(self, first: int, end: int, length: int) -> list[int]:
         """The distances from `first` at which a copy may start, the best first. The fewest bytes inside of kernels are
-        best: a kernel that the cut ends has to write them. Then come the fewest bytes of all that pass the cut.
+        best: a kernel that the cut ends has to write them. Then come the fewest bytes across the cut in all.
         """
         passing, in_kernels = [0] * (end - first + 1), [0] * (end - first + 1)
         joined: dict[fx.Node, int] = {}  # the last place that reads a value, or a view of it, in the value's kernel
@@ -219,7 +219,7 @@ class _Order:
     @cached_property
     def kernels(self) -> dict[fx.Node, Any]:
         """The kernel of each node, as a number: compilers may fuse operators of one number. Products, convolutions and
-        attentions have half numbers, between the kernels before them and those after.
+        attentions have half numbers, between the kernels before and after.
         """
         found: dict[fx.Node, Any] = {}
         for node in self.nodes:
@@ -275,36 +275,6 @@ def _longest_alike(wirings: Sequence[Any]) -> tuple[int, int]:
             best = max(best, (begin, j), key=lambda pair: pair[1] - pair[0])
             begin = j
     return best
-
-
-def structure_of(node: fx.Node, name: Callable[[fx.Node], Any]) -> Any:
-    """A hashable key of a node's computation: operator, constants, layout; `name` gives the key of an operand."""
-    return node.target, frozen((node.args, node.kwargs), fx.Node, name), layout_of(value_of(node))
-
-
-def layout_of(value: Any) -> Any:
-    """Shape, strides, dtype and device of a tensor, or of each of several; of another value its type, and a symbolic
-    number itself.
-    """
-    if isinstance(value, (tuple, list)):
-        return tuple(map(layout_of, value))
-    if isinstance(value, TensorSpec) and (token := value.token) is not None:
-        layout_id = _LAYOUTS.get(token)
-        if layout_id is None:  # a token tells of the offset too
-            layout = value.shape, value.stride, value.dtype, value.device
-            layout_id = _LAYOUTS[token] = _LAYOUTS.setdefault(layout, object())
-        return layout_id
-    if isinstance(value, torch.Tensor):
-        if value.layout is not torch.strided:
-            return object()
-        value = TensorSpec.of(value)
-    if not isinstance(value, TensorSpec):
-        return str(value) if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else type(value)
-    sizes = tuple(map(str, value.shape)), tuple(map(str, value.stride))
-    return *sizes, value.dtype, value.device, value.conj, value.neg
-
-
-_LAYOUTS: dict[object, object] = {}  # by token, and by layout without offset: comparing one object is cheap
 
 
 def _module(node: fx.Node) -> str | None:

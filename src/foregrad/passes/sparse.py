@@ -12,26 +12,50 @@ from typing import Any
 
 from torch import fx
 
-from .._torch.graphs import depending_on, ends_of, piece
+from .._torch.graphs import depending_on, ends_of, is_random, piece
+from ..graph.role import GraphRole
 from ..graph.sparse import EMBEDDING_BACKWARD, gives_sparse
 from .aliasing import results_of
+from .opaque import OpaqueValues
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cut:
     """The two parts of a graph. `head` returns the graph's results, None at the positions in `moved`, and then values
-    for `tail`, which returns the results at those positions. `tail` takes the inputs at the positions in `around`, then
-    the values from `head`.
+    for `tail`. `tail` returns the results in `moved`. `tail` takes the inputs at the positions in `around`, then the
+    values from `head`.
     """
 
     head: fx.GraphModule
     tail: fx.GraphModule
     moved: tuple[int, ...]
     around: tuple[int, ...]
+    count: int  # of the graph's results
+
+    def compiled(self, role: GraphRole, _: int, compile_part: Callable[..., Any]) -> tuple[Any, Any, Any]:
+        """The function of the whole graph, the strides of its results, and the inputs that it writes into."""
+        handed_over = range(self.count, len(results_of(self.head)))
+        visible = (*(i for i in role.visible_outputs if i not in self.moved), *handed_over)
+        role = dataclasses.replace(role, updates=())  # of the whole graph
+        compiled = compile_part(self.head, dataclasses.replace(role, visible_outputs=visible))
+        tail = compile_part(self.tail, role, as_eager=True).run
+        head, moved, around, count = compiled.run, self.moved, self.around, self.count
+
+        def run(values: list[Any]) -> list[Any]:
+            tail_values = [values[i] for i in around]
+            results: list[Any] = head(values)
+            tail_values += results[count:]
+            del results[count:]
+            for position, result in zip(moved, tail(tail_values), strict=True):
+                results[position] = result
+            return results
+
+        strides = compiled.output_strides
+        return run, None if strides is None else strides[:count], compiled.writes_into
 
 
 def sparse_nodes(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes whose values are sparse tensors."""
+    """The nodes with sparse values."""
     nodes: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op == "call_function" and gives_sparse(node.target, node.args, nodes.__contains__):
@@ -57,7 +81,24 @@ def cut_at_sparse(module: fx.GraphModule) -> Cut | None:
     head = piece(module, inputs, dense, left, "Part")
     operands = [*(inputs[i] for i in around), *handed]
     tail = piece(module, operands, [n for n in nodes if n in below], [results[i] for i in moved], "Part")
-    return Cut(head, tail, moved, around)
+    return Cut(head, tail, moved, around, len(results))
+
+
+def cut_for_compiler(module: fx.GraphModule, joint: Any, role: GraphRole, *, as_eager: bool) -> Any:
+    """The dense part of a graph, for a compiler, and the rest; None for a dense graph, and for eager's kernels."""
+    cut = None if as_eager else cut_at_sparse(module)
+    return _Eagerly(module) if cut is not None and any(map(is_random, cut.tail.graph.nodes)) else cut
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Eagerly:
+    """A graph with random numbers, drawn in the order of its nodes, and with sparse values."""
+
+    module: fx.GraphModule
+
+    def compiled(self, role: GraphRole, _: int, compile_part: Callable[..., Any]) -> tuple[Any, Any, Any]:
+        whole = compile_part(self.module, role, as_eager=True)
+        return whole.run, whole.output_strides, whole.writes_into
 
 
 def around_sparse(module: fx.GraphModule, prepare: Callable[[fx.GraphModule], fx.GraphModule]) -> fx.GraphModule:
@@ -94,10 +135,15 @@ def dense_results(module: fx.GraphModule) -> list[Any]:
 
 
 def only_in_gradients(backward: fx.GraphModule) -> frozenset[int]:
-    """The tangents from which a backward only makes sparse gradients; these have the layout of the incoming tangent."""
+    """The tangents that a backward only makes sparse gradients from; the gradients have the incoming tangent's
+    layout.
+    """
     tangents = [node for node in ends_of(backward)[0] if node.name.startswith("tangents_")]
     return frozenset(
         i
         for i, node in enumerate(tangents)
         if node.users and all(user.target is EMBEDDING_BACKWARD for user in node.users)
     )
+
+
+SPARSE_VALUES = OpaqueValues(sparse_nodes, around_sparse, dense_results, only_in_gradients)

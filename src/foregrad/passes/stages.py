@@ -1,4 +1,4 @@
-"""A backward cut into stages, each of which gives the gradients of some inputs: see `runtime/stages.py`."""
+"""A backward cut into stages, each with the gradients of some inputs: see `runtime/stages.py`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..graph.effect_log import Write
 from ..graph.joint import JointGraph, queued_to_arrive
 from ..graph.signature import Signature
 from ..graph.slots import Param
-from .sparse import cut_at_sparse
+from .opaque import opaque_values
 
 _KEY = "foregrad stage"
 
 
 def stage_of(module: fx.GraphModule) -> tuple[int, ...] | None:
-    """The inputs whose gradients are the first results of a stage; None if the graph is no stage."""
+    """The inputs that a stage's first results are gradients of; None if the graph is no stage."""
     inputs: tuple[int, ...] | None = module.meta.get(_KEY)
     return inputs
 
@@ -38,7 +38,7 @@ class Stage:
 
 def with_stages(joint: JointGraph, sizes: Sequence[int]) -> JointGraph:
     """The joint graph with the stages of its backward; see `_stages_of`."""
-    if joint.failing or joint.raising or joint.error is not None or cut_at_sparse(joint.module) is not None:
+    if joint.failing or joint.raising or joint.error is not None or opaque_values().nodes(joint.graph):
         return joint
     stages = _stages_of(joint.signature, sizes)
     gradients = dataclasses.replace(joint.signature.gradients, stages=stages)
@@ -46,8 +46,8 @@ def with_stages(joint: JointGraph, sizes: Sequence[int]) -> JointGraph:
 
 
 def _stages_of(signature: Signature, sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The inputs of each stage: parameters, in the order in which eager's gradients arrive, until they have `sizes`
-    bytes (the last size holds for all further stages). All other inputs are in the last stage. Empty for one stage.
+    """The inputs of each stage: parameters, in the order of arrival of eager's gradients, until they have `sizes` bytes
+    (the last size holds for all further stages). All other inputs are in the last stage. Empty for one stage.
 
     A function has one stage if it has effects on inputs with gradients, or effects on autograd beyond its node.
     """

@@ -1,7 +1,7 @@
 """The backward for the cases that some outputs get no cotangent, or that some gradients are not needed.
 
-Eager leaves out the paths that start at such outputs (multiplying zeros by infinity on the way would make NaNs).
-A backward graph is linear in its tangents, so a missing tangent is a zero that linear operators pass on: the
+Eager leaves out the paths that start at outputs without a tangent (multiplying zeros by infinity on the way would make
+NaNs). A backward graph is linear in its tangents, so a missing tangent is a zero that linear operators pass on: the
 graph is cut down to the nodes that the present tangents reach.
 """
 
@@ -23,8 +23,7 @@ from ..errors import UnsupportedError
 from ..graph.calls import call_of
 from ..graph.meta import TensorSpec, contiguous_strides, spec_of
 from ..graph.signature import GradientPaths
-from ..graph.sparse import MAKE
-from .sparse import sparse_nodes
+from .opaque import opaque_values
 
 aten = torch.ops.aten
 
@@ -55,7 +54,8 @@ _LINEAR = {
     aten.put.default, aten.take.default, aten.masked_scatter.default, aten.col2im.default, aten.im2col.default,
     aten.rot90.default, aten.pixel_shuffle.default, aten.pixel_unshuffle.default, aten.channel_shuffle.default,
     aten._linalg_solve_ex.default, aten._conj_physical.default, aten.index_fill.int_Tensor, aten.xlogy.Tensor,
-    aten.special_xlog1py.default, aten._unsafe_masked_index_put_accumulate.default, operator.getitem, MAKE,
+    aten.special_xlog1py.default, aten._unsafe_masked_index_put_accumulate.default, operator.getitem,
+    aten._sparse_coo_tensor_with_dims_and_tensors.default,
 }  # fmt: skip
 # Operators that do so if the number that they fill in is zero: its position.
 _FILLS = {
@@ -69,10 +69,10 @@ _IN_PLACE = {aten.mul_.Scalar, aten.mul_.Tensor, aten.div_.Scalar, aten.div_.Ten
 def without_tangents(
     backward: fx.GraphModule, num_saved: int, mask: tuple[bool, ...], reached_from: Sequence[GradientPaths]
 ) -> fx.GraphModule:
-    """`backward` specialized to the tangents at True positions of `mask`, which alone are its inputs.
+    """`backward` specialized to the tangents at True positions of `mask`: its only inputs.
 
-    `reached_from` is the signature's: a gradient is None if no present tangent leads to it, or if it depends on none of
-    them and PyTorch's own formulas leave it undefined.
+    `reached_from` is the signature's: a gradient is None if no present tangent leads to it, or if it depends on none
+    and PyTorch's own formulas leave it undefined.
     """
     tangents = [n for n in backward.graph.nodes if n.op == "placeholder"][num_saved:]
     missing = [t for t, present in zip(tangents, mask, strict=True) if not present]
@@ -86,8 +86,8 @@ def without_tangents(
 
 
 def without_gradients(rest: fx.GraphModule, gradients: Collection[str], absent: Collection[str], results: int) -> Any:
-    """The `rest` of a backward specialized to `absent` ones among the `gradients` that it takes, by name; others are
-    its inputs. So many first `results` are gradients, which are None if they depend on absent ones alone.
+    """The `rest` of a backward specialized to the `absent` gradients among its `gradients`, by name; the rest are its
+    inputs. The first `results` results are gradients, None where they depend on absent gradients alone.
     """
     placeholders = [n for n in rest.graph.nodes if n.op == "placeholder"]
     taken = [n for n in placeholders if n.name in gradients]
@@ -101,13 +101,13 @@ def _cut_down(
     missing: Sequence[fx.Node],
     leads: Callable[[int, bool, bool], bool],
 ) -> fx.GraphModule:
-    """`leads(position, alive, zero)`: whether there is a gradient in that place, which depends on a tangent that is
-    not missing, or is zero.
+    """`leads(position, alive, zero)`: whether the position has a gradient, one that depends on a present tangent or is
+    zero.
     """
     old = module.graph
-    sparse = sparse_nodes(old)
+    opaque = opaque_values().nodes(old)
     # The gradient of an embedding without indices is empty, and depends on no tangent.
-    empty = sparse - depending_on(old, tangents)
+    empty = opaque - depending_on(old, tangents)
     depends = depending_on(old, [*tangents, *empty])
     zeros = _zeros(old, depends, [*missing])
     graph = fx.Graph()
@@ -116,7 +116,7 @@ def _cut_down(
     sums: list[fx.Node] = []
 
     def value(node: fx.Node) -> Any:
-        if node in sparse and node not in copies:  # a sparse zero is computed as before
+        if node in opaque and node not in copies:  # a sparse zero is computed as before
             copies[node] = graph.node_copy(node, value)
             copies[node].meta = node.meta
         elif node in zeros and node not in copies:
@@ -134,7 +134,7 @@ def _cut_down(
             ]
             graph.output(gradients)
         elif node not in zeros:
-            survivor = _other_summand(node, zeros, sparse)
+            survivor = _other_summand(node, zeros, opaque)
             if survivor is not None:
                 copies[node] = copies[survivor]
                 continue
@@ -148,16 +148,16 @@ def _cut_down(
             else:
                 copies[node] = graph.node_copy(node, value)
             copies[node].meta = node.meta
-            if sparse and node.target is aten.add.Tensor and node.args[0] not in sparse:
+            if opaque and node.target is aten.add.Tensor and node.args[0] not in opaque:
                 sums.append(copies[node])
-    _reorder(sums, sparse_nodes(graph) if sums else set())
+    _reorder(sums, opaque_values().nodes(graph) if sums else set())
     graph.eliminate_dead_code(is_impure_node=_stays)
     return make_graph_module(module, graph, "PartialBackward")
 
 
 def backward_acts(joint: fx.Graph) -> bool:
-    """Whether the backward in a joint graph calls Python, has other effects or draws random numbers. A part of it then
-    is more than the gradients that it gives: eager does what is on the way of those, and nothing else.
+    """Whether the backward in a joint graph calls Python, has other effects or draws random numbers. A part of the
+    backward then does more than give gradients: eager runs only the nodes on the way of the part's gradients.
     """
     calls = (node for node in joint.nodes if node.op == "call_function")
     backward = (node for node in calls if node.meta.get("partitioner_tag") == "is_backward")
@@ -194,9 +194,9 @@ def _is_linear(node: fx.Node) -> bool:
     return name.startswith("aten::") and name.endswith(("_backward", "_backward_data"))
 
 
-def _other_summand(node: fx.Node, zeros: set[fx.Node], sparse: set[fx.Node]) -> fx.Node | None:
-    """For the sum of a zero and a value of the same layout: the value. For a dense zero and a sparse gradient: the
-    gradient, which eager leaves sparse.
+def _other_summand(node: fx.Node, zeros: set[fx.Node], opaque: set[fx.Node]) -> fx.Node | None:
+    """For the sum of a zero and a value of equal layout: the value. For a dense zero and a sparse gradient: the
+    gradient, left sparse as in eager.
     """
     if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
         return None
@@ -204,7 +204,7 @@ def _other_summand(node: fx.Node, zeros: set[fx.Node], sparse: set[fx.Node]) -> 
     if not isinstance(a, fx.Node) or not isinstance(b, fx.Node) or (a in zeros) == (b in zeros):
         return None
     other = b if a in zeros else a
-    if not sparse.isdisjoint((a, b)):
+    if not opaque.isdisjoint((a, b)):
         return other
     have, want = spec_of(other), spec_of(node)
     if isinstance(have, TensorSpec) and isinstance(want, TensorSpec) and have.same_layout(want):
@@ -212,10 +212,10 @@ def _other_summand(node: fx.Node, zeros: set[fx.Node], sparse: set[fx.Node]) -> 
     return None
 
 
-def _reorder(sums: list[fx.Node], sparse: set[fx.Node]) -> None:
-    """Swap the summands if the first has become sparse: autograd then adds it to the incoming gradient."""
+def _reorder(sums: list[fx.Node], opaque: set[fx.Node]) -> None:
+    """Swap the summands if the first has become opaque: autograd then adds it to the incoming gradient."""
     for node in sums:
-        if node.args[0] in sparse:
+        if node.args[0] in opaque:
             node.args = (*reversed(node.args),)
 
 

@@ -15,7 +15,8 @@ from .. import api
 from ..errors import BudgetError, PartitionError
 from ..graph.joint import JointGraph, Partitioned
 from ..graph.meta import TensorSpec, value_of
-from ..partitioners import Frontier, JointIndex, Kind, is_offloaded, kind_of, merge_equal, split, value_bytes
+from ..partitioners import JointIndex, Kind, is_offloaded, kind_of, merge_equal, split, value_bytes
+from ..partitioners.budget import Frontier
 from ..partitioners.policies import Policy, everything_saveable, nothing_saveable
 from .memory import StepMemory
 from .work import Layers, OperatorCost

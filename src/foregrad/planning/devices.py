@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..errors import PlanError
-from ..partitioners import Budget, read_budget
+from ..partitioners.budget import Budget, read_budget
 
 _GIB, _MIB = 1 << 30, 1 << 20
 

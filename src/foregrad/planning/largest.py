@@ -1,29 +1,37 @@
 """The largest batch that fits, and peaks by batch and sequence.
 
-The model is captured at other sizes of its arguments, which are on `meta`, or fakes, or zeros, as the arguments are.
-The bytes at each operator are a line over the batch as long as the graph and its order are the same, so two captures
-say at which size an operator meets the limit; that size is captured too, and the next one above it. The answer is
-always a size that fits below a size that does not, both of them captured: where lines mislead (an order, or a kernel,
-that depends on the size), more captures are made, in the end by halves.
+The model is captured once with symbols for the sizes asked for, so each storage's bytes is an expression, and the plan
+at other sizes takes the values of these. A size that the graph's own conditions leave out (0 and 1 always) is captured
+by itself, and so is every size of a model that takes no symbols there: `Largest.why_captured` has the reason.
+
+The bytes at each operator are a line over the batch as long as the split and its order are the same, so two sizes say
+at which size an operator meets the limit; that size is looked at too, and the next one above it. The answer is always
+a size that fits below a size that does not: where lines mislead (a split, or an order, that depends on the size), more
+sizes are looked at, in the end by halves.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .._torch.fakes import FakeTensor, without_fake_mode
 from .._torch.nested import leaves, mapped
-from ..errors import BudgetError, PlanError
+from ..dispatch.varying import mark_dynamic
+from ..errors import BudgetError, PlanError, UnsupportedError
 from ..partitioners import Table, in_bytes
 from .devices import bytes_of
+from .planner import make_plan, plan_of
+from .result import Largest, Plan, Recipe
+from .step import TrainingStep
+from .symbols import values_in
 
 if TYPE_CHECKING:
     from .choices import Choice
-    from .result import Largest, Plan
 
 _MOST = 1 << 24  # a size above which none is looked for
 
@@ -34,14 +42,12 @@ def largest_of(plan: Plan, *, batch: Any, under: int | str | None, choice: str |
     """The largest batch whose peak is at most `under`.
 
     `batch`: the dimension of the arguments that is the batch: a number for all tensors among the arguments that are
-    as long there as the first one, or a tuple of that number and the positions or names of the arguments that have
-    it. `under`: bytes, text, a share of the device's memory; None for the plan's budget. `choice`: the name of a
-    choice; None for whichever needs least.
+    as long there as the first one; a tuple of that number and the positions or names of the arguments that have it; or
+    a dict of dimensions by position or name. `under`: bytes, text, a share of the device's memory; None for the plan's
+    budget. `choice`: the name of a choice; None for whichever needs least.
 
     Raises `PlanError` for a dimension that is not there, `BudgetError` where not even a batch of one fits.
     """
-    from .result import Largest
-
     limit = _limit(plan, under)
     peaks = _Peaks(plan, [_axis(plan, batch, "batch")], choice)
     tried: dict[int, tuple[int, bool]] = {}
@@ -59,11 +65,12 @@ def largest_of(plan: Plan, *, batch: Any, under: int | str | None, choice: str |
         )
     size = _found(peaks, limit, fits)
     name, peak = peaks.captured((size,))
-    return Largest(size, name, peak, limit, tuple((s, *found) for s, found in sorted(tried.items())))
+    found = tuple((s, *found) for s, found in sorted(tried.items()))
+    return Largest(size, name, peak, limit, found, peaks.captures, peaks.why_captured)
 
 
 def table_of(plan: Plan, *, batch: Any, sequence: Any, choice: str | None) -> Table:
-    """Peaks by batch and sequence: `batch` and `sequence` are each (dimension, sizes to show)."""
+    """Peaks by batch and sequence: `batch` and `sequence` are each (dimension as in `largest`, sizes to show)."""
     (batch_at, batches), (sequence_at, lengths) = batch, sequence
     axes = [_axis(plan, batch_at, "batch"), _axis(plan, sequence_at, "sequence")]
     peaks = _Peaks(plan, axes, choice)
@@ -87,29 +94,28 @@ def _limit(plan: Plan, under: Any) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Axis:
-    """A dimension of some of the arguments, which are as long there as each other."""
+    """One size of the arguments: the dimension of each tensor that has it, by the tensor's place among all."""
 
-    dimension: int
-    places: frozenset[int]
+    dimensions: Mapping[int, int]
     size: int
 
 
 def _axis(plan: Plan, asked: Any, what: str) -> _Axis:
-    dimension, *named = asked if isinstance(asked, tuple) else (asked,)
     _, args, kwargs = plan.call
     tensors = [(at, name, t) for at, (name, t) in enumerate(_tensors(args, kwargs))]
-    if named:
-        chosen = [(at, t) for at, name, t in tensors if name in named]
+    if isinstance(asked, Mapping):
+        chosen = [(at, t, asked[name]) for at, name, t in tensors if name in asked]
     else:
-        chosen = [(at, t) for at, _, t in tensors if -t.dim() <= dimension < t.dim()]
-        chosen = [(at, t) for at, t in chosen if t.shape[dimension] == chosen[0][1].shape[dimension]]
-    if not chosen or any(not -t.dim() <= dimension < t.dim() for _, t in chosen):
+        dimension, *named = asked if isinstance(asked, tuple) else (asked,)
+        chosen = [(at, t, dimension) for at, name, t in tensors if name in named or not named]
+        if not named:
+            chosen = [(at, t, d) for at, t, d in chosen if -t.dim() <= d < t.dim()]
+            chosen = [(at, t, d) for at, t, d in chosen if t.shape[d] == chosen[0][1].shape[d]]
+    if not chosen or any(not -t.dim() <= d < t.dim() for _, t, d in chosen):
         raise PlanError(f"no argument has the dimension {asked!r}, which is to be the {what}")
-    if len({t.shape[dimension] for _, t in chosen}) > 1:
-        raise PlanError(
-            f"the arguments {named} are not of one size in dimension {dimension}, which is to be the {what}"
-        )
-    return _Axis(dimension, frozenset(at for at, _ in chosen), chosen[0][1].shape[dimension])
+    if len({t.shape[d] for _, t, d in chosen}) > 1:
+        raise PlanError(f"the arguments are not of one size in the dimension {asked!r}, which is to be the {what}")
+    return _Axis({at: d for at, _, d in chosen}, chosen[0][1].shape[chosen[0][2]])
 
 
 def _tensors(args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[Any, torch.Tensor]]:
@@ -119,23 +125,51 @@ def _tensors(args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[Any, tor
 
 
 class _Peaks:
-    """Peaks of one plan at other sizes, by captures, each made once."""
+    """Peaks of one plan at other sizes, each found once. `captures`: those made for it; `why_captured`: the reason for
+    which the model takes no symbols for these sizes; "" where it does.
+    """
 
     def __init__(self, plan: Plan, axes: Sequence[_Axis], choice: str | None) -> None:
         if choice is not None:
             plan.choice(choice)  # which raises
         self.plan, self.axes, self.choice = plan, axes, choice
         self._plans: dict[Sizes, Plan] = {tuple(axis.size for axis in axes): plan}
+        self._step: TrainingStep | None = None
+        self.captures, self.why_captured = 0, ""
 
     def plan_at(self, sizes: Sizes) -> Plan:
         if sizes not in self._plans:
-            from .planner import make_plan
-
-            recipe, args, kwargs = self.plan.call
-            recipe = dataclasses.replace(recipe, budget=None, only=self.choice)
+            recipe = dataclasses.replace(self.plan.call[0], budget=None, only=self.choice)
             with without_fake_mode():
-                self._plans[sizes] = make_plan(recipe, *self._resized(args, kwargs, sizes))
+                self._plans[sizes] = self._by_symbols(recipe, sizes) or self._by_capture(recipe, sizes)
         return self._plans[sizes]
+
+    def _by_capture(self, recipe: Recipe, sizes: Sizes) -> Plan:
+        _, args, kwargs = self.plan.call
+        self.captures += 1
+        return make_plan(recipe, *self._resized(args, kwargs, sizes))
+
+    def _by_symbols(self, recipe: Recipe, sizes: Sizes) -> Plan | None:
+        """The plan by the one graph with symbols; None if it does not hold for these sizes, or there is none."""
+        step = self._symbolic(recipe)
+        if step is None:
+            return None
+        _, args, kwargs = self.plan.call
+        args, kwargs = self._resized(args, kwargs, sizes, absent=True)
+        values = values_in(step.joint, [*leaves((args, kwargs))])
+        return None if values is None else plan_of(recipe, step.at(recipe.function, values, args, kwargs), args, kwargs)
+
+    def _symbolic(self, recipe: Recipe) -> TrainingStep | None:
+        if self._step is None and not self.why_captured:
+            _, args, kwargs = self.plan.call
+            sizes = tuple(max(2, axis.size) for axis in self.axes)
+            args, kwargs = self._resized(args, kwargs, sizes, marked=True)
+            self.captures += 1
+            try:
+                self._step = recipe.step(args, kwargs)
+            except UnsupportedError as error:
+                self.why_captured = str(error).partition("\n")[0]
+        return self._step
 
     def captured(self, sizes: Sizes) -> tuple[str, int]:
         """The choice that needs least at these sizes, and its peak."""
@@ -148,22 +182,34 @@ class _Peaks:
     def choices_at(self, sizes: Sizes) -> list[Choice]:
         return [one for one in self.plan_at(sizes).choices if self.choice in (None, one.name) and one.name != "budget"]
 
-    def _resized(self, args: Any, kwargs: Any, sizes: Sizes) -> tuple[Any, Any]:
-        at = iter(range(len(_tensors(args, kwargs))))
+    def _resized(self, args: Any, kwargs: Any, sizes: Sizes, *, marked: bool = False, absent: bool = False) -> Any:
+        """The arguments at other sizes: zeros. `marked`: their sizes are to be symbols; `absent`: all are on `meta`."""
+        at, made = iter(range(len(_tensors(args, kwargs)))), dict[int, torch.Tensor]()
 
         def other(tensor: torch.Tensor) -> torch.Tensor:
-            number, shape = next(at), list(tensor.shape)
-            for axis, size in zip(self.axes, sizes, strict=True):
-                if number in axis.places:
-                    shape[axis.dimension] = size
-            if shape == list(tensor.shape):
-                return tensor
-            mode = tensor.fake_mode if isinstance(tensor, FakeTensor) else None
-            with mode if mode is not None else torch.device(tensor.device):
-                made = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
-            return made.requires_grad_(tensor.requires_grad)
+            number = next(at)
+            pairs = zip(self.axes, sizes, strict=True)
+            axes = [(axis.dimensions[number], size) for axis, size in pairs if number in axis.dimensions]
+            if id(tensor) not in made:
+                made[id(tensor)] = self._other(tensor, axes, marked=marked, absent=absent)
+            return made[id(tensor)]
 
         return mapped(args, torch.Tensor, other), mapped(kwargs, torch.Tensor, other)
+
+    @staticmethod
+    def _other(tensor: torch.Tensor, axes: list[tuple[int, int]], *, marked: bool, absent: bool) -> torch.Tensor:
+        if not axes and not absent:
+            return tensor
+        shape = list(tensor.shape)
+        for dimension, size in axes:
+            shape[dimension] = size
+        device = torch.device("meta") if absent else tensor.device
+        mode = tensor.fake_mode if isinstance(tensor, FakeTensor) and not absent else contextlib.nullcontext()
+        with mode:
+            made = torch.zeros(shape, dtype=tensor.dtype, device=device).requires_grad_(tensor.requires_grad)
+        for dimension, _ in axes if marked else ():
+            mark_dynamic(made, dimension)
+        return made
 
 
 def _found(peaks: _Peaks, limit: int, fits: Callable[[int], bool]) -> int:

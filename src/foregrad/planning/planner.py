@@ -11,13 +11,14 @@ from .._torch.fakes import without_fake_mode
 from ..errors import BudgetError, PartitionError
 from ..partitioners import in_bytes
 from . import choices
+from .asked import check_sizes
 from .choices import Asked, Choice
 from .devices import Shares, bytes_of, device_of
 from .memory import Standing, memory_of
 from .optimizers import Twin, optimizer_of
 from .ranks import Ranks, Unit, collectives_of, ranks_of, seconds_of
 from .result import Plan, Recipe, Tally
-from .step import Held, TrainingStep, step_of
+from .step import Held, TrainingStep
 from .work import Layers, by_module, layers_of, work_of
 
 
@@ -31,6 +32,7 @@ def plan(
     mesh: Any = None,
     shares: Mapping[str, float] | Shares | None = None,
     policies: Mapping[str, Any] | None = None,
+    sizes: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> Plan:
     """Foresee the memory and the time of a training step: nothing runs, and nothing needs to be there.
@@ -52,12 +54,14 @@ def plan(
             `DeviceMesh`. Memory and time are those of one rank, and the arguments those of one rank.
         shares: of the published peaks that are assumed: `{"flops": 0.7, "bandwidth": 0.8, "link": 0.75}`.
         policies: more choices by name: each a partition or policy as `foregrad.partition` takes.
+        sizes: values that the model asks of tensors without values, by the line that asks: a number, or how many
+            elements a mask chooses: `{"model.py:41": 128}`. The error for a value that lacks has the line to write.
         **kwargs: what it is called with, but for the names above.
 
     Raises:
         PlanError: an unknown device, a mesh that is not planned, a function without a loss, an optimizer that needs
         values. BudgetError: no choice keeps to the budget that was asked for; the message has the least and what
-        holds it. UnsupportedDataDependentError: the model branches on values that are not there.
+        holds it. UnsupportedDataDependentError: the model needs a value that is not there.
 
     Examples:
         >>> import torch, foregrad
@@ -68,7 +72,7 @@ def plan(
         4198400
     """
     on = device_of(_default_device(fn_or_module, args, kwargs) if device is None else device, shares)
-    recipe = Recipe(fn_or_module, optimizer, on, budget, ranks_of(mesh), dict(policies or {}))
+    recipe = Recipe(fn_or_module, optimizer, on, budget, ranks_of(mesh), dict(policies or {}), check_sizes(sizes))
     return make_plan(recipe, args, kwargs)
 
 
@@ -82,8 +86,11 @@ def _default_device(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 def make_plan(recipe: Recipe, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
     """The plan of a recipe for one call."""
-    device = recipe.device
-    step = step_of(recipe.function, args, kwargs, is_accelerator=device.is_accelerator)
+    return plan_of(recipe, recipe.step(args, kwargs), args, kwargs)
+
+
+def plan_of(recipe: Recipe, step: TrainingStep, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
+    """The plan of a recipe for a captured step."""
     with without_fake_mode():
         return _Planner(recipe, step).plan(args, kwargs)
 

@@ -17,6 +17,7 @@ from .devices import Device
 from .memory import Standing
 from .optimizers import Optimizer
 from .ranks import CollectiveCost, Ranks
+from .step import TrainingStep, step_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,7 +30,12 @@ class Recipe:
     budget: Any
     ranks: Ranks
     policies: dict[str, Any]
+    sizes: dict[str, Any]
     only: str | None = None
+
+    def step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TrainingStep:
+        """The step for these arguments, captured."""
+        return step_of(self.function, args, kwargs, is_accelerator=self.device.is_accelerator, sizes=self.sizes)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,8 +49,9 @@ class Tally:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Largest:
-    """The largest sizes that fit. `size`: the batch; `choice`: the one that fits there; `peak`: its bytes; `sizes`:
-    each size that was tried, with the least peak and whether it fits.
+    """The largest batch that fits. `size`: the batch; `choice`: the one that fits there; `peak`: its bytes; `tried`:
+    each size that was looked at, with the least peak and whether it fits; `captures`: those made for it.
+    `why_captured`: where the model takes no symbols for these sizes, the reason; each size is captured by itself then.
     """
 
     size: int
@@ -52,6 +59,8 @@ class Largest:
     peak: int
     under: int
     tried: tuple[tuple[int, int, bool], ...]
+    captures: int = 0
+    why_captured: str = ""
 
     def __str__(self) -> str:
         return f"{self.size}, by {self.choice!r}: {in_bytes(self.peak)} of {in_bytes(self.under)}"
@@ -119,9 +128,7 @@ class Plan:
         return [(name, count) for name, count in rows if count]
 
     def largest(self, *, batch: Any = 0, under: int | str | None = None, choice: str | None = None) -> Largest:
-        """The largest batch that fits, found by captures of the model at other sizes; see
-        `foregrad.planning.largest`.
-        """
+        """The largest batch that fits, found from one capture with symbols; see `foregrad.planning.largest`."""
         from .largest import largest_of
 
         return largest_of(self, batch=batch, under=under, choice=choice)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,11 +13,13 @@ import torch
 from .._torch.fakes import without_fake_mode
 from .._torch.nested import leaves
 from ..api import capture
-from ..errors import PlanError
+from ..errors import PlanError, UnsupportedDataDependentError
 from ..extend import as_compiled, module_behind
 from ..graph.joint import JointGraph
 from ..graph.slots import Buffer, Param
+from .asked import SaidValues, line_asked
 from .kernels import AcceleratorKernels
+from .symbols import at_sizes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,29 +49,56 @@ class TrainingStep:
     held: tuple[Held, ...]
     places: Mapping[int, Held]
 
+    def at(self, fn: Any, values: Mapping[Any, int], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TrainingStep:
+        """The step whose graph's symbols have these values, which are those of these arguments."""
+        joint = at_sizes(self.joint, values)
+        held, places = _held_by(_plain(fn), joint, args, kwargs)
+        return TrainingStep(self.name, joint, held, places)
+
     def of_kind(self, kind: str) -> list[Held]:
         return [one for one in self.held if one.kind == kind]
 
 
-def step_of(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_accelerator: bool) -> TrainingStep:
-    """Capture a function or module for a training step. Raises `PlanError` where it has no loss."""
-    compiled = as_compiled(fn)
-    plain = fn if compiled is None else module_behind(fn) or compiled.function
+def step_of(
+    fn: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    is_accelerator: bool,
+    sizes: Mapping[str, Any] = types.MappingProxyType({}),
+) -> TrainingStep:
+    """Capture a function or module for a training step. `sizes`: values that are not there, by line.
+
+    Raises `PlanError` where it has no loss, `UnsupportedDataDependentError` for a value that `sizes` lacks.
+    """
+    plain = _plain(fn)
     name = str(getattr(plain, "__name__", type(plain).__name__))
 
     def step(*args: Any, **kwargs: Any) -> Any:
-        with AcceleratorKernels() if is_accelerator else contextlib.nullcontext():
+        with AcceleratorKernels() if is_accelerator else contextlib.nullcontext(), SaidValues(sizes):
             result = plain(*args, **kwargs)
         return loss_in(result, name)
 
     with without_fake_mode():
-        joint = capture(step, *args, **kwargs)
+        try:
+            joint = capture(step, *args, **kwargs)
+        except UnsupportedDataDependentError as error:
+            line = line_asked(error).rpartition("/")[2] or "model.py:41"
+            raise UnsupportedDataDependentError(
+                f"{error} For a plan, say the number, or how many elements there are: sizes={{{line!r}: 128}}."
+            ) from error
         if joint.signature.is_inference or joint.backward_error is not None:
             raise PlanError(
                 f"`{name}` has no backward, so there is no training to plan: none of its parameters requires gradients"
             )
         held, places = _held_by(plain, joint, args, kwargs)
     return TrainingStep(name, joint, held, places)
+
+
+def _plain(fn: Any) -> Any:
+    """The function or module behind a compiled one."""
+    compiled = as_compiled(fn)
+    return fn if compiled is None else module_behind(fn) or compiled.function
 
 
 def loss_in(result: Any, name: str) -> torch.Tensor:

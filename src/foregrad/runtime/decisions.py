@@ -12,7 +12,7 @@ import torch
 from .._torch.symbols import expression_text
 from ..backends.in_place import WROTE
 from ..errors import ForegradError
-from ..graph.eager_regions import RegionRaisedError, begin, finish, rewind
+from ..graph.attempts import RaisedInCallError, attempts
 from ..graph.effect_log import CheckInfo, Given, Result
 from ..graph.joint import JointGraph
 from ..graph.signature import DecisionInfo, Signature
@@ -45,8 +45,8 @@ def attempt_lines(
         undo += [f"{inputs[i]}.requires_grad_(False)" for i in marked]
     if signature.stops.eager_regions:
         bind("eager_regions", signature.stops.eager_regions)  # the graph holds only their keys
-        save = [f"{bind('begin_regions', begin)}()", *save]
-        undo = [f"{bind('rewind_regions', rewind)}()", *undo]
+        save = [f"{bind('begin_regions', attempts().begin)}()", *save]
+        undo = [f"{bind('rewind_regions', attempts().rewind)}()", *undo]
     caught = ["except BaseException as error:", f"    fault = {bind('unless_ended', unless_ended)}(error)"]
     return [*save, "try:", *("    " + line for line in run), *caught], undo
 
@@ -78,7 +78,7 @@ def decision_lines(
             lines.append(f"if not ({expression_text(guard, symbols, bind)}):")
             lines += ["    " + line for line in fallback]
     lines += _before(signature, None, checks, undo)
-    return [*lines, f"{bind('finish_regions', finish)}()"] if signature.stops.eager_regions else lines
+    return [*lines, f"{bind('finish_regions', attempts().finish)}()"] if signature.stops.eager_regions else lines
 
 
 def _before(
@@ -122,8 +122,8 @@ def unless_ended(error: BaseException) -> BaseException:
     """The error of a graph, for a call to be made again in another way. Raises interrupts, foregrad's own errors, and
     errors after the graph wrote to tensors: the call ends there.
     """
-    if isinstance(error, RegionRaisedError):
-        finish()
+    if isinstance(error, RaisedInCallError):
+        attempts().finish()
         raise error.error
     if isinstance(error, ForegradError) or WROTE in vars(error) or is_interrupt(error):
         raise error

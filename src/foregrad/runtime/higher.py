@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch import engine, transforms
+from .._torch import engine, levels
+from .._torch.engine import hand_to, take_handed
 from .._torch.hooks import spare_leaves
 from .._torch.symbols import expression_text
+from .._torch.wrappers import is_wrapper, parts_of
 from ..errors import UnsupportedError
+from ..frontend.openings import opener
 from ..graph.effect_log import CheckInfo
 from ..graph.meta import TensorSpec, laid_out, spec_of
 from ..graph.source import Names, compile_source, unpacked
 from ..graph.tangents import ABSENT, CONSTANT, STOP, VARIABLE, BackwardCase, TangentKind, place_of_size
-from ..subclasses.conversion import converted, hand_to, take_handed, taken_apart, unexpected, wrap
-from ..subclasses.spec import bare_spec, is_wrapper, parts_of
 from .compiled import Compiled, Derived, NeedsInputGrad
 from .decisions import attempt_lines, check_arguments, decision_lines, one_call
 from .lines import LineWriter, op_name
@@ -94,7 +95,7 @@ class _Differentiable:
         self.hooked = compiled.hooked and bool(compiled.partitioned.saved_results)
 
     def __call__(self, ctx: Any, *tangents: Any, kinds: tuple[TangentKind, ...] = ()) -> Any:
-        batch = transforms.batch_of(tangents)
+        batch = levels.batch_of(tangents)
         if batch is not None:
             return batch.each(lambda *each: self(ctx, *each, kinds=kinds))
         create_graph = torch.is_grad_enabled()
@@ -356,7 +357,7 @@ class _Renderer(LineWriter):
         if place is None:
             return "None"
         if hasattr(place, "parts"):
-            make = self.bind("wrap", functools.partial(wrap, place.spec))
+            make = self.bind("wrap", functools.partial(opener().wrap, place.spec))
             return f"{make}([{', '.join(map(self._gradient, place.parts))}])"
         return (self.outputs if place.kind == "output" else self.tangents)[int(place.index)]
 
@@ -416,7 +417,7 @@ def of_other_kinds(
             if places[0] in errors:
                 raise type(errors[places[0]])(*errors[places[0]].args)
         if derivative is None or (hasattr(node, "take_rest") and node.take_rest() is not None):
-            raise unexpected(others[0][1])
+            raise opener().unexpected(others[0][1])
         if hasattr(node, "passed"):
             check_marked(node, tangents)
         kinds = [_kind_of(kinds_so_far, places, tangent, varies=varies) for places, tangent in others]
@@ -428,12 +429,12 @@ def of_other_kinds(
 
 def _as_plain(tangent: Any) -> torch.Tensor | None:
     """The plain tensor that a wrapper's class converts it to; a pending collective is waited for."""
-    plain = converted(tangent, None, torch.Tensor)
+    plain = opener().converted(tangent, None, torch.Tensor)
     return plain if type(plain) is torch.Tensor else None
 
 
 def _parts(tangent: Any) -> Sequence[torch.Tensor]:
-    return taken_apart(tangent) if is_wrapper(tangent) else [tangent]
+    return opener().taken_apart(tangent) if is_wrapper(tangent) else [tangent]
 
 
 def _kind_of(kinds: list[TangentKind], places: tuple[int, ...], tangent: Any, *, varies: bool) -> TangentKind:
@@ -444,8 +445,8 @@ def _kind_of(kinds: list[TangentKind], places: tuple[int, ...], tangent: Any, *,
         if kind.outputs == places and kind.layouts == layouts and _is_of(kind.spec, tangent, varies=varies):
             return kind
     if len(kinds) >= _MOST_KINDS:
-        raise unexpected(tangent)
-    spec = bare_spec(tangent) if is_wrapper(tangent) else None
+        raise opener().unexpected(tangent)
+    spec = opener().bare_spec(tangent) if is_wrapper(tangent) else None
     kinds.append(TangentKind(places, tuple(tangent.shape), spec, tuple(map(TensorSpec.of, parts)), layouts))
     return kinds[-1]
 

@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from .._torch import engine
+from .._torch.engine import TAKES_HANDED
 from .._torch.graphs import ends_of
 from .._torch.hooks import defined_hooks_only, spare_leaves
 from .._torch.native import native
@@ -29,9 +30,8 @@ from ..graph.signature import Signature
 from ..graph.source import Names, compile_source, unpacked
 from ..passes.aliasing import memory_of
 from ..passes.keep import is_alias
-from ..passes.sparse import only_in_gradients
+from ..passes.opaque import opaque_values
 from ..passes.zeros import backward_acts
-from ..subclasses.conversion import TAKES_HANDED
 from .anomaly import watched
 from .compiled import Compiled
 from .higher import (
@@ -109,7 +109,7 @@ class _NodeRenderer:
         self.has_marks |= any(update.differentiable and update.output in passed for update in signature.updates)
         self.effects = signature.backward
         self.is_native = compiled.native and native() is not None and not self.has_marks and not self.effects
-        self.as_they_come = only_in_gradients(self.partitioned.backward)
+        self.as_they_come = opaque_values().as_they_come(self.partitioned.backward)
         self.is_native &= not self.as_they_come
         self.has_marks |= bool(passed) and not self.is_native
         self.release = Release(self.partitioned, taken if compiled.make_derived is not None else [])
@@ -485,7 +485,7 @@ def _partial(
     )
     graphs: dict[Any, Any] = {}
     num_sizes = len(compiled.partitioned.saved_sizes)
-    as_they_come = only_in_gradients(compiled.partitioned.backward)
+    as_they_come = opaque_values().as_they_come(compiled.partitioned.backward)
 
     def partial_backward(ctx: Any, tangents: tuple[Any, ...]) -> Any:
         if is_unclear or acts():

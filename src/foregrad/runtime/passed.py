@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from .._torch import engine, transforms
+from .._torch import engine, levels
 from .._torch.engine import keeps_versions
 from .._torch.hooks import asked_by, leads_to, refuse_hooks
 from ..errors import UnsupportedError
@@ -279,7 +279,7 @@ class Interior:
         first = min(stops)
         if self.stopping is None:
             raise self._refusal(first, self.passed[first], "the gradient by it, with higher_order=False,")
-        if transforms.batch_of(tuple(tangents)) is not None:
+        if levels.batch_of(tuple(tangents)) is not None:
             raise self._refusal(first, self.passed[first], "a batch of gradients by it")
         for position in stops:
             later = [q for q in self.passed[position] if q in hooked and (q in stops or tangents[q] is not None)]

@@ -1,1 +1,18 @@
-"""Traceable wrapper subclasses: taken apart into plain tensors for the graphs, and made again from their results."""
+"""Tensor subclasses, taken apart into plain tensors. These names answer the spine: see `frontend/openings.py`."""
+
+from .conversion import Samples, converted, taken_apart, unexpected, unwrapping, wrap
+from .function_classes import refusal
+from .spec import bare_spec, rebuilt, with_sizes_of
+
+__all__ = [
+    "Samples",
+    "bare_spec",
+    "converted",
+    "rebuilt",
+    "refusal",
+    "taken_apart",
+    "unexpected",
+    "unwrapping",
+    "with_sizes_of",
+    "wrap",
+]

@@ -17,11 +17,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .._torch import engine
 from .._torch.dynamo_off import dynamo_off
-from .._torch.engine import current_backward, is_node_with, plain_execution
+from .._torch.engine import hand_over, plain_execution, take_handed
 from .._torch.jagged import is_jagged
+from .._torch.wrappers import is_wrapper, parts_of
 from ..errors import UnsupportedTensorError
 from ..identity import ById
-from .spec import Carrier, WrapperSpec, is_wrapper, parts_of, rebuilt, spec_of
+from .spec import Carrier, WrapperSpec, rebuilt, spec_of
 
 Parts = Sequence["torch.Tensor | None"]
 Take = Callable[[Any], "Parts | None"]  # the gradient of a wrapper, as a gradient for each plain tensor
@@ -252,35 +253,3 @@ def _samples(wrapper: Any, spec: WrapperSpec) -> Sequence[torch.Tensor]:
         return [*(part.detach() for part in parts[:own]), *(p.detach().requires_grad_() for p in parts[own:])]
     pairs = zip(parts, spec.carries, strict=True)
     return [part.detach().requires_grad_() if carries else part for part, carries in pairs]
-
-
-# -------------------------------------------------------------------- wrappers that are handed on
-# Gradients that go from one autograd node to another whole, beside the edges between them.
-#
-# Edges of the compiled function's node carry plain tensors of the captured sizes. A gradient of another kind (another
-# class, other metadata, a plain tensor for a wrapper) is left with the node, for the backward that runs now.
-
-
-TAKES_HANDED = "takes_handed"  # an attribute of Functions whose backward looks for such gradients
-_HANDED = "foregrad: gradients of other kinds"  # in a node's metadata
-
-
-def hand_over(edges: Sequence[tuple[Any, int]], gradient: Any) -> bool:
-    """Leave a gradient with the compiled function that all these edges lead to. False if there is no single one."""
-    connected = [edge for edge in edges if edge[0] is not None]
-    nodes = {node for node, _ in connected}
-    if len(nodes) != 1 or not is_node_with(connected[0][0], TAKES_HANDED):
-        return False
-    hand_to(connected[0][0], gradient, tuple(number for _, number in connected))
-    return True
-
-
-def hand_to(node: Any, gradient: Any, places: tuple[int, ...] = ()) -> None:
-    """Leave a gradient with a node, which runs later in this backward."""
-    node.metadata.setdefault(_HANDED, []).append((current_backward(), places, gradient))
-
-
-def take_handed(node: Any) -> list[tuple[tuple[int, ...], Any]]:
-    """The gradients left with a node in this backward, each with the outputs that it is for."""
-    handed = node.metadata.pop(_HANDED, ())
-    return [(places, gradient) for backward, places, gradient in handed if backward == current_backward()]

@@ -13,17 +13,13 @@ from typing import Any
 
 import torch
 
-from .._torch.jagged import CARRYING, coefficient, is_jagged, is_ragged, ragged_size, ragged_source
-from .._torch.stand_ins import is_stand_in
-from .._torch.symbols import concrete, expression_text, has_symbolic, is_symbolic
+from .._torch.jagged import CARRYING, is_jagged, ragged_size, ragged_source
+from .._torch.symbols import coefficient, concrete, expression_text, has_symbolic, is_ragged, is_symbolic
 from .._torch.tensors import is_traceable_wrapper_subclass
+from .._torch.wrappers import is_wrapper, parts_of
 from ..errors import UnsupportedTensorError
+from ..graph.meta import following_strides
 from ..graph.source import compile_source
-
-
-class GradientKindError(UnsupportedTensorError):
-    """The kind of a wrapper's gradient is not the predicted one. It is recorded, so another capture succeeds."""
-
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
@@ -165,11 +161,6 @@ class WrapperSpec:
             return False
 
 
-def is_wrapper(value: Any) -> bool:
-    """Whether a value is a tensor that can be taken apart."""
-    return isinstance(value, torch.Tensor) and type(value) not in _PLAIN and is_traceable_wrapper_subclass(value)
-
-
 def is_parameter(wrapper: Any) -> bool:
     """Whether `torch.nn.Parameter` was called on the wrapper, which keeps its own class."""
     return bool(getattr(wrapper, "_is_param", False))
@@ -209,23 +200,6 @@ def bare_spec(wrapper: Any) -> WrapperSpec:
     return dataclasses.replace(spec_of(wrapper), requires_grad=False, is_leaf=True, is_parameter=False)
 
 
-def parts_of(wrapper: Any) -> list[torch.Tensor]:
-    """The plain tensors inside, in order."""
-    tensors: list[torch.Tensor] = []
-    for name in wrapper.__tensor_flatten__()[0]:
-        part = getattr(wrapper, name)
-        if isinstance(part, torch.Tensor):
-            tensors += parts_of(part) if is_wrapper(part) else [part]
-    return tensors
-
-
-def is_of_capture(value: Any) -> bool:
-    """Whether a tensor is a fake, or a wrapper around fakes only."""
-    if is_stand_in(value):
-        return True
-    return is_wrapper(value) and all(is_stand_in(part) for part in parts_of(value))
-
-
 def rebuilt(spec: WrapperSpec, parts: Sequence[torch.Tensor]) -> Any:
     """The wrapper around these plain tensors, without history."""
     inner: dict[str, Any] = {}
@@ -245,11 +219,6 @@ def _is_same(value: Any, constant: Any) -> bool:
 
 def _has_gradients(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
-
-
-def holds_tensors(types: Sequence[type]) -> bool:
-    """Whether one of these classes of arguments is a wrapper's, which implements operators itself."""
-    return any(hasattr(cls, "__tensor_flatten__") and hasattr(cls, "__tensor_unflatten__") for cls in types)
 
 
 # -------------------------------------------------------------------- sizes
@@ -339,3 +308,28 @@ _globals: dict[str, Any] = {"ragged_size": ragged_size}
 def _function(text: str) -> Callable[[Sequence[torch.Tensor]], Any]:
     source = f"def sizes(parts):\n    return {text}\n"
     return compile_source(source, "sizes", dict(_globals), label="sizes of a wrapper")
+
+
+def with_sizes_of(spec: WrapperSpec, parts: Sequence[Any]) -> WrapperSpec:
+    """`spec` for a wrapper around plain stand-ins, some of whose sizes vary.
+
+    A size of the wrapper is taken to be the one of a plain tensor that it is equal to: guards look at each call.
+    """
+    parts = parts[: len(spec.carries)]
+    varying = [(dim, size) for part in parts for dim, size in enumerate(part.shape) if is_symbolic(size)]
+    if not varying or is_jagged(spec.cls):  # its class computes its sizes
+        return spec
+    inner: list[WrapperSpec | None] = []
+    first = 0
+    for held in spec.inner:
+        count = 1 if held is None else len(held.carries)
+        inner.append(None if held is None else with_sizes_of(held, parts[first : first + count]))
+        first += count
+    shape = tuple(_same_size(size, dim, varying) for dim, size in enumerate(spec.shape))
+    sizes = outer_sizes(spec.cls, shape, following_strides(spec, shape), parts)
+    return dataclasses.replace(spec, sizes=sizes, inner=tuple(inner))
+
+
+def _same_size(size: int, dim: int, varying: Sequence[tuple[int, Any]]) -> Any:
+    equal = [(other_dim != dim, other) for other_dim, other in varying if concrete(other) == size]
+    return min(equal, key=lambda pair: pair[0])[1] if equal else size

@@ -2,7 +2,8 @@
 
 A subject of a capture (settings, checkpointed regions, collectives, ...) is one class, an `Aspect`. The capture makes
 one instance for each tape and asks all instances at the same moments; it names none. A class is registered by the
-decorator `aspect`; `foregrad.ASPECTS` lists the modules that hold registered classes.
+decorator `aspect`; `foregrad.ANNEXES` lists the package's modules that hold registered classes. A class of any other
+module joins by the same decorator, from `foregrad.extend`.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import importlib
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from .._torch.patches import Subjects
+from ..annexes import given
 from ..graph.call_effects import CallEffect
 from ..graph.joint import JointGraph
+from ..house import add_to_house
 from ..identity import ById
 from ..locks import Bind
 from .heap.recording import Host, Recording
@@ -45,6 +47,22 @@ class Settled:
     number: Mapping[Any, int]
     interior: Callable[[int], str]
     may_stop: bool = False
+
+    def input(self, tensor: Any) -> int | None:
+        """The number of the input that a tensor of the run stands for; None for any other tensor."""
+        return self.number.get(self.records[tensor]) if tensor in self.records else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CallGuard:
+    """A condition on each call: `read`, of the tensors behind `inputs` (their numbers), gives `expected`, a plain
+    value. Any other answer makes a new graph; `name` names the value for people.
+    """
+
+    name: str
+    read: Callable[..., Any]
+    expected: Any
+    inputs: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,6 +110,9 @@ class Aspect:
     def ran(self) -> None:
         """The function has run, or a backward; what is called here is still recorded."""
 
+    def raise_caught(self) -> None:
+        """Raise again the error of this subject that the program has caught; the function has ended, or a backward."""
+
     def failed(self, error: BaseException) -> bool:
         """The run raised `error`: whether another run is to be made, for this subject behaves otherwise in it."""
         return False
@@ -115,6 +136,10 @@ class Aspect:
         """What each call does for this subject."""
         return ()
 
+    def guards(self, run: Settled) -> Iterable[CallGuard]:
+        """Conditions under which a call may use the graph, besides those of the capture itself."""
+        return ()
+
     def finished(self, run: Finished) -> None:
         """The graph is built: the last moment to refuse."""
 
@@ -127,7 +152,10 @@ _classes: list[type[Aspect]] = []
 
 
 def aspect(cls: type[A]) -> type[A]:
-    """Register a class: each capture that begins from now on has an instance."""
+    """Register a class: each capture that begins from now on has an instance. Its code is no code of the program's."""
+    if cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
+        aspect_classes()  # the package's own come first
+    add_to_house(cls)
     for other in _classes:
         if both := cls.functions.keys() & other.functions.keys() | cls.operators.keys() & other.operators.keys():
             raise TypeError(f"{cls.__qualname__} and {other.__qualname__} both own {next(iter(both))}")
@@ -137,8 +165,7 @@ def aspect(cls: type[A]) -> type[A]:
 
 def aspect_classes() -> Sequence[type[Aspect]]:
     """The registered classes, in their order."""
-    for module in importlib.import_module(__name__.partition(".")[0]).ASPECTS:
-        importlib.import_module(module)  # waits where another thread is importing it
+    given("subjects of a capture")  # a module registers as it is imported
     return _classes
 
 

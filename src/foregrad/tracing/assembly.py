@@ -10,9 +10,10 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from .._torch.tensors import history_of
-from ..frontend.reads import Source
+from .._torch.wrappers import is_wrapper
+from ..frontend.source import Source
 from ..graph.call_effects import ChangeInference
-from ..graph.effect_log import WriteWrapper
+from ..graph.effect_log import Write, WriteWrapper, ordered
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import (
@@ -32,14 +33,13 @@ from ..graph.signature import (
     WrapperPlace,
 )
 from ..identity import ById, IdSet
-from ..subclasses.spec import is_wrapper
-from .aspect import Settled
+from .aspect import CallGuard, Settled
 from .derivatives.backward import Differentiated, takes_gradient
 from .derivatives.derived_graph import effects_of
 from .derivatives.resumable_trace import ResumableTrace, Session, read_again
 from .effects.analysis import Analysis
 from .effects.attribute_guards import check_new_leaves
-from .effects.input_effects import log_of, log_of_results
+from .effects.input_effects import counted_along
 from .effects.outputs import attributes_set, parameters_made
 from .heap.alias import memory_root
 from .heap.records import InputRecord
@@ -59,6 +59,8 @@ _NUMBER = TensorSpec((), (), torch.int64, torch.device("cpu"))
 
 class Assembly(CaptureParts):
     """The parts of a run that is over, made into a graph."""
+
+    guards: tuple[CallGuard, ...] = ()
 
     def separate_outputs(self, analysis: Analysis) -> None:
         """Copy an output that would share memory with an input or with another output when eager's does not."""
@@ -154,6 +156,7 @@ class Assembly(CaptureParts):
         paths = (*(reached.get(r, _NOWHERE) for r in records), *[_NOWHERE] * len(inputs.numbers)) if reached else ()
         may_stop = bool(analysis.decisions or analysis.checks)
         settled = self._settled(analysis, results, number, differentiable, passed, may_stop=may_stop)
+        self.guards = tuple(guard for one in self.aspects for guard in one.guards(settled))
         in_inference = torch.is_inference_mode_enabled() and not differentiable
         signature = Signature(
             inputs=(
@@ -191,9 +194,8 @@ class Assembly(CaptureParts):
             ),
             effects=EffectInfo(
                 (
-                    *log_of(analysis),
                     *(WriteWrapper(number[known], times) for known, times in inputs.wrappers.writes()),
-                    *log_of_results(analysis),
+                    *ordered(analysis.log),
                 ),
                 (
                     *(ChangeInference(out) for out, made in analysis.inference.items() if made is not in_inference),
@@ -202,7 +204,7 @@ class Assembly(CaptureParts):
                     *(effect for one in self.aspects for effect in one.effects(settled)),
                 ),
                 self.state.writes,
-                tuple(analysis.counted_along),
+                counted_along(analysis),
             ),
             stops=StopInfo(
                 tuple(analysis.decisions),
@@ -415,8 +417,8 @@ def _own_outputs(analysis: Analysis) -> ById[Any, frozenset[int]]:
 
 def _places(analysis: Analysis) -> dict[int, WrapperPlace]:
     """By graph output: where what is made of it is found after the call."""
-    written = [update for update in analysis.updates if update.differentiable]
-    places = {update.output: WrapperPlace("input", update.input) for update in written}
+    writes = [entry.effect for entry in analysis.log if isinstance(entry.effect, Write) and entry.effect.is_whole]
+    places = {write.output: WrapperPlace("input", write.input) for write in writes if write.differentiable}
     outputs = ById((fake, i) for i, fake in enumerate(analysis.fakes) if fake is not None)
     own = _own_outputs(analysis)
     for at, leaf in enumerate(analysis.inputs.wrappers.leaves):

@@ -14,25 +14,25 @@ from .._torch.engine import (
     no_saved_tensors_hooks,
     symbolic_composites,
 )
-from .._torch.function_classes import FunctionClasses
-from .._torch.jagged import dispatch_argument_of_capture, is_ragged
 from .._torch.patches import patched
 from .._torch.requirements import warn_if_untested
+from .._torch.symbols import is_ragged
 from .._torch.tensors import gradient_of, is_usable
+from .._torch.wrappers import is_of_capture
+from ..annexes import the_one
 from ..errors import ForegradError, InternalError, UnsupportedError, UnsupportedSideEffectError, UnsupportedTensorError
-from ..frontend.call import FlatCall, are_apart, tensor_over
-from ..frontend.function_classes import check_classes
-from ..frontend.lifted import capturing
-from ..frontend.program_state import ProgramState
-from ..frontend.reads import FoundWrappers, Reads, Source
-from ..frontend.tree import Tree, Unwrap, flatten
-from ..graph.eager_regions import begin, in_one_call
+from ..frontend.arrays import tensor_over
+from ..frontend.call import FlatCall, are_apart
+from ..frontend.openings import FoundOpenings, Unwrap
+from ..frontend.source import Source
+from ..frontend.tree import Tree, flatten
+from ..graph.attempts import attempts
 from ..graph.effect_log import CheckFailed
 from ..graph.joint import JointGraph
 from ..identity import IdSet
 from ..interrupts import held, is_interrupt, note_escaping
-from ..subclasses.spec import is_of_capture
-from .aspect import Finished
+from ..tracing.tape.again import ArgumentsFound, CaptureAgain, NumberVaries, SharedClosureFound
+from .aspect import CallGuard, Finished
 from .assembly import Assembly
 from .derivatives.backward import Differentiated, differentiate
 from .derivatives.derived_graph import check_outputs, written_by
@@ -42,19 +42,15 @@ from .effects.attribute_guards import Facts
 from .effects.input_effects import check_sizes, views_of_written
 from .effects.outputs import analyze
 from .effects.python_in_backwards import check_module_hooks
-from .effects.python_state import Given, PythonState, refuse_change
-from .effects.python_writes import attribute_set_error
 from .heap.records import InputRecord
 from .kernels.checks import dead_checks
 from .parts import Options, run_function
 from .tape.collection import paused_collection
-from .tape.tape import CaptureAgain, Learned, NumberVaries, SharedClosureFound
-from .values.draw_patches import drawing
-from .values.draws import Draws, DrawsFound
+from .tape.tape import Learned
 from .values.numbers import trace_math
 
 _MOST_RUNS = 1000  # each learns of one more tensor, or of none
-_OF_FOREGRAD = (ForegradError, CaptureAgain, CheckFailed, DrawsFound)
+_OF_FOREGRAD = (ForegradError, CaptureAgain, CheckFailed, ArgumentsFound)
 
 
 class CaptureRun(Assembly):
@@ -67,17 +63,18 @@ class CaptureRun(Assembly):
         what = "self" if isinstance(self.call.function, torch.nn.Module) else self.name
         classes = [(kind, kind.__name__) for kind in self.call.tree.types()]
         leaves_named = zip(self.call.leaves, self.call.paths, strict=True)
-        state = ProgramState([(self.call.function, what), *leaves_named, *classes])
+        state = self.python.ProgramState([(self.call.function, what), *leaves_named, *classes])
         self.inputs.sources.state = state
         if state.names("functional_call"):  # it looks its tensors up
             self.inputs.meet_again()
         with self.unrecorded:
             leaves = self.inputs.add_arguments(self.recorder, lifted)
-        self.draws = Draws(self.name, self.call, self.met)
-        given = Given(self.call, leaves, functools.partial(self.inputs.arguments, self.draws.arrays_of(leaves)))
+        self.draws = self.python.Draws(self.name, self.call, self.met)
+        arguments = functools.partial(self.inputs.arguments, self.draws.arrays_of(leaves))
+        given = self.python.Given(self.call, leaves, arguments)
         state.walk(given.named)
-        real_of = self.inputs.real_of
-        self.state = PythonState(self.call, self.name, state, self.reads, real_of, self.learned, given, self.observed)
+        known = state, self.reads, self.inputs.real_of, self.learned, given, self.observed
+        self.state = self.python.PythonState(self.call, self.name, *known)
         captured, is_kept = None, False
         try:
             captured = self._run(given)
@@ -102,7 +99,7 @@ class CaptureRun(Assembly):
             self.reads.release()
         return captured
 
-    def _run(self, given: Given) -> Captured | None:
+    def _run(self, given: Any) -> Captured | None:
         self.code.check(self.state.before)
         with (
             patched(self),
@@ -130,14 +127,14 @@ class CaptureRun(Assembly):
                 described = self._differentiated(analysis, out_leaves, paths)
                 if described is None:
                     return None
-        self.lifting.values_asked.raise_failed()  # by a hook, in the backward
+        self._raise_caught()  # by a hook, in the backward
         self.functions.check_absent(self.name, len(described.tangents))
         with self.unrecorded:
             _check_gradients(self.name, self.inputs.records, self.lifting.accumulated_at)
             check_sizes(analysis, described.gradients)
             return self._captured(analysis, described, out_leaves, out_tree)
 
-    def _called(self, given: Given) -> tuple[Any] | None:
+    def _called(self, given: Any) -> tuple[Any] | None:
         """Run the function: what it returns."""
         recorder, call = self.recorder, self.call
         trace_math()
@@ -152,7 +149,7 @@ class CaptureRun(Assembly):
                 for tensor in self.state.before.with_attributes():  # so that they are guarded
                     if tensor not in self.inputs.by_real:
                         self.inputs.adopt(tensor)
-                with self.options.around(), capturing(), drawing(self.draws):
+                with self.options.around(), self.python.capturing(), self.python.drawing(self.draws):
                     result = run_function(self.observed.of(call.function), given.args, given.kwargs)
             except Exception as error:
                 note_escaping(error)
@@ -162,12 +159,12 @@ class CaptureRun(Assembly):
                 self.code.rebound.unbind()
                 self.origins.forget()
                 recorder.decisions.raise_failed()
-                self.lifting.values_asked.raise_failed()
+                self._raise_caught()
                 self.state.raise_failed()
                 self.observed.raise_failed()
         return None if self.state.needs_another_run() else (result,)
 
-    def _checked(self, given: Given, result: Any) -> tuple[list[Any], list[str], Tree] | None:
+    def _checked(self, given: Any, result: Any) -> tuple[list[Any], list[str], Tree] | None:
         """The leaves of what the function returned and of what it wrote to Python's state, and their paths."""
         recorder, inputs, call = self.recorder, self.inputs, self.call
         with recorder:
@@ -185,6 +182,10 @@ class CaptureRun(Assembly):
         gradients = self.facts.gradients.finish()
         return self.state.outputs(result, inputs.wrappers.of_results(result, inputs.adopt), gradients)
 
+    def _raise_caught(self) -> None:
+        for one in self.aspects:
+            one.raise_caught()
+
     def _check_places(self) -> None:
         """Raise where views are to autograd other views than their places in memory are."""
         self.inputs.check_overlapping()
@@ -195,7 +196,7 @@ class CaptureRun(Assembly):
         recorder, inputs = self.recorder, self.inputs
         _check_tensors(self.name, inputs.records, self.facts, self.lifting.accumulated_at)
         _check_arrays(self.name, self.call, inputs.records, self.state.before.met())
-        _check_results(self.name, out_leaves, paths, inputs.by_stand_in, self.lifting.classes)
+        _check_results(self.name, out_leaves, paths, inputs.by_stand_in)
         for one in self.aspects:
             one.returned(out_leaves, paths)
         analysis = analyze(recorder, inputs, out_leaves, paths)
@@ -210,7 +211,7 @@ class CaptureRun(Assembly):
         if with_history:
             check_module_hooks(self.name, self.code.modules, self.state.knows)
         keep = self.options.higher_order
-        described = self.observed.of(differentiate)(backward, analysis, keep=keep)
+        described: Differentiated = self.observed.of(differentiate)(backward, analysis, keep=keep)
         self.observed.raise_failed()
         self.observed.check(self.state.made.newborns)
         self.inputs.wrappers.check_gradients()
@@ -250,13 +251,11 @@ class CaptureRun(Assembly):
             one.finished(Finished(joint, records, scan.names))
         inputs.check_apart(joint.signature)
         inputs.check_reached(compares_identity=self.reads.compares_identity)
-        recorder.borrowed.check(self.name, self.reads)
-        self.state.check_taken_over(self.name)
         higher = bool(described.outputs) and self.options.higher_order
         again = self.resumable(analysis, records, joint) if higher else None
-        facts = self.facts.of(len(joint.signature.inputs), scan)
+        facts = self.facts.of(len(joint.signature.inputs), scan.names, makes_up_names=scan.makes_up_names)
         found = self.reads, facts, again, inputs.wrappers.found(self.call.tree), self.state.reached()
-        return Captured(joint, tuple(tensors), tuple(self.code.modules), *found)
+        return Captured(joint, tuple(tensors), tuple(self.code.modules), *found, self.guards)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -270,11 +269,12 @@ class Captured:
     joint: JointGraph
     tensors: tuple[torch.Tensor | None, ...]
     modules: tuple[torch.nn.Module, ...]
-    reads: Reads
+    reads: Any  # `Reads`
     facts: tuple[tuple[int, str, str | None, Any], ...] = ()
     resumable: ResumableTrace | None = None
-    wrappers: FoundWrappers | None = None
+    wrappers: FoundOpenings | None = None
     reached: Mapping[type, frozenset[int]] = dataclasses.field(default_factory=dict)
+    guards: tuple[CallGuard, ...] = ()
 
 
 def capture_call(
@@ -291,10 +291,10 @@ def capture_call(
     """
     warn_if_untested()
     options, lifted, learned = options or Options(), list(lifted), Learned()
-    with in_one_call(), dispatch_argument_of_capture():
+    with attempts().in_one_call():
         for _ in range(_MOST_RUNS):
             run = CaptureRun(call, options, learned)
-            begin()
+            attempts().begin()
             try:
                 with held, paused_collection():
                     captured = run.run(lifted)
@@ -334,14 +334,14 @@ def _check_run(name: str, call: FlatCall, arguments: tuple[Any, Any], leaves: li
         return
     after, tree = flatten(arguments, unwrap)
     if tree != call.tree or any(a is not b for a, b in zip(after, leaves, strict=True)):
-        refuse_change(name, "a container among its arguments")
+        the_one("Python's state").refuse_change(name, "a container among its arguments")
 
 
 def _check_tensors(name: str, records: list[InputRecord], facts: Facts, accumulated_at: str) -> None:
     """Nothing was hung onto a tensor among the inputs, its gradient included."""
     attribute = facts.attribute_set()
     if attribute is not None:
-        raise attribute_set_error(name, attribute)
+        raise the_one("Python's state").attribute_set_error(name, attribute)
     _check_gradients(name, records, accumulated_at)
     for wrapper in facts.inputs.wrappers.inputs:
         if wrapper.is_given_gradient():
@@ -389,12 +389,10 @@ def _check_results(
     results: Sequence[Any],
     paths: Sequence[str],
     known: Container[Any],
-    classes: FunctionClasses,
 ) -> None:
     """No result but an input (one among those `known`) has a `.grad`, is a generator that the function made, or a
-    number that has no value; none is a tensor that only its class knows how to handle (`classes`).
+    number that has no value.
     """
-    check_classes(name, results, paths, classes)
     for result, path in zip(results, paths, strict=True):
         if is_ragged(result):
             raise UnsupportedTensorError(

@@ -10,31 +10,26 @@ from typing import Any
 
 import torch
 
-from .._torch.asked import ReboundNames
 from .._torch.cache_folder import why_no_folder
 from .._torch.fakes import FakeTensor, FakeTensorMode, NewFakeMode
 from .._torch.symbols import has_symbolic
+from ..annexes import the_one
 from ..frontend.call import FlatCall
-from ..frontend.objects import called_by_autograd
 from ..interrupts import runs_user_code
 from .aspect import Aspects, aspect_classes
 from .derivatives.backward import Backward, InnerGradients
 from .effects.attribute_guards import Facts
 from .effects.eager_regions import EagerRegions
-from .effects.observed import Observed
 from .effects.python_in_backwards import CustomFunctions, EagerHooks, OwnHooks
-from .effects.python_state import PythonState
 from .heap.alias import Value
 from .heap.recording import Host
 from .heap.records import InputRecord
 from .inputs.inputs import HistoryChanges, Inputs
 from .inputs.lifting import Lifting
-from .inputs.seen_code import SeenCode
 from .recorder.recorder import Recorder, Unrecorded
 from .tape.origin import Origins, user_line
 from .tape.tape import Learned
 from .values.decisions import Decisions
-from .values.draws import Draws
 from .values.numbers import Numbers
 from .values.sizes import OpenSizes, SizeSymbols
 
@@ -65,11 +60,11 @@ class CaptureParts(Host):
     notes_reads = True
     aspects: Aspects
     learned: Learned
-    state: PythonState  # these two when the stand-ins of the arguments are there
-    draws: Draws
+    draws: Any  # when the stand-ins of the arguments are there, as `state`
 
     def __init__(self, call: FlatCall, options: Options, learned: Learned) -> None:
         super().__init__()
+        self.python = python = the_one("Python's state")
         self.takes_output = options.takes_output
         self.call, self.options, self.learned, self.name = call, options, learned, options.name
         self.symbols = symbols_of(call)
@@ -87,11 +82,10 @@ class CaptureParts(Host):
         may_run = options.runs_regions
         self.functions: CustomFunctions = CustomFunctions(self, learned.regions, self.reads, may_run=may_run)
         self.facts = Facts(inputs, self.where)
-        apart = [*called_by_autograd(learned.regions), *learned.hooks.values()]
-        self.code = SeenCode(call, self.name, self.reads, ReboundNames(), self.origins, apart)
-        self.observed = Observed(self, self.code.rebound.runs)
+        apart = [*python.called_by_autograd(learned.regions), *learned.hooks.values()]
+        self.code = python.SeenCode(call, self.name, self.reads, python.ReboundNames(), self.origins, apart)
+        self.observed = python.Observed(self, self.code.rebound.runs)
         self.lifting = Lifting(self, recorder)
-        self.classes = self.lifting.classes
         self.backward = Backward(recorder, self.lifting, inputs)
         self.regions = EagerRegions(self, recorder, inputs.records)
         self.region = self.observed.unobserved(self.regions.call if may_run else self.regions.refuse)
@@ -202,7 +196,7 @@ class CaptureParts(Host):
         return self.hooks.on_node(self.eager_hooks.traced(hook), register)
 
     def met(self, value: Any) -> bool:
-        return self.state.before.knows(value)
+        return bool(self.state.before.knows(value))
 
     def enter_module(self, module: torch.nn.Module) -> None:
         self.pause()

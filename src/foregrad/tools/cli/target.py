@@ -266,6 +266,7 @@ def add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument("--budget", help='bytes with a unit, "80 GiB", or a share of the memory from 0.0 to 1.0')
     parser.add_argument("--optimizer", help="a name in torch.optim (default: none)")
     parser.add_argument("--mesh", help="ranks: fsdp=8, or dp=4,fsdp=8")
+    parser.add_argument("--sizes", help="values that are not there, by line: model.py:41=128,model.py:50=0.5")
     parser.add_argument("--html", metavar="FILE", help="write the plan as one HTML file")
     add_json(parser)
     parser.set_defaults(run=run_plan)
@@ -274,7 +275,9 @@ def add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 def run_plan(options: argparse.Namespace) -> int:
     """Run the command; 0 when a choice fits."""
     function, args, kwargs = load_target(options)
-    settings = {"device": options.device, "budget": _budget(options.budget), "mesh": _mesh(options.mesh)}
+    settings = {"device": options.device, "budget": _budget(options.budget)}
+    settings["mesh"] = _pairs("--mesh", "fsdp=8 or dp=4,fsdp=8", options.mesh)
+    settings["sizes"] = _pairs("--sizes", "model.py:41=128", options.sizes)
     try:
         found = foregrad.plan(function, *args, optimizer=options.optimizer, **settings, **kwargs)
     except ValueError as error:
@@ -292,13 +295,13 @@ def _budget(text: str | None) -> Any:
     return float(text) if text is not None and re.fullmatch(r"[01]?\.\d*", text) else text
 
 
-def _mesh(text: str | None) -> dict[str, int] | None:
+def _pairs(option: str, form: str, text: str | None) -> dict[str, int | float] | None:
     if text is None:
         return None
     pairs = [part.partition("=") for part in text.split(",")]
-    if not all(count.isdigit() for _, _, count in pairs):
-        raise TargetError(f"--mesh is of the form fsdp=8 or dp=4,fsdp=8, not {text!r}")
-    return {name.strip(): int(count) for name, _, count in pairs}
+    if not all(re.fullmatch(r"\d+(\.\d*)?", number) for _, _, number in pairs):
+        raise TargetError(f"{option} is of the form {form}, not {text!r}")
+    return {name.strip(): float(number) if "." in number else int(number) for name, _, number in pairs}
 
 
 # -------------------------------------------------------------------- bench

@@ -14,11 +14,12 @@ from ..._torch.engine import disable_autocast, without_anomaly_mode
 from ..._torch.histories import have_hooks, lead_to, nodes_behind, noting_arrival
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import is_usable, is_view
+from ..._torch.wrappers import is_wrapper, parts_of
 from ...errors import ForegradError, UnsupportedError
+from ...frontend.openings import opener
 from ...graph.call_effects import KeepApart
 from ...graph.signature import GradientPaths
 from ...identity import ById
-from ...subclasses.spec import bare_spec, is_wrapper, parts_of
 from ..aspect import Aspect, Settled
 from ..effects.analysis import Analysis
 from ..heap.metadata_changes import keeps_history
@@ -117,7 +118,7 @@ class Backward:
                 for record, gradient in zip(sinks, results, strict=False):
                     if not is_stand_in(gradient) and is_wrapper(gradient):
                         parts = [self.recorder.entry_of(part) for part in parts_of(gradient)]
-                        wrapped.append((record.leaf, record.slot, bare_spec(gradient), parts))
+                        wrapped.append((record.leaf, record.slot, opener().bare_spec(gradient), parts))
                     elif gradient is not None:  # a view, as a transposed weight's is, is taken only here
                         found[record] = self.recorder.entry_of(gradient)
                 self.run = self.recorder.late.finish()

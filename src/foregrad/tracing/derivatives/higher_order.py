@@ -22,18 +22,16 @@ from torch import fx
 
 from ..._torch.graphs import symbol_of
 from ..._torch.symbols import concrete, has_symbolic
+from ..._torch.wrappers import is_wrapper, parts_of
 from ...errors import ForegradError, UnsupportedError, UnsupportedLayoutError
-from ...graph.meta import TensorSpec, contiguous_strides
+from ...frontend.openings import opener
+from ...graph.meta import UNDESCRIBED, TensorSpec, contiguous_strides
 from ...graph.slots import Grad, Part, Slot, Tangent
-from ...graph.sparse import SPARSE
 from ...graph.tangents import CONSTANT, STOP, VARIABLE, BackwardCase, TangentKind, place_of_size
 from ...identity import ById
-from ...subclasses.conversion import taken_apart, wrap
-from ...subclasses.spec import WrapperSpec, bare_spec, is_wrapper, parts_of
 from ..recorder.backward_writes import Run
 from ..tape.gradient_paths import cut_at, other_leaves, reached_from
 from ..tape.tape import Entry
-from ..values.sizes import with_sizes_of
 from .backward import errors_behind, raise_behind
 from .derived_graph import DerivedOutput, RecordedBackward, derivative_of
 from .resumable_trace import Derivative, GradientRef, ResumableTrace, ValueRef, WrappedRef, run_engine
@@ -136,7 +134,7 @@ class Differentiation(RecordedBackward):
             arriving = [*fakes[: len(outputs)], *tangents_of(origin, self.kinds, fakes[len(outputs) :])]
             outputs += [result_of(origin, kind) for kind in self.kinds]
             found = run_engine(outputs, [*leaves, *others], arriving, create_graph=self.create_graph)
-            apart = [taken_apart(gradient) if is_wrapper(gradient) else None for gradient in found]
+            apart = [opener().taken_apart(gradient) if is_wrapper(gradient) else None for gradient in found]
         slots = [*(origin.input_slots[i] for i in (*plain, *whole)), *(origin.output_slots[i] for i in self.stops)]
         refs = [self._ref(*one) for one in zip(found, apart, slots, strict=False)]
         by_input = dict(zip(plain, refs, strict=False))
@@ -176,7 +174,7 @@ class Differentiation(RecordedBackward):
             return None
         if parts is None:
             return self._place(gradient, Grad(slot))
-        spec = bare_spec(gradient)
+        spec = opener().bare_spec(gradient)
         refs = [self._place(part, Part(Grad(slot), path)) for part, path in zip(parts, spec.paths(), strict=True)]
         self.made.append((gradient, refs))
         return WrappedRef(spec, tuple(refs))
@@ -188,13 +186,13 @@ class Differentiation(RecordedBackward):
         number = next((n for n, output in enumerate(self.outputs) if output.fake is fake), len(self.outputs))
         if number == len(self.outputs):
             entry = self.recorder.entry_of(fake)
-            if entry.spec is SPARSE and self.create_graph:
+            if entry.spec is UNDESCRIBED and self.create_graph:
                 raise UnsupportedLayoutError(
                     f"`{self.session.name}` was differentiated with create_graph=True, and its {slot} is sparse, which "
                     "can't be differentiated again. Use an embedding with sparse=False there, or compute the gradient "
                     "of the gradient in eager mode."
                 )
-            spec = entry.spec if entry.spec is SPARSE else self.recorder.value_of(fake).spec
+            spec = entry.spec if entry.spec is UNDESCRIBED else self.recorder.value_of(fake).spec
             self.outputs.append(DerivedOutput(fake, entry, spec, slot))
         return ValueRef("output", number)
 
@@ -218,7 +216,7 @@ class Differentiation(RecordedBackward):
         for variable, slot, gradient in zip(variables, self._variable_slots(), found, strict=True):
             if is_wrapper(gradient):
                 parts = list(map(recorder.entry_of, parts_of(gradient)))
-                self.second_done.wrapped.append((variable, slot, bare_spec(gradient), parts))
+                self.second_done.wrapped.append((variable, slot, opener().bare_spec(gradient), parts))
         return read
 
     def _errors(
@@ -285,9 +283,9 @@ def tangents_of(origin: ResumableTrace, kinds: Sequence[TangentKind], fakes: Seq
         if kind.spec is None:
             yield parts[0]
         elif has_symbolic(shape):
-            yield wrap(with_sizes_of(_at_capture(kind.spec, kind, shape), parts), parts)
+            yield opener().wrap(opener().with_sizes_of(_at_capture(kind.spec, kind, shape), parts), parts)
         else:
-            yield wrap(kind.spec, parts)
+            yield opener().wrap(kind.spec, parts)
 
 
 def _of_result(spec: TensorSpec, kind: TangentKind, shape: Sequence[Any]) -> TensorSpec:
@@ -296,7 +294,7 @@ def _of_result(spec: TensorSpec, kind: TangentKind, shape: Sequence[Any]) -> Ten
     return TensorSpec(own, contiguous_strides(own), spec.dtype, spec.device)
 
 
-def _at_capture(spec: WrapperSpec, kind: TangentKind, shape: Sequence[Any]) -> WrapperSpec:
+def _at_capture(spec: Any, kind: TangentKind, shape: Sequence[Any]) -> Any:
     """The spec with the sizes that it would have had when the function was captured."""
     own = tuple(map(concrete, _sizes_of_result(spec.shape, kind, shape)))
     inner = tuple(None if held is None else _at_capture(held, kind, shape) for held in spec.inner)

@@ -31,6 +31,8 @@ from ..._torch.settings import settings
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import concrete, is_symbolic
 from ..._torch.tensors import is_inside_transform, storage_key
+from ..._torch.wrappers import is_wrapper
+from ...annexes import the_one
 from ...errors import UnsupportedAliasError, UnsupportedOpError, UnsupportedSideEffectError, UnsupportedTensorError
 from ...frontend.expected import is_plain
 from ...frontend.tree import LEAF, Tree, check_leaves, flatten, is_as_opened, open_container
@@ -49,14 +51,12 @@ from ...graph.meta import TensorSpec, contiguous_strides, strides_in_order
 from ...graph.python_calls import Collective
 from ...identity import ById
 from ...interrupts import runs_user_code
-from ...subclasses.spec import is_wrapper
 from ..aspect import Aspect
 from ..heap.recording import Host
 from ..heap.records import InputRecord, is_moved
 from ..recorder.recorder import Recorder
 from ..tape.tape import Entry
 from ..values.decisions import Decided
-from ..values.draw_patches import not_drawing
 
 _SETTINGS = ("grad mode", "autocast", "the autocast cache")  # that a region runs under as it did when captured
 _HEAD = 2  # results of the operator before the values: key, status
@@ -201,7 +201,7 @@ class EagerRegions(Aspect):
             as_it_is,
             hooks_off(),
             without_modes(self.lifting, self.recorder),
-            not_drawing(),
+            the_one("Python's state").not_drawing(),
             force_view_tracking(False),
             self.recorder.decisions.drawing(reals),
             watch,

@@ -15,6 +15,7 @@ from ..._torch.engine import without_torch_functions
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import is_symbolic
 from ..._torch.tensors import history_of
+from ..._torch.wrappers import is_wrapper
 from ...errors import (
     UnsupportedError,
     UnsupportedMutationError,
@@ -32,7 +33,7 @@ from ...graph.eager_regions import differentiated_twice
 from ...graph.python_calls import GradientHook
 from ...graph.signature import Handle, OutputInfo
 from ...identity import ById, IdSet
-from ...subclasses.spec import is_wrapper
+from ...tracing.tape.again import BackwardChangesError, CaptureAgain
 from ..aspect import Aspect, Settled
 from ..heap.recording import Host
 from ..heap.records import InputRecord, is_moved
@@ -40,10 +41,8 @@ from ..inputs.inputs import Inputs
 from ..inputs.wrappers import WrapperInput
 from ..recorder.recorder import Recorder
 from ..tape.gradient_paths import passed_through
-from ..tape.tape import CaptureAgain
 from .analysis import Analysis
 from .eager_regions import Once
-from .python_state import BackwardChangesError
 from .read_in_backwards import function_of, holds_state, reads_state
 
 

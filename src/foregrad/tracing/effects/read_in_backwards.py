@@ -19,9 +19,10 @@ from typing import Any
 import torch
 
 from ...frontend.code import instructions_of, names_of
-from ...frontend.expected import ABSENT, is_plain, stored
+from ...frontend.expected import is_plain, stored
 from ...frontend.libraries import is_installed, is_of_library, is_outside
 from ...frontend.objects import values_of
+from ...frontend.source import ABSENT
 
 _DEEPEST = 4
 _CONTAINERS = (dict, list, set, tuple)

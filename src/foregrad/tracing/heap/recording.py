@@ -22,6 +22,39 @@ from .alias import Value
 Watch = Callable[[Any, Sequence[Entry]], None]
 
 
+class StateOfRun(Protocol):
+    """Python's state around one run of the function: an annex makes one for each run.
+
+    `before` is the state as the call met it; `own` and `journals` note the run's writes, `writes` are each call's, of
+    the values in `spec`; `made` is what the run made, `given_back` the objects outside that hold some of it.
+    """
+
+    before: Any
+    own: Any
+    journals: Any
+    reads: Any
+    writes: tuple[Any, ...]
+    spec: Any
+    made: Any
+    given_back: Any
+
+    def put_stand_ins(self, where: Callable[[], str]) -> None: ...
+    def take_stand_ins(self) -> None: ...
+    def raise_failed(self) -> None: ...
+    def needs_another_run(self) -> bool: ...
+    def stumbled(self, *, is_foreign: bool) -> bool: ...
+    def outputs(self, result: Any, unwrap: Any, more: Any) -> tuple[list[Any], list[str], Any]: ...
+    def reached(self) -> dict[type, frozenset[int]]: ...
+    def settle(self) -> None: ...
+    def give_up(self, *, is_interrupted: bool) -> None: ...
+    def check_taken_over(self, name: str) -> None: ...
+    def enter(self, module: torch.nn.Module) -> None: ...
+    def as_it_is(self, region: str, who: str) -> contextlib.AbstractContextManager[None]: ...
+    def knows(self, value: Any) -> bool: ...
+    def varies(self, value: Any) -> bool: ...
+    def changed_since(self) -> Callable[[], str | None]: ...
+
+
 class Host(Hooks):
     """What a recorder, the mode of stand-ins and the patches ask of the capture, or the derivative, that they work for.
 
@@ -35,7 +68,8 @@ class Host(Hooks):
     written: IdSet[torch.Tensor]
     learned: Learned | None = None
     lifting: Any  # the mode of stand-ins
-    state: Any  # Python's state
+    state: StateOfRun
+    reads: Any  # the places that the run looked at of Python's state
 
     def knows(self, value: Any) -> bool:
         """Whether an object is older than the call, and the same in all calls."""
@@ -150,9 +184,9 @@ class Recording(Protocol):
     # Other parts of the same recorder.
     changes: Any
     writes: Any
-    detached: Any
     checks: Any
     decisions: Any
+    borrowed: list[tuple[torch.Tensor, Value]]
     late: Any
     opaque: ById[torch.Tensor, Entry]
     opaque_owner: OpaqueTensors | None
@@ -178,6 +212,8 @@ class Recording(Protocol):
     def tensor_entry(self, value: Any) -> Entry: ...
 
     def value_of(self, tensor: torch.Tensor) -> Value: ...
+
+    def constant(self, tensor: torch.Tensor) -> torch.Tensor: ...
 
     def contents(self, tensor: torch.Tensor) -> torch.Tensor: ...
 

@@ -10,31 +10,38 @@ import contextlib
 import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from ..._torch.asked import is_asked
 from ..._torch.engine import TorchFunctionMode, dispatching_again, is_function_mode_on, single_threaded_backward
-from ..._torch.function_classes import FunctionClasses
-from ..._torch.histories import AS_ARRAY_REQUIRES_GRAD
 from ..._torch.hooks import unless_cut
+from ..._torch.levels import bottom_of
 from ..._torch.patches import applied_function
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import is_inside_transform
-from ..._torch.transforms import bottom_of
+from ..._torch.wrappers import is_of_capture
 from ...errors import UnsupportedError, UnsupportedLayoutError, UnsupportedOpError
 from ...interrupts import deliver, held
-from ...subclasses.spec import is_of_capture
 from ..heap.recording import Host
 from ..kernels.checks import VALUE_CHECKS
 from ..kernels.plans import DETERMINANTS, VALUES_ONLY, eigenvalues_only, watch_determinant
-from ..recorder.functions import OBJECTS, READERS, ValuesAsked
 from ..recorder.recorder import Recorder
 
 _TENSOR: Any = torch.Tensor
 _KEEP_REAL = {_TENSOR.__hash__}
 _GRAD = _TENSOR.grad.__get__
+
+
+class Overriding(Protocol):
+    """Who sees torch functions first, once the program has tensors whose classes override these."""
+
+    def torch_function(self, mode: Any, run: Callable[..., Any], func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """The result of a torch function, which `run(func, args, kwargs)` would compute."""
+
+    def handed(self, tensor: torch.Tensor) -> None:
+        """A part of PyTorch is handed a tensor: raise for one that only its class knows how to handle."""
 
 
 class Lifting(TorchFunctionMode):
@@ -44,18 +51,16 @@ class Lifting(TorchFunctionMode):
         super().__init__()
         self.host, self.recorder = host, recorder
         self.rows = host.aspects.rows
-        self.where = where = host.where
-        self.values_asked = ValuesAsked(where)
-        self.classes = FunctionClasses(where)
+        self.where = host.where
+        self.overriding: Overriding | None = None
         self.accumulated_at = ""  # where the last `backward()` is
         self.has_hooks = False  # the function has registered some on its own tensors
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if held.pending:
             deliver()
-        if self.classes:
-            result = self.classes.by_class(self, func, types, args, kwargs)
-            return self.classes.run(self._run, func, args, kwargs) if result is NotImplemented else result
+        if self.overriding is not None:
+            return self.overriding.torch_function(self, self._run, func, types, args, kwargs)
         return self._run(func, args, kwargs)
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -73,9 +78,6 @@ class Lifting(TorchFunctionMode):
         special = _SPECIAL.get(func)
         if special is not None:
             return special(self, func, args, kwargs)
-        reader = READERS.get(func)
-        if reader is not None:
-            return reader(func, args, kwargs)
         return func(*args, **kwargs)
 
     def settle(self, *, has_hooks: bool) -> None:
@@ -109,8 +111,8 @@ class Lifting(TorchFunctionMode):
     def _swapped(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             # A fake, and what a transform inside the function wraps around one, is the capture's own.
-            if self.classes and self.classes.stand_in(value) is not None:
-                self.classes.refuse(value, "a custom Function, transform or other part of PyTorch that is handed")
+            if self.overriding is not None:
+                self.overriding.handed(value)
             is_ours = is_of_capture(bottom_of(value) if is_inside_transform(value) else value)
             return value if is_ours else self.host.adopt(value)
         cls = type(value)
@@ -161,9 +163,6 @@ class Lifting(TorchFunctionMode):
         self.host.on_gradient(*args[:2], **kwargs)
         return func(*args, **kwargs)
 
-    def _as_object(self, func: Any, args: Any, kwargs: Any) -> Any:
-        return OBJECTS[func](self.values_asked, *args, **kwargs)
-
     def _item(self, func: Any, args: Any, kwargs: Any) -> Any:
         number = func(*args, **kwargs)
         is_symbol = isinstance(number, (torch.SymFloat, torch.SymInt))
@@ -183,30 +182,6 @@ class Lifting(TorchFunctionMode):
     def _mark(self, func: Any, args: Any, kwargs: Any) -> Any:
         value = bool(args[1] if len(args) > 1 else kwargs.get("requires_grad", True))
         return args[0] if self.host.on_mark(args[0], value) else func(*args, **kwargs)
-
-    def _as_array(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Of a tensor, what `asarray` does to its history in C++ is done by functions that are recorded."""
-        data = args[0] if args else kwargs["obj"]
-        if not isinstance(data, torch.Tensor):
-            return READERS[func](func, args, kwargs)
-        requires_grad = kwargs.get("requires_grad", AS_ARRAY_REQUIRES_GRAD)
-        if requires_grad is not None:  # told to leave it as it is
-            dtype = kwargs.get("dtype") or data.dtype
-            has_history = data.requires_grad and (dtype.is_floating_point or dtype.is_complex)
-            kwargs = {**kwargs, "requires_grad": has_history}
-        made = func(*args, **kwargs)
-        if requires_grad is None or made.requires_grad == requires_grad:
-            return made
-        with self:
-            return made.requires_grad_(requires_grad) if requires_grad or made.is_leaf else made.detach()
-
-    def _made(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A tensor of numbers; on `meta` PyTorch makes it below all modes."""
-        made = READERS[func](func, args, kwargs)
-        if made.is_meta and not is_stand_in(made):
-            constant = self.recorder.constant(made)
-            return constant.requires_grad_() if made.requires_grad else constant
-        return made
 
     def _values_only(self, func: Any, args: Any, kwargs: Any) -> Any:
         with eigenvalues_only():
@@ -257,12 +232,9 @@ _SIZES = [_TENSOR.shape.__get__, _TENSOR.size, _TENSOR.stride, _TENSOR.numel, _T
 _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     **dict.fromkeys(VALUES_ONLY, Lifting._values_only),
     **dict.fromkeys(VALUE_CHECKS, Lifting._checked),
-    **dict.fromkeys(OBJECTS, Lifting._as_object),
     **dict.fromkeys(DETERMINANTS, Lifting._determinant),
     **dict.fromkeys(_SPARSE, Lifting._sparse),
     **dict.fromkeys(_QUANTIZED, Lifting._quantized),
-    torch.asarray: Lifting._as_array,
-    torch.tensor: Lifting._made,
     torch.Tensor.numpy: Lifting._numpy,
     torch.Tensor.__array__: Lifting._numpy,
     torch.Tensor.__dlpack__: Lifting._numpy,

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..._torch.jagged import is_dispatch_argument
 from ..._torch.symbols import has_symbolic, is_symbolic, same_numbers
 from ..._torch.tensors import (
     allows_writes,
@@ -21,37 +22,19 @@ from ..._torch.tensors import (
     storage_key,
     version_of,
 )
+from ..._torch.wrappers import is_of_capture, is_wrapper, parts_of
 from ...errors import UnsupportedTensorError
-from ...frontend.expected import ABSENT
-from ...frontend.reads import FoundWrappers, ReachedWrapper, Source
-from ...frontend.tree import Tree, Unwrap, flatten
+from ...frontend.openings import FoundOpenings, GradientKindError, ReachedOpening, Sampler, Unwrap
+from ...frontend.source import ABSENT, Source
+from ...frontend.tree import Tree, flatten
 from ...graph.signature import PartOf
 from ...graph.slots import Buffer, Closure, Param, Slot
 from ...identity import ById
-from ...subclasses.conversion import (
-    Samples,
-    learn_carriers,
-    learn_gradient,
-    predicted_spec,
-    taken_apart,
-    unwrap,
-    wrap,
-)
-from ...subclasses.spec import (
-    Carrier,
-    GradientKindError,
-    WrapperSpec,
-    bare_spec,
-    is_of_capture,
-    is_wrapper,
-    parts_of,
-    rebuilt,
-    spec_of,
-)
+from ...subclasses.conversion import learn_carriers, learn_gradient, predicted_spec, taken_apart, unwrap, wrap
+from ...subclasses.spec import Carrier, WrapperSpec, bare_spec, rebuilt, spec_of, with_sizes_of
 from ..heap.refusals import changed_wrapper, returned_wrapper
 from ..recorder.recorder import Recorder
 from ..tape.origin import user_line
-from ..values.sizes import with_sizes_of
 
 
 class WrapperInput:
@@ -189,7 +172,7 @@ class Wrappers:
     are the same ones in each run. `plain`: the plain tensors among the inputs, by their stand-ins.
     """
 
-    def __init__(self, samples: Samples, recorder: Recorder, plain: ById[torch.Tensor, Any]) -> None:
+    def __init__(self, samples: Sampler, recorder: Recorder, plain: ById[torch.Tensor, Any]) -> None:
         self.samples, self.recorder, self.plain = samples, recorder, plain
         self.inputs: list[WrapperInput] = []  # arguments, one that comes twice twice, then those reached by itself
         self.by_stand_in: ById[Any, WrapperInput] = ById()
@@ -230,7 +213,7 @@ class Wrappers:
             return real
         known = self.reached.get(real)
         if known is None:
-            if is_of_capture(real):
+            if is_of_capture(real) or is_dispatch_argument(real):
                 return real
             if real in self.remade:
                 return self.remade[real]
@@ -354,15 +337,15 @@ class Wrappers:
         """The inputs that were written to, and how often."""
         return [(known, known.writes) for known in dict.fromkeys(self.inputs) if known.writes > 0]
 
-    def found(self, tree: Tree) -> FoundWrappers | None:
+    def found(self, tree: Tree) -> FoundOpenings | None:
         """All of them; None where there is none. `tree` is that of the arguments."""
         if not self.inputs:
             return None
         arguments = zip(tree.wrappers(), self.inputs, strict=False)  # after these come the others
         of_leaves = {first: (known.spec, known.gradient) for (first, _), known in arguments}
         inputs = self.reached.values()
-        reached = [ReachedWrapper(i.source, i.spec, i.gradient) for i in inputs if i.source is not None]
-        return FoundWrappers(tuple(reached), of_leaves)
+        reached = [ReachedOpening(i.source, i.spec, i.gradient) for i in inputs if i.source is not None]
+        return FoundOpenings(tuple(reached), of_leaves)
 
 
 def _check_view(result: torch.Tensor, made_at: Callable[[Any], str]) -> None:

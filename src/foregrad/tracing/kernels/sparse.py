@@ -13,8 +13,8 @@ import torch
 
 from ..._torch.engine import current_autograd_node, sequence_nr_of
 from ...errors import UnsupportedLayoutError
-from ...graph.meta import TensorSpec, contiguous_strides
-from ...graph.sparse import BAG_BACKWARD, EMBEDDING_BACKWARD, MAKE, SPARSE, can_take, gives_sparse
+from ...graph.meta import UNDESCRIBED, TensorSpec, contiguous_strides
+from ...graph.sparse import BAG_BACKWARD, EMBEDDING_BACKWARD, MAKE, can_take, gives_sparse
 from ..aspect import Aspect, Row, aspect
 from ..heap.alias import Value
 from ..heap.recording import Host, Recording
@@ -62,7 +62,7 @@ class SparseGradients(Aspect):
         if gives_sparse(target, args, self._is_sparse):
             if target is func:
                 return self._like(first if self._is_sparse(first) else args[1], entry)
-            entry.spec = SPARSE
+            entry.spec = UNDESCRIBED
             entries[first] = entry
             return first
         shape = tuple(first.shape)
@@ -97,7 +97,7 @@ class SparseGradients(Aspect):
         options = {"dtype": dtype, "layout": torch.sparse_coo, "device": device, "pin_memory": False}
         arguments = (dims, len(size) - dims, list(size), indices, elements)
         fake: Any = rec.run_fake(MAKE, arguments, options)
-        entry.spec = SPARSE
+        entry.spec = UNDESCRIBED
         self.entries[fake] = entry
         rec.opaque_owner = self
         return fake  # type: ignore[no-any-return]

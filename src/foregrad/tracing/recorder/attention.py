@@ -24,12 +24,12 @@ from ..._torch.patches import hooks_off, is_capturing, region_runner
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import map_symbolic
 from ..._torch.tensors import is_inside_transform
+from ..._torch.wrappers import is_wrapper
 from ...errors import UnsupportedOpError
 from ...frontend.region import eager_region
 from ...graph.meta import NodeMeta, TensorSpec, contiguous_strides
 from ...identity import ById, IdSet
 from ...locks import Bind
-from ...subclasses.spec import is_wrapper
 from ..aspect import Aspect, Row, aspect
 from ..heap.recording import Host, Recording
 from ..kernels.plans import QUERIES

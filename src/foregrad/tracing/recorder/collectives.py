@@ -26,9 +26,10 @@ from ...graph.calls import CALL
 from ...graph.python_calls import Collective, arguments_of, returned, written_to
 from ...identity import ById
 from ...locks import Bind
+from ...tracing.tape.again import CaptureAgain
 from ..aspect import Aspect, Row, aspect
 from ..heap.recording import Host, Recording
-from ..tape.tape import CaptureAgain, Entry
+from ..tape.tape import Entry
 
 aten = torch.ops.aten
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import copy
 import sys
 import types
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch.nn import functional
 
 from ..._torch.engine import current_dispatch_mode, plain_execution
+from ..._torch.histories import AS_ARRAY_REQUIRES_GRAD
 from ..._torch.ops import PACK_PADDED, PAD_PACKED
 from ..._torch.patches import is_capturing, numbers_in
 from ..._torch.stand_ins import is_stand_in
@@ -24,15 +25,15 @@ from ...errors import TensorTextError, UnsupportedAliasError
 from ...graph.meta import TensorSpec
 from ...house import is_program_module
 from ...locks import Bind
-from ..aspect import Aspect, aspect
-from ..heap.recording import Recording
-from ..values.draws import DrawnArray
+from ...tracing.values.drawn_arrays import DrawnArray
+from ..aspect import Aspect, Row, aspect
+from ..heap.recording import Host, Recording
 from ..values.numbers import TRACED
 
 
 @aspect
 class ScriptedFunctions(Aspect):
-    """Functions of TorchScript, which run as Python."""
+    """Functions of TorchScript: they run as Python."""
 
     @staticmethod
     def install(bind: Bind, current: Callable[[], Any]) -> None:
@@ -285,7 +286,7 @@ MAKERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
 }
 
 
-READERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
+_READERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
     torch.Tensor.tolist: _tolist,
     torch.tensor_split: _tensor_split,
     torch.Tensor.tensor_split: _tensor_split,
@@ -320,10 +321,6 @@ class ValuesAsked:
             "but in its graph. Print, log or save what the function returns."
         )
         raise self.failed
-
-    def raise_failed(self) -> None:
-        if self.failed is not None:
-            raise self.failed
 
 
 def _text(asked: ValuesAsked, tensor: Any, *_: Any, **__: Any) -> Any:
@@ -379,11 +376,69 @@ def _as_plain(tensor: Any, new: Any, attributes: dict[str, Any]) -> Any:
 
 
 # What is done with the arguments of these, stand-ins by then, in place of calling them.
-OBJECTS: dict[Any, Callable[..., Any]] = {
+_OBJECTS: dict[Any, Callable[..., Any]] = {
     _TENSOR.__repr__: _text,
-    _TENSOR.__format__: _text,
     _TENSOR.__reduce_ex__: _reduced,
     torch.nn.Parameter.__reduce_ex__: _reduced,
     _TENSOR.__deepcopy__: _deep_copy,
     torch.nn.Parameter.__deepcopy__: _deep_copy,
 }
+
+
+@aspect
+class ValueReaders(Aspect):
+    """The functions above. `asked`: text or a pickle of values was wanted."""
+
+    def __init__(self, host: Host, recorder: Recording) -> None:
+        self.recorder, self.asked = recorder, ValuesAsked(recorder.where)
+
+    def resumed(self) -> Aspect:
+        return ValueReaders(self.recorder.host, self.recorder)
+
+    def raise_caught(self) -> None:
+        if self.asked.failed is not None:
+            raise self.asked.failed
+
+    def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return _READERS[func](func, args, kwargs)
+
+    def _formatted(self, func: Any, args: Any, kwargs: Any) -> str:
+        tensor, spec = args
+        if type(tensor) is not torch.Tensor or tensor.dim() or not is_stand_in(tensor):
+            self.asked.refuse("text", tensor)
+        return format(self.recorder.decisions.numbers.ours(tensor.item()), spec)
+
+    def _as_object(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return _OBJECTS[func](self.asked, *args, **kwargs)
+
+    def _as_array(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Of a tensor, what `asarray` does to its history in C++ is done by functions that are recorded."""
+        data = args[0] if args else kwargs["obj"]
+        if not isinstance(data, torch.Tensor):
+            return _READERS[func](func, args, kwargs)
+        requires_grad = kwargs.get("requires_grad", AS_ARRAY_REQUIRES_GRAD)
+        if requires_grad is not None:  # told to leave it as it is
+            dtype = kwargs.get("dtype") or data.dtype
+            has_history = data.requires_grad and (dtype.is_floating_point or dtype.is_complex)
+            kwargs = {**kwargs, "requires_grad": has_history}
+        made = func(*args, **kwargs)
+        if requires_grad is None or made.requires_grad == requires_grad:
+            return made
+        with self.recorder.host.lifting:
+            return made.requires_grad_(requires_grad) if requires_grad or made.is_leaf else made.detach()
+
+    def _made(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A tensor of numbers; on `meta` PyTorch makes it below all modes."""
+        made = _READERS[func](func, args, kwargs)
+        if made.is_meta and not is_stand_in(made):
+            constant = self.recorder.constant(made)
+            return constant.requires_grad_() if made.requires_grad else constant
+        return made
+
+    functions: ClassVar[Mapping[Any, Row]] = {
+        **dict.fromkeys(_READERS, _read),
+        **dict.fromkeys(_OBJECTS, _as_object),
+        _TENSOR.__format__: _formatted,
+        torch.asarray: _as_array,
+        torch.tensor: _made,
+    }

@@ -21,16 +21,12 @@ from ..._torch.ops import OpOverload
 from ..._torch.stand_ins import FakeRuns, is_stand_in, like_source
 from ..._torch.symbols import map_symbolic
 from ..._torch.tensors import base_of, is_symbolic_zero, is_view
-from ...errors import UnsupportedDataDependentError, UnsupportedOpError, UnsupportedSideEffectError
-from ...frontend.call import tensor_over
-from ...frontend.lifted import StatePlace
-from ...frontend.opaque import is_array, overlaps
-from ...frontend.reads import Reads
+from ..._torch.wrappers import holds_tensors, is_wrapper
+from ...errors import UnsupportedDataDependentError, UnsupportedOpError
 from ...identity import IdSet
 from ...locks import bound
-from ...subclasses.spec import holds_tensors, is_wrapper
 from ..heap.alias import Value
-from ..heap.metadata_changes import Detached, MetadataChanges
+from ..heap.metadata_changes import MetadataChanges
 from ..heap.overlaps import check_view
 from ..heap.recording import Host, Watch
 from ..heap.refusals import changed_wrapper
@@ -83,10 +79,9 @@ class Recorder(Trace, ThreadDispatchMode):
         self.metadata = Metadata(self.values.get, self.kernels)
         self.changes = MetadataChanges(self)
         self.writes = Writes(self, self.changes)
-        self.detached = Detached(self)
         self.checks = Checks(self)
         self.late = BackwardWrites(self)
-        self.borrowed = Borrowed()
+        self.borrowed: list[tuple[torch.Tensor, Value]] = []  # constants in memory that PyTorch has not allocated
         self.decisions = decisions(self)
 
     def resume(self, host: Host, decisions: Decisions, root: CodeType) -> None:
@@ -279,7 +274,6 @@ class Recorder(Trace, ThreadDispatchMode):
             view = View(info.op, rest, kwargs, None, object(), grad_enabled, made=self.made())
             value = Value(out, None, specs or self.spec_of(out), source, view)
             value.generation = -1
-            value.of_differentiable = args[0].requires_grad
             if info.is_identity:
                 value.entry, value.generation = source.read(self.emit), value.storage.generation
             self.values[out] = value
@@ -291,7 +285,6 @@ class Recorder(Trace, ThreadDispatchMode):
             view = View(info.op, rest, kwargs, index, call, grad_enabled, made=made)
             value = Value(item, None, specs[index] if specs else self.spec_of(item), source, view)
             value.generation = -1
-            value.of_differentiable = args[0].requires_grad
             self.values[item] = value
         return out
 
@@ -312,7 +305,8 @@ class Recorder(Trace, ThreadDispatchMode):
     def _adopt_real(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         if func is aten.lift_fresh.default or func is aten.lift_fresh_copy.default:
             constant = self.constant(args[0])
-            self.borrowed.note(args[0], self.value_of(constant))
+            if args[0].layout is torch.strided and not args[0].untyped_storage().resizable():
+                self.borrowed.append((args[0], self.value_of(constant)))
             return (constant, *args[1:]), kwargs
         zeros = [a for a in args if isinstance(a, torch.Tensor) and is_symbolic_zero(a)]
         if zeros:
@@ -378,54 +372,3 @@ def run_for_real(trace: Trace, func: OpOverload, args: Any, kwargs: Any, error: 
     except UnsupportedDataDependentError as unsupported:
         raise (unsupported if isinstance(error, NotImplementedError) else error) from None
     return trace.bind_results(entry, trace.fakes_like(specs))
-
-
-# -------------------------------------------------------------------- constants over arrays
-# Writes to tensors over NumPy arrays that the function reaches by itself: each call must make them in the array.
-#
-# A tensor over the memory of such an array is a constant of the graph, which is right as long as the array holds what
-# it held; a write to one is not. As an argument the array is written to by each call.
-
-
-class ArraysWritten(UnsupportedSideEffectError):  # noqa: N818 - asks for another capture, with these as arguments
-    """The function writes to arrays, of which the first is called `array`. `places`: where they are, if they can be
-    arguments.
-    """
-
-    def __init__(self, name: str, array: str, places: tuple[StatePlace, ...]) -> None:
-        super().__init__(
-            f"`{name}` writes to a tensor over the array {array}, which a compiled call would not repeat. "
-            "Pass the array as an argument, or write to a copy (`torch.tensor(array)`)."
-        )
-        self.places = places
-
-
-class Borrowed:
-    """The constants of one run that are in memory of others: over arrays, bytes."""
-
-    def __init__(self) -> None:
-        self._constants: list[tuple[torch.Tensor, Value]] = []
-
-    def note(self, real: torch.Tensor, value: Value) -> None:
-        """`value` stands for a tensor that is `real` in each call."""
-        if real.layout is torch.strided and not real.untyped_storage().resizable():  # PyTorch has not allocated it
-            self._constants.append((real, value))
-
-    def check(self, name: str, reads: Reads) -> None:
-        """Raise where one was written to that is over an array older than the call, of which `reads` knows."""
-        written = [real for real, value in self._constants if value.storage.is_written]
-        if not written:
-            return
-        sites = [site for site in reads.places.values() if is_array(site.holder)]
-        found = [site for site in sites if any(overlaps(site.holder, (real.numpy(),)) for real in written)]
-        if found:
-            places = {place.identity: place for site in found for place in _places_of(site.holder, reads)}
-            raise ArraysWritten(name, found[0].name, tuple(places.values()))
-
-
-def _places_of(array: object, reads: Reads) -> Iterator[StatePlace]:
-    if tensor_over(array) is None:
-        return
-    for site in reads.places.values():
-        for key in site.keys_of(array):
-            yield StatePlace.of_site(site, key, is_array=True)

@@ -52,9 +52,8 @@ class _Builder:
         self.root = torch.nn.Module()
         self.nodes: dict[Entry, fx.Node] = {}
         self.constants = 0
-        self.generators: dict[torch.Generator, fx.Node] = {}
-        self.graphs: dict[fx.GraphModule, fx.Node] = {}
-        self.operators: dict[int, tuple[str, bool, bool]] = {}  # see `_about`
+        self.objects: dict[Any, fx.Node] = {}
+        self.operators: dict[int, tuple[str, bool]] = {}  # see `_about`
 
     def build(
         self, primals: Sequence[Entry], tangents: Sequence[Entry], outputs: Sequence[Entry | None], name: str
@@ -87,11 +86,9 @@ class _Builder:
             kwargs = map_entries(entry.kwargs, self._node) if entry.kwargs else {}
             if self.sizes is not None:
                 args, kwargs = map_symbolic(args, self.sizes.node), map_symbolic(kwargs, self.sizes.node)
-            base, takes_generator, takes_graphs = self.operators.get(id(entry.target)) or self._about(entry.target)
-            if takes_generator:
-                args, kwargs = self._with_generators(args), self._with_generators(kwargs)
-            if takes_graphs:
-                args = mapped(args, fx.GraphModule, self._read)
+            base, takes_objects = self.operators.get(id(entry.target)) or self._about(entry.target)
+            if takes_objects:
+                args, kwargs = mapped((args, kwargs), tuple(_OBJECTS), self._read)
             name = self.writer.name(base)
             node = self.writer.add(name, "call_function", entry.target, args, kwargs, self._meta(entry))
         entry.name = node.name
@@ -100,38 +97,19 @@ class _Builder:
         if self.sizes is not None and isinstance(number, torch.SymInt):
             self.sizes.define(number, node)
 
-    def _about(self, target: Any) -> tuple[str, bool, bool]:
-        """What an operator's nodes are called, and whether it takes a random generator, or graphs."""
-        about = self.operators[id(target)] = _name(target), _takes_generator(target), is_higher_order(target)
+    def _about(self, target: Any) -> tuple[str, bool]:
+        """What an operator's nodes are called, and whether it takes objects that the graph's module holds."""
+        about = self.operators[id(target)] = _name(target), _takes_objects(target)
         return about
 
-    def _with_generators(self, arguments: Any) -> Any:
-        """Arguments with random generators read from the module: as objects they have no spelling in its code."""
-        values = arguments.values() if isinstance(arguments, dict) else arguments
-        if torch.Generator not in map(type, values):
-            return arguments
-        if isinstance(arguments, dict):
-            return {key: self._generator(value) for key, value in arguments.items()}
-        return tuple(map(self._generator, arguments))
-
-    def _generator(self, value: Any) -> Any:
-        if type(value) is not torch.Generator:
-            return value
-        node = self.generators.get(value)
+    def _read(self, value: Any) -> fx.Node:
+        """An object read from the module: compilers look there for graphs, and others have no spelling in its code."""
+        node = self.objects.get(value)
         if node is None:
-            attribute = f"_generator{len(self.generators)}"
+            prefix = next(prefix for kind, prefix in _OBJECTS.items() if isinstance(value, kind))
+            attribute = f"{prefix or value.__class__.__name__ + '_'}{len(self.objects)}"
             setattr(self.root, attribute, value)
-            node = self.generators[value] = self.graph.get_attr(attribute)
-            node.meta = NodeMeta({"val": value})
-        return node
-
-    def _read(self, value: fx.GraphModule) -> fx.Node:
-        """A graph read from the module, which is where compilers look for it."""
-        node = self.graphs.get(value)
-        if node is None:
-            attribute = f"{value.__class__.__name__}_{len(self.graphs)}"
-            self.root.add_module(attribute, value)
-            node = self.graphs[value] = self.graph.get_attr(attribute)
+            node = self.objects[value] = self.graph.get_attr(attribute)
             node.meta = NodeMeta({"val": value})
         return node
 
@@ -166,13 +144,14 @@ class _Builder:
             late.origin, late.modules_key = origin, _MODULES[entry.is_backward]
             if origin.marked_call:
                 meta["marked_call"] = origin.marked_call
-            if entry.is_backward and entry.target is torch.ops.aten.add.Tensor and len(_tensor_args(entry)) == 2:
-                late.prefix = _ACCUMULATION
-                meta["is_gradient_acc"] = True
-            elif origin.custom:
+            if origin.custom:
                 meta["custom"] = dict(origin.custom)
             if origin.metadata is not None:
                 meta |= {k if k in _EVERYWHERE else forward + k: v for k, v in origin.metadata.items()}
+            if entry.is_backward and entry.target is torch.ops.aten.add.Tensor and len(_tensor_args(entry)) == 2:
+                late.prefix = _ACCUMULATION
+                meta["is_gradient_acc"] = True
+                meta.pop("custom", None)
         return meta
 
 
@@ -222,10 +201,14 @@ class _Late(Mapping[str, Callable[[], Any]]):
         return {str(i): item for i, item in enumerate(self.origin.modules)}
 
 
+# Objects that the graph's module holds, and how their attributes are called: graphs by their class.
+_OBJECTS: dict[type, str] = {torch.Generator: "_generator", torch.ScriptObject: "_torchbind_obj", fx.GraphModule: ""}
+
+
 @functools.cache
-def _takes_generator(target: Any) -> bool:
-    schema = getattr(target, "_schema", None)
-    return schema is not None and any("Generator" in str(argument.type) for argument in schema.arguments)
+def _takes_objects(target: Any) -> bool:
+    names = [str(argument.type) for argument in getattr(getattr(target, "_schema", None), "arguments", ())]
+    return is_higher_order(target) or any("Generator" in name or name.startswith("__torch__") for name in names)
 
 
 def _original(entry: Entry) -> Any:

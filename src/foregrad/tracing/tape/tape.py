@@ -16,9 +16,9 @@ from torch import fx
 
 from ..._torch.nested import frozen
 from ..._torch.symbols import SYMBOLIC, is_symbolic, symbol_made
+from ...frontend.openings import Sampler, new_samples
 from ...graph.meta import TensorSpec
 from ...identity import IdSet
-from ...subclasses.conversion import Samples
 
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
@@ -133,26 +133,6 @@ _LEAVES = {int, float, bool, str, type(None)}
 # Why a capture starts over: it found out what it should have known from the beginning.
 
 
-class CaptureAgain(BaseException):
-    """Raised to start capture over, knowing more. No error, and nothing for the user's code to catch."""
-
-
-class NumberVaries(CaptureAgain):
-    """Raised to start capture over: the numbers that the line `where` reads from tensors become symbolic."""
-
-    def __init__(self, where: str) -> None:
-        super().__init__(f"the number read at {where} is of a tensor that the call has changed")
-        self.where = where
-
-
-class SharedClosureFound(CaptureAgain):
-    """Raised to start capture over with more tensors lifted from the beginning. `found`: pairs (tensor, source)."""
-
-    def __init__(self, *found: tuple[torch.Tensor, Any]) -> None:
-        super().__init__("a closed-over tensor is an input, or shares memory with one")
-        self.found = found
-
-
 @dataclasses.dataclass(slots=True)
 class Learned:
     """What makes the next run of a capture another one.
@@ -173,7 +153,7 @@ class Learned:
     containers: dict[tuple[int, Any], bool] = dataclasses.field(default_factory=dict)
     regions: set[Any] = dataclasses.field(default_factory=set)
     hooks: dict[Any, Any] = dataclasses.field(default_factory=dict)
-    samples: Samples = dataclasses.field(default_factory=Samples)
+    samples: Sampler = dataclasses.field(default_factory=new_samples)
     facts: dict[type, Any] = dataclasses.field(default_factory=dict)
     disturbed: list[str] = dataclasses.field(default_factory=list)
 

@@ -23,9 +23,10 @@ from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import symbol_made
 from ...errors import UnsupportedDataDependentError
 from ...graph.meta import TensorSpec, spec_of_value
+from ...tracing.tape.again import NumberVaries
 from ..heap.views import Emit
 from ..kernels.checks import Checks
-from ..tape.tape import Entry, Numbering, NumberVaries, Tape, entries_in, map_entries
+from ..tape.tape import Entry, Numbering, Tape, entries_in, map_entries
 from .numbers import Numbers
 from .prefix import Prefix, UnknownValue
 from .sizes import OpenCall, OpenSizes, SizedCall, shapes_of
@@ -67,6 +68,7 @@ class Decisions:
         self._prefix: Prefix = Prefix(tape, real_of, checks)
         self._tape = tape
         self._by_entry: dict[Entry, Decided] = {}
+        self._varying: set[Entry] = set()
         self._contents: dict[Entry, torch.Tensor] = {}
         # The symbolic integer in a tensor, by the tensor's entry; None where the integer is plain.
         self._integers: dict[Entry, Any] = {}
@@ -83,7 +85,8 @@ class Decisions:
     def item(self, entry: Entry, where: str, emit: Emit) -> Any:
         """The number in a tensor of one element."""
         known = self._by_entry.get(entry)
-        if known is None and self.varied is not None and where in self.varied:
+        if known is None and self.varied is not None and (where in self.varied or entry in self._varying):
+            self._varying.add(entry)  # a graph decides on it at one line, though further lines read it
             value = self.value(entry, where).item()
             if type(value) is float and math.isfinite(value):
                 return self.numbers.float(emit(aten._local_scalar_dense.default, entry), value, where)

@@ -11,17 +11,15 @@ Which dimension of which result is that size, only a table of operators can tell
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import torch
 
 from ..._torch.graphs import symbol_of
-from ..._torch.jagged import is_jagged
-from ..._torch.symbols import SymbolTable, TracedInt, concrete, is_symbolic, same_numbers
-from ...graph.meta import TensorSpec, contiguous_strides, pairs_of_strides
+from ..._torch.symbols import SymbolTable, TracedInt, concrete, same_numbers
+from ...graph.meta import TensorSpec, contiguous_strides, following_strides
 from ...graph.signature import SizeSymbol
-from ...subclasses.spec import WrapperSpec, outer_sizes
 from ..tape.tape import Entry, entries_in
 from .numbers import Numbers
 
@@ -351,39 +349,3 @@ class SizeSymbols:
     def signature(self, number: Mapping[Entry, int]) -> tuple[SizeSymbol, ...]:
         """What the signature says of the symbols; `number` has each input's position by its entry."""
         return tuple(SizeSymbol(symbol, number[entry], dim) for symbol, (entry, dim) in self.table.bound.items())
-
-
-def following_strides(
-    spec: TensorSpec | WrapperSpec, shape: Sequence[Any], padded: Container[int] = ()
-) -> tuple[Any, ...]:
-    """The strides of a tensor laid out as `spec` is, of another, symbolic `shape`."""
-    stride = list(spec.stride)
-    for inner, outer, padding in pairs_of_strides(spec.shape, spec.stride):
-        if not padding or outer in padded:
-            stride[outer] = stride[inner] * (shape[inner] + padding)
-    return tuple(stride)
-
-
-def with_sizes_of(spec: WrapperSpec, parts: Sequence[Any]) -> WrapperSpec:
-    """`spec` for a wrapper around plain stand-ins, some of whose sizes vary.
-
-    A size of the wrapper is taken to be the one of a plain tensor that it is equal to: guards look at each call.
-    """
-    parts = parts[: len(spec.carries)]
-    varying = [(dim, size) for part in parts for dim, size in enumerate(part.shape) if is_symbolic(size)]
-    if not varying or is_jagged(spec.cls):  # its class computes its sizes
-        return spec
-    inner: list[WrapperSpec | None] = []
-    first = 0
-    for held in spec.inner:
-        count = 1 if held is None else len(held.carries)
-        inner.append(None if held is None else with_sizes_of(held, parts[first : first + count]))
-        first += count
-    shape = tuple(_same_size(size, dim, varying) for dim, size in enumerate(spec.shape))
-    sizes = outer_sizes(spec.cls, shape, following_strides(spec, shape), parts)
-    return dataclasses.replace(spec, sizes=sizes, inner=tuple(inner))
-
-
-def _same_size(size: int, dim: int, varying: Sequence[tuple[int, Any]]) -> Any:
-    equal = [(other_dim != dim, other) for other_dim, other in varying if concrete(other) == size]
-    return min(equal, key=lambda pair: pair[0])[1] if equal else size

@@ -1,0 +1,202 @@
+"""Values that a model asks of tensors that have none: numbers, and how many elements a mask chooses.
+
+The caller says each by the line of the program that asks: `sizes={"model.py:41": 128}`, or a list of them for a line
+that asks several times (`tolist`). A number is returned as it is. For an operator whose result's size depends on
+values, it is that size: elements are then picked by indices of so many, which have the memory and the derivative of
+the picking by a mask. A number that is known (of real tensors, of constants) is not asked for.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from .._torch.nested import leaves
+from ..errors import PlanError, UnsupportedDataDependentError
+
+_LINE = re.compile(r"read at (?:the backward of )?(\S+:\d+)")
+_FRAMES = 12  # of helpers between an operator and the line that the caller named
+
+
+class SaidValues(TorchFunctionMode):
+    """The user's function asks for values that are not there: `sizes` has them, by line."""
+
+    def __init__(self, sizes: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self._asked: Counter[str] = Counter()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        give = _ANSWERS.get(func)
+        if (
+            give is None
+            or (give is _where and len(args) > 1)
+            or (give is _picked and not any(map(_is_mask, leaves(args[1:2]))))
+        ):
+            return func(*args, **kwargs)
+        if func not in _NUMBERS:  # an attempt would leave its checks in the graph; of a write, only the backward asks
+            said = self._said(*self._lines())
+            return func(*args, **kwargs) if said is None else give(func, said, *args, **kwargs)
+        try:
+            return func(*args, **kwargs)
+        except UnsupportedDataDependentError as error:
+            said = self._said(line_asked(error))
+            if said is None:
+                raise
+            return give(func, said, *args, **kwargs)
+
+    def _said(self, *lines: str) -> Any:
+        """What is said of a line; of a list the next, one for each time that the line asks."""
+        for line in lines:
+            for name, value in self.sizes.items():
+                if _is_line(line, name):
+                    self._asked[name] += 1
+                    many = isinstance(value, (list, tuple))
+                    return value[(self._asked[name] - 1) % len(value)] if many else value
+        return None
+
+    def _lines(self) -> Iterator[str]:
+        frame: Any = sys._getframe(2) if self.sizes else None
+        for _ in range(_FRAMES):
+            if frame is not None:
+                yield f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                frame = frame.f_back
+
+
+def line_asked(error: UnsupportedDataDependentError) -> str:
+    """The line that asked for the value which an error is about."""
+    found = _LINE.search(str(error))
+    return found[1] if found else ""
+
+
+def _is_line(line: str, name: str) -> bool:
+    return line == name or line.endswith(f"/{name}")
+
+
+def check_sizes(asked: Any) -> dict[str, Any]:
+    """The sizes that a caller says. Raises `PlanError` unless they are numbers, or lists of them, by line."""
+    if asked is None:
+        return {}
+    numbers = (bool, int, float)
+    for line, value in asked.items() if isinstance(asked, Mapping) else ():
+        many = value if isinstance(value, (list, tuple)) else [value]
+        if not re.search(r":\d+$", str(line)) or not many or not all(isinstance(one, numbers) for one in many):
+            break
+    else:
+        if isinstance(asked, Mapping):
+            return dict(asked)
+    raise PlanError(f'sizes are numbers by the line that asks for them: {{"model.py:41": 128}}, not {asked!r}')
+
+
+def _is_mask(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype in (torch.bool, torch.uint8)
+
+
+def _number(kind: Callable[[Any], Any]) -> Callable[..., Any]:
+    return lambda _func, said, *_: kind(said)
+
+
+def _item(_func: Any, said: Any, tensor: Tensor) -> Any:
+    if tensor.dtype is torch.bool:
+        return bool(said)
+    return float(said) if tensor.is_floating_point() else int(said)
+
+
+def _indices(count: int, like: Tensor) -> Tensor:
+    return torch.zeros(int(count), dtype=torch.long, device=like.device)
+
+
+def _nonzero(_func: Any, said: Any, tensor: Tensor, *, as_tuple: bool = False) -> Any:
+    found = [_indices(said, tensor) for _ in range(tensor.dim())]
+    return tuple(found) if as_tuple else torch.stack(found, 1)
+
+
+def _where(_func: Any, said: Any, condition: Tensor) -> Any:
+    return _nonzero(_func, said, condition, as_tuple=True)
+
+
+def _masked_select(_func: Any, said: Any, tensor: Tensor, mask: Tensor) -> Any:
+    tensor, _ = torch.broadcast_tensors(tensor, mask)
+    return tensor.reshape(-1)[_indices(said, tensor)]
+
+
+def _without_masks(said: Any, index: Any) -> Any:
+    found: list[Any] = []
+    for one in index if isinstance(index, tuple) else (index,):
+        found += [_indices(said, one) for _ in range(one.dim())] if _is_mask(one) else [one]
+    return tuple(found)
+
+
+def _picked(func: Any, said: Any, tensor: Tensor, index: Any, *value: Any) -> Any:
+    return func(tensor, _without_masks(said, index), *value)
+
+
+def _unique(
+    _func: Any, said: Any, tensor: Tensor, sorted: bool = True, return_inverse: bool = False,
+    return_counts: bool = False, dim: int | None = None,
+) -> Any:  # fmt: skip
+    if dim is None:
+        values, inverse = tensor.new_empty(int(said)), torch.zeros_like(tensor, dtype=torch.long)
+    else:
+        values = tensor.index_select(dim, _indices(said, tensor))
+        inverse = torch.zeros(tensor.shape[dim], dtype=torch.long, device=tensor.device)
+    found = [values, *([inverse] if return_inverse else []), *([_indices(said, tensor)] if return_counts else [])]
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _consecutive(
+    func: Any, said: Any, tensor: Tensor, return_inverse: bool = False, return_counts: bool = False,
+    dim: int | None = None,
+) -> Any:  # fmt: skip
+    return _unique(func, said, tensor, True, return_inverse, return_counts, dim)
+
+
+def _bincount(_func: Any, said: Any, tensor: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:
+    dtype = torch.long if weights is None else torch.float64 if weights.dtype is not torch.float32 else weights.dtype
+    return torch.zeros(max(int(said), minlength), dtype=dtype, device=tensor.device)
+
+
+def _repeated(_func: Any, said: Any, tensor: Tensor, repeats: Any = None, dim: int | None = None, **_: Any) -> Any:
+    if not isinstance(repeats, Tensor):  # of repeats alone: the indices themselves
+        return _indices(said, tensor)
+    return (tensor if dim is not None else tensor.reshape(-1)).index_select(dim or 0, _indices(said, tensor))
+
+
+def _both(name: str) -> Sequence[Any]:
+    """The function and the method of a name, where there are both."""
+    return [one for one in (getattr(torch, name, None), getattr(Tensor, name, None)) if one is not None]
+
+
+_NUMBERS: dict[Any, Callable[..., Any]] = {
+    Tensor.item: _item,
+    Tensor.__bool__: _number(bool),
+    Tensor.__int__: _number(int),
+    Tensor.__index__: _number(int),
+    Tensor.__float__: _number(float),
+    **dict.fromkeys(_both("equal"), _number(bool)),
+    **dict.fromkeys(_both("is_nonzero"), _number(bool)),
+    **dict.fromkeys(_both("allclose"), _number(bool)),
+}
+_ANSWERS: dict[Any, Callable[..., Any]] = {
+    **_NUMBERS,
+    Tensor.__getitem__: _picked,
+    Tensor.__setitem__: _picked,
+    Tensor.index_put_: _picked,
+    torch.where: _where,
+    **dict.fromkeys(_both("index_put"), _picked),
+    **dict.fromkeys(_both("nonzero"), _nonzero),
+    **dict.fromkeys(_both("argwhere"), _nonzero),
+    **dict.fromkeys(_both("masked_select"), _masked_select),
+    **dict.fromkeys(_both("unique"), _unique),
+    **dict.fromkeys(_both("unique_consecutive"), _consecutive),
+    **dict.fromkeys(_both("bincount"), _bincount),
+    **dict.fromkeys(_both("repeat_interleave"), _repeated),
+}

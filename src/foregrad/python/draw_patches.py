@@ -1,0 +1,158 @@
+"""Functions that draw, wrapped during a capture: those of `random`, `numpy.random`, `time` and the like.
+
+They are wrapped on the capturing thread, for callers that are the user's code. What that has under names of its own
+(`from time import time`) is replaced there for the run, see `stand_in_for`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from .._torch.asked import tell_type
+from ..frontend.libraries import is_outside
+from ..frontend.lifted import Draw
+from ..frontend.opaque import NAMES_OF, is_generator_of_numpy
+from ..locks import InPlace, Replacements, bound
+from ..tracing.values.drawn_arrays import from_numpy
+from .draws import Draws
+
+_OF_NUMPY = (
+    "permutation choice dirichlet multivariate_normal standard_gamma chisquare geometric "
+    "rand randn randint random random_sample uniform normal standard_normal beta gamma exponential poisson binomial "
+    "laplace lognormal triangular"
+).split()
+_active = threading.local()
+
+
+@contextlib.contextmanager
+def drawing(draws: Draws) -> Iterator[None]:
+    """Context: the user's code on this thread draws through `draws`."""
+    with bound(_active, "draws", draws), _patches:
+        yield
+
+
+def not_drawing() -> contextlib.AbstractContextManager[None]:
+    """Context: what this thread draws is nobody's concern."""
+    return bound(_active, "draws", None)
+
+
+def _is_users() -> bool:
+    """Whether a function is called by the user's code, be it through Python's own `random`."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__") == "random":
+        frame = frame.f_back
+    return frame is not None and not is_outside(frame.f_globals.get("__name__"))
+
+
+def wrapper_of(original: Callable[..., Any], path: str) -> Callable[..., Any]:
+    """A drawing function that a capture sees."""
+
+    @functools.wraps(original, assigned=("__doc__", "__name__"), updated=())
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        draws = getattr(_active, "draws", None)
+        if draws is None or not _is_users():
+            return original(*args, **kwargs)
+        with not_drawing():  # what it is made of is no draw of its own
+            return draws.draw(Draw(original, args, tuple(kwargs.items()), path), original, args, kwargs)
+
+    return draw
+
+
+def _method(name: str) -> Callable[..., Any]:
+    """A method of `random.Random` that a capture sees."""
+    original = getattr(random.Random, name)
+
+    @functools.wraps(original, assigned=("__doc__", "__name__"), updated=())
+    def method(self: random.Random, *args: Any, **kwargs: Any) -> Any:
+        draws = getattr(_active, "draws", None)
+        if draws is None or not _is_users() or self in draws.seeded:
+            return original(self, *args, **kwargs)
+        with not_drawing():
+            draw = original.__get__(self)
+            return draws.draw(Draw(draw, args, tuple(kwargs.items()), f"random.{name}"), draw, args, kwargs)
+
+    return method
+
+
+_originals_of_seed = random.Random.seed
+
+
+def _seed(self: random.Random, a: Any = None, version: int = 2) -> None:
+    """A generator is made, or seeded, by the user's code: one that it makes gives the same numbers in each call."""
+    draws = getattr(_active, "draws", None)
+    if draws is not None and _is_users() and not isinstance(self, random.SystemRandom):
+        draws.seed(self, a)
+    _originals_of_seed(self, a, version)
+
+
+_original_setstate = random.Random.setstate
+
+
+def _setstate(self: random.Random, state: Any) -> None:
+    draws = getattr(_active, "draws", None)
+    if draws is not None and _is_users():
+        draws.seed(self, 0)
+    _original_setstate(self, state)
+
+
+def stand_in_for(value: Any) -> Any:
+    """What a run finds in the place of a function that draws, or of a generator of NumPy's."""
+    if is_generator_of_numpy(value):
+        return _Generator(value)
+    return wrapper_of(value, value.__qualname__)
+
+
+class _Generator:
+    """Stands for a generator of NumPy's, whose methods no other can be put in the place of."""
+
+    __slots__ = ("_of",)
+
+    def __init__(self, of: Any) -> None:
+        self._of = of
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._of)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._of, name)
+        return wrapper_of(value, f"{type(self._of).__name__}.{name}") if callable(value) else value
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._of.__reduce_ex__(protocol)
+
+
+tell_type(_Generator, lambda generator: type(generator._of))
+
+
+_replaced = Replacements()
+
+
+def _install() -> None:
+    bind = _replaced.bind
+    for module, names in NAMES_OF.items():
+        for name in names:
+            if hasattr(module, name):
+                bind(module, name, wrapper_of(getattr(module, name), f"{module.__name__}.{name}"))
+    for name in NAMES_OF[random]:
+        bind(random.Random, name, _method(name))
+    of_module: Any = random._inst
+    methods: dict[str, Callable[..., None]] = {"seed": _seed, "setstate": _setstate}
+    for name, method in methods.items():
+        bind(random.Random, name, method)
+        bind(random, name, functools.partial(method, of_module))
+    numpy = sys.modules.get("numpy.random")
+    for name in _OF_NUMPY if numpy is not None else ():
+        bind(numpy, name, wrapper_of(getattr(numpy, name), f"numpy.random.{name}"))
+    bind(torch, "from_numpy", from_numpy)
+
+
+_patches = InPlace(_install, _replaced.restore)

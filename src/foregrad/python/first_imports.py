@@ -1,0 +1,66 @@
+"""Modules that a function is the first to import: they are imported ahead of the run, as they would be in eager.
+
+The code of a module runs once for the process. What it makes (tensors, counters, entries in a registry) is there to
+stay, so it can be no part of a capture.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..frontend.libraries import is_outside
+from ..tracing.aspect import Aspect, aspect
+from ..tracing.heap.recording import Host, Recording
+from ..tracing.tape.again import CaptureAgain
+
+
+@aspect
+class FirstImports(Aspect):
+    """A finder of modules that finds none: where the capturing thread is about to import one, the capture starts over.
+
+    `modules`: by name, whether the module was imported ahead of a run, or could not be. More become known.
+    """
+
+    def __init__(self, host: Host, recorder: Recording) -> None:
+        assert host.learned is not None
+        self.modules: dict[str, bool] = host.learned.facts.setdefault(FirstImports, {})
+        self._thread = threading.get_ident()
+
+    def prepare(self) -> None:
+        """Import what earlier runs were about to import. A module that fails does so again where the function asks."""
+        for name in [name for name, is_tried in self.modules.items() if not is_tried]:
+            self.modules[name] = True
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+
+    @contextlib.contextmanager
+    def around_function(self) -> Iterator[None]:
+        sys.meta_path.insert(0, self)
+        try:
+            yield
+        except Exception:
+            self._check()
+            raise
+        finally:
+            with contextlib.suppress(ValueError):
+                sys.meta_path.remove(self)
+        self._check()
+
+    def _check(self) -> None:
+        """The function may have caught that it was to start over."""
+        if not all(self.modules.values()):
+            raise CaptureAgain
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> None:
+        """The import system asks each finder for a module that is not loaded. The others know whether there is one."""
+        if threading.get_ident() != self._thread or name in self.modules or is_outside(name):
+            return
+        others = [finder for finder in sys.meta_path if not isinstance(finder, FirstImports)]
+        if any(finder.find_spec(name, path, target) is not None for finder in others):
+            self.modules[name] = False
+            raise CaptureAgain

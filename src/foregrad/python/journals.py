@@ -1,0 +1,305 @@
+"""Containers that a run only adds to: what it does to them is noted, and compiled calls do it to what is there then.
+
+A list that grows by an item in each call is another list in each: guards on what is in it would fail every time. Where
+a run is found to change how many items a container has, it is repeated with a stand-in for the container, see `Notes`.
+Methods that give nothing (`append`, `update`, ...) and items that are set are noted, in order. Whatever else is asked
+of that, by Python or by an extension, is an answer that the run needs: then it is repeated once more without.
+
+The same is done where a run puts a new object of the user's in the place of an older one: as long as nothing is asked
+of that, any object of its class may be there.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NoReturn
+
+import torch
+
+from .._torch.asked import tell_type
+from .._torch.nested import refuse_flattening
+from .._torch.symbols import concrete, is_symbolic, map_symbolic
+from ..errors import UnsupportedSideEffectError
+from ..frontend.expected import is_plain
+from ..frontend.holders import CELL, DEQUE, DICT, NAMESPACE, Holder
+from ..frontend.lifted import StatePlace
+from ..frontend.objects import is_plain_object
+from ..frontend.reads import TABLES, Reads
+from ..identity import IdSet
+from .own_writes import is_made
+from .program_state import ProgramState
+
+Identity = tuple[int, Any]
+Place = tuple[Holder, Any]
+
+_LISTS, _DICTS, _SETS = (list, collections.deque), (dict, collections.OrderedDict, collections.defaultdict), (set,)
+_KINDS = (*_LISTS, *_DICTS, collections.Counter, *_SETS)
+_WRITERS = {
+    "append": _LISTS,
+    "extend": _LISTS,
+    "insert": _LISTS,
+    "appendleft": (collections.deque,),
+    "extendleft": (collections.deque,),
+    "add": _SETS,
+    "update": (*_DICTS, collections.Counter, *_SETS),
+    "subtract": (collections.Counter,),
+    "clear": _KINDS,
+    "__setitem__": (*_DICTS, collections.Counter),
+}
+_READERS = (
+    "__len__ __iter__ __bool__ __contains__ __getitem__ __delitem__ __reversed__ __eq__ __ne__ __lt__ __le__ __gt__ "
+    "__ge__ __add__ __radd__ __mul__ __rmul__ __imul__ __or__ __ror__ __ior__ __and__ __rand__ __iand__ __sub__ "
+    "__rsub__ __isub__ __xor__ __rxor__ __ixor__ __hash__ __repr__ __str__ __format__ __reduce__ __reduce_ex__ "
+    "__copy__ __deepcopy__ __dir__ __sizeof__ __getstate__ __index__ __int__ __float__ __call__ __enter__"
+).split()
+_KEPT = set(
+    "__new__ __init__ __class__ __getattribute__ __setattr__ __delattr__ __init_subclass__ __subclasshook__ __doc__ "
+    "__class_getitem__".split()
+)
+
+
+class Notes:
+    """What a run does to a container: `calls` are the methods called so far, `is_read` whether anything else was asked
+    of it. `stand_in` is what the run finds in its place: an object of a class of the same kind, so that extensions know
+    it as such, with something else in it, so that they don't get far. Other threads get at the container itself.
+    """
+
+    def __init__(self, real: Any) -> None:
+        self.real = real
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.is_read = False
+        self.thread = threading.get_ident()
+        base = next(base for base in _CLASSES if isinstance(real, base))
+        self.stand_in: Any = base.__new__(_CLASSES[base])
+        object.__setattr__(self.stand_in, _NOTES, self)
+        if base in _FILLS:
+            _FILLS[base](self.stand_in)
+
+    def is_anothers(self) -> bool:
+        return threading.get_ident() != self.thread
+
+    def refuse(self) -> NoReturn:
+        self.is_read = True
+        raise UnsupportedSideEffectError("a container that grows is read")  # nobody sees it: the run is repeated
+
+    def write(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if kwargs or not isinstance(self.real, _WRITERS[name]) or len(args) != _COUNTS.get(name, 1):
+            self.refuse()
+        if name in ("extend", "extendleft", "update", "subtract"):
+            args = (self._snapshot(args[0]),)
+        if isinstance(self.real, (dict, set)) and name in ("add", "__setitem__"):
+            self._check_key(args[0])
+        self.calls.append((name, args))
+
+    def _snapshot(self, values: Any) -> Any:
+        """What an iterable gives now, as `extend` and `update` look at it."""
+        if isinstance(self.real, dict) and hasattr(values, "keys"):
+            return {key: values[key] for key in values.keys()}  # noqa: SIM118 - as `update` does
+        return list(values)
+
+    def _check_key(self, key: Any) -> None:
+        if is_symbolic(key):
+            return  # its number can be a key
+        try:
+            hash(key)
+        except TypeError:
+            self.refuse()
+
+
+_NOTES = "_foregrad_notes"  # the only attribute of a stand-in
+_COUNTS = {"insert": 2, "__setitem__": 2, "clear": 0}
+
+
+def _writer(name: str) -> Callable[..., None]:
+    def write(self: Any, *args: Any, **kwargs: Any) -> None:
+        notes = self._foregrad_notes
+        if notes.is_anothers():
+            getattr(notes.real, name)(*args, **kwargs)
+        else:
+            notes.write(name, args, kwargs)
+
+    return write
+
+
+def _reader(name: str) -> Callable[..., Any]:
+    def read(self: Any, *args: Any, **kwargs: Any) -> Any:
+        notes = self._foregrad_notes
+        return getattr(notes.real, name)(*args, **kwargs) if notes.is_anothers() else notes.refuse()
+
+    return read
+
+
+def _get(self: Any, name: str) -> Any:
+    notes = self._foregrad_notes
+    return getattr(notes.real, name) if notes.is_anothers() else notes.refuse()
+
+
+def _extend(self: Any, values: Any) -> Any:
+    self.extend(values)
+    return self
+
+
+def _type(self: Any) -> type:
+    return type(self._foregrad_notes.real)
+
+
+def _class_of_stand_ins(base: type) -> type:
+    names = {*_READERS, *dir(base)} - _KEPT
+    members: dict[str, Any] = {name: _reader(name) for name in names} | {name: _writer(name) for name in _WRITERS}
+    members |= {"__getattr__": _get, "__iadd__": _extend, "__class__": property(_type), "__slots__": (_NOTES,)}
+    cls = type("Journal", (base,), members)
+    refuse_flattening(cls, lambda value, *_: value._foregrad_notes.refuse())
+    tell_type(cls, _type)
+    return cls
+
+
+_CLASSES = {base: _class_of_stand_ins(base) for base in (list, collections.deque, dict, set, object)}
+
+
+class _Foreign:
+    """What is in a stand-in, which PyTorch's functions find there."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for arg in (*args, *(kwargs or {}).values()):
+            if hasattr(type(arg), _NOTES):
+                arg._foregrad_notes.refuse()
+        return NotImplemented
+
+
+_FOREIGN = _Foreign()
+_FILLS: dict[Any, Callable[[Any], None]] = {
+    list: lambda items: list.append(items, _FOREIGN),
+    collections.deque: lambda items: collections.deque.append(items, _FOREIGN),
+    dict: lambda table: dict.__setitem__(table, _FOREIGN, _FOREIGN),
+    set: lambda items: set.add(items, _FOREIGN),
+}
+
+
+def grows(holder: Holder) -> bool:
+    """Whether a run changed how many items a container of the user's has, or what is in one that keeps the last few."""
+    if holder.step in TABLES or type(holder.target) not in _KINDS or holder.style == "attr":
+        return False
+    return len(holder.target) != len(holder.before) or holder.kind is DEQUE
+
+
+def replaced(holder: Holder) -> Iterator[Any]:
+    """The keys under which a run put other objects of the same class, which each call is to make anew."""
+    if holder.kind in (DICT, NAMESPACE):
+        now = holder.kind.read(holder.target)
+        for key, before in holder.before.items():
+            value = now.get(key)
+            if value is before or type(value) is not type(before) or isinstance(value, torch.Tensor):
+                continue
+            if not is_plain(value) and is_plain_object(value):
+                yield key
+
+
+class Journals:
+    """The journals of one run, and what it has `said`, see `graph/python_effects.py`. `wanted`: the places of
+    containers that earlier runs found to grow.
+    """
+
+    def __init__(self, state: ProgramState, wanted: Collection[Identity]) -> None:
+        self.made: list[tuple[Notes, list[Place]]] = []
+        self.said: list[tuple[Any, str, str, tuple[Any, ...]]] = []
+        self.are_installed = False
+        known: IdSet[Any] = IdSet()
+        for holder in state.holders if wanted else ():
+            for key, value in holder.items():
+                if (id(holder.target), key) in wanted and value not in known:
+                    known.add(value)
+                    places = state.references_to(value)
+                    if places:
+                        self.made.append((Notes(value), places))
+
+    def __bool__(self) -> bool:
+        return bool(self.made)
+
+    def tell(self, reads: Reads) -> None:
+        """What is in these containers does not matter; where one has a single place, nor does which it is."""
+        for notes, places in self.made:
+            reads.stand_ins[id(notes.stand_in)] = notes.real
+            reads.unread[id(notes.real)] = _place_of(places) is not None
+
+    def install(self) -> None:
+        self.are_installed = True
+        for notes, places in self.made:
+            for holder, key in places:
+                holder.put(key, notes.stand_in)
+
+    def remove(self) -> None:
+        """The run is over: the containers are back, where the run left the journals in their places."""
+        self.are_installed = False
+        for notes, places in self.made:
+            for holder, key in places:
+                if holder.now(key) is notes.stand_in:
+                    holder.put(key, notes.real)
+
+    @property
+    def are_read(self) -> bool:
+        return any(notes.is_read for notes, _ in self.made)
+
+    def calls(self) -> Iterator[tuple[StatePlace | Any, str, str, tuple[Any, ...]]]:
+        """Each call that was noted: where the container is, or itself, what people call it, method, arguments."""
+        for notes, places in self.made:
+            holder, key = places[0]
+            for name, args in notes.calls:
+                yield _place_of(places) or notes.real, holder.path(key), name, args
+        yield from self.said
+
+    def play(self) -> None:
+        """Do what was noted, but for what takes stand-ins of tensors."""
+        for place, _, name, args in self.calls():
+            if not is_made(args):
+                target = place.get() if isinstance(place, StatePlace) else place
+                getattr(target, name)(*map_symbolic(args, concrete))
+
+
+def _place_of(places: list[Place]) -> StatePlace | None:
+    """The place of a container that has a single one, which code can write out."""
+    (holder, key), *others = places
+    if others:
+        return None
+    if holder.kind not in (DICT, NAMESPACE, CELL):
+        return None
+    return StatePlace("attribute" if holder.kind is CELL else "item", holder.target, key, holder.path(key))
+
+
+# -------------------------------------------------------------------- iterators
+# Iterators older than the call. An item that is taken from an iterator is gone, so a run finds in its place a stand-in
+# that refuses to give any.
+
+
+class UntouchedIterator:
+    """Stands for an iterator. `refuse` raises: it is called where something is to be taken, or asked of it."""
+
+    __slots__ = ("_of", "_refuse")
+
+    def __init__(self, of: Any, refuse: Callable[[], NoReturn]) -> None:
+        self._of = of
+        self._refuse = refuse
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self._of)
+
+    def __iter__(self) -> UntouchedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        self._refuse()
+
+    def __length_hint__(self) -> int:
+        self._refuse()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self._refuse()
+
+    def __getattr__(self, name: str) -> Any:
+        self._refuse()
+
+
+tell_type(UntouchedIterator, lambda iterator: type(iterator._of))

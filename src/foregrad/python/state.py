@@ -1,0 +1,488 @@
+"""The Python state round one run of a capture: as it was before, what the run wrote as effects, put back in the end."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn
+
+import torch
+
+from .._torch.symbols import is_symbolic
+from ..errors import EscapedTensorError, UnsupportedSideEffectError
+from ..frontend import holders as kinds
+from ..frontend.arrays import is_array, overlaps
+from ..frontend.call import FlatCall
+from ..frontend.holders import Holder, kind_of, left_in_cache
+from ..frontend.lifted import StatePlace, lifted_places, stand_in_at, times_lifted
+from ..frontend.opaque import is_generator_of_numpy, results_of
+from ..frontend.openings import Unwrap
+from ..frontend.reads import Reads
+from ..frontend.source import ABSENT, table_of
+from ..frontend.tree import LEAF, Tree, is_as_opened, open_container
+from ..graph.eager_regions import open_journal
+from ..graph.python_effects import OfArgument, PythonWrite, SetAttribute
+from ..identity import ById, IdSet
+from ..tracing.tape.again import BackwardChangesError
+from ..tracing.tape.collection import Newborns
+from ..tracing.tape.tape import Learned
+from .draw_patches import stand_in_for
+from .journals import Identity, Journals, UntouchedIterator, grows, replaced
+from .observed import Observed
+from .own_writes import OwnWrites, forget_written, is_made, now_in
+from .program_state import ProgramState
+from .writes import MadeValues, PythonWrites
+
+_Named = tuple[list[Any], list[str]]  # values, and what people call them
+
+
+class PythonState:
+    """What the function can reach, as it is before the run. `writes` and `spec` are known once it has run: the writes,
+    and the structure of the values that they write.
+    """
+
+    def __init__(
+        self,
+        call: FlatCall,
+        name: str,
+        before: ProgramState,
+        reads: Reads,
+        real_of: Callable[[Any], Any],
+        learned: Learned,
+        given: Given,
+        observed: Observed,
+    ) -> None:
+        self.call = call
+        self.own = OwnWrites(before, call.function, observed, learned.disturbed)
+        self.name, self.reads, self.real_of = name, reads, real_of
+        self.given, self.before = given, before
+        self.made = MadeValues(name, self.before, given.of_argument, real_of, Newborns())
+        self.containers = learned.containers  # see `Learned`: more become known
+        self.journals = Journals(self.before, self._only_written())
+        self.journals.tell(reads)
+        reads.lifted = {place.identity for place in lifted_places(call.function)}
+        reads.unread.update((id(value), False) for value, _ in call.containers if given.is_own(value, before))
+        self.writes: tuple[PythonWrite, ...] = ()
+        self.spec: Tree = LEAF
+        self._changed: list[Holder] = []  # by the run
+        self._standing_in: list[tuple[Holder, Any, Any, Any]] = []  # (holder, key, what was there, what stands for it)
+        self._failed: UnsupportedSideEffectError | None = None
+        self._strays: ById[torch.nn.Module, list[Holder]] = ById()
+        self.given_back: ById[Any, Holder | None] = ById()  # what the run made, in what it returns or leaves
+        self._taken_over: list[tuple[Holder, Any, str]] = []
+
+    def put_stand_ins(self, where: Callable[[], str]) -> None:
+        """Let the run find what notes its use: functions of random generators that the user's code has by a name of its
+        own, iterators, and containers that it only adds to. `where` tells the line that runs.
+        """
+        self.journals.install()
+        for holder, key, value in self.before.drawing:
+            key = "cell_contents" if holder is not None and holder.kind is kinds.CELL else key
+            if holder is None or holder.kind is kinds.PASSAGE or dict(holder.items()).get(key) is not value:
+                if not is_generator_of_numpy(value):  # of which it shows that they were drawn from
+                    self._refuse_drawing(value.__name__)
+                continue
+            stand_in: Any = stand_in_for(value)
+            self._stand_in(holder, key, value, staticmethod(stand_in) if holder.kind is kinds.CLASS else stand_in)
+        for iterator, step in self.before.iterators:
+            places = [] if self._is_argument(iterator) else self.before.references_to(iterator)
+            if not places:
+                self._refuse_taking(str(step))
+            refuse = functools.partial(self._refuse_taking, places[0][0].path(places[0][1]), where)
+            for holder, key in places:
+                self._stand_in(holder, key, iterator, UntouchedIterator(iterator, refuse))
+
+    def _stand_in(self, holder: Holder, key: Any, value: Any, stand_in: Any) -> None:
+        self._standing_in.append((holder, key, value, stand_in))
+        self.reads.stand_ins[id(stand_in)] = value
+        holder.put(key, stand_in)
+
+    def _is_argument(self, value: Any) -> bool:
+        return any(leaf is value for leaf in self.call.leaves)
+
+    def take_stand_ins(self) -> None:
+        """The run is over: what was there is back, where the run left what stood for it."""
+        self.journals.remove()
+        for holder, key, value, stand_in in self._standing_in:
+            if holder.now(key) is stand_in:
+                holder.put(key, value)
+
+    def _refuse_drawing(self, what: str) -> None:
+        raise UnsupportedSideEffectError(
+            f"`{self.name}` can reach {what}, which gives something else each time, where calls of it can't be seen (a "
+            "default, a tuple, a partial application). Call it before the call, or by the "
+            "name of its module."
+        )
+
+    def _refuse_taking(self, iterator: str, where: Callable[[], str] | None = None) -> NoReturn:
+        self._failed = _used_up_error(self.name, iterator if where is None else f"{iterator} at {where()}")
+        raise self._failed
+
+    def raise_failed(self) -> None:
+        """The run took from an iterator, whoever has caught that meanwhile."""
+        if self._failed is not None:
+            raise self._failed
+
+    def changed_since(self) -> Callable[[], str | None]:
+        """What names something that the run changes from now on."""
+        before = {holder: holder.kind.read(holder.target) for holder in self.before.changed()}
+        calls = sum(1 for _ in self.journals.calls())
+
+        def changed() -> str | None:
+            for holder in self.before.changed():
+                if not holder.kind.same(holder.target, before.get(holder, holder.before)):
+                    return holder.name() or "an object"
+            return None if sum(1 for _ in self.journals.calls()) == calls else "a container"
+
+        return changed
+
+    def knows(self, value: Any) -> bool:
+        """Whether an object is older than the call, and one for all calls."""
+        return self.before.knows(value) and value not in self.made.arguments
+
+    def varies(self, value: Any) -> bool:
+        """Whether an object is a tensor, a container or an object among the arguments: another in each call."""
+        own = self.real_of(value) if isinstance(value, torch.Tensor) else None
+        is_leaf = own is not None and any(leaf is own for leaf in self.call.leaves)
+        return is_leaf or value in self.made.arguments
+
+    def enter(self, module: torch.nn.Module) -> None:
+        """The code of a module runs. No tensor of the capture is to stay in one that no walk has met."""
+        if not self.before.knows(module) and id(module) not in self.reads.made_here and module not in self._strays:
+            own = object.__getattribute__(module, "__dict__")
+            tables, name = (own, own.get("_buffers", {})), type(module).__name__
+            holders = [Holder(kinds.DICT, t, None, name, "attr", kinds.DICT.read(t)) for t in tables]
+            self._strays[module] = holders
+
+    def _leave_strays(self) -> Iterator[str]:
+        """Take the tensors of the capture out of these modules; what people call their places."""
+        for module, holders in self._strays.items():
+            for holder in holders:
+                for key, value in kinds.DICT.read(holder.target).items():
+                    if value is not holder.before.get(key) and is_made(value):
+                        holder.put_back()
+                        if self.made.newborns.has(module) is False:
+                            yield holder.path(key)
+
+    def needs_another_run(self) -> bool:
+        """The function has run. Whether it is to run again with other journals: with none of what it reads, or with
+        some of containers that it changed.
+        """
+        if self.journals.are_read:
+            self.forget_journals()
+            return True
+        if stray := next(self._leave_strays(), None):
+            raise EscapedTensorError(
+                f"`{self.name}` leaves a tensor that it made in {stray}, where nobody looks. Keep it in a module "
+                "that the function reaches, or return it."
+            )
+        self.given.check_closed(self.name)  # which are made anew for each run
+        self._changed = _written(self.own.changed(), self.before, self.call.function)
+        has_changed = bool(self._changed) or any(True for _ in self.journals.calls())
+        _check_caches(self.name, self.before, self.call, has_changed=has_changed)
+        found: set[Identity] = set()
+        for holder in self._changed:
+            if self.made.is_argument(holder):
+                continue
+            places = self.before.references_to(holder.target) if grows(holder) else []
+            found.update((id(parent.target), key) for parent, key in places)
+            found.update((id(holder.target), key) for key in replaced(holder))
+        new = found - self.containers.keys() - self.call.only_written
+        self.containers.update(dict.fromkeys(new, False))
+        return bool(new) or self.own.needs_another_run(self.name)
+
+    def _only_written(self) -> set[Identity]:
+        tried = {place for place, is_read in self.containers.items() if not is_read}
+        return tried | (self.call.only_written - self.containers.keys())
+
+    def stumbled(self, *, is_foreign: bool) -> bool:
+        """A run raised. Whether the error may be due to its journals: then it is to run again without."""
+        if not self.journals.are_read and not (is_foreign and self.journals):
+            return False
+        self.forget_journals()
+        return True
+
+    def forget_journals(self) -> None:
+        """The containers in whose places journals are matter for what the function does."""
+        self.containers.update(dict.fromkeys(self._only_written(), True))
+
+    def outputs(self, result: Any, unwrap: Unwrap, more: _Named) -> tuple[list[Any], list[str], Tree]:
+        """The leaves of the result, then those of the written values and of `more`, which are more outputs; what people
+        call them; the structure of the result.
+        """
+        self.own.after = {holder: now_in(holder) for holder in self._changed}
+        found = PythonWrites(
+            self.name,
+            self.call.function,
+            self.before,
+            self._changed,
+            self.real_of,
+            self.made,
+            fills_caches=self.call.fills_caches,
+        )
+        found.call_methods(self.journals.calls())
+        self.writes = tuple(map(self.made.in_arguments, found.entries))
+        opened = self.made.all(result, found.values + more[0], unwrap, objects=self.call.objects)
+        tree, self.spec = opened.tree.children
+        self.given_back = ById((made, _holder_of(made)) for made in opened.containers)
+        named = zip(found.paths + more[1], self.spec.children, strict=True)
+        return opened.leaves, [*tree.paths("out"), *(p for name, child in named for p in child.paths(name))], tree
+
+    def reached(self) -> dict[type, frozenset[int]]:
+        """By class, the ids of objects that no argument may be, see `Given`."""
+        return self.given.reached(self.name, self.before, self.writes)
+
+    def settle(self) -> None:
+        """The run is over, its backward too: everything as it was before."""
+        written, seen = self.own.changed(), self.own.after or {}
+        for holder in (*written, *filter(None, self.given_back.values())) if self.own.observed.has_run else ():
+            if not self._is_still(holder, seen.get(holder, holder.before)):
+                raise BackwardChangesError(
+                    f"the backward of `{self.name}` changes {holder.name() or 'an object'}, which a compiled backward "
+                    "would not repeat. Do it outside of the hook or Function."
+                )
+        for holder in self.before.caches:  # as eager leaves them, too
+            holder.before = left_in_cache(holder.target, holder.before)
+            holder.put_back(None)
+        for holder in written:
+            self.own.undo(holder)
+        forget_written(self.reads, self.before, self.own.read)  # some hold again what they held: these were no changes
+        for holder in written:
+            if holder.kind is kinds.CLASS:  # who reads its attributes by way of `type(self)` is not seen
+                place = self.reads.place(holder.place, "dict", holder.target.__name__, "attr")
+                for write in self.writes:
+                    if isinstance(write, SetAttribute) and write.target is holder.target:
+                        self.reads.add(place, write.name, holder.before.get(write.name, ABSENT))
+
+    def _is_still(self, holder: Holder, expected: Any) -> bool:
+        """Whether a holder has what it had, or stand-ins for that: `self.total += 1` sets a buffer to itself."""
+        if holder.kind.same(holder.target, expected):
+            return True
+        now = holder.kind.read(holder.target)
+        if isinstance(now, dict) and isinstance(expected, dict) and list(now) == list(expected):
+            return all(map(self._is_same, now.values(), expected.values()))
+        if isinstance(now, list) and isinstance(expected, list) and len(now) == len(expected):
+            return all(map(self._is_same, now, expected))
+        return False
+
+    def _is_same(self, now: Any, expected: Any) -> bool:
+        if now is expected:
+            return True
+        return isinstance(now, torch.Tensor) and self._real(now) is self._real(expected)
+
+    def _real(self, value: Any) -> Any:
+        real = self.real_of(value)
+        return value if real is None else real
+
+    @contextlib.contextmanager
+    def as_it_is(self, region: str, who: str) -> Iterator[None]:
+        """Context: an eager region runs, which sees the state itself. `who` names it with its line.
+
+        Raises:
+            UnsupportedSideEffectError: the function has changed something that the region would see in eager before
+                the call is over.
+        """
+        self.take_stand_ins()
+        try:
+            written = next(self.journals.calls(), None)
+            changed = self.own.changed()
+            if written is not None or changed:
+                what = changed[0].name() if written is None else written[1]
+                raise UnsupportedSideEffectError(
+                    f"`{self.name}` changes {what or 'an object'} before {who}, which may look at it: a compiled call "
+                    "writes to Python's state when the graph has run. Change it behind that call."
+                )
+            yield
+            self.take_over(region)
+        finally:
+            self.journals.install()
+            for holder, key, value, stand_in in self._standing_in:
+                if holder.now(key) is value:
+                    holder.put(key, stand_in)
+
+    def take_over(self, region: str) -> None:
+        """What an eager region has changed is as if it had been so before: each call changes it anew."""
+        journal = open_journal()
+        for holder in self.before.changed():
+            before, holder.before = holder.before, holder.kind.read(holder.target)
+            self._taken_over.append((holder, before, region))
+            if journal is not None:
+                journal.undo.append(functools.partial(holder.kind.put_back, holder.target, before, holder.before))
+
+    def check_taken_over(self, name: str) -> None:
+        """Raise where the function looks at what a region has changed: it would see that of the capture."""
+        for holder, before, region in self._taken_over:
+            place = self.reads.places.get(id(holder.place))
+            if place is None or place.kind == "asked":
+                continue
+            old = before if isinstance(before, dict) else {}
+            changed = [key for key in place.items if old.get(key, ABSENT) is not place.look(key)]
+            if changed or not isinstance(before, dict):
+                raise UnsupportedSideEffectError(
+                    f"`{name}` reads {holder.name() or 'an object'}, which the eager region `{region}` changes. Let "
+                    "the region return the value."
+                )
+
+    def give_up(self, *, is_interrupted: bool) -> None:
+        """Everything as it was before: the function runs again, or in eager. What is interrupted is left in the middle,
+        but for its stand-ins: what was noted is done now.
+        """
+        list(self._leave_strays())
+        for holder in self.before.caches:
+            holder.put_back(None)
+        if is_interrupted:
+            self.journals.play()
+        for holder in self.own.changed():
+            (self.own.leave if is_interrupted else self.own.undo)(holder)
+
+
+def _check_caches(name: str, before: ProgramState, call: FlatCall, *, has_changed: bool) -> None:
+    """Raise where the run has filled the cache of a function with tensors, or has written as well: that the function
+    may have done, and a call that finds the cache filled does not.
+    """
+    filled = [holder for holder in before.caches if holder.is_written()]
+    for holder in filled:
+        new = left_in_cache(holder.target, holder.before)[1]
+        table, results = results_of(holder.target)
+        made = [results.get(key) for key in table if id(key) not in new and not before.knows(results.get(key))]
+        if any(is_made(x) or kind_of(x) or (type(table_of(x)) is dict and not is_symbolic(x)) for x in made):
+            raise EscapedTensorError(
+                f"`{name}` leaves a tensor, container or object that it made in the cache of `{_name(holder.target)}`, "
+                "which a compiled call would not do. Call that before the first call."
+            )
+    if filled and has_changed:
+        error, remedy = UnsupportedSideEffectError, "Call it with the same arguments in each call, or outside."
+        if call.fills_caches:
+            error, remedy = EscapedTensorError, "Call this once before: with the result kept, later calls are compiled."
+        raise error(
+            f"`{name}` fills the cache of `{_name(filled[0].target)}`{_defined(filled[0].target)} and changes Python's "
+            f"state: a compiled call can't tell whether the function with the cache is to do so. {remedy}"
+        )
+
+
+def _holder_of(made: Any) -> Holder | None:
+    kind = kind_of(made)
+    target, kind = (table_of(made), kinds.DICT) if kind is None else (made, kind)
+    name = f"a {type(made).__name__} that it gives back"
+    return None if target is None else Holder(kind, target, None, name, "", kind.read(target))
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__qualname__", "a function")
+
+
+def _defined(function: Any) -> str:
+    """Where a function with a cache is defined."""
+    code = getattr(getattr(function, "__wrapped__", None), "__code__", None)
+    return "" if code is None else f" at {code.co_filename}:{code.co_firstlineno} in {code.co_name}"
+
+
+def _written(changed: list[Holder], state: ProgramState, function: Any) -> list[Holder]:
+    """The holders that are `changed`, and those that hold what they held before in the place of an argument that
+    stood for it: that was written, which the next call does with another number there.
+    """
+    lifted: ById[Any, list[StatePlace]] = ById()
+    for place in lifted_places(function):
+        lifted.setdefault(place.target, []).append(place)
+    for holder in state.holders if lifted else ():
+        for place in lifted.get(holder.target, ()):
+            stand_in = stand_in_at(function, place.identity)
+            is_written = stand_in is not None and holder.now(place.key) is not stand_in
+            if is_written and not any(holder is known for known in changed):
+                changed.append(holder)
+    return changed
+
+
+# -------------------------------------------------------------------- what a run is given
+# What a run is given: its arguments, made anew with stand-ins in them, so that the user's own stay as they are.
+
+
+class Given:
+    """`args` and `kwargs` with `leaves` in them. `of_argument`: the containers among these and the tables of
+    their attributes, as each call knows its own; `named`: the same containers with what people call them.
+    `arguments(leaves, made)` makes them.
+    """
+
+    def __init__(self, call: FlatCall, leaves: list[Any], arguments: Callable[..., Any]) -> None:
+        self.call = call
+        self.leaves = leaves
+        made: dict[int, Any] = {}
+        self.args, self.kwargs = arguments(leaves, made)
+        paths = [path for _, path in call.containers]
+        arrays = {node.number for _, node in call.tree.walk("") if node.kind == "array"}  # which nothing is written to
+        self.named = [(value, paths[number]) for number, value in made.items() if number not in arrays]
+        self.of_argument: ById[Any, OfArgument] = ById()
+        for number, value in made.items():
+            self.of_argument[value] = OfArgument(number, type(value))
+            if type(table := table_of(value)) is dict:
+                self.of_argument[table] = OfArgument(number, type(value), attributes=True)
+        states = call.tree.children[0].children[: times_lifted(call.function)]
+        numbers = {node.number for tree in states for _, node in tree.walk("")}
+        self._of_state = IdSet(call.containers[number][0] for number in numbers if number >= 0)
+        # Writes to registered pytrees and dataclasses are refused, not replayed.
+        closed = [node.number for _, node in call.tree.walk("") if node.kind in ("registered", "dataclass")]
+        self._closed = [(made[n], open_container(made[n]), paths[n]) for n in closed if n in made]
+
+    def check_closed(self, name: str) -> None:
+        """Containers that are no lists, dicts or plain objects are as they were."""
+        for value, opened, path in self._closed:
+            if not is_as_opened(value, opened):
+                refuse_change(name, path)
+
+    def reached(self, name: str, state: ProgramState, writes: Iterable[PythonWrite]) -> dict[type, frozenset[int]]:
+        """By class, the ids of objects and arrays that the function reaches by itself: none may be an argument. So with
+        lists and dicts where the call writes to its arguments.
+        """
+        classes = {node.type for _, node in self.call.tree.walk("") if node.kind in ("object", "array")}
+        if any(type(write.target) is OfArgument for write in writes):
+            classes.update(type(container) for container, _ in self.call.containers)
+        found: dict[type, IdSet[Any]] = {}
+        for value in state.met() if classes else ():
+            if type(value) in classes and value not in self.of_argument:
+                found.setdefault(type(value), IdSet()).add(value)
+        for container, path in self.call.containers:
+            others = found.get(type(container), IdSet[Any]())
+            if self.is_lifted(container, state):
+                others.discard(container)
+            if container in others or overlaps(container, others):
+                raise UnsupportedSideEffectError(
+                    f"`{name}` is given {path}, a {type(container).__name__} that it also reaches by itself: pass it, "
+                    "or use it, not both."
+                )
+        return {cls: frozenset(map(id, values)) for cls, values in found.items()}
+
+    def is_own(self, container: Any, state: ProgramState) -> bool:
+        """Whether the items of a container are others in each call: only the guards of arguments ask for them."""
+        return is_array(container) or self.is_lifted(container, state)
+
+    def is_lifted(self, container: Any, state: ProgramState, inside: IdSet[Any] | None = None) -> bool:
+        """Whether the function reaches a container or array only at places that are arguments, see `Lifted`, and what
+        is there. `inside`: containers on the way.
+        """
+        inside = inside or IdSet()
+        if container not in self._of_state or container in inside:
+            return False
+        lifted = {place.identity for place in lifted_places(self.call.function)}
+        places = state.references_to(container)
+        return bool(places) and all(
+            not lifted.isdisjoint({(id(holder.target), key), (id(holder.place), key)})
+            or self.is_lifted(holder.target, state, inside | [container])
+            for holder, key in places
+        )
+
+
+def refuse_change(name: str, what: str) -> NoReturn:
+    """Refuse a write to an argument that no call would repeat."""
+    raise UnsupportedSideEffectError(
+        f"`{name}` changed {what} (added, removed or replaced an item), which a compiled call would not repeat. Return "
+        "the new values instead."
+    )
+
+
+def _used_up_error(name: str, what: str) -> UnsupportedSideEffectError:
+    """The error for a function that takes from an iterator or a random generator."""
+    return UnsupportedSideEffectError(
+        f"`{name}` takes from {what}, which gives something else each time; a compiled call would not. "
+        "Take from it before the call and pass what it gave (for random numbers, torch's own functions work)."
+    )

@@ -1,0 +1,210 @@
+"""Tensors of classes with `__torch_function__` alone, among what a function is given and what it returns.
+
+`OfClasses(function)` is given such tensors as `Taken`: the class, a plain tensor with the data and the history, and the
+attributes; it gives those of the result so. To all else they are containers of a plain tensor and of Python's state.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from .._torch.function_classes import FunctionClasses, as_class, is_function_class, plain_alias
+from ..errors import UnsupportedSideEffectError, UnsupportedTensorError
+from ..frontend.tree import LEAF, Tree, open_container
+from ..identity import ById
+from ..locks import bound
+
+
+class FunctionClassError(UnsupportedTensorError):
+    """A tensor of such a class is an argument, or a result (`is_result`), of a function that gets none as `Taken`."""
+
+    is_result = False
+
+
+_serving: list[Callable[[], FunctionClasses | None]] = []
+
+
+def serve_captures(handles: Callable[[], FunctionClasses | None]) -> None:
+    """Captures are patched in: `handles()` gives the handles of this thread's capture, None without one."""
+    _serving[:] = [handles]
+
+
+def _classes_of_capture() -> FunctionClasses | None:
+    return _serving[0]() if _serving else None
+
+
+def check_classes(name: str, leaves: Sequence[Any], paths: Sequence[str], classes: FunctionClasses) -> None:
+    """Raise where a tensor of such a class is returned, or left behind, as it is."""
+    for leaf, path in zip(leaves, paths, strict=True) if classes else ():
+        if isinstance(leaf, torch.Tensor) and classes.stand_in(leaf) is not None:
+            error = FunctionClassError(
+                f"`{name}` gives {path}, a {type(leaf).__qualname__}, whose class has `__torch_function__` alone. Give "
+                "a plain tensor (`.as_subclass(torch.Tensor)`), or return it in a list, tuple, dict or dataclass."
+            )
+            error.is_result = True
+            raise error
+
+
+def refusal(tensor: torch.Tensor, path: str) -> UnsupportedTensorError:
+    """The error for a tensor subclass that can't be an input as it is."""
+    cls = type(tensor)
+    if is_function_class(cls):
+        return FunctionClassError(
+            f"`{path}` is a {cls.__qualname__}, whose class has `__torch_function__` alone: such an argument or result "
+            "is compiled, and one that the function makes. Elsewhere keep a plain tensor "
+            "(`.as_subclass(torch.Tensor)`)."
+        )
+    return UnsupportedTensorError(
+        f"`{path}` is a {cls.__qualname__}: of tensor subclasses, those that say what they hold "
+        "(`__tensor_flatten__`) can be compiled. Pass its plain tensors instead (of one that holds none, "
+        "`.as_subclass(torch.Tensor)`)."
+    )
+
+
+class Taken(NamedTuple):
+    """A tensor of a class."""
+
+    cls: type
+    tensor: torch.Tensor
+    attributes: dict[str, Any]
+
+
+def has_classes(args: tuple[Any, ...], kwargs: Any) -> bool:
+    """Whether there is a tensor of such a class among some arguments."""
+    return any(map(_has, args)) or any(map(_has, kwargs.values()))
+
+
+def _has(value: Any) -> bool:
+    cls = type(value)
+    if cls in _PLAIN:
+        return False
+    if isinstance(value, torch.Tensor):
+        return is_function_class(cls)
+    opened = open_container(value)
+    return opened is not None and any(map(_has, opened[3]))
+
+
+_PLAIN = {torch.Tensor, torch.nn.Parameter, int, float, str, bool, type(None)}
+_calls = threading.local()
+"""`originals`: by what this call was given instead, tensors of classes, and containers with such in them."""
+
+
+class _Copies:
+    """Containers in which tensors are replaced, and the copies of them with others in them."""
+
+    def __init__(self, replace: Callable[[Any], Any]) -> None:
+        self.replace = replace  # of a tensor, or `Taken`
+        self.made: list[tuple[Any, Any, list[Any]]] = []  # a container, its copy, and the items of that
+        self._known: ById[Any, Any] = ById()
+
+    def of(self, value: Any) -> Any:
+        """A value with others in it; the very same where there is none to be replaced."""
+        cls = type(value)
+        if cls in _PLAIN or cls is Taken or isinstance(value, torch.Tensor):
+            return self.replace(value)
+        if value in self._known:
+            return self._known[value]
+        opened = open_container(value)
+        if opened is None:
+            return value
+        kind, cls, context, items = opened
+        new = [self.of(item) for item in items]
+        if all(a is b for a, b in zip(new, items, strict=True)):
+            return value
+        copy = Tree(kind, cls, context, (LEAF,) * len(new), len(new)).unflatten(list(new))
+        if kind not in _BY_VALUE:
+            self.made.append((value, copy, new))
+            self._known[value] = copy
+        return copy
+
+    def back(self, replace: Callable[[Any], Any]) -> _Copies:
+        """Put the containers in the place of their copies, in what was made of the copies."""
+        back = _Copies(replace)
+        back._known = ById((copy, value) for value, copy, _ in self.made)
+        return back
+
+    def check(self, name: str) -> None:
+        """Raise where something else is in a copy by now."""
+        for _, copy, items in self.made:
+            opened = open_container(copy)
+            now = () if opened is None else opened[3]
+            if len(now) != len(items) or any(a is not b for a, b in zip(now, items, strict=False)):
+                raise UnsupportedSideEffectError(
+                    f"`{name}` writes to a {type(copy).__name__} that it is given with a tensor in it whose class has "
+                    "`__torch_function__` alone. Return the new values instead."
+                )
+
+
+_BY_VALUE = ("tuple", "namedtuple", "structseq")
+
+
+class OfClasses(functools.partial):  # type: ignore[type-arg]
+    """`function` of tensors of classes, which are given as `Taken`. It counts as a partial application of it."""
+
+    takes_classes: bool
+
+    def __new__(cls, function: Callable[..., Any]) -> OfClasses:
+        made = super().__new__(cls, function)
+        made.takes_classes = True  # a partial application with attributes stays itself inside another, from 3.13 on too
+        return made
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        classes = _classes_of_capture()
+        if classes is None:  # it runs eagerly, on what the caller gave
+            originals = _calls.originals
+            tensors, containers = originals
+            copies = _Copies(lambda value: tensors[value.tensor] if type(value) is Taken else value)
+            copies._known = containers
+            args, kwargs = copies.of((args, kwargs))
+            return self.func(*args, **kwargs)
+        copies = _Copies(lambda value: classes.given(*value) if type(value) is Taken else value)
+        args, kwargs = copies.of((args, kwargs))
+        result = self.func(*args, **kwargs)
+        copies.check(str(getattr(self.func, "__name__", type(self.func).__name__)))
+        return copies.back(lambda value: _of_handle(value, classes)).of(result)
+
+    def called(self, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
+        """A call of the function by what was compiled of this form of it."""
+        aliases: ById[Any, torch.Tensor] = ById()
+        originals: ById[torch.Tensor, Any] = ById()
+
+        def take(value: Any) -> Any:
+            if type(value) in _PLAIN or not isinstance(value, torch.Tensor) or not is_function_class(type(value)):
+                return value
+            alias = aliases.get(value)
+            if alias is None:
+                alias = plain_alias(value)
+                if alias is None:
+                    raise UnsupportedTensorError(f"a {type(value).__qualname__} has gradients in inference mode.")
+                aliases[value] = alias
+                originals[alias] = value
+            return Taken(type(value), alias, value.__dict__)
+
+        def give(value: Any) -> Any:
+            if type(value) is not Taken:
+                return value
+            original = originals.get(value.tensor)
+            return as_class(value.tensor, value.cls, value.attributes) if original is None else original
+
+        copies = _Copies(take)
+        args, kwargs = tuple(map(copies.of, args)), {key: copies.of(value) for key, value in kwargs.items()}
+        back = copies.back(give)
+        with bound(_calls, "originals", (originals, back._known)):
+            result = inner(*args, **kwargs)
+        return back.of(result)
+
+
+def _of_handle(value: Any, classes: FunctionClasses) -> Any:
+    """What stands for a tensor of a class that the function returns."""
+    stand_in = classes.stand_in(value)
+    if stand_in is None:
+        return value
+    attributes = value.__dict__
+    if not classes.is_given(value):
+        attributes = _Copies(lambda value: _of_handle(value, classes)).of(dict(attributes))
+    return Taken(type(value), stand_in, attributes)

@@ -1,0 +1,57 @@
+"""Tensors of classes with `__torch_function__` alone in a capture: who is asked first, and what none may leave."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..._torch import function_classes
+from ..._torch.function_classes import FunctionClasses
+from ..._torch.jagged import dispatch_argument_of_capture
+from ..._torch.patches import swapped
+from ...locks import Bind
+from ...subclasses.function_classes import check_classes, serve_captures
+from ..aspect import Aspect, aspect
+from ..heap.recording import Host, Recording
+
+
+@aspect
+class TensorClasses(Aspect):
+    """The handles of one capture."""
+
+    def __init__(self, host: Host, recorder: Recording) -> None:
+        self.host = host
+        self.handles = FunctionClasses(host.where, self._begin)
+
+    def _begin(self) -> None:
+        self.host.lifting.overriding = self
+
+    @staticmethod
+    def install(bind: Bind, current: Callable[[], Any]) -> None:
+        """The two functions that make tensors of classes call no torch-function mode."""
+
+        def handles() -> FunctionClasses | None:
+            one: TensorClasses | None = current()
+            return None if one is None else one.handles
+
+        function_classes.install(bind, handles, swapped)
+        serve_captures(handles)
+
+    def around_run(self) -> contextlib.AbstractContextManager[None]:
+        return dispatch_argument_of_capture()
+
+    def returned(self, results: Sequence[Any], paths: Sequence[str]) -> None:
+        check_classes(self.host.name, results, paths, self.handles)
+
+    def torch_function(self, mode: Any, run: Callable[..., Any], func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """The result of a torch function by the classes of its arguments, or by `run` on plain stand-ins."""
+        result = self.handles.by_class(mode, func, types, args, kwargs)
+        return self.handles.run(run, func, args, kwargs) if result is NotImplemented else result
+
+    def handed(self, tensor: torch.Tensor) -> None:
+        """Raise for a handle."""
+        if self.handles.stand_in(tensor) is not None:
+            self.handles.refuse(tensor, "a custom Function, transform or other part of PyTorch that is handed")

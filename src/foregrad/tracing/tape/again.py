@@ -1,0 +1,54 @@
+"""Exceptions that ask for another run: a capture found a fact that it should have known from the beginning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...errors import UnsupportedSideEffectError
+
+
+class CaptureAgain(BaseException):
+    """Raised to start capture over, knowing more. No error, and nothing for the user's code to catch."""
+
+
+class NumberVaries(CaptureAgain):
+    """Raised to start capture over: the numbers that the line `where` reads from tensors become symbolic."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(f"the number read at {where} is of a tensor that the call has changed")
+        self.where = where
+
+
+class SharedClosureFound(CaptureAgain):
+    """Raised to start capture over with more tensors lifted from the beginning. `found`: pairs (tensor, source)."""
+
+    def __init__(self, *found: tuple[torch.Tensor, Any]) -> None:
+        super().__init__("a closed-over tensor is an input, or shares memory with one")
+        self.found = found
+
+
+class ArgumentsFound(UnsupportedSideEffectError):  # noqa: N818 - asks for another capture, with these as arguments
+    """The function takes values from places that give others in each call: these are to be its arguments."""
+
+    def __init__(self, name: str, taken: tuple[Any, ...]) -> None:
+        super().__init__(
+            f"`{name}` draws from {taken[0].path}; a graph would replay one value. Draw before the call, and pass the "
+            "result (for random numbers, torch's own functions work)."
+        )
+        self.name, self.taken = name, taken
+
+    def refusal(self) -> UnsupportedSideEffectError:
+        """The error for a call of which these can't be arguments, as others are."""
+        return UnsupportedSideEffectError(
+            f"`{self.name}` takes from {self.taken[0].path} in another way in each call; take from it before the call."
+        )
+
+
+class ArgumentsDiffer(UnsupportedSideEffectError):  # noqa: N818 - the call is captured in another way
+    """A call takes other values than those that are its arguments, or needs the numbers in an array that is one."""
+
+
+class BackwardChangesError(UnsupportedSideEffectError):
+    """The backward of a run changes Python's state."""
