@@ -1,4 +1,4 @@
-"""The code and the modules that a call can reach: what it reads besides tensors, and what it asks of types."""
+"""The code and the modules that a call can reach: its reads besides tensors, and its questions about types."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from .._torch.asked import ReboundNames
-from .._torch.distributed import data_parallel
 from .._torch.patches import REGION
+from ..annexes import given
 from ..errors import UnsupportedOpError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall
 from ..frontend.code import codes_in, functions_of
@@ -28,7 +28,7 @@ from .scan import Scan
 
 
 class SeenCode:
-    """`modules`: those whose code ran. `rebound`: the names that its code has replacements under."""
+    """`modules`: the modules with code that ran. `rebound`: the names with replacements in its code."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class SeenCode:
         origins: Origins,
         apart: Iterable[Any],
     ) -> None:
-        """`apart`: functions that run as they are in each call, and look at what is there then."""
+        """`apart`: functions called unchanged by every call; their reads need no guards."""
         self.call, self.name, self.reads, self.rebound, self.origins = call, name, reads, rebound, origins
         self.apart = tuple(apart)
         self.modules: IdSet[torch.nn.Module] = IdSet()
@@ -48,18 +48,19 @@ class SeenCode:
     def check(self, state: ProgramState) -> None:
         """The function is about to run."""
         self.names = state.module_names()
-        self._check(data_parallel(getattr(self.call.function, "__self__", None), in_forward=True))
+        self._check(getattr(self.call.function, "__self__", None), in_forward=True)
 
     def enter(self, module: torch.nn.Module) -> None:
         """The code of a module runs."""
-        self._check(data_parallel(module))
+        self._check(module)
         self.modules.add(module)
         name, kind = self.names.get(id(module)) or type(module).__name__, type(module).__qualname__
         self.origins.enter(name, kind, is_marked=REGION in vars(module))
 
-    def _check(self, wrapper: str | None) -> None:
+    def _check(self, module: Any, *, in_forward: bool = False) -> None:
         """Raise for a call of a module that talks to other processes: it must do so in each call, and in none more."""
-        if wrapper is not None:
+        found = (kind(module, in_forward=in_forward) for kind in given("modules that communicate"))
+        for wrapper in filter(None, found):
             raise UnsupportedOpError(
                 f"`{self.name}` calls a module of {wrapper} ({user_line(self.origins.here())}), which exchanges "
                 "parameters and gradients with other processes around its forward. Compile that module, or each such "
@@ -74,8 +75,8 @@ class SeenCode:
         of_tensors: Iterable[Any],
     ) -> Scan:
         """Look at the arguments of the call, the code behind attributes that were read on modules, hooks (`of_tensors`
-        and those of modules), all other code that ran (`ran`, and a library's in `entered`, with their globals), and
-        functions of libraries that were `called`. The program's objects are as before the run. Names the modules.
+        and modules'), all other code that ran (`ran`, and a library's in `entered`, with their globals), and functions
+        of libraries that were `called`. The program's objects are as before the run. Names the modules.
         """
         reads, scan = self.reads, Scan(self.reads, self.apart, entered)
         scan.visit(self.call.function, self.name)
@@ -112,7 +113,7 @@ class SeenCode:
         return scan
 
     def _scan_classes(self, scan: Scan) -> None:
-        """What code may read of the classes of modules by way of `type(module)`, which nobody is told of."""
+        """Reads of modules' classes through `type(module)`: no event reports these."""
         done = set[tuple[type, str]]()
         while asking := [code.others for _, code in scan.code if "type" in code.loaded or "__class__" in code.others]:
             named = frozenset().union(*asking)

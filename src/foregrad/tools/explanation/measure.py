@@ -1,11 +1,12 @@
 """Measured costs of a step, run on copies: bytes held between forward and backward, the peak of memory, the time.
 
 A step is a call, then the backward from all of its results that have gradients, with ones for their gradients. Peaks
-are the allocator's own reports; what is held for the backward is found in autograd's graph.
+are the allocator's own reports; memory held for the backward is found in autograd's graph.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import dataclasses
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from foregrad._torch.tools import compiled_by_dynamo, leaves_of, nodes_behind, peak_bytes
+from foregrad._torch.tools import ThreadDispatchMode, compiled_by_dynamo, leaves_of, nodes_behind, peak_bytes
 from foregrad.extend import CompiledFunction, as_compiled, is_house_module, module_behind
 
 # --------------------------------------------------------------------------------------------------------- what is run
@@ -34,7 +35,7 @@ from foregrad.extend import CompiledFunction, as_compiled, is_house_module, modu
 class Subject:
     """A function to explain with its arguments. All are copies, unless `why_not_copied` says that there are none.
 
-    `asked`: what the user asks about. `is_dynamo`: `torch.compile` made it.
+    `asked`: the object that the user asks about. `is_dynamo`: `torch.compile` made it.
     """
 
     name: str
@@ -97,7 +98,7 @@ def subject_of(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sub
 
 
 def _tables(copies: Mapping[int, Any]) -> dict[int, Any]:
-    """The dicts and cells that hold attributes and variables of copies: writes go to these."""
+    """The dicts and cells that hold attributes and variables of copies: targets of writes."""
     tables = [getattr(value, "__dict__", None) for value in copies.values()]
     for value in copies.values():
         if isinstance(value, types.FunctionType):
@@ -113,7 +114,7 @@ def _copy_results(leaves: list[Any], memo: dict[int, Any]) -> None:
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    """A callable over copies of what it reaches."""
+    """A callable over copies of all that it reaches."""
     if id(value) in memo:
         return memo[id(value)]
     if isinstance(value, types.MethodType):
@@ -178,14 +179,14 @@ def _differentiable(result: Any) -> list[torch.Tensor]:
 
 
 def held_by(result: Any, present: Sequence[Any]) -> int:
-    """Bytes that the autograd graph of a compiled call's results holds, but for those given and the results."""
+    """Bytes that the autograd graph of a compiled call's results holds, besides present tensors and the results."""
     saved = [tensor for node in nodes_behind(_differentiable(result)) for tensor in getattr(node, "saved_tensors", ())]
     return _bytes(saved, [result, present])
 
 
 def packed_by(call: Call, present: Sequence[Any]) -> int | None:
-    """Bytes that eager's autograd saves in a call, but for those given and the results; each memory once. None where
-    the function allows no hooks on saved tensors: `torch.func.grad` does not.
+    """Bytes that eager's autograd saves in a call, besides present tensors and the results; each memory once. None
+    where the function allows no hooks on saved tensors: `torch.func.grad` does not.
     """
     saved: list[torch.Tensor] = []
 
@@ -260,11 +261,36 @@ def peak_of(step: Call, device: torch.device | None) -> int | None:
 
 
 def _contexts() -> Iterator[Callable[[], Any]]:
-    """Autocast as it is on this thread, for another."""
+    """The thread's autocast, for a second thread."""
     for kind in ("cpu", "cuda"):
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
             yield functools.partial(torch.autocast, kind, dtype)
+
+
+def operators_of(step: Call, device: torch.device | None) -> list[tuple[str, int, float]]:
+    """The operators of a step, the longest first: name, calls, seconds of all calls, each waited for."""
+    mode = _Timing(device)
+    with mode:
+        step()
+    rows = [(op, len(times), sum(times)) for op, times in mode.times.items()]
+    return sorted(rows, key=lambda row: -row[2])
+
+
+class _Timing(ThreadDispatchMode):
+    """Context: the time of each operator that runs."""
+
+    def __init__(self, device: torch.device | None) -> None:
+        super().__init__()
+        self.device, self.times = device, collections.defaultdict[str, list[float]](list)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        start = time.perf_counter()
+        result = func(*args, **(kwargs or {}))
+        if self.device is not None:
+            torch.cuda.synchronize(self.device)
+        self.times[str(func).rpartition(".")[0]].append(time.perf_counter() - start)
+        return result
 
 
 def times_of(make_steps: Mapping[str, Call], device: torch.device | None) -> tuple[dict[str, float], int]:
