@@ -23,7 +23,7 @@ from pathlib import Path
 
 from foregrad import config, errors
 from foregrad.backends import registry
-from foregrad.frontend import known_calls
+from foregrad.python import known_calls
 
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))  # a page may import from examples/
@@ -191,7 +191,7 @@ remedy.
 | read globals, attributes, closures, containers | makes guards or inputs | |
 | write to older containers, attributes, globals, buffers | repeats the writes in each call | |
 | call `math`, `itertools`, `json`, `re`, `copy`, `len`, `sorted`, ... | runs them during the capture | |
-| print, log or warn | writes the text in each call | keep values of tensors out of the text |
+| print, log or warn | writes the text in each call | print whole tensors after the call |
 | call `open`, `os.listdir`, `subprocess.run`, a socket | runs the call eagerly | read before it, pass the result |
 | call an unknown C extension | runs the call eagerly | mark the part with [`foregrad.eager_region`](regions.md) |
 | ask for the time, a unique name, or system randomness | see [Guards](guards.md) | |
@@ -210,7 +210,7 @@ deque, cell, attribute, buffer, ...). Before a write to an untracked object fore
 still there at the end, foregrad undoes it and the call runs eagerly. A capture runs in its own context of context
 variables.
 
-Each compiled call writes the text of prints, log lines and warnings once. Text of a tensor's values, and a `print` to
+Each compiled call writes the text of prints, log lines and warnings once. Text of a whole tensor, and a `print` to
 any file but `sys.stdout` and `sys.stderr`, make the call eager. `id` and `hash` are pure, except for tensors,
 containers and objects among the arguments, because their identity changes from call to call. `sys._getframe` is pure
 where it finds a frame of the function's own. Frames and `warnings.warn` need the C++ part; without it they make the

@@ -91,7 +91,7 @@ def captures_may_wait(monkeypatch):
     """Functions may sleep, raise signals and wait for other threads while they are captured: such calls are eager
     otherwise.
     """
-    from foregrad.frontend import known_calls
+    from foregrad.python import known_calls
 
     monkeypatch.setattr(known_calls, "TRUSTED_MODULES", known_calls.TRUSTED_MODULES | {"threading", "signal"})
     monkeypatch.setattr(known_calls, "REFUSED_METHODS", {})

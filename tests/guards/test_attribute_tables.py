@@ -212,7 +212,7 @@ def grow_and_assign(holder, value):
     holder.k = value
 
 
-UNGUARDED = (nn.Module, types.FunctionType)  # see the weaknesses that foregrad.frontend.scan names
+UNGUARDED = (nn.Module, types.FunctionType)  # see the weaknesses that foregrad.python.scan names
 
 
 def another_table(holder, value):

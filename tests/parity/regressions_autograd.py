@@ -167,8 +167,9 @@ def f(x0):
 """,
 )
 
-regression(
+refusal(
     "pieces of a detached argument that was written with gradients",
+    "in memory that is detached",
     """
 def make_args():
     a0 = (torch.randn((6,), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -291,8 +292,9 @@ def f(x0, x1, x2):
 """,
 )
 
-regression(
+refusal(
     "a view taken before its base is marked as requiring grad",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     a0 = torch.randn((2, 1, 2), dtype=torch.float32)
@@ -344,8 +346,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
+refusal(
     "an argument keeps the memory that its new data had before it shrank",
+    "was exchanged or resized in place",
     """
 def make_args():
     a0 = torch.randn((2, 2), dtype=torch.complex64)
@@ -377,8 +380,9 @@ def f(x0):
 """,
 )
 
-regression(
+refusal(
     "an argument is detached in place",
+    "changes sizes, dtype, history",
     """
 def make_args():
     a0 = torch.randn((4,), dtype=torch.complex64)
@@ -394,8 +398,9 @@ def f(x0, x1, x2, x3):
 """,
 )
 
-regression(
+refusal(
     "pieces of an argument that is a view, which is marked afterwards",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     a0 = torch.randn((1, 3), dtype=torch.float64).expand((2, 3))
@@ -463,8 +468,9 @@ def f(x0, x1, x2, x3):
 """,
 )
 
-regression(
+refusal(
     "a view of an intermediate that is marked afterwards",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     a0 = torch.randn((4, 3), dtype=torch.float32)[1:-1]

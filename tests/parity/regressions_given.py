@@ -62,8 +62,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
+refusal(
     "an argument is given other memory, marked, and a view of what it was is returned",
+    "was exchanged or resized in place",
     """
 def make_args():
     a0 = torch.empty_strided((3, 2, 2), (1, 3, 6), dtype=torch.float32).copy_(torch.randn((3, 2, 2), dtype=torch.float32))
@@ -117,8 +118,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
+refusal(
     "a view is taken between a write that its version does not count and detach_",
+    "in memory that is detached",
     """
 def make_args():
     a0 = (torch.randn((), dtype=torch.float32)).detach().requires_grad_()
@@ -150,8 +152,9 @@ def f(x0):
 """,
 )
 
-regression(
+refusal(
     "what .data gives is written with gradients and returned",
+    "in memory that is detached",
     """
 def make_args():
     a0 = (torch.empty_strided((3, 2, 2), (1, 3, 6), dtype=torch.complex64).copy_(torch.randn((3, 2, 2), dtype=torch.complex64))).detach().requires_grad_()
@@ -184,8 +187,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
+refusal(
     "parts of a view are returned, whose base is detached and written",
+    "changes sizes, dtype, history",
     """
 def make_args():
     a0 = (torch.randn((4,), dtype=torch.complex64)).detach().requires_grad_() * 1
@@ -202,8 +206,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
+refusal(
     "a view made under no_grad is viewed once its base is detached",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     a1 = (torch.randn((6,), dtype=torch.float32)).detach().requires_grad_()
@@ -325,8 +330,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
+refusal(
     "parts are taken of a leaf between detach_ and a mark",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     a1 = (torch.randn((1, 3), dtype=torch.float32)).detach().requires_grad_()
@@ -341,8 +347,9 @@ def f(x0):
 """,
 )
 
-regression(
+refusal(
     "a view made under no_grad is viewed, marked, and computed with",
+    "changes sizes, dtype, history",
     """
 def make_args():
     a0 = (torch.randn((2, 3), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -415,8 +422,9 @@ def f(x0, x1, x2):
 """,
 )
 
-regression(
+refusal(
     "parts of marked data are returned",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     a0 = torch.randn((3, 2, 2), dtype=torch.float32)
@@ -434,8 +442,9 @@ def f(x0, x1, x2, x3):
 """,
 )
 
-regression(
+refusal(
     "a part taken under no_grad is viewed once its base is marked",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     a0 = torch.randn((2, 1, 2), dtype=torch.float32)
@@ -541,8 +550,9 @@ def f(x0):
 """,
 )
 
-regression(
+refusal(
     "numbers of another dtype are marked, and a view of them is returned",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     a0 = torch.randint(-3, 4, (4,), dtype=torch.int64)
@@ -558,8 +568,9 @@ def f(x0):
 """,
 )
 
-regression(
+refusal(
     "a view that is detached memory's is written under no_grad",
+    "changes sizes, dtype, history",
     """
 def make_args():
     a0 = (torch.randn((1, 3), dtype=torch.float32)).detach().requires_grad_()
@@ -576,8 +587,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
+refusal(
     "a window of an argument is returned, and that detached and marked",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     a0 = torch.randn((2, 3), dtype=torch.complex64)

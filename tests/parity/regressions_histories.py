@@ -8,8 +8,9 @@ HISTORIES = Stored()
 regression = HISTORIES.regression
 refusal = HISTORIES.refusal
 
-regression(
+refusal(
     "a view of an argument that is only detached is returned, and used",
+    "changes sizes, dtype, history",
     """
 def make_args():
     a0 = (torch.randn((2, 1, 2), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -25,8 +26,9 @@ def f(x0, x1, x2):
 """,
 )
 
-regression(
+refusal(
     "a detached intermediate gets gradients by a write, beside what it was detached from",
+    "in memory that is detached",
     """
 def make_args():
     a2 = (torch.randn((3,), dtype=torch.float32)).detach().requires_grad_()
@@ -107,8 +109,9 @@ def f(x0):
 """,
 )
 
-regression(
+refusal(
     "an argument is detached, and a view of it made under no_grad written",
+    "changes sizes, dtype, history",
     """
 def make_args():
     a0 = (torch.randn((4,), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -141,8 +144,9 @@ def f(x0):
 """,
 )
 
-regression(
+refusal(
     "a view of a view that is made a leaf",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     a0 = torch.randn((3, 2, 2), dtype=torch.complex64)
@@ -173,8 +177,9 @@ def f(x0):
 """,
 )
 
-regression(
+refusal(
     "a view of an argument that is written to in another place and then detached",
+    "in memory that is detached",
     """
 def make_args():
     a0 = (torch.randn((2, 3), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -208,8 +213,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
+refusal(
     "a view of what is written with gradients and detached then",
+    "in memory that is detached",
     """
 def make_args():
     return (torch.randn((2, 3), requires_grad=True) * 1,)
@@ -224,8 +230,9 @@ def f(x0):
 )
 
 
-regression(
+refusal(
     "a view of what is written with gradients and detached twice",
+    "in memory that is detached",
     """
 def make_args():
     return (torch.randn((2, 3), requires_grad=True) * 1,)
@@ -242,8 +249,9 @@ def f(x0):
 )
 
 
-regression(
+refusal(
     "a view taken between two detaches",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     return (torch.randn((2, 3), requires_grad=True),)
@@ -260,8 +268,9 @@ def f(x0):
 )
 
 
-regression(
+refusal(
     "a view of a view made under no_grad of what is detached then",
+    "in memory that is detached",
     """
 def make_args():
     return (torch.randn((2, 3)).requires_grad_() * 1,)
@@ -278,8 +287,9 @@ def f(x0):
 )
 
 
-regression(
+refusal(
     "views between a mark, a detach and a mark",
+    "in memory that is detached",
     """
 def make_args():
     return (torch.randn((2, 3)),)
@@ -297,8 +307,9 @@ def f(x0):
 )
 
 
-regression(
+refusal(
     "a view is taken between a write and one through `.data`, and what it is of is marked then",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     return (torch.randn(3, 2),)
@@ -314,8 +325,9 @@ def f(x):
 """,
 )
 
-regression(
+refusal(
     "a view of a view made under no_grad is taken once its base requires no grad any more, before that is written",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     return (torch.randn((3, 2)).requires_grad_(),)
@@ -346,8 +358,9 @@ def f(x):
 """,
 )
 
-regression(
+refusal(
     "a plain view is used between the mark and the `detach_` of what it is of, and keeps its history",
+    "in memory that is detached",
     """
 def make_args():
     return (torch.randn(3, 2),)

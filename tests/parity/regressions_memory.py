@@ -63,8 +63,9 @@ def f(x0, x1):
 )
 
 
-regression(
+refusal(
     "a view of a view made under no_grad is marked, then its base detached",
+    "changes sizes, dtype, history",
     """
 def make_args():
     a0 = (torch.randn((1, 3), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -83,8 +84,9 @@ def f(x0, x1, x2):
 )
 
 
-regression(
+refusal(
     "an argument is resized, given other data and marked",
+    "was exchanged or resized in place",
     """
 def make_args():
     a0 = torch.randn((), dtype=torch.float32)

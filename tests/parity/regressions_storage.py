@@ -137,8 +137,9 @@ def f(x0):
 """,
 )
 
-regression(
+refusal(
     "a view taken before its base is marked, beside one taken before a write",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     a0 = torch.randn((6,), dtype=torch.float32)
@@ -172,7 +173,7 @@ def f(x0):
 
 refusal(
     "a view is stacked whose base was written and detached",
-    "runs eagerly and can't be captured",
+    "changes sizes, dtype, history",
     """
 def make_args():
     a0 = (torch.randn((2, 2), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -205,8 +206,9 @@ def f(x0, x1, x2, x3):
 """,
 )
 
-regression(
+refusal(
     "a tensor is resized, a view of it is taken, and it is made to require grad",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     a0 = torch.randn((1, 3), dtype=torch.float32)
@@ -222,8 +224,9 @@ def f(x0):
 """,
 )
 
-regression(
+refusal(
     "several views made at once of memory that is detached, marked, and no argument's any more",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     a0 = (torch.randn((), dtype=torch.float64)).detach().requires_grad_() * 1
@@ -239,8 +242,9 @@ def f(x0):
 """,
 )
 
-regression(
+refusal(
     "gradients by a view of a leaf that is detached in place, and a view made under no_grad is another argument",
+    "changes sizes, dtype, history",
     """
 def make_args():
     a0 = torch.randn((1, 3), dtype=torch.complex64).requires_grad_()
@@ -257,8 +261,9 @@ def f(x0, x1, x3):
 """,
 )
 
-regression(
+refusal(
     "a view of what an argument was given, which is detached then",
+    "in memory that is detached",
     """
 def make_args():
     return (torch.randn((2, 3), requires_grad=True),)
@@ -274,7 +279,7 @@ def f(x0):
 
 refusal(
     "a view of what an argument was, which is given other memory, written and detached",
-    "was exchanged or resized in place",
+    "in memory that is detached",
     """
 def make_args():
     return (torch.randn((2, 3), requires_grad=True) * 1,)
@@ -408,8 +413,9 @@ def f(x):
 """,
 )
 
-regression(
+refusal(
     "sizes change and elements are written between two assignments of other memory",
+    "was exchanged or resized in place",
     """
 def make_args():
     return (torch.randn((2, 2)),)

@@ -8,8 +8,9 @@ VIEWS = Stored()
 regression = VIEWS.regression
 refusal = VIEWS.refusal
 
-regression(
+refusal(
     "a view of a view of an argument is taken before that one is marked, and returned after it",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     a2 = torch.randn((6,), dtype=torch.float32)
@@ -127,8 +128,9 @@ def f(x0):
 """,
 )
 
-regression(
+refusal(
     "sizes change of a tensor and of a view of it, and both are returned",
+    "was exchanged or resized in place",
     """
 def make_args():
     a0 = torch.randint(-3, 4, (2, 1, 2), dtype=torch.int32)
@@ -216,8 +218,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
+refusal(
     "an argument is given memory, made smaller, and returned with a view of it",
+    "was exchanged or resized in place",
     """
 def make_args():
     a0 = torch.randn((4,), dtype=torch.float64)
@@ -251,7 +254,7 @@ def f(x0, x1):
 
 refusal(
     "a view is written by no_grad, used, and its base detached then",
-    "in memory that is detached in the call",
+    "changes sizes, dtype, history",
     """
 def make_args():
     a0 = (torch.randn((4,), dtype=torch.float32)).detach().requires_grad_() * 1
@@ -268,8 +271,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
+refusal(
     "an argument is marked, a view of it taken, and detached in place",
+    "in memory that is detached",
     """
 def make_args():
     a1 = torch.randn((2, 3), dtype=torch.float32)
@@ -284,8 +288,9 @@ def f(x0):
 """,
 )
 
-regression(
+refusal(
     "a view is taken between a write and a mark, and the argument used then",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     return (torch.randn(6), torch.randn(6))
@@ -319,8 +324,9 @@ def f(x0):
 """,
 )
 
-regression(
+refusal(
     "a view made under no_grad is viewed after its base was detached in place",
+    "changes sizes, dtype, history",
     """
 def make_args():
     a0 = (torch.randn((6,), dtype=torch.complex64)).detach().requires_grad_()
@@ -337,8 +343,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
+refusal(
     "a view made under no_grad is used and marked then",
+    "changes sizes, dtype, history",
     """
 def make_args():
     a1 = (torch.randn((5, 2, 2), dtype=torch.complex64)[1:-1]).detach().requires_grad_() * 1
@@ -354,8 +361,9 @@ def f(x0, x1):
 """,
 )
 
-regression(
+refusal(
     "a view of a marked view is written under no_grad",
+    "made to require grad, or not to, in place",
     """
 def make_args():
     a0 = torch.randn((), dtype=torch.float32)
@@ -429,8 +437,9 @@ def f(x0, x1, x2):
 """,
 )
 
-regression(
+refusal(
     "a view of an argument is taken, that detached in place and written",
+    "in memory that is detached",
     """
 def make_args():
     return (torch.randn((2, 1, 2), dtype=torch.float32),)
@@ -460,8 +469,9 @@ def f(x0):
 """,
 )
 
-regression(
+refusal(
     "gradients by a view of an argument that is only detached, as its memory is written through `.data`",
+    "changes sizes, dtype, history",
     """
 def make_args():
     a0 = (torch.randn((), dtype=torch.float64)).detach().requires_grad_()
@@ -512,8 +522,9 @@ def f(x0, x1, x2):
 """,
 )
 
-regression(
+refusal(
     "a view made under no_grad beside a view of another dtype that was written with a history",
+    "in memory that is detached",
     """
 def make_args():
     a0 = (torch.randn((1, 2), dtype=torch.float32).expand((2, 2))).detach().requires_grad_() * 1

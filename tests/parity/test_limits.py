@@ -29,6 +29,7 @@ REGION = [
 ]
 
 PAIR = f"*(lambda a: (a, a[0]))({LEAF} * 1),"
+UNTRACKED = f"*(lambda a: (a, torch.no_grad()(lambda: a[0])()))({LEAF} * 1),"
 
 # The beginning of the row, the arguments, the body, and the line that the message is to show.
 PROGRAMS = [
@@ -63,7 +64,7 @@ PROGRAMS = [
         "an argument that gradients flow to is given",
         f"{LEAF} * 1,",
         ["x.detach_()", "x.requires_grad_()", "return x * 2"],
-        0,
+        1,
     ),
     ("`resize_` makes a tensor larger", "torch.randn(6),", ["y = x * 2", "z = y[1:]", "y.resize_(9)", "return z"], 2),
     (
@@ -84,6 +85,18 @@ PROGRAMS = [
         ["y = x * 2", "v = y[0]", "w = v.sin()", "y.detach_()", "y.mul_(2)", "return v, w"],
         3,
     ),
+    ("memory is detached", f"{LEAF} * 1,", ["y = x.data", "y.mul_(x.sum())", "return y"], 0),
+    ("a view is returned, and", "torch.randn(2, 3),", ["v = x[0]", "x.requires_grad_()", "return v"], 1),
+    (
+        "a view is returned, and",
+        "torch.randn(2, 3),",
+        ["y = x * 2", "v = y[0]", "y.requires_grad_()", "return v, y"],
+        2,
+    ),
+    ("a view is returned, and", "torch.randn(2, 3),", ["v = x[0]", "v.requires_grad_()", "return v[1:]"], 1),
+    ("a view is returned, and", f"{LEAF},", ["v = x[0]", "x.requires_grad_(False)", "return v"], 1),
+    ("an argument that gradients flow to is given", PAIR, ["x.detach_()", "return v * 2"], 0),
+    ("an argument that gradients flow to is given", UNTRACKED, ["v.requires_grad_()", "return v * 2"], 0),
     (
         "`as_strided` goes past the edges",
         f"{LEAF} * 1,",

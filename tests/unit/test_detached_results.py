@@ -45,3 +45,26 @@ def test_detached_results(name, decompositions):
         x = torch.rand(2, 2).requires_grad_(requires_grad)
         for _ in range(2):
             assert seen(compiled(x)) == seen(function(x))
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
+def test_a_custom_function_that_returns_a_view_of_an_argument_writes_nothing():
+    def f(x):
+        y = Reversed.apply(x)
+        return y, y, y[1:]
+
+    x = torch.randn(3, requires_grad=True)
+    first, again, part = foregrad.compile(f, backend="eager")(x)
+    assert first is again
+    assert x._version == 0
+    (gradient,) = torch.autograd.grad(first.sum() + part.sum(), x)
+    assert gradient.equal(torch.tensor([-1.0, -2.0, -2.0]))

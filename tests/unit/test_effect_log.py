@@ -30,8 +30,8 @@ def t_(index):
     return InplaceView(index, aten.t_.default, (), (), True)
 
 
-def row(index, **flags):
-    return TakeView(index, "out", **flags, steps=(ROW,))
+def row(index):
+    return TakeView(index, "out", steps=(ROW,))
 
 
 def test_the_log_is_in_program_order():
@@ -39,18 +39,16 @@ def test_the_log_is_in_program_order():
     assert ordered(entries) == (Write(0, 0, True), row(0), t_(1), Detach(0))
 
 
-def test_a_view_on_the_way_to_the_next_one_is_no_entry():
-    cell = TakeView(0, "out", steps=(ROW, CELL))
-    entries = [Recorded(1, row(0)), Recorded(2, cell), Recorded(3, Detach(0))]
-    assert ordered(entries) == (cell, Detach(0))
-    entries = [Recorded(1, row(0)), Recorded(2, Write(0, 0, False)), Recorded(3, cell)]
-    assert ordered(entries) == (row(0), Write(0, 0, False), cell)
+def test_what_happens_to_results_and_views_comes_last():
+    marked, of_result = MarkRequiresGrad(0, steps=(ROW,)), Detach(-1, result=1)
+    entries = [Recorded(1, marked), Recorded(2, t_(0)), Recorded(0, of_result), Recorded(3, row(1))]
+    assert ordered(entries) == (t_(0), row(1), of_result, marked)
 
 
 def test_a_mark_that_two_results_lead_to_is_made_once():
-    marked = MarkRequiresGrad(0, steps=(ROW,))
-    entries = [Recorded(1, row(0)), Recorded(2, marked), Recorded(2, marked), Recorded(3, t_(0)), Recorded(4, t_(0))]
-    assert ordered(entries) == (row(0), marked, t_(0), t_(0))
+    marked = MarkRequiresGrad(0, steps=(ROW, CELL))
+    entries = [Recorded(2, marked), Recorded(2, marked), Recorded(3, t_(0)), Recorded(4, t_(0))]
+    assert ordered(entries) == (t_(0), t_(0), marked)
 
 
 def test_a_version_that_moves_once_sizes_have_changed_moves_after_the_graph():
@@ -63,32 +61,25 @@ def test_the_graph_runs_first():
     assert with_graph(log, {0}, {0}, counts_first=False) == [RunGraph(), *log]
 
 
-def test_the_graph_runs_after_the_mark_that_it_needs_and_plain_views_before_that():
-    plain = row(0, of_plain=True, first=True)
-    log = [plain, MarkRequiresGrad(0), Write(0, 0, False)]
-    assert with_graph(log, {0}, {0}, counts_first=False) == [*log[:2], RunGraph(), log[2]]
+def test_the_graph_runs_after_the_mark_that_it_needs():
+    log = [Write(0, 0, False), MarkRequiresGrad(0)]
+    assert with_graph(log, {0}, {0}, counts_first=False) == [log[1], RunGraph(), log[0]]
     assert with_graph(log, set(), set(), counts_first=False) == [RunGraph(), *log]
 
 
-def test_a_plain_view_of_what_was_written_first_is_taken_late():
-    log = [Write(0, 0, False), row(0, of_plain=True), MarkRequiresGrad(0)]
-    late = row(0, of_plain=True, is_late=True)
-    assert with_graph(log, {0}, {0}, counts_first=False) == [log[2], RunGraph(), log[0], late]
-
-
 def test_the_mark_of_a_leaf_after_a_detach_stays_where_it_is():
-    log = [Detach(0), row(0, of_plain=True), MarkRequiresGrad(0)]
+    log = [Detach(0), MarkRequiresGrad(0)]
     assert with_graph(log, {0}, {0}, counts_first=False) == [RunGraph(), *log]
 
 
 def test_the_mark_of_what_was_written_and_detached_comes_first_and_again():
-    log = [Detach(0), row(0, of_plain=True), MarkRequiresGrad(0)]
-    assert with_graph(log, {0}, set(), counts_first=False) == [log[2], RunGraph(), *log]
+    log = [Detach(0), MarkRequiresGrad(0)]
+    assert with_graph(log, {0}, set(), counts_first=False) == [log[1], RunGraph(), *log]
 
 
 def test_versions_move_before_the_graph_where_it_saves_tensors():
-    log = [row(0), BumpVersion(0), Detach(1)]
-    assert with_graph(log, set(), set(), counts_first=True) == [*log[:2], RunGraph(), log[2]]
+    log = [BumpVersion(0), Detach(1)]
+    assert with_graph(log, set(), set(), counts_first=True) == [log[0], RunGraph(), log[1]]
     assert with_graph(log, set(), set(), counts_first=False) == [RunGraph(), *log]
 
 
@@ -102,7 +93,6 @@ def test_a_log_reads_as_lines():
     x = torch.ones(2, 2, requires_grad=True) * 1
     log = foregrad.capture(f, x, torch.ones((), requires_grad=True), torch.ones(2, 3)).signature.effects.log
     assert [str(effect) for effect in log] == [
-        "take view out of input 2, aten.select.int",
         "aten.t_.default on input 2",
         "write output 0 to input 0 with its history",
     ]
@@ -120,15 +110,13 @@ def test_a_view_taken_between_two_swaps_stays_between_them():
 def test_what_comes_after_a_swap_is_not_done_before_the_graph():
     log = [other_memory(0), row(0), BumpVersion(1)]
     assert with_graph(log, [], [], counts_first=True) == [RunGraph(), *log]
-    log = [row(0), BumpVersion(1), other_memory(0)]
-    assert with_graph(log, [], [], counts_first=True) == [row(0), BumpVersion(1), RunGraph(), other_memory(0)]
+    log = [BumpVersion(1), other_memory(0)]
+    assert with_graph(log, [], [], counts_first=True) == [BumpVersion(1), RunGraph(), other_memory(0)]
 
 
 def test_a_mark_is_made_before_the_graph_though_it_comes_after_a_swap():
-    plain = row(0, of_plain=True, first=True)
-    late = row(0, of_plain=True, first=True, is_late=True)
-    log = [other_memory(0), plain, MarkRequiresGrad(0)]
-    assert with_graph(log, [0], [], counts_first=True) == [MarkRequiresGrad(0), RunGraph(), other_memory(0), late]
+    log = [other_memory(0), row(0), MarkRequiresGrad(0)]
+    assert with_graph(log, [0], [], counts_first=True) == [MarkRequiresGrad(0), RunGraph(), *log[:2]]
 
 
 def test_a_swap_reads_as_what_it_is():

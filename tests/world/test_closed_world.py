@@ -32,7 +32,7 @@ import torch
 
 import foregrad
 from foregrad.errors import ForegradWarning, UnsupportedSideEffectError
-from foregrad.frontend import known_calls
+from foregrad.python import known_calls
 
 X = torch.ones(2)
 DIGEST = hashlib.sha256()

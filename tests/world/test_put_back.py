@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import foregrad
-from foregrad.frontend.program_state import ProgramState
+from foregrad.python.program_state import ProgramState
 
 _MODULE = """
 class S:

@@ -126,13 +126,13 @@ class TracedInt(NumPyNumber, torch.SymInt):
         return int
 
     def __str__(self) -> str:
-        return str(int(self))
+        return text_later(numbers_told(self), self, "s") or str(int(self))
 
     def __repr__(self) -> str:
-        return repr(int(self))
+        return text_later(numbers_told(self), self, "r") or repr(int(self))
 
     def __format__(self, spec: str) -> str:
-        return format(int(self), spec)
+        return text_later(numbers_told(self), self, "", spec) or format(int(self), spec)
 
     def __hash__(self) -> int:
         return hash(int(self))
@@ -177,6 +177,15 @@ def numbers_told(number: TracedInt) -> Any:
     """The capture's numbers, which do an integer's arithmetic (see `SymbolTable.tell`); or None."""
     reference = getattr(number.node.shape_env, _TOLD, None)
     return None if reference is None else reference()
+
+
+def text_later(numbers: Any, number: Any, conversion: str, spec: str = "") -> str | None:
+    """A mark for the text of a number, where each call makes that by itself; None where its value is needed."""
+    if numbers is None or numbers.texts is None or spec.endswith("c"):  # a character: not for all numbers
+        return None
+    format(concrete(number) if isinstance(number, torch.SymInt) else number.value, spec)  # raises as the program's does
+    mark: str | None = numbers.texts.mark(number, conversion, spec)
+    return mark
 
 
 _TOLD = "_foregrad_numbers"

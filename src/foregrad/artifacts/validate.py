@@ -23,7 +23,6 @@ from ..graph.effect_log import (
     InplaceView,
     MarkRequiresGrad,
     OutputInfo,
-    QueryGradFn,
     Result,
     SetData,
     SetStorage,
@@ -194,7 +193,7 @@ def _check_check(check: CheckInfo, inputs: int, outputs: int) -> None:
             _within([value.output], outputs, "output")
 
 
-_EFFECTS = TakeView, MarkRequiresGrad, Detach, Write, InplaceView, QueryGradFn, BumpVersion, SetData, SetStorage
+_EFFECTS = TakeView, MarkRequiresGrad, Detach, Write, InplaceView, BumpVersion, SetData, SetStorage
 
 
 def _check_effect(effect: Effect, inputs: int, outputs: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .._torch import engine
-from ..annexes import given
+from ..annexes import given, the_one
 from ..config import Config
 from ..config import config as settings
 from ..errors import EscapedTensorError, ForegradError, UnknownLeafError, UnsupportedError
@@ -33,7 +33,6 @@ from .fallbacks import MOST_IN_A_ROW, Fallbacks, Refusals, Transformed
 from .graphs import GIVEN_UP_AFTER, Graphs, Paths, Specialization, Specializer
 from .guard_list import MISS
 from .pipeline import Pipeline
-from .stateful import only_written_by, render_stateful, state_that_varies
 from .varying import SizesSeen, numbers_read
 from .view import graph_view
 
@@ -340,7 +339,8 @@ class Dispatcher:
         is an argument now.
         """
         if not self._state.entries and may_lift_more(self.function):
-            places = draws or state_that_varies(self.function, self.name, self.specializations, self._fixed)
+            known = self.function, self.name, self.specializations, self._fixed
+            places = draws or the_one("Python's state").state_that_varies(*known)
             if places:
                 self._take(places, () if draws else self._why(args, kwargs))
                 if not draws:  # graphs so far draw nothing
@@ -359,7 +359,7 @@ class Dispatcher:
             },
             dynamic=self._sizes.dynamic,
         )
-        self._state.entries = {True: (inner, render_stateful(self.name, lifted, inner.entry))}
+        self._state.entries = {True: (inner, the_one("Python's state").render_stateful(self.name, lifted, inner.entry))}
 
     def _compiling(self, function: Callable[..., Any], outer: Outer, **sizes: Any) -> Dispatcher:
         return Dispatcher(function, self.pipeline, self.config, self.name, outer=outer, **sizes)
@@ -426,7 +426,7 @@ class Dispatcher:
                 return None
             return self._without_graph(error)
         self.fallbacks.note_graph()
-        self._outer.only_written.update(only_written_by(specialization))
+        self._outer.only_written.update(the_one("Python's state").only_written_by(specialization))
         self.graphs.add(specialization, place)
         return specialization
 

@@ -41,7 +41,6 @@ from .guard_list import MISS, GuardList, GuardMaker
 from .guards import CallGuards
 from .pipeline import Pipeline, Product, is_of_capture
 from .varying import ConstantNumbers, SizesSeen, check_marked, fixed_numbers
-from .watch import Watch
 
 Call = Callable[..., Any]
 
@@ -180,8 +179,8 @@ class Paths:
         if _says_values(specializations):
             return (
                 f"`{self.name}` prints, logs or warns, and makes text of a value that it reads at {where}, or branches "
-                "on it: each value is a graph of its own. Print or log the number itself "
-                '(`print("loss", loss.item())`, `log.info("%.3f", loss.item())`), or print what the function returned.'
+                "on it: each value is a graph of its own. Make the text where it is "
+                'printed or logged (`print(f"loss {loss.item():.3f}")`), or print what the function returned.'
             )
         return (
             f"`{self.name}` was compiled {len(_ways(specializations))} times for values that it reads from its inputs, "
@@ -208,7 +207,7 @@ class Specialization:
     call: Callable[..., Any]
     node: NodeSource | None
     product: Product
-    watch: Watch
+    watch: Any  # a `Watch` of Python's state
     guards: GuardList
 
     @property

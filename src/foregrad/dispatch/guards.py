@@ -20,6 +20,7 @@ from .._torch.native import make_tensor_check
 from .._torch.nested import registered_functions
 from .._torch.symbols import is_symbolic
 from .._torch.tensors import share_memory
+from ..annexes import the_one
 from ..frontend.call import FlatCall
 from ..frontend.expected import Expected, same_value
 from ..frontend.openings import FoundOpenings, Opening, opener
@@ -53,7 +54,6 @@ from .guard_list import (
     state_difference,
     tensor_facts,
 )
-from .watch import Watch
 
 if TYPE_CHECKING:
     from ..tracing.capture import Captured
@@ -320,7 +320,8 @@ class CallGuards(GuardMaker):
         """
         roots = [leaf for leaf in self.call.leaves if isinstance(leaf, KEPT_WHOLE)]
         modules = self.captured.modules
-        self.watch = watch = Watch(self.reads, modules, list(static.values()), roots, native=self.native)
+        make_watch = the_one("Python's state").Watch
+        self.watch = watch = make_watch(self.reads, modules, list(static.values()), roots, native=self.native)
         name, handles = self.bind("watch", watch), self.bind("handles", RemovableHandle)
         check, objects, values = (self.names.fresh(n) for n in ("check", "objects", "values"))
         code = (
@@ -342,7 +343,7 @@ class CallGuards(GuardMaker):
             self._other_objects(watch)
         return name
 
-    def _other_objects(self, watch: Watch) -> None:
+    def _other_objects(self, watch: Any) -> None:
         """If the function compares objects by identity: guard which of the tensors it found each argument is."""
         first_index = self.bind("tensors_found", watch.first_index)
         nodes = [node for _, node in self.call.tree.walk("")]

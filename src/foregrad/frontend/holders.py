@@ -21,6 +21,7 @@ import torch
 from .._torch.asked import own_names
 from .._torch.symbols import concrete, is_symbolic
 from .._torch.tensors import without_marks
+from ..graph.python_effects import put_back_deque
 from ..graph.source import key_text
 from ..house import is_house_module
 from .expected import is_plain
@@ -267,11 +268,6 @@ def _row(before: list[Any], after: list[Any], now: list[Any]) -> list[Any]:
         return now[:others] + before
     own = {*map(id, after)} - {*map(id, before)}
     return [item for item in now if id(item) not in own]
-
-
-def put_back_deque(items: Any, before: list[Any]) -> None:
-    collections.deque.clear(items)
-    collections.deque.extend(items, before)
 
 
 def _same_set(items: Any, before: set[Any]) -> bool:

@@ -1,8 +1,8 @@
 """The effect log: the changes that a call makes to tensors that the caller can see, in program order.
 
-The compiled forward is pure. A call replays these entries on the real tensors, one after the other. `ordered` makes the
-log from the recorded entries, `with_graph` puts the forward into the log: both are functions from log to log. Checks,
-and a backward's effects besides gradients, are described here too.
+The compiled forward is pure. A call replays these entries on the real tensors, one after the other: those of inputs in
+program order, then those of results and of views, which a call takes last. `with_graph` puts the forward into the log.
+Checks, and a backward's effects besides gradients, are described here too.
 """
 
 from __future__ import annotations
@@ -76,16 +76,11 @@ class Effect:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TakeView(Effect):
-    """A view is taken that is returned, or that something happens to, before its memory or its base changes.
-
-    `of_plain`: the input did not require grad then, and does later. `first`: nothing in its memory had changed.
-    `is_late`: the input requires grad by now, as the graph was to see that: the view is to be as one taken before.
+    """A view of an input is taken early: before the input is given other memory, if a tensor takes over the former
+    memory, or before a write, if autograd bars the view from then on.
     """
 
     path: str
-    of_plain: bool = False
-    first: bool = False
-    is_late: bool = False
     words = "take view {0.path} of {0.target}"
 
 
@@ -161,13 +156,6 @@ class InplaceView(Effect):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class QueryGradFn(Effect):
-    """PyTorch is asked for the `grad_fn` of a view, and makes it anew from the base's present state."""
-
-    words = "query grad_fn of {0.target}"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class BumpVersion(Effect):
     """The version counter of an input moves though no element is written."""
 
@@ -202,19 +190,13 @@ class Recorded:
 
 
 def ordered(recorded: Sequence[Recorded]) -> tuple[Effect, ...]:
-    """The log, in program order, without entries that the next entry makes superfluous. Entries of one time stay in
-    their order.
-    """
-    log = [entry.effect for entry in sorted(recorded, key=lambda entry: entry.at)]
-    return tuple(e for at, e in enumerate(log) if at + 1 == len(log) or not _is_done_by(log[at + 1], e))
+    """The log, in order: entries of one time as recorded, equal entries of a view once."""
 
+    def place(entry: Recorded) -> tuple[bool, int]:
+        return not (entry.effect.is_whole or isinstance(entry.effect, TakeView)), entry.at
 
-def _is_done_by(after: Effect, effect: Effect) -> bool:
-    """Whether the next entry, `after`, takes an equal view on its way, or is an equal mark."""
-    if not isinstance(effect, TakeView) or not isinstance(after, TakeView):
-        return isinstance(effect, MarkRequiresGrad) and effect == after
-    ones = [(view.input, view.result, view.of_plain, view.first) for view in (effect, after)]
-    return ones[0] == ones[1] and after.steps[: len(effect.steps)] == effect.steps
+    log = [entry.effect for entry in sorted(recorded, key=place)]
+    return tuple(e for at, e in enumerate(log) if e.is_whole or e not in log[:at])
 
 
 def with_graph(
@@ -222,9 +204,9 @@ def with_graph(
 ) -> list[Effect]:
     """The log with the place of the forward.
 
-    It comes first, but for the first marks of inputs that are `taken` by autograd, and views taken before these marks;
-    not so for `leaves` that require grad already and are detached before they are marked. With `counts_first` it also
-    comes after versions that move before sizes do, with the views before.
+    It comes first, but for the first marks of inputs that are `taken` by autograd; not so for `leaves` that require
+    grad already and are detached before they are marked. With `counts_first` it comes after the versions that move
+    before sizes or memory do, too.
     """
     detached: dict[int, int] = {}
     marks: dict[int, int] = {}
@@ -237,20 +219,10 @@ def with_graph(
             marks.setdefault(effect.input, at)
     early = {at for index, at in marks.items() if index in taken}
     again = {marks[index] for index, at in detached.items() if marks.get(index, -1) > at}
-    plain = [at for at, effect in enumerate(log) if isinstance(effect, TakeView) and effect.of_plain]
-    swap = next((at for at, effect in enumerate(log) if isinstance(effect, SetData)), len(log))
-    resized = next((at for at, effect in enumerate(log[:swap]) if isinstance(effect, InplaceView)), swap)
-    views = {at for at in plain if at < min(swap, max(early, default=-1)) and log[at].first}  # type: ignore[attr-defined]
-    counts = {at for at, effect in enumerate(log[:resized]) if counts_first and isinstance(effect, BumpVersion)}
-    views |= {at for at, effect in enumerate(log) if at < max(counts, default=-1) and isinstance(effect, TakeView)}
-    late = {at for at in plain if at < marks.get(log[at].input, -1) and at < detached.get(log[at].input, len(log))}
-    late = {at for at in late - views if marks[log[at].input] in early}
-    after = [
-        dataclasses.replace(effect, is_late=True) if isinstance(effect, TakeView) and at in late else effect
-        for at, effect in enumerate(log)
-        if at not in (views | early | counts) - again
-    ]
-    return [*(log[at] for group in (views, early, counts) for at in sorted(group)), RunGraph(), *after]
+    changed = next((at for at, effect in enumerate(log) if isinstance(effect, (SetData, InplaceView))), len(log))
+    counts = {at for at, effect in enumerate(log[:changed]) if counts_first and isinstance(effect, BumpVersion)}
+    after = [effect for at, effect in enumerate(log) if at not in (early | counts) - again]
+    return [*(log[at] for group in (early, counts) for at in sorted(group)), RunGraph(), *after]
 
 
 # ------------------------------------------------------------------------------------------------ effects of no tensor

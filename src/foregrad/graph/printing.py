@@ -40,6 +40,7 @@ from typing import Any
 import torch
 
 from .._torch.ops import HigherOrderOperator, OpOverload
+from .._torch.symbols import TracedSymbol
 from ..house import file_label
 from .meta import TensorSpec, spec_of
 from .source import Names, Renderer, a_name, attribute, infix, is_name, shown
@@ -335,6 +336,7 @@ def _type_of(node: Node) -> str | None:
     if isinstance(spec, (list, tuple)):
         return f"({', '.join(map(repr, spec))})"
     value = dict.get(node.meta, "val")
+    value = getattr(value, "value", value) if isinstance(value, TracedSymbol) else value
     return _one_line(str(value)) if isinstance(value, (int, float, torch.SymInt, torch.SymFloat)) else None
 
 

@@ -7,10 +7,12 @@ the very object is written; a leaf `OfArgument` for a container or object among 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
 import sys
 import warnings
+from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
@@ -59,7 +61,7 @@ class PythonWrite:
 
     @property
     def is_print(self) -> bool:
-        return self.target is CONSOLE and getattr(self, "name", "") == "print"
+        return self.target is CONSOLE and getattr(self, "name", "").startswith("print")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -140,6 +142,12 @@ class RemoveFromSet(PythonWrite):
 
 Said = tuple[str, tuple[Any, ...]]
 """A method of the console, and its arguments."""
+Piece = tuple[str, str]
+"""How the text of a value is made: conversion and specification, as in a format; or for a tensor `dtype@device`, and
+the end of the text.
+"""
+Parted = Callable[[Any], list[Any]]
+"""Gives a value's text, where each call makes that: literals, and pairs of a piece and its number. Empty otherwise."""
 
 
 class Console:
@@ -147,6 +155,12 @@ class Console:
 
     def print(self, stream: str, sep: Any, end: Any, flush: Any, *values: Any) -> None:
         print(*values, sep=sep, end=end, flush=bool(flush), file=getattr(sys, stream))
+
+    def print_text(self, stream: str, end: Any, flush: Any, pieces: tuple[Any, ...], *values: Any) -> None:
+        self.print(stream, None, end, flush, _joined(pieces, values))
+
+    def log_text(self, place: Any, function: str, extra: Any, pieces: tuple[Any, ...], *values: Any) -> None:
+        self.log(place, function, extra, _joined(pieces, values))
 
     def log(self, place: tuple[Any, ...], function: str, extra: tuple[tuple[str, Any], ...], *said: Any) -> None:
         """`place`: the logger's name, level, path and line. `said`: the message and its arguments."""
@@ -172,17 +186,44 @@ class Console:
 CONSOLE = Console()
 
 
+def _joined(pieces: tuple[Any, ...], values: tuple[Any, ...]) -> str:
+    left = iter(values)
+    return "".join(piece if type(piece) is str else _text_of(next(left), *piece) for piece in pieces)
+
+
+def _text_of(value: Any, conversion: str, rest: str) -> str:
+    dtype, at, device = conversion.partition("@")
+    if at:
+        return str(torch.tensor(value, dtype=getattr(torch, dtype), device=device))[:-1] + rest
+    return format(repr(value) if conversion == "r" else value, rest)
+
+
 def print_of(
-    values: tuple[Any, ...], sep: Any = None, end: Any = None, file: Any = None, flush: Any = False
+    parted: Parted, values: tuple[Any, ...], sep: Any = None, end: Any = None, file: Any = None, flush: Any = False
 ) -> Said | None:
     """A `print`; None where no call could do it again."""
     stream = "stderr" if file is sys.stderr and file is not sys.stdout else "stdout"
     if file not in (None, sys.stdout, sys.stderr) or any(type(v) not in _SPELLED for v in (sep, end, flush)):
         return None
-    return "print", (stream, sep, end, flush, *map(_value, values))
+    found = [parted(value) for value in values]
+    if not any(found):
+        return "print", (stream, sep, end, flush, *map(_value, values))
+    parts: list[Any] = []
+    for value, own in zip(values, found, strict=True):
+        parts += [
+            " " if sep is None else str(sep),
+            *(own or [_value(value) if type(value) is str else (_AS_IT_IS, value)]),
+        ]
+    return "print_text", (stream, end, flush, *_apart(parts[1:]))
 
 
-def log_of(record: logging.LogRecord, logger: logging.Logger) -> Said | None:
+def _apart(parts: list[Any]) -> tuple[Any, ...]:
+    """The pieces of a text, then their values."""
+    pieces = tuple(part if type(part) is str else part[0] for part in parts)
+    return pieces, *(_value(part[1]) for part in parts if type(part) is not str)
+
+
+def log_of(parted: Parted, record: logging.LogRecord, logger: logging.Logger) -> Said | None:
     """A record that is logged; None where no call could log it again."""
     others = vars(record).keys() - vars(logging.makeLogRecord({})).keys()
     extra = tuple((name, value) for name, value in vars(record).items() if name in others)
@@ -197,6 +238,9 @@ def log_of(record: logging.LogRecord, logger: logging.Logger) -> Said | None:
     else:
         args, message = (), message % args  # without arguments it is no format
     place = record.name, record.levelno, record.pathname, record.lineno
+    parts = [] if args else parted(message)
+    if parts:
+        return "log_text", (place, record.funcName, extra, *_apart(parts))
     return "log", (place, record.funcName, extra, message, *args)
 
 
@@ -268,5 +312,12 @@ def _is_number(value: Any) -> bool:
 
 
 _CALLS_AGAIN = torch.overrides.handle_torch_function.__code__
+_AS_IT_IS: Piece = "", ""
 _SPELLED = (type(None), str, bool, int)
 _NUMBERS: tuple[type, ...] = (str, int, float, bool, type(None), complex)
+
+
+def put_back_deque(items: Any, before: list[Any]) -> None:
+    """Put what a deque had before in its place."""
+    collections.deque.clear(items)
+    collections.deque.extend(items, before)

@@ -4,15 +4,18 @@ The seam is "Python's state", see `annexes.py`.
 """
 
 from .._torch.asked import ReboundNames
+from ..frontend.libraries import is_of_library
 from ..frontend.lifted import capturing
 from ..frontend.objects import called_by_autograd
-from ..frontend.program_state import ProgramState
 from ..frontend.reads import Reads
 from .draw_patches import drawing, not_drawing
 from .draws import Draws
 from .observed import Observed
+from .program_state import ProgramState
 from .seen_code import SeenCode
 from .state import Given, PythonState, refuse_change
+from .stateful import only_written_by, render_stateful, state_that_varies
+from .watch import Watch
 from .writes import attribute_set_error
 
 __all__ = [
@@ -24,10 +27,15 @@ __all__ = [
     "Reads",
     "ReboundNames",
     "SeenCode",
+    "Watch",
     "attribute_set_error",
     "called_by_autograd",
     "capturing",
     "drawing",
+    "is_of_library",
     "not_drawing",
+    "only_written_by",
     "refuse_change",
+    "render_stateful",
+    "state_that_varies",
 ]

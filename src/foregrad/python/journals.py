@@ -26,10 +26,10 @@ from ..frontend.expected import is_plain
 from ..frontend.holders import CELL, DEQUE, DICT, NAMESPACE, Holder
 from ..frontend.lifted import StatePlace
 from ..frontend.objects import is_plain_object
-from ..frontend.program_state import ProgramState
 from ..frontend.reads import TABLES, Reads
 from ..identity import IdSet
 from .own_writes import is_made
+from .program_state import ProgramState
 
 Identity = tuple[int, Any]
 Place = tuple[Holder, Any]

@@ -26,7 +26,12 @@ from ..errors import UnsupportedSideEffectError
 from ..frontend.code import entered_by, may_set
 from ..frontend.expected import is_bound
 from ..frontend.holders import Holder, kind_of
-from ..frontend.known_calls import (
+from ..frontend.libraries import LOCKS, is_outside, is_standard
+from ..house import is_house_code
+from ..interrupts import runs_user_code
+from ..tracing.heap.recording import Host
+from ..tracing.tape.collection import Newborns
+from .known_calls import (
     DIVERTED,
     LOOKED_AT,
     OPAQUE,
@@ -39,11 +44,6 @@ from ..frontend.known_calls import (
     kind_of_call,
     trust_in,
 )
-from ..frontend.libraries import LOCKS, is_outside, is_standard
-from ..house import is_house_code
-from ..interrupts import runs_user_code
-from ..tracing.heap.recording import Host
-from ..tracing.tape.collection import Newborns
 from .output import ProgramOutput
 
 _CACHED_PROPERTY = cached_property.__get__.__code__

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import io
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
+import torch
+
+from .._torch import engine
 from .._torch.patches import is_capturing
+from .._torch.stand_ins import is_stand_in
 from ..errors import ProgramOutputError
 from ..frontend.libraries import is_class_outside, loggers_of
 from ..graph.python_effects import (
@@ -27,11 +34,14 @@ from ..interrupts import runs_user_code
 from ..locks import Bind
 from ..tracing.aspect import Aspect, aspect
 from ..tracing.heap.recording import Host, Recording
+from ..tracing.tape.again import CaptureAgain
+from .texts import Texts
 
 _NOT_THE_PROGRAMS = ("foregrad", "torch.")
 _OF_FAKES = "torch._subclasses."  # logs errors of its kernels, with a traceback
 _original_print = builtins.print
 _original_handle = logging.Logger.handle
+_original_is_enabled = logging.Logger.isEnabledFor
 
 
 @aspect
@@ -41,6 +51,24 @@ class ProgramOutput(Aspect):
     def __init__(self, host: Host, recorder: Recording) -> None:
         self.host, self.recorder = host, recorder
         self.stdout, self.filters = sys.stdout, warnings.filters
+        facts = {} if host.learned is None else host.learned.facts
+        self.texts = Texts(facts.setdefault(ProgramOutput, set()))
+
+    @contextlib.contextmanager
+    def around_function(self) -> Iterator[None]:
+        numbers = self.recorder.decisions.numbers
+        numbers.texts = self.texts if self.host.takes_output else None
+        try:
+            yield
+        finally:
+            numbers.texts = None
+
+    def ran(self) -> None:
+        if self.texts.refuse_rest():
+            raise CaptureAgain
+
+    def failed(self, error: BaseException) -> bool:
+        return self.texts.refuse_rest() and not isinstance(error, KeyboardInterrupt)
 
     @staticmethod
     def install(bind: Bind, current: Callable[[], Any]) -> None:
@@ -56,7 +84,7 @@ class ProgramOutput(Aspect):
             if output is not None:
                 frame = sys._getframe(1)
                 where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
-                if output.say(f"prints at {where}", "print", args, kwargs):
+                if output.say(f"prints at {where}", "print", args, kwargs, frame):
                     return
             _original_print(*args, **kwargs)
 
@@ -67,14 +95,23 @@ class ProgramOutput(Aspect):
             output = taker()
             if output is not None and _is_written(self, record):
                 where = f"{record.pathname}:{record.lineno} in {record.funcName}"
-                if output.say(f"logs at {where}", "log", (record, self), {}):
+                if output.say(f"logs at {where}", "log", (record, self), {}, sys._getframe(1)):
                     return
             _original_handle(self, record)
 
+        def is_enabled(self: logging.Logger, level: int) -> bool:
+            enabled, output = _original_is_enabled(self, level), taker()
+            if output is not None and not enabled:
+                output.texts.drop(sys._getframe(1))
+            return enabled
+
         bind(builtins, "print", print)
+        bind(logging.Logger, "isEnabledFor", is_enabled)
         bind(logging.Logger, "handle", handle)
 
-    def say(self, verb: str, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def say(
+        self, verb: str, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None = None
+    ) -> bool:
         """Note output as an effect of the call, or refuse output that can't be repeated. False: the program's own call
         is to run, since it raises or writes to a text or list that the capture compares.
         """
@@ -89,25 +126,47 @@ class ProgramOutput(Aspect):
             if action in ("ignore", "error") or is_recording_warnings():
                 return action == "ignore"
         elif state.journals.are_installed and not self.recorder.in_backward and sys.stdout is self.stdout:
-            said = self._said(kind, args, kwargs)
+            said = self._said(kind, args, kwargs, frame)
         if said is None:
             error = f"`{self.host.name}` {verb}, which a compiled call would not repeat. Do it outside the function."
             return bool(state.own.observed.fail(ProgramOutputError(error)))
         state.journals.said.append((CONSOLE, f"what it {verb}", *said))
         return True
 
-    def _said(self, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Said | None:
+    def _said(self, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType | None) -> Said | None:
         state = self.host.state
         if kind == "log" and _is_read_by_handlers(state, args[1]):
             return None
         if kind != "warn":
-            return print_of(args, **kwargs) if kind == "print" else log_of(*args)
+
+            def parted(value: Any) -> list[Any]:
+                if type(value) is str:
+                    parts = self.texts.take(frame, value)
+                    return parts if len(parts) > 1 else []
+                return _text_of_tensor(value) if is_stand_in(value) else []
+
+            return print_of(parted, args, **kwargs) if kind == "print" else log_of(parted, *args)
         said = None if kwargs["more"] else warn_of(*args, outermost=self.recorder.origins.root)
         if said is not None:
             state.reads.ask(said[1], f"what is done with the warning {said[1][0]!r}", would_raise)
             if would_raise(said[1]):
                 return None
         return said
+
+
+def _text_of_tensor(tensor: torch.Tensor) -> list[Any]:
+    """The text of a tensor of one number, and no dimensions; empty where more than the number tells it."""
+    if tensor.dim() or type(tensor) is not torch.Tensor or engine.forward_ad._current_level >= 0:
+        return []
+    history = type(tensor.grad_fn).__name__
+    if tensor.requires_grad and (not _OPERATOR.fullmatch(history) or history in _MAY_BE_OURS):
+        return []
+    end = f", grad_fn=<{history}>)" if tensor.requires_grad else ")"
+    return [((f"{str(tensor.dtype)[len('torch.') :]}@{tensor.device}", end), tensor.item())]
+
+
+_OPERATOR = re.compile(r"[A-Z]\w*Backward\d+")
+_MAY_BE_OURS = ("AliasBackward0", "AsStridedBackward0", "CloneBackward0", "DetachBackward0", "ViewBackward0")
 
 
 def _is_written(logger: logging.Logger, record: logging.LogRecord) -> bool:

@@ -22,11 +22,11 @@ from ..errors import UnsupportedSideEffectError
 from ..frontend import holders as kinds
 from ..frontend.holders import Holder, adopted, own_globals, without
 from ..frontend.lifted import lifted_places, stand_in_at
-from ..frontend.program_state import ProgramState
 from ..frontend.reads import Reads, keys_in
 from ..frontend.source import ABSENT
 from ..frontend.tree import flatten
 from .observed import Observed
+from .program_state import ProgramState
 
 _MOST_DISTURBED = 8  # runs
 

@@ -18,13 +18,13 @@ from ..frontend.call import FlatCall
 from ..frontend.code import codes_in, functions_of
 from ..frontend.libraries import is_of_library, is_outside
 from ..frontend.objects import values_of
-from ..frontend.program_state import ProgramState
 from ..frontend.reads import Reads, hooks_of
-from ..frontend.scan import Scan
 from ..graph.source import in_order
 from ..house import is_house_code
 from ..identity import IdSet
 from ..tracing.tape.origin import Origins, user_line
+from .program_state import ProgramState
+from .scan import Scan
 
 
 class SeenCode:

@@ -18,7 +18,6 @@ from ..frontend.holders import Holder, kind_of, left_in_cache
 from ..frontend.lifted import StatePlace, lifted_places, stand_in_at, times_lifted
 from ..frontend.opaque import is_generator_of_numpy, results_of
 from ..frontend.openings import Unwrap
-from ..frontend.program_state import ProgramState
 from ..frontend.reads import Reads
 from ..frontend.source import ABSENT, table_of
 from ..frontend.tree import LEAF, Tree, is_as_opened, open_container
@@ -32,6 +31,7 @@ from .draw_patches import stand_in_for
 from .journals import Identity, Journals, UntouchedIterator, grows, replaced
 from .observed import Observed
 from .own_writes import OwnWrites, forget_written, is_made, now_in
+from .program_state import ProgramState
 from .writes import MadeValues, PythonWrites
 
 _Named = tuple[list[Any], list[str]]  # values, and what people call them

@@ -22,7 +22,6 @@ from ..frontend.holders import Holder, is_import
 from ..frontend.lifted import StatePlace, stand_in_at
 from ..frontend.objects import is_plain_object, look_into
 from ..frontend.openings import Unwrap
-from ..frontend.program_state import ProgramState
 from ..frontend.source import ABSENT
 from ..frontend.tree import Opened, Tree, check_leaves, flatten, is_leaf, list_of, open_objects
 from ..graph.python_effects import (
@@ -41,6 +40,7 @@ from ..graph.python_effects import (
 )
 from ..identity import ById, IdSet
 from ..tracing.tape.collection import Newborns
+from .program_state import ProgramState
 
 
 class GrowingError(UnsupportedSideEffectError):

@@ -6,7 +6,6 @@ views. Dispatch puts `RunLines` after the guards into one function, whose text `
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,7 +15,6 @@ import torch
 from .._torch import engine
 from .._torch.engine import keeps_versions
 from .._torch.ops import waits_for_others
-from .._torch.tensors import allow_writes
 from ..frontend.tree import Tree, flatten
 from ..graph.call_effects import CallPlace, EffectTarget, at_place
 from ..graph.effect_log import (
@@ -27,7 +25,6 @@ from ..graph.effect_log import (
     InplaceView,
     MarkRequiresGrad,
     OutputInfo,
-    QueryGradFn,
     RunGraph,
     SetData,
     SetStorage,
@@ -36,7 +33,6 @@ from ..graph.effect_log import (
     WriteWrapper,
     with_graph,
 )
-from ..graph.meta import TensorSpec
 from ..graph.python_effects import Kept, OfArgument
 from ..graph.signature import ConstantOutput, Signature, WrapperOutput
 from ..graph.source import Names, literal, unpacked
@@ -51,7 +47,6 @@ from .writes import (
     graph_arguments,
     update_line,
     write_lines,
-    write_overlapping_with_history,
     write_with_history,
 )
 
@@ -89,7 +84,6 @@ class RunLines(LineWriter):
         self.outputs = [names.fresh(f"out_{i}") for i in range(self.signature.num_forward_outputs)]
         self.symbols = {**(symbols or {}), **open_sizes(self.signature, self.outputs)}
         self.node: NodeSource | None = None
-        self.with_history: set[str] = set()  # views that have a history of their own by now
         self.passed = dict(self.signature.gradients.passed)
         self.joins = self._joins()
         self.values: list[str] = []  # expressions of the leaves of the result, once all of them exist
@@ -158,7 +152,7 @@ class RunLines(LineWriter):
         """One entry of the log, on the real tensors."""
         whole = self.tensors[effect.input] if effect.result is None else self._result(effect.result)
         if isinstance(effect, TakeView):
-            self._early_view(whole, effect)
+            self.view(whole, effect.steps, effect.path)
         elif isinstance(effect, Write):
             self._write(whole, effect)
         elif isinstance(effect, WriteWrapper):
@@ -180,8 +174,6 @@ class RunLines(LineWriter):
             op, arguments = self.bind(op_name(effect.op), effect.op), self.arguments(effect.args, effect.kwargs)
             guards = [] if effect.grad_enabled else [f"{self.bind('no_grad', torch.no_grad)}()"]
             self.under(guards, [f"{op}({', '.join([name, *arguments])})"])
-        elif isinstance(effect, QueryGradFn):
-            self.lines.append(f"{name}.grad_fn")
         else:
             assert isinstance(effect, BumpVersion)
             self.lines.append(f"{self._increment_version()}({name})")
@@ -280,25 +272,21 @@ class RunLines(LineWriter):
             return
         info = self.signature.inputs[index]
         target = self.inputs[index]
-        self._write_history(target, update.output, info.spec)
+        self._write_history(target, update.output)
         self._mark(target, self.passed.get(self._position(update.output)), str(info.slot))
 
-    def _write_history(self, target: str, output: int, spec: TensorSpec | None = None) -> None:
-        """`target`, in the layout of `spec` or of the graph's output, takes the output's elements and history."""
-        spec = spec or self.signature.graph_outputs.specs[output]
-        write = write_overlapping_with_history if spec.overlaps_itself else write_with_history
-        self.lines.append(f"{self.bind(write.__name__, write)}({target}, {self._result(output)})")
+    def _write_history(self, target: str, output: int) -> None:
+        """`target` takes the output's elements and history."""
+        self.lines.append(f"{self.bind('write_with_history', write_with_history)}({target}, {self._result(output)})")
 
     def _write_view(self, view: str, output: int, *, counts: bool) -> None:
-        """Give a view its history, once. `counts`: as a counted write, like the program's own."""
-        if view not in self.with_history:
-            self.with_history.add(view)
-            self._result(output)
-            start = len(self.lines)
-            self._write_history(view, output)
-            if not counts:
-                self.indent(start)
-                self.lines.insert(start, f"with {self.bind('keeps_versions', keeps_versions)}({view}):")
+        """Give a view its history. `counts`: as a counted write, like the program's own."""
+        self._result(output)
+        start = len(self.lines)
+        self._write_history(view, output)
+        if not counts:
+            self.indent(start)
+            self.lines.insert(start, f"with {self.bind('keeps_versions', keeps_versions)}({view}):")
 
     def _joins(self) -> dict[int, list[tuple[str, int]]]:
         """For each graph output: the visible tensors that it was computed from, other than results of its node.
@@ -342,14 +330,6 @@ class RunLines(LineWriter):
         if after is not None and self.node is not None:
             mark = self.bind("mark", marking(self.signature, self.joint.name, what, after))
             self.lines.append(f"{mark}({name}, {self.made_by})")
-
-    def _early_view(self, base: str, effect: TakeView) -> None:
-        steps = effect.steps
-        if effect.is_late:  # a view that no gradients go through is as one taken of a plain tensor
-            steps = tuple(dataclasses.replace(step, grad_enabled=False) for step in steps)
-        name = self.view(base, steps, effect.path)
-        if effect.is_late and all(step.index is None for step in steps):
-            self.lines.append(f"{self.bind('allow_writes', allow_writes)}({name})")
 
     def _returns(self) -> None:
         signature = self.signature

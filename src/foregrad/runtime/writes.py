@@ -12,7 +12,6 @@ import torch
 from .._torch import engine
 from .._torch.tensors import is_view
 from ..errors import UnsupportedMutationError
-from ..frontend.holders import put_back_deque
 from ..frontend.openings import opener
 from ..graph.effect_log import CheckInfo, Write
 from ..graph.meta import TensorSpec
@@ -28,6 +27,7 @@ from ..graph.python_effects import (
     SetCell,
     SetItem,
     SetItems,
+    put_back_deque,
 )
 from ..graph.signature import Signature
 from ..graph.source import Names, literal, unpacked
@@ -55,27 +55,6 @@ def write_overlapping(target: torch.Tensor, value: torch.Tensor) -> None:
             write_overlapping(part, new)
     else:
         target.copy_(value)
-
-
-class _OverlappingWrite(torch.autograd.Function):
-    """An in-place write to autograd, on a tensor that `copy_` does not take."""
-
-    @staticmethod
-    def forward(ctx: Any, target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        ctx.mark_dirty(target)
-        write_overlapping(target.detach(), value)
-        return target
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return None, gradients[0]
-
-
-def write_overlapping_with_history(target: torch.Tensor, value: torch.Tensor) -> None:
-    """`write_with_history` for a tensor whose elements overlap in memory; overlapping elements of `value` are equal."""
-    if not is_view(target) and not target.retains_grad:
-        target.detach_()
-    _OverlappingWrite.apply(target, value)
 
 
 class _History(torch.autograd.Function):

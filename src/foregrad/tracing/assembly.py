@@ -13,7 +13,7 @@ from .._torch.tensors import history_of
 from .._torch.wrappers import is_wrapper
 from ..frontend.source import Source
 from ..graph.call_effects import ChangeInference
-from ..graph.effect_log import WriteWrapper
+from ..graph.effect_log import Write, WriteWrapper, ordered
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import (
@@ -39,7 +39,7 @@ from .derivatives.derived_graph import effects_of
 from .derivatives.resumable_trace import ResumableTrace, Session, read_again
 from .effects.analysis import Analysis
 from .effects.attribute_guards import check_new_leaves
-from .effects.input_effects import log_of, log_of_results
+from .effects.input_effects import counted_along
 from .effects.outputs import attributes_set, parameters_made
 from .heap.alias import memory_root
 from .heap.records import InputRecord
@@ -194,9 +194,8 @@ class Assembly(CaptureParts):
             ),
             effects=EffectInfo(
                 (
-                    *log_of(analysis),
                     *(WriteWrapper(number[known], times) for known, times in inputs.wrappers.writes()),
-                    *log_of_results(analysis),
+                    *ordered(analysis.log),
                 ),
                 (
                     *(ChangeInference(out) for out, made in analysis.inference.items() if made is not in_inference),
@@ -205,7 +204,7 @@ class Assembly(CaptureParts):
                     *(effect for one in self.aspects for effect in one.effects(settled)),
                 ),
                 self.state.writes,
-                tuple(analysis.counted_along),
+                counted_along(analysis),
             ),
             stops=StopInfo(
                 tuple(analysis.decisions),
@@ -418,8 +417,8 @@ def _own_outputs(analysis: Analysis) -> ById[Any, frozenset[int]]:
 
 def _places(analysis: Analysis) -> dict[int, WrapperPlace]:
     """By graph output: where what is made of it is found after the call."""
-    written = [update for update in analysis.updates if update.differentiable]
-    places = {update.output: WrapperPlace("input", update.input) for update in written}
+    writes = [entry.effect for entry in analysis.log if isinstance(entry.effect, Write) and entry.effect.is_whole]
+    places = {write.output: WrapperPlace("input", write.input) for write in writes if write.differentiable}
     outputs = ById((fake, i) for i, fake in enumerate(analysis.fakes) if fake is not None)
     own = _own_outputs(analysis)
     for at, leaf in enumerate(analysis.inputs.wrappers.leaves):

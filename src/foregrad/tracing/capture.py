@@ -251,7 +251,7 @@ class CaptureRun(Assembly):
         inputs.check_reached(compares_identity=self.reads.compares_identity)
         higher = bool(described.outputs) and self.options.higher_order
         again = self.resumable(analysis, records, joint) if higher else None
-        facts = self.facts.of(len(joint.signature.inputs), scan)
+        facts = self.facts.of(len(joint.signature.inputs), scan.names, makes_up_names=scan.makes_up_names)
         found = self.reads, facts, again, inputs.wrappers.found(self.call.tree), self.state.reached()
         return Captured(joint, tuple(tensors), tuple(self.code.modules), *found, self.guards)
 

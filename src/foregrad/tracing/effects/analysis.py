@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from ..._torch.tensors import allows_writes, history_of, is_view
+from ..._torch.tensors import allows_writes, history_of, is_usable, is_view
 from ...graph.effect_log import (
     CheckInfo,
     Effect,
@@ -19,54 +19,41 @@ from ...graph.effect_log import (
     SetData,
     TakeView,
     ViewStep,
-    Write,
 )
 from ...graph.meta import TensorSpec
 from ...graph.signature import DecisionInfo, OutputInfo
 from ...graph.slots import Checked, Decision, Slot
 from ...identity import ById
 from ..heap.alias import Storage, Value, chain_of
-from ..heap.metadata_changes import Event, toggles
 from ..heap.records import InputRecord, is_moved
-from ..heap.refusals import of_exchanged_memory
+from ..heap.refusals import of_exchanged_memory, taken_before
 from ..heap.views import View
 from ..inputs.inputs import Inputs
 from ..kernels.checks import Check
 from ..recorder.recorder import Recorder
+from ..tape.opinfo import CUTS
 from ..tape.tape import Entry
 from ..values.decisions import Decided
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Start:
-    """A tensor that was an input's, or still is: before its memory was first swapped (epoch 0), until when, or after
-    the last swap (1), or without any.
-    """
-
-    input: int
-    is_current: bool
-    epoch: int
-    until: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BaseOutput:
     """A value that outputs are views of, the graph output that gives it, and the steps from that to the value.
 
-    `leaf`: it is made to require grad by itself. `detached`: it is detached, and has its history until then.
+    `leaf`: it is made to require grad by itself. `tensor`: what the function knows it as, where it does.
     """
 
     value: Value
     output: int
     back: tuple[ViewStep, ...]
     leaf: bool = False
-    detached: bool = False
+    tensor: torch.Tensor | None = None
 
 
 @dataclasses.dataclass(slots=True)
 class Analysis:
     """What `analyze` finds. `fakes[i]` is the autograd tensor of graph output i, when it carries gradients. `bases`: by
-    a storage that is no input's, what gives it.
+    a storage that is no input's, what gives it. `log`: what a call does to inputs, results and views, when.
     """
 
     recorder: Recorder
@@ -76,21 +63,10 @@ class Analysis:
     entries: list[Entry] = dataclasses.field(default_factory=list)
     specs: list[TensorSpec] = dataclasses.field(default_factory=list)
     fakes: list[torch.Tensor | None] = dataclasses.field(default_factory=list)
-    updates: list[Write] = dataclasses.field(default_factory=list)
-    detached: set[int] = dataclasses.field(default_factory=set)  # inputs that are written with a history before that
-    early: list[Recorded] = dataclasses.field(default_factory=list)  # views of inputs that are taken, and marked
-    replaced: list[int] = dataclasses.field(default_factory=list)  # inputs that are other tensors now
-    swaps: list[Recorded] = dataclasses.field(default_factory=list)  # how they came to be that
+    log: list[Recorded] = dataclasses.field(default_factory=list)
     starts: dict[Value, Start] = dataclasses.field(default_factory=dict)
-    of_swapped: set[tuple[int, int]] = dataclasses.field(default_factory=set)  # see `is_of_swapped`
-    started: int = 0  # how many inputs `starts` is about
-    counted: list[int] = dataclasses.field(default_factory=list)
-    counted_along: list[int] = dataclasses.field(default_factory=list)
     outputs: list[OutputInfo] = dataclasses.field(default_factory=list)
     aliases: list[tuple[int, torch.Tensor]] = dataclasses.field(default_factory=list)  # those of `outputs`, fakes
-    of_results: list[Recorded] = dataclasses.field(default_factory=list)  # what happens to results, or to their views
-    views: list[Recorded] = dataclasses.field(default_factory=list)  # when those that are returned were taken
-    histories: list[Recorded] = dataclasses.field(default_factory=list)  # of views of inputs, which have their own
     decisions: list[DecisionInfo] = dataclasses.field(default_factory=list)
     checks: list[CheckInfo] = dataclasses.field(default_factory=list)
     inference: dict[int, bool] = dataclasses.field(default_factory=dict)  # graph outputs: made in inference mode?
@@ -101,13 +77,8 @@ class Analysis:
         return [i for i, fake in enumerate(self.fakes) if fake is not None]
 
     def happens(self, at: int, effect: Effect) -> None:
-        """It happens to a result, or to a view that is one, at that time."""
-        if all(entry.effect != effect for entry in self.of_results):
-            self.of_results.append(Recorded(at, effect))
-
-    def is_of_swapped(self, info: Handle) -> bool:
-        """Whether a view of an input is one of memory that this was given in the call."""
-        return bool(info.steps) and (info.input, info.steps[0].call) in self.of_swapped
+        """Log an effect on an input, a result or a view."""
+        self.log.append(Recorded(at, effect))
 
     def add(self, slot: Slot, entry: Entry, spec: TensorSpec, fake: torch.Tensor | None) -> int:
         """One more graph output."""
@@ -144,13 +115,20 @@ def _carries_gradients(fake: torch.Tensor) -> bool:
 
 
 # -------------------------------------------------------------------- handles
-# Handles: which input or graph output a tensor is a view of, by which steps, and when these have to be taken.
+# Handles: which input or graph output a tensor is a view of, and by which steps.
 #
-# An input that was given other memory is the same input since: which of the memories a view is of is told by the steps
-# and by when the first of them was taken.
+# A call takes views of inputs last, when all else has happened to these. A view that would be another one then is
+# refused: the input has other memory by now, or was made to require grad, or not to, since the function took the view.
 
 
 aten = torch.ops.aten
+
+
+class Start(NamedTuple):
+    """The input with that value, now or before. `is_former`: before the input was given other memory."""
+
+    input: int
+    is_former: bool
 
 
 def last_swap(recorder: Recorder, record: InputRecord) -> Value:
@@ -160,30 +138,25 @@ def last_swap(recorder: Recorder, record: InputRecord) -> Value:
     return after
 
 
-def _start_of(analysis: Analysis, value: Value) -> tuple[Value, Start] | None:
-    """The nearest tensor on the way from a value to its root that is an input's, or was; None where there is none."""
-    records = analysis.inputs.records
-    if analysis.started != len(records):
-        analysis.starts, analysis.started = _starts(analysis.recorder, records), len(records)
-    at: Value | None = value
-    while at is not None and at not in analysis.starts:
-        at = at.parent
-    return None if at is None else (at, analysis.starts[at])
-
-
-def _starts(recorder: Recorder, records: list[InputRecord]) -> dict[Value, Start]:
+def starts_of(recorder: Recorder, records: list[InputRecord]) -> dict[Value, Start]:
+    """The values of the inputs, also before sizes changed in place or other memory was given."""
     starts: dict[Value, Start] = {}
     for index, record in enumerate(records):
-        current = recorder.values[record.stand_in]
-        swaps = recorder.changes.log.of(record.stand_in, SetData)
-        begins = {event.after for event in swaps}
-        for epoch, first in enumerate([record.initial, *(event.after for event in swaps[-1:])]):
-            until = swaps[0].at if swaps and not epoch else 0
-            was: Value | None = first
-            while was is not None and (was is first or was not in begins) and was.storage is first.storage:  # type: ignore[union-attr]
-                starts.setdefault(was, Start(index, was is current, epoch, until))
-                was = was.became
+        is_given = bool(recorder.changes.log.of(record.stand_in, SetData))
+        was: Value | None = record.initial
+        while was is not None:
+            starts[was] = Start(index, is_given)
+            was = None if is_given else was.became
+        if is_given:
+            starts[last_swap(recorder, record)] = Start(index, False)
     return starts
+
+
+def _start_of(analysis: Analysis, value: Value | None) -> tuple[Value, Start] | None:
+    """The nearest value of an input on the way from a value to its root; None without one."""
+    while value is not None and value not in analysis.starts:
+        value = value.parent
+    return None if value is None else (value, analysis.starts[value])
 
 
 def alias_of_input(analysis: Analysis, value: Value, path: str) -> Handle | None:
@@ -192,26 +165,42 @@ def alias_of_input(analysis: Analysis, value: Value, path: str) -> Handle | None
     if found is None:
         return None
     at, start = found
+    record = analysis.inputs.records[start.input]
+    if start.is_former:
+        raise of_exchanged_memory(f"the output {path}", analysis.recorder.changes.where(record.stand_in))
+    check_taken(analysis.recorder, value, at, record.stand_in, path)
     steps = steps_between(value, at)
-    early = _early_views(analysis, value, found, Handle(path, start.input, None, steps))
-    analysis.early += early
-    if start.epoch:
-        analysis.of_swapped |= {(start.input, step.call) for step in steps[:1]}
-    # The input's own sizes have changed since: start from the memory layout it had. One to be replaced still has it.
-    if not start.is_current and not early and (start.input not in analysis.replaced or not steps):
+    # Of one of several views made at once none may be taken, or used, once it is written.
+    is_barred = is_view(record.real) and not allows_writes(record.real) and is_moved(record)
+    if is_barred or (value.fake is not None and not is_usable(value.fake)):
+        analysis.happens(value.born, TakeView(start.input, path, steps=steps))
+    elif at is not analysis.recorder.values[record.stand_in]:  # its sizes have changed since
         steps = (as_it_was(at), *steps)
     return Handle(path, start.input, None, steps)
 
 
+def check_taken(recorder: Recorder, value: Value, base: Value, owner: torch.Tensor | None, path: str) -> None:
+    """Raise for a view, `value`, of `owner` (then `base`), if `requires_grad_()` or `detach_()` was called on `owner`
+    after the view was taken, or on a view between them.
+    """
+    links = [base, *_values_between(value, base)]
+    cut = max((at for at, link in enumerate(links) if link.view is not None and link.view.op in CUTS and at), default=0)
+    for event in [event for event in recorder.changes.log.events if event.is_toggle and len(links) - cut > 1]:
+        is_of_owner = event.tensor is owner and not cut and event.at > links[1].born
+        if is_of_owner or any(event.value is link for link in links[max(cut, 1) : -1]):
+            raise taken_before(f"the output {path}", recorder.changes.where(event.tensor))
+
+
 def memory_of(analysis: Analysis, value: Value, path: str) -> Handle:
     """The memory that a tensor took over, which is `value` since."""
-    if value.parent is not None:
-        found = _start_of(analysis, value.parent)
-        if found is not None:
-            at, start = found
-            source = Handle(path, start.input, None, steps_between(value, at))
-            analysis.early += _early_views(analysis, value, found, source)
-            return source
+    found = _start_of(analysis, value.parent)
+    if found is not None:
+        at, start = found
+        source = Handle(path, start.input, None, steps_between(value, at))
+        if start.is_former:  # taken while the input has that memory
+            first = _values_between(value, at)[0]
+            analysis.happens(first.born, TakeView(start.input, path, steps=source.steps[:1]))
+        return source
     if value.storage.is_input:
         raise of_exchanged_memory(path)
     base = analysis.bases[value.storage]
@@ -226,20 +215,9 @@ def steps_between(value: Value, base: Value) -> tuple[ViewStep, ...]:
     return tuple(_step(value) for value in _values_between(value, base))
 
 
-def taken(handle: Handle, value: Value) -> list[Recorded]:
-    """The views on the way to `handle`, each as of when the function took it. `value`: what `handle` names."""
-    found = []
-    for count, link in zip(range(len(handle.steps), 0, -1), chain_of(value), strict=False):
-        if link.view is None or handle.steps[count - 1].call != id(link.view.call):
-            break
-        found.append(Recorded(link.born, TakeView(path=handle.path, **place_of(handle, count))))
-    return found
-
-
-def place_of(handle: Handle, count: int | None = None) -> dict[str, Any]:
-    """The fields of an entry that say what it happens to: the view that the first `count` steps lead to."""
-    input = -1 if handle.input is None else handle.input
-    return {"input": input, "result": handle.output, "steps": handle.steps[:count]}
+def place_of(handle: Handle) -> dict[str, Any]:
+    """The fields of an entry for the affected tensor."""
+    return {"input": -1 if handle.input is None else handle.input, "result": handle.output, "steps": handle.steps}
 
 
 def marked_at(recorder: Recorder, tensor: torch.Tensor, value: Value) -> int:
@@ -258,55 +236,6 @@ def _step(value: Value) -> ViewStep:
     view = value.view
     assert isinstance(view, View)
     return ViewStep(view.op, view.args, tuple(view.kwargs.items()), view.index, id(view.call), view.grad_enabled)
-
-
-def _early_views(analysis: Analysis, value: Value, origin: tuple[Value, Start], handle: Handle) -> list[Recorded]:
-    """Entries for views that must be taken before what happens later, with the marks on them: views on the way from the
-    tensor of an input, `origin`, to `value`. `handle` names `value`.
-    """
-    recorder, inputs, (base, start) = analysis.recorder, analysis.inputs, origin
-    record = inputs.records[start.input]
-    is_marked = record.stand_in.requires_grad and not record.real.requires_grad
-    is_marked = is_marked or record.is_marked
-    marked = [event for event in recorder.changes.log.events if _is_mark_of_view(event, value)]
-    toggled_at = max(start.until, *(event.at for event in (*toggles(recorder, record), *marked)), 0)
-    at_start = base is record.initial
-    detached_at = record.detached_at
-    # Of one of several views made at once none may be taken once a version moves, be it of other memory by now.
-    is_one_of_several = is_view(record.real) and not allows_writes(record.real)
-    changes = [change.at for change in value.storage.changes_of(record.stand_in)]
-    counts_elsewhere = is_one_of_several and is_moved(record) and not changes
-    found: list[Recorded] = []
-    above: ViewStep | None = None
-    early: tuple[int, bool, bool] | None = None  # when it is taken, and see `TakeView`
-    for count, (taken, step) in enumerate(zip(_values_between(value, base), handle.steps, strict=True), start=1):
-        before, early = early, None
-        if is_marked and not taken.of_differentiable:
-            was_changed = bool(changes) and changes[0] < taken.born
-            early = taken.born, True, not was_changed or (at_start and taken.born < changes[-1])
-        elif taken.born < max([*changes, toggled_at]) or counts_elsewhere:
-            early = taken.born, False, False
-        # Of a view that was taken under no_grad none may be taken, but under no_grad, once its base is written.
-        if before is not None and above is not None and step.grad_enabled and not above.grad_enabled:
-            is_barred = any(before[0] < at < taken.born for at in changes)
-            early = before if is_barred and detached_at is None and not (is_marked or marked) else early
-        if early is None:
-            break
-        at, of_plain, first = early
-        where = place_of(handle, count)
-        found.append(Recorded(at, TakeView(path=handle.path, of_plain=of_plain, first=first, **where)))
-        own = [event for event in marked if event.value is taken and event.tensor not in inputs.by_stand_in]
-        found += [Recorded(event.at, MarkRequiresGrad(**where)) for event in own]
-        above = step
-    return found
-
-
-def _is_mark_of_view(event: Event, value: Value) -> bool:
-    """Whether a view in the memory of `value` was made to require grad."""
-    view = event.value.view
-    if not isinstance(event.effect, MarkRequiresGrad) or view is None or view.is_member:
-        return False
-    return event.value.storage is value.storage
 
 
 def as_it_was(value: Value) -> ViewStep:

@@ -19,9 +19,8 @@ from ..._torch.hooks import UNHOOKED, gradient_hooks, hooked_as, own_gradient, s
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import base_of, history_of, is_view, without_marks
 from ..._torch.wrappers import is_wrapper
+from ...annexes import the_one
 from ...errors import UnsupportedError, UnsupportedSideEffectError
-from ...frontend.libraries import is_of_library
-from ...frontend.scan import Scan
 from ...frontend.source import ABSENT, Source, table_of
 from ...graph.call_effects import CallEffect, ClearGradient, EffectTarget, SetGradient
 from ...graph.signature import OutputInfo, PartOf
@@ -95,7 +94,7 @@ class Facts:
                 value = there[name]
                 self.note(record, _ATTRIBUTE, value, name)
                 self.inputs.reads.contents(value, f"{record.slot}.{name}")
-                if not is_of_library(type(value)) or type(value) is types.SimpleNamespace:
+                if not the_one("Python's state").is_of_library(type(value)) or type(value) is types.SimpleNamespace:
                     self.inputs.reads.contents(table_of(value), f"{record.slot}.{name}.__dict__")
         for wrapper in self.inputs.wrappers.inputs:  # nothing tells what one is asked for in vain
             there = wrapper.real.__dict__
@@ -105,12 +104,12 @@ class Facts:
             elif not wrapper.is_of_torch:
                 self.note(wrapper, ATTRIBUTES, tuple(there))
 
-    def of(self, inputs: int, scan: Scan) -> tuple[tuple[int, str, str | None, Any], ...]:
+    def of(self, inputs: int, names: set[str], *, makes_up_names: bool) -> tuple[tuple[int, str, str | None, Any], ...]:
         """What was asked of which input, by number: the question, an attribute, the answer; see `attributes`. The
-        wrappers come after all `inputs`.
+        wrappers come after all `inputs`. `names`: those in the code that ran, which may make up more.
         """
-        self.attributes(None if scan.makes_up_names else scan.names)
-        if not scan.names.isdisjoint(_TABLES):
+        self.attributes(None if makes_up_names else names)
+        if not _TABLES.isdisjoint(names):
             for record in self.inputs.records:
                 self._table(record)
         wrappers = self.inputs.wrappers.inputs

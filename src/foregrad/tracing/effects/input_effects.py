@@ -1,35 +1,29 @@
-"""What happens to the inputs of a call: which are written, which take other memory over, and the log of it all."""
+"""Effects on the inputs of a call: writes, marks, changes of sizes, other memory."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.autograd.graph import get_gradient_edge
 
 from ..._torch.histories import nodes_behind
-from ..._torch.tensors import base_of, history_of, is_marked, is_view, leads_to_base, share_counters
+from ..._torch.tensors import base_of, is_marked, is_view, leads_to_base, share_counters
 from ...errors import UnsupportedMutationError
-from ...graph.effect_log import (
-    BumpVersion,
-    Detach,
-    Effect,
-    Handle,
-    InplaceView,
-    QueryGradFn,
-    Recorded,
-    SetData,
-    TakeView,
-    Write,
-    ordered,
-)
+from ...graph.effect_log import BumpVersion, Detach, Handle, InplaceView, MarkRequiresGrad, SetData, Write
 from ...graph.slots import Updated
-from ...identity import IdSet
-from ..heap.metadata_changes import is_alike, toggles, views_with_history
+from ...identity import ById, IdSet
+from ..heap.metadata_changes import is_alike
 from ..heap.records import InputRecord, is_moved, is_written_with_history
-from ..heap.refusals import changed_with_gradients, written_by_lists
+from ..heap.refusals import (
+    changed_with_gradients,
+    detached_and_written,
+    of_exchanged_memory,
+    past_the_edges,
+    written_by_lists,
+)
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
 from .analysis import Analysis
@@ -56,13 +50,23 @@ def written_through_bases(inputs: Inputs) -> dict[InputRecord, InputRecord]:
     return through
 
 
-def check_histories(recorder: Recorder, inputs: Inputs) -> None:
-    """Raise for a view that an operator on lists wrote to together with what shares its memory."""
+def check_histories(recorder: Recorder, inputs: Inputs, results: Iterable[tuple[torch.Tensor, str]]) -> None:
+    """Raise for a view, among inputs or results, that an operator on lists wrote to together with an alias, or whose base
+    was detached later.
+    """
+    changes = recorder.changes
+    detached = ById((event.tensor, event.at) for event in changes.log.events if event.is_detach and event.is_toggle)
     for record in inputs.records:
-        stand_in = record.stand_in
+        stand_in, base = record.stand_in, inputs.by_real.get(base_of(record.real))
         is_listed_view = stand_in in recorder.writes.listed and is_view(stand_in)
         if is_listed_view and stand_in.requires_grad and not leads_to_base(stand_in):
-            raise written_by_lists(str(record.slot), recorder.changes.where(stand_in))
+            raise written_by_lists(str(record.slot), changes.where(stand_in))
+        if base is not None and base.stand_in in detached:
+            raise changed_with_gradients(str(record.slot), changes.where(base.stand_in))
+    for view, path in results if detached else ():
+        of = base_of(view) if is_view(view) and view.requires_grad else None
+        if of is not None and of in detached and recorder.value_of(view).born < detached[of]:
+            raise detached_and_written(f"the output {path}", changes.where(of))
 
 
 def _is_written(record: InputRecord) -> bool:
@@ -70,36 +74,100 @@ def _is_written(record: InputRecord) -> bool:
     return initial.is_written_through if initial.parent is not None else storage.is_written
 
 
-def is_replaced(recorder: Recorder, record: InputRecord) -> bool:
-    """Whether an input is another tensor by now."""
-    current = recorder.values[record.stand_in]
-    moves = recorder.changes.log.of(record.stand_in, SetData)
-    return bool(moves) or current.storage is not record.initial.storage
+def replaced(recorder: Recorder, records: Sequence[InputRecord]) -> list[int]:
+    """The inputs that are given other memory."""
+    return [index for index, record in enumerate(records) if recorder.changes.log.of(record.stand_in, SetData)]
 
 
-def _is_reshaped(recorder: Recorder, record: InputRecord) -> bool:
-    """Whether a call changes its sizes in place: nobody sees those that it has between two swaps of its memory."""
-    log = recorder.changes.log
-    swaps = [event.at for event in log.of(record.stand_in, SetData)]
-    changes = [event.at for event in log.of(record.stand_in, InplaceView)]
-    return any(not swaps or not swaps[0] < at < swaps[-1] for at in changes)
-
-
-def add_counted(analysis: Analysis) -> None:
-    """Keep one input per shared version counter: moving its version moves that of its aliases."""
+def add_effects(analysis: Analysis) -> None:
+    """Log all effects on the inputs themselves but other memory."""
     recorder, records = analysis.recorder, analysis.inputs.records
-    counted = {update.input for update in analysis.updates if update.counted}
-    written = {i for i in counted if records[i].spec.numel}
-    reshaped = {i for i, record in enumerate(records) if _is_reshaped(recorder, record)}
-    unwritten = (reshaped - {*analysis.replaced}) | (counted - written)
-    candidates = [i for i in analysis.counted if not _counted_with(written, records, i)]
-    analysis.counted = []
-    for index in candidates:
-        if not _counted_with({*unwritten, *analysis.counted} - {index}, records, index):
-            analysis.counted.append(index)
-    moving = {*unwritten, *analysis.counted}
-    rest = [i for i in range(len(records)) if i not in {*written, *moving}]
-    analysis.counted_along = [i for i in rest if _counted_with(moving, records, i)]
+    through_bases = written_through_bases(analysis.inputs)
+    whole, counted = set(through_bases.values()), []
+    for index, record in enumerate(records):
+        if record not in through_bases and _add_write(analysis, index, record, record in whole):
+            counted.append(index)
+    for index, record in enumerate(records):
+        _add_changes(analysis, index, record)
+    detachments = {event.at for event in recorder.changes.log.events if event.is_detach}
+    for index in _once_per_counter(analysis, counted):
+        record = records[index]
+        storages = record.initial.storage, recorder.values[record.stand_in].storage
+        moves = [change.at for storage in storages for change in storage.changes_of(record.stand_in)]
+        analysis.happens(max({*moves} - detachments, default=0), BumpVersion(index))
+
+
+def _add_write(analysis: Analysis, index: int, record: InputRecord, is_written_through_views: bool) -> bool:
+    """Log the write of an input. Returns whether the version moves without a write."""
+    recorder, stand_in, initial = analysis.recorder, record.stand_in, record.initial
+    changes = recorder.changes.log.of(stand_in, InplaceView, SetData)
+    kinds = {type(event.effect) for event in changes}
+    if len(kinds) > 1:
+        raise of_exchanged_memory(str(record.slot), recorder.changes.where(stand_in))
+    writes = [change.at for change in initial.storage.changes_of(stand_in) if change.is_write]
+    # Sizes that change in place count by themselves, where no write does.
+    counted = is_moved(record) and (bool(writes) or InplaceView not in kinds)
+    written = _is_written(record) or is_written_through_views
+    # What it was before it was given other memory has no history any more.
+    differentiable = written and is_written_with_history(record) and SetData not in kinds
+    if not written or (counted and not differentiable and initial.storage.generation == 0):
+        return counted and InplaceView not in kinds
+    if differentiable and record.spec.overlaps_itself:
+        raise past_the_edges(recorder.changes.where(stand_in))
+    value = recorder.values[stand_in] if differentiable else initial
+    out = analysis.add(
+        Updated(record.slot), value.read(recorder.emit), value.spec, stand_in if differentiable else None
+    )
+    # Before the sizes or the memory change. Nobody can tell when elements are written that no version counts.
+    at = min([max(writes, default=initial.storage.written_at), *(event.at for event in changes[:1])])
+    analysis.happens(at, Write(index, out, differentiable, counted or stand_in.is_inference()))
+    return False
+
+
+def _add_changes(analysis: Analysis, index: int, record: InputRecord) -> None:
+    """Log the marks of an input and its changes of sizes."""
+    recorder, stand_in = analysis.recorder, record.stand_in
+    is_leaf = is_marked(stand_in)
+    if is_leaf and not record.real.is_leaf and record.real.requires_grad and not is_view(record.real):
+        raise _refused(recorder, record)
+    for event in recorder.changes.log.of(stand_in, MarkRequiresGrad, Detach):
+        if event.is_toggle:
+            analysis.happens(event.at, dataclasses.replace(event.effect, input=index))
+    # A leaf that requires grad did not do so then, in eager.
+    is_leaf = record.real.is_leaf if record.real.requires_grad else is_leaf
+    for event in recorder.changes.log.of(stand_in, InplaceView):
+        assert isinstance(event.effect, InplaceView)
+        grad_enabled = event.effect.grad_enabled and not is_leaf
+        analysis.happens(event.at, dataclasses.replace(event.effect, input=index, grad_enabled=grad_enabled))
+
+
+def _once_per_counter(analysis: Analysis, counted: list[int]) -> list[int]:
+    """One input per shared version counter: moving its version moves that of its aliases."""
+    records, (written, unwritten) = analysis.inputs.records, _moving(analysis)
+    kept: list[int] = []
+    for index in counted:
+        others = {*written, *((unwritten | {*kept}) - {index})}
+        if not _counted_with(others, records, index):
+            kept.append(index)
+    return kept
+
+
+def counted_along(analysis: Analysis) -> tuple[int, ...]:
+    """Inputs without a written element whose version counter moves with that of another input."""
+    records, (written, unwritten) = analysis.inputs.records, _moving(analysis)
+    moving = unwritten | {entry.effect.input for entry in analysis.log if isinstance(entry.effect, BumpVersion)}
+    rest = [index for index in range(len(records)) if index not in written and index not in moving]
+    return tuple(index for index in rest if _counted_with(moving, records, index))
+
+
+def _moving(analysis: Analysis) -> tuple[set[int], set[int]]:
+    """Inputs whose version moves: with written elements, and resized or empty."""
+    recorder, records = analysis.recorder, analysis.inputs.records
+    writes = [entry.effect for entry in analysis.log if isinstance(entry.effect, Write) and entry.effect.is_whole]
+    counted = {write.input for write in writes if write.counted}
+    written = {index for index in counted if records[index].spec.numel}
+    reshaped = {index for index, r in enumerate(records) if recorder.changes.log.of(r.stand_in, InplaceView)}
+    return written, reshaped | (counted - written)
 
 
 def _counted_with(others: set[int], records: list[InputRecord], index: int) -> bool:
@@ -107,60 +175,19 @@ def _counted_with(others: set[int], records: list[InputRecord], index: int) -> b
     return any(share_counters(records[i].real, records[index].real) for i in others)
 
 
-def add_updates(
-    analysis: Analysis, index: int, record: InputRecord, is_written_through_views: bool, views: Sequence[torch.Tensor]
-) -> None:
-    """`views`: outputs that are views of the input."""
-    recorder, stand_in, initial = analysis.recorder, record.stand_in, record.initial
-    current = recorder.values[stand_in]
-    written = _is_written(record) or is_written_through_views
-    # Sizes that change in place count by themselves, where no write does.
-    counted = is_moved(record) and (bool(_counted_writes(record)) or not _is_reshaped(recorder, record))
-    differentiable = written and is_written_with_history(record)
-    resized = bool(recorder.changes.log.of(stand_in, InplaceView, SetData))
-    twin = recorder.detached.twin_of(stand_in)
-    if twin is not None and not resized and _is_detached_last(recorder, record, twin) and views_with_history(views):
-        out = analysis.add(Updated(record.slot), initial.read(recorder.emit), initial.spec, twin)
-        analysis.updates.append(Write(index, out, differentiable=True))
-        analysis.detached.add(index)
-        return
-    if is_replaced(recorder, record):
-        analysis.replaced.append(index)
-        differentiable = False  # what it was before has no history any more
-    if not written or (counted and not differentiable and initial.storage.generation == 0):
-        if counted and (index in analysis.replaced or not resized):
-            analysis.counted.append(index)
-        return
-    value = current if differentiable else initial
-    out = analysis.add(
-        Updated(record.slot), value.read(recorder.emit), value.spec, stand_in if differentiable else None
-    )
-    counted = counted or stand_in.is_inference()
-    analysis.updates.append(Write(index, out, differentiable, counted))
-
-
-def _is_detached_last(recorder: Recorder, record: InputRecord, twin: torch.Tensor) -> bool:
-    """Whether the input was written with gradients, then detached, and nothing else happened to its memory since."""
-    history: Any = history_of(twin)
-    storage = record.initial.storage
-    detached = {event.at for event in recorder.changes.log.detached(record.stand_in)}
-    is_last = all(change.at in detached for change in storage.changes if change.at > storage.written_at)
-    return is_last and history.next_functions[0][0]._sequence_nr() != record.start_sequence_nr
-
-
 # -------------------------------------------------------------------- other memory
 # Inputs that take another tensor's memory over: `set_`, and assignments to `.data`.
 
 
-def swapped(analysis: Analysis, index: int, memory: Handle) -> Recorded:
-    """The entry for the last swap of an input, to `memory`."""
+def add_swap(analysis: Analysis, index: int, memory: Handle) -> None:
+    """Log the last swap of an input, to `memory`."""
     recorder, records = analysis.recorder, analysis.inputs.records
     record = records[index]
     real, base = record.real, base_of(record.real) if is_view(record.real) else None
     has_views = base in analysis.inputs.by_real or any(base_of(r.real) is real for r in records)
     if is_written_with_history(record) or has_views or (base is not None and real.requires_grad and is_moved(record)):
         raise _refused(recorder, record)
-    return Recorded(recorder.changes.log.of(record.stand_in, SetData)[-1].at, SetData(index, memory))
+    analysis.happens(recorder.changes.log.of(record.stand_in, SetData)[-1].at, SetData(index, memory))
 
 
 def views_of_written(memory: list[tuple[InputRecord, list[InputRecord]]], recorder: Recorder) -> IdSet[torch.Tensor]:
@@ -168,12 +195,8 @@ def views_of_written(memory: list[tuple[InputRecord, list[InputRecord]]], record
     found: IdSet[torch.Tensor] = IdSet()
     for whole, members in memory:
         gained = any(r.stand_in.requires_grad and not r.real.requires_grad for r in members)
-        storage = whole.initial.storage
-        detached = [e for e in recorder.changes.log.events if e.is_detach and e.value.storage is storage]
-        if len(storage.changes) > len(detached):  # views of what is only detached stay what they are
-            everyone = any(r.detached_at is not None and is_moved(r) for r in members)
-            known = members if everyone else _known_as_written(members)
-            views = [r for r in known if is_view(r.real) and (r.real.requires_grad or gained)]
+        if whole.initial.storage.changes:
+            views = [r for r in _known_as_written(members) if is_view(r.real) and (r.real.requires_grad or gained)]
             found.update(r.real for r in views)
     return found
 
@@ -193,18 +216,10 @@ def check_sizes(analysis: Analysis, gradients: Sequence[Any]) -> None:
     """Raise for an input whose gradients have other sizes, another dtype or another accumulator than it came with."""
     recorder, records = analysis.recorder, analysis.inputs.records
     with_history = [fake for fake in analysis.fakes if fake is not None]
-    for index in analysis.replaced:
+    for index in replaced(recorder, records):
         record, gradient = records[index], gradients[index]
-        stand_in, spec, requires_grad = record.stand_in, record.spec, record.real.requires_grad
-        if record.real.is_leaf and _is_parted(with_history, record.leaf):
-            raise _refused(recorder, record)
-        if gradient is not None and not is_alike(gradient.spec, spec):
-            raise _refused(recorder, record)
-        # A view that was taken of it before has its gradients flow there by itself.
-        is_other = stand_in.shape != spec.shape or stand_in.dtype is not spec.dtype
-        outputs = [o for o in analysis.outputs if isinstance(o, Handle) and o.input == index and o.steps]
-        is_viewed = not all(map(analysis.is_of_swapped, outputs))
-        if is_other and requires_grad and is_viewed:
+        is_parted = record.real.is_leaf and _is_parted(with_history, record.leaf)
+        if is_parted or (gradient is not None and not is_alike(gradient.spec, record.spec)):
             raise _refused(recorder, record)
 
 
@@ -218,110 +233,3 @@ def _is_parted(outputs: Sequence[torch.Tensor], leaf: torch.Tensor | None) -> bo
         return False
     ends = [node for node in nodes_behind(outputs) if getattr(node, "variable", None) is leaf]
     return bool(ends) and any(node is not get_gradient_edge(leaf).node for node in ends)
-
-
-# -------------------------------------------------------------------- the log
-# The effect log of a call, from what happened while it was captured.
-
-
-def log_of(analysis: Analysis) -> tuple[Effect, ...]:
-    """What happens to the inputs."""
-    recorder, records = analysis.recorder, analysis.inputs.records
-    views, histories = analysis.early, analysis.histories
-    changes: list[Recorded] = []
-    for index, record in enumerate(records):
-        changes += _changes(analysis, index, record)
-    queries: list[Recorded] = []
-    for number, leaf in analysis.aliases:  # their history is that of the input, which is about to lose it
-        info = analysis.outputs[number]
-        if not isinstance(info, Handle) or info.input is None or not views_with_history([leaf]):
-            continue
-        record = records[info.input]
-        lost = [event for event in recorder.changes.log.of(record.stand_in, Detach) if event.required_grad]
-        was_plain = lost and not (record.real.requires_grad or record.stand_in.requires_grad or leaf.is_leaf)
-        if was_plain or info.input in analysis.detached:
-            queries.append(Recorded(lost[-1].at, QueryGradFn(info.input, steps=info.steps)))
-    before: list[Recorded] = []
-    after: list[Recorded] = []
-    for write in analysis.updates:
-        at, is_after = _written_at(analysis, write, records[write.input])
-        (after if is_after else before).append(Recorded(at, write))
-    counted = []
-    detachments = {event.at for event in recorder.changes.log.events if event.is_detach}
-    for index in analysis.counted:
-        record = records[index]
-        storages = record.initial.storage, recorder.values[record.stand_in].storage
-        moves = [change.at for storage in storages for change in storage.changes_of(record.stand_in)]
-        counted.append(Recorded(max({*moves} - detachments, default=0), BumpVersion(index)))
-    counted += _bumps_after_views([*views, *histories, *before, *after, *counted], records)
-    # What happens at one time happens in this order.
-    return ordered([*views, *before, *queries, *changes, *histories, *after, *counted, *analysis.swaps])
-
-
-def log_of_results(analysis: Analysis) -> tuple[Effect, ...]:
-    """What happens to the results of a call, in program order, with the views that are taken of them in between."""
-    if not analysis.of_results:
-        return ()
-    return ordered([*analysis.views, *analysis.of_results])
-
-
-def _bumps_after_views(recorded: Sequence[Recorded], records: Sequence[InputRecord]) -> list[Recorded]:
-    """Versions that move once more: a view was taken before a write, all of which are made ahead of that view."""
-    views: dict[int, list[int]] = {}
-    for entry in recorded:
-        if isinstance(entry.effect, TakeView):
-            views.setdefault(entry.effect.input, []).append(entry.at)
-    last = {e.effect.input: e.at for e in recorded if isinstance(e.effect, (Write, BumpVersion))}
-    found = []
-    for index, taken in views.items():
-        counted_at = max(_counted_writes(records[index]), default=0)
-        if any(last.get(index, counted_at) < at < counted_at for at in taken):
-            found.append(Recorded(counted_at, BumpVersion(index)))
-    return found
-
-
-def _changes(analysis: Analysis, index: int, record: InputRecord) -> list[Recorded]:
-    """What happens to an input itself, but for writes."""
-    recorder, stand_in = analysis.recorder, record.stand_in
-    log = recorder.changes.log
-    _check_epochs(recorder, record)
-    toggled = toggles(recorder, record)
-    recorded = [Recorded(event.at, dataclasses.replace(event.effect, input=index)) for event in toggled]
-    # A leaf that requires grad did not do so then, in eager.
-    is_leaf = record.real.is_leaf if record.real.requires_grad else is_marked(stand_in)
-    swaps = log.of(stand_in, SetData)
-    kept = {entry.at for entry in analysis.swaps}
-    for event in log.of(stand_in, InplaceView):
-        since = [swap.at for swap in swaps if swap.at < event.at]
-        if since and since[-1] not in kept:
-            continue
-        assert isinstance(event.effect, InplaceView)
-        grad_enabled = event.effect.grad_enabled and not is_leaf
-        change = dataclasses.replace(event.effect, input=index, grad_enabled=grad_enabled)
-        recorded.append(Recorded(event.at, change))
-    return recorded
-
-
-def _written_at(analysis: Analysis, write: Write, record: InputRecord) -> tuple[int, bool]:
-    """When the last write is made, and whether after what else happens then. It is before the sizes change."""
-    # Nobody can tell when elements are written that no version counts.
-    counted = _counted_writes(record)
-    at = max(counted, default=record.initial.storage.written_at)
-    log = analysis.recorder.changes.log
-    changes = [event.at for event in log.of(record.stand_in, InplaceView)]
-    swaps = log.of(record.stand_in, SetData)
-    if swaps:  # what was its memory is written through it, as long as it has that
-        return min(at, swaps[0].at, *changes[:1]), False
-    return min([at, *changes[:1]]), write.differentiable
-
-
-def _counted_writes(record: InputRecord) -> list[int]:
-    """When its memory was written so that its version moved."""
-    return [change.at for change in record.initial.storage.changes_of(record.stand_in) if change.is_write]
-
-
-def _check_epochs(recorder: Recorder, record: InputRecord) -> None:
-    stand_in = record.stand_in
-    is_leaf = not record.real.is_leaf and record.real.requires_grad and is_marked(stand_in)
-    if is_leaf and not is_view(record.real):
-        raise changed_with_gradients(str(record.slot), recorder.changes.where(stand_in))

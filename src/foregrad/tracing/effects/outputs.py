@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Container, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -22,10 +22,8 @@ from ...errors import UnsupportedSideEffectError
 from ...frontend.tree import flatten
 from ...graph.call_effects import EffectTarget, GiveAttribute, MakeParameter
 from ...graph.effect_log import (
-    Detach,
     Handle,
     MarkRequiresGrad,
-    Recorded,
     SetData,
     ViewStep,
     Write,
@@ -35,7 +33,6 @@ from ...graph.signature import ConstantOutput, OutputInfo, WrapperOutput
 from ...graph.slots import Base, Output
 from ...identity import ById, IdSet
 from ..heap.alias import Storage, Value, chain_of, is_from_custom_function, memory_root
-from ..heap.metadata_changes import keeps_history
 from ..heap.refusals import detached_and_written, of_exchanged_memory, written_by_lists
 from ..inputs.inputs import Inputs
 from ..recorder.recorder import Recorder
@@ -46,21 +43,15 @@ from .analysis import (
     Analysis,
     BaseOutput,
     alias_of_input,
-    as_it_was,
+    check_taken,
     last_swap,
     marked_at,
     memory_of,
     place_of,
+    starts_of,
     steps_between,
-    taken,
 )
-from .input_effects import (
-    add_counted,
-    add_updates,
-    check_histories,
-    swapped,
-    written_through_bases,
-)
+from .input_effects import add_effects, add_swap, check_histories, replaced
 
 aten = torch.ops.aten
 
@@ -70,13 +61,9 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
     analysis = Analysis(recorder, inputs)
     inputs.wrappers.check()
     views = [(tensor, path) for tensor, path in zip(leaves, paths, strict=True) if is_stand_in(tensor)]
-    recorder.detached.check_stale(views, inputs.by_stand_in)
-    through_bases = written_through_bases(inputs)
-    for index, record in enumerate(inputs.records):
-        if record not in through_bases:
-            of_it = [view for view, _ in views if is_view(view) and base_of(view) is record.stand_in]
-            add_updates(analysis, index, record, record in through_bases.values(), of_it)
-    add_counted(analysis)
+    check_histories(recorder, inputs, views)
+    analysis.starts = starts_of(recorder, inputs.records)
+    add_effects(analysis)
     tensors = tensor_outputs(analysis, leaves, paths)
     analysis.bases = bases = bases_of(analysis, tensors)
     for key, group in tensors.items():
@@ -88,13 +75,9 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
             _check_exchanged(analysis, analysis.outputs[-1], leaf)
         if getattr(analysis.outputs[-1], "steps", ()):
             analysis.aliases.append((len(analysis.outputs) - 1, leaf))
-    for index in analysis.replaced:
+    for index in replaced(recorder, inputs.records):
         record = inputs.records[index]
-        source = memory_of(analysis, last_swap(recorder, record), str(record.slot))
-        analysis.swaps.append(swapped(analysis, index, source))
-    check_histories(recorder, inputs)
-    known = [record for i, record in enumerate(inputs.records) if i not in analysis.detached]
-    recorder.detached.check(known, [*views, *((r.stand_in, str(r.slot)) for r in inputs.records)])
+        add_swap(analysis, index, memory_of(analysis, last_swap(recorder, record), str(record.slot)))
     return analysis
 
 
@@ -136,8 +119,8 @@ def _memory(analysis: Analysis, leaf: torch.Tensor, path: str) -> OutputInfo:
     alias = alias_of_input(analysis, value, path)
     if alias is not None:
         return _with_own_history(analysis, alias, leaf, value)[0]
-    if value.storage.is_input:
-        _refuse_former(path)
+    if value.storage.is_input:  # that an input had
+        raise of_exchanged_memory(f"the output {path}")
     existing = analysis.by_fake.get(leaf)
     if existing is not None:
         handle = Handle(path, None, existing)
@@ -145,10 +128,8 @@ def _memory(analysis: Analysis, leaf: torch.Tensor, path: str) -> OutputInfo:
             _marked(analysis, leaf, value, handle)
         return handle
     base = analysis.bases[value.storage]
+    check_taken(recorder, value, base.value, base.tensor, path)
     alias = Handle(path, None, base.output, (*base.back, *steps_between(value, base.value)))
-    if base.detached and leaf.requires_grad:
-        analysis.views += taken(alias, value)
-        return alias
     _check_copy(recorder, leaf, analysis.fakes[base.output], alias.steps, path)
     alias, has_own = _with_own_history(analysis, alias, leaf, value)
     has_history = has_own or base.leaf or analysis.fakes[base.output] is not None
@@ -158,64 +139,32 @@ def _memory(analysis: Analysis, leaf: torch.Tensor, path: str) -> OutputInfo:
 
 
 def _with_own_history(analysis: Analysis, alias: Handle, leaf: torch.Tensor, value: Value) -> tuple[Handle, bool]:
-    """The handle of a view, and whether the view is a leaf, or has another history than its base, which it is given."""
-    if leaf.requires_grad and not is_usable(leaf) and any(step.op in CUTS for step in alias.steps):
-        raise detached_and_written(f"the output {alias.path}", user_line(value.taken_at))
-    has_own = False
-    if leaf.requires_grad and is_usable(leaf) and leaf.is_leaf:
-        # Its base, taken again, does not require grad where it is cut.
-        has_own = any(step.op in CUTS for step in alias.steps) or analysis.inputs.is_own_leaf(leaf)
+    """The handle of a view, and whether the view is a leaf or is given a history of its own.
+
+    A view cut off its base has no history, but for a result of a custom Function, to autograd no view. A write with
+    gradients gives such a view a history: it is refused.
+    """
+    if not leaf.requires_grad:
+        return alias, False
+    is_cut = any(step.op in CUTS for step in alias.steps)
+    if is_usable(leaf) and leaf.is_leaf:
+        has_own = is_cut or analysis.inputs.is_own_leaf(leaf)
         if has_own:
             _marked(analysis, leaf, value, alias)
-    elif leaf.requires_grad and is_usable(leaf):
-        if is_from_custom_function(value, leaf):  # no view to autograd, however it was made
-            cut = ViewStep(aten.detach.default, (), (), None, id(value), True)
-            steps = (cut, *(dataclasses.replace(step, grad_enabled=True) for step in alias.steps))
-            alias = dataclasses.replace(alias, steps=steps)
-            own: tuple[int, int] | None = (
-                analysis.add(Output(alias.path), value.read(analysis.recorder.emit), value.spec, leaf),
-                len(steps),
-            )
-        else:
-            own = _own_history(analysis, alias, leaf, value)
-        if own is not None:
-            has_own = True
-            _give_history(analysis, alias, value, *own)
-    analysis.views += taken(alias, value)
-    return alias, has_own
-
-
-def _give_history(analysis: Analysis, alias: Handle, value: Value, output: int, upto: int) -> None:
-    """The view that the first `upto` steps lead to takes over the history of a graph output."""
-    write = Write(output=output, differentiable=True, counted=alias.input is not None, **place_of(alias, upto))
-    if alias.input is None:
+        return alias, has_own
+    is_made = is_usable(leaf) and is_from_custom_function(value, leaf)
+    if (is_cut and not is_made) or (is_made and value.spec.overlaps_itself):
+        raise detached_and_written(f"the output {alias.path}", user_line(value.taken_at))
+    if not is_made:
+        return alias, False
+    cut = ViewStep(aten.detach.default, (), (), None, id(value), True)
+    steps = (cut, *(dataclasses.replace(step, grad_enabled=True) for step in alias.steps))
+    alias = dataclasses.replace(alias, steps=steps)
+    if leaf not in analysis.by_fake:
+        output = analysis.add(Output(alias.path), value.read(analysis.recorder.emit), value.spec, leaf)
+        write = Write(output=output, differentiable=True, counted=False, **place_of(alias))
         analysis.happens(value.storage.written_at, write)
-    else:
-        analysis.histories.append(Recorded(value.storage.written_at, write))
-
-
-def _own_history(analysis: Analysis, alias: Handle, leaf: torch.Tensor, value: Value) -> tuple[int, int] | None:
-    """The graph output with the history of a view, or of what it is a view of, and how many steps lead to that; None
-    where the way from the base is not cut.
-    """
-    recorder, inputs = analysis.recorder, analysis.inputs
-    cuts = [at for at, step in enumerate(alias.steps) if step.op in CUTS]
-    if not cuts:
-        return None
-    owner = base_of(leaf) if is_view(leaf) else leaf
-    above = [link.fake for link in chain_of(value)[1 : len(alias.steps) - cuts[-1]]]
-    if alias.input is not None and any(fake is not None and inputs.is_own_leaf(fake) for fake in above):
-        return None  # its history begins there
-    current = recorder.values.get(owner)
-    if current is None or owner is None or not owner.requires_grad or owner.is_leaf or current not in chain_of(value):
-        owner, current = leaf, value
-    at = len(alias.steps) - chain_of(value).index(current)
-    if at <= cuts[-1]:
-        owner, current, at = leaf, value, len(alias.steps)
-    output = analysis.by_fake.get(owner)
-    if output is None:
-        output = analysis.add(Output(alias.path), current.read(recorder.emit), current.spec, owner)
-    return output, at
+    return alias, True
 
 
 # -------------------------------------------------------------------- views that are refused
@@ -253,11 +202,6 @@ def _check_view(recorder: Recorder, leaf: torch.Tensor, path: str) -> None:
     is_listed = any(fake in listed and is_view(fake) for fake in ways)
     if is_listed and not leaf.is_leaf and base is not None and base.requires_grad and not leads_to_base(leaf):
         raise written_by_lists(f"the output {path}", recorder.writes.where_lists())
-
-
-def _refuse_former(path: str) -> NoReturn:
-    """Raise for a view of memory that an input had."""
-    raise of_exchanged_memory(f"the output {path}")
 
 
 # -------------------------------------------------------------------- results that are objects of their own
@@ -306,7 +250,7 @@ def tensor_outputs(analysis: Analysis, leaves: list[Any], paths: list[str]) -> d
     recorder, inputs = analysis.recorder, analysis.inputs
     by_storage: dict[Storage, list[_Member]] = {}
     seen: IdSet[torch.Tensor] = IdSet()
-    for record in map(inputs.records.__getitem__, analysis.replaced):
+    for record in map(inputs.records.__getitem__, replaced(recorder, inputs.records)):
         value = last_swap(recorder, record)
         if not value.storage.is_input:
             member = _Member(record.stand_in, str(record.slot), value)
@@ -349,32 +293,17 @@ def bases_of(analysis: Analysis, by_storage: dict[Storage, list[_Member]]) -> di
                 continue
             analysis.add(Output(path), entry, value.spec, first)
             continue
-        start, base = _common_base(recorder, [member.value for member in group])
-        back: tuple[ViewStep, ...] = ()
-        if start is not base:
-            back = (as_it_was(start),)
+        base = _common_base(recorder, [member.value for member in group])
         assert base.fake is not None
         entry = base.read(recorder.emit)
         own = [member.path for member in group if member.tensor is base.fake]
-        known = analysis.by_fake.get(base.fake)
         slot = Output(own[0]) if own else Base(tuple(Output(member.path) for member in group))
-        twin = recorder.detached.twin_of(base.fake)
-        if twin is not None and any(_keeps_history(recorder, member) for member in group):
-            bases[key] = BaseOutput(start, analysis.add(slot, entry, base.spec, twin), back, detached=True)
-            at = recorder.changes.log.detached(base.fake)[-1].at
-            analysis.happens(at, Detach(-1, result=bases[key].output))
-            analysis.by_fake[base.fake] = bases[key].output
-            continue
         leaf = is_marked(base.fake)
         if leaf and base.parent is not None:  # no view of what it was before its sizes changed: that is no leaf
             entry = recorder.emit(aten.detach.default, entry, spec=base.spec)
-        bases[key] = BaseOutput(start, analysis.add(slot, entry, base.spec, base.fake), back, leaf)
+        bases[key] = BaseOutput(base, analysis.add(slot, entry, base.spec, base.fake), (), leaf, base.fake)
         if leaf:
             analysis.happens(marked_at(recorder, base.fake, base), MarkRequiresGrad(-1, result=bases[key].output))
-        if recorder.values.get(base.fake) is not base:
-            analysis.by_fake.pop(base.fake)  # that is what it was
-            if known is not None:
-                analysis.by_fake[base.fake] = known
     return bases
 
 
@@ -398,20 +327,8 @@ def _separate(recorder: Recorder, root: Value) -> None:
         root.separate(recorder.emit)
 
 
-def _keeps_history(recorder: Recorder, member: _Member) -> bool:
-    """Whether this is a view taken before its base was detached in place."""
-    if not (member.tensor.requires_grad and is_usable(member.tensor)):
-        return False
-    if not keeps_history(member.tensor):
-        raise recorder.detached.stale(member.tensor, member.path)
-    return True
-
-
-def _common_base(recorder: Recorder, values: list[Value]) -> tuple[Value, Value]:
-    """The nearest value that all of `values` are views of, and that autograd takes for a tensor of its own.
-
-    And what that tensor is by now: its sizes may have changed in place.
-    """
+def _common_base(recorder: Recorder, values: list[Value]) -> Value:
+    """The nearest value that all of `values` are views of, and that autograd takes for a tensor of its own."""
     chains = [list(reversed(chain_of(value))) for value in values]
     common: Value | None = None
     for level in zip(*chains, strict=False):
@@ -420,21 +337,10 @@ def _common_base(recorder: Recorder, values: list[Value]) -> tuple[Value, Value]
         fake = level[0].fake
         if fake is not None and recorder.values.get(fake) is level[0]:
             common = level[0]
-    if common is None or common.fake is None:
-        start = chains[0][0]
-        return start, start if start.fake is not None else _after_resizing(start)
-    own = base_of(common.fake) if is_view(common.fake) else None
+    own = base_of(common.fake) if common is not None and is_view(common.fake) else None  # type: ignore[arg-type]
     current = None if own is None else recorder.values.get(own)
-    if current is None or current.storage is not common.storage:
-        return common, common
-    earlier = chain_of(current)
-    return next(value for value in reversed(chains[0]) if value in earlier), current
-
-
-def _after_resizing(value: Value) -> Value:
-    """What the tensor is now that held `value` before its sizes were changed in place."""
-    if value.became is None:
+    if common is not None and current is not None and current.storage is common.storage:
+        common = current if current in chains[0] else None
+    if common is None:  # its sizes have changed in place since
         raise of_exchanged_memory("an output")
-    while value.became is not None:
-        value = value.became
-    return value
+    return common

@@ -91,7 +91,6 @@ class Value:
         "generation",
         "is_absent",
         "is_written_through",
-        "of_differentiable",
         "original",
         "parent",
         "spec",
@@ -118,7 +117,6 @@ class Value:
         self.born = 0 if parent is None else now()
         self.became: Value | None = None
         self.is_absent = False  # the zeros in place of a tangent that is not there
-        self.of_differentiable = False  # a view of a tensor that required grad when it was taken
 
     @property
     def storage(self) -> Storage:

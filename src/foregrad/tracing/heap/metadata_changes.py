@@ -5,13 +5,12 @@ The log of what happens in place is kept here, `detach_` too.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
 from typing import Any, NamedTuple
 
 import torch
 
-from ..._torch.tensors import base_of, history_of, is_usable, is_view
-from ...errors import UnsupportedAliasError, UnsupportedMutationError
+from ..._torch.tensors import base_of, history_of, is_view
+from ...errors import UnsupportedMutationError
 from ...graph.effect_log import Detach, Effect, Handle, InplaceView, MarkRequiresGrad, SetData
 from ...graph.meta import TensorSpec
 from ...identity import ById
@@ -19,8 +18,7 @@ from ..tape.opinfo import IDENTITIES, OpInfo
 from ..tape.origin import Origin, user_line
 from .alias import Change, Storage, Value, now
 from .recording import Recording
-from .records import InputRecord
-from .refusals import detached_and_written, given_to_a_view, resized_with_gradients, set_in_place
+from .refusals import given_to_a_view, resized_with_gradients, set_in_place
 from .views import View
 
 aten = torch.ops.aten
@@ -57,7 +55,7 @@ class MetadataChanges:
 
     def _change_sizes(self, tensor: torch.Tensor, old: Value, op: Any, args: Any, kwargs: Any) -> None:
         effect = InplaceView(-1, op, args, tuple(kwargs.items()), torch.is_grad_enabled())
-        old.storage.changes.append(Change(self.log.note(effect, tensor, old, op), tensor))
+        old.storage.changes.append(Change(self.log.note(effect, tensor, old), tensor))
 
     def resizes(
         self, tensor: torch.Tensor, value: Value, *, is_swap: bool = False, until_written: bool = False
@@ -117,7 +115,13 @@ class MetadataChanges:
             self.resizes(tensor, old, is_swap=True, until_written=given.same_layout(was.spec))
         self.replaced[tensor] = old
         after = self.become_view(tensor, rec.value_of(source), view)
-        self.log.note(SetData(-1, SOMETHING), tensor, was, after=after)
+        self.log.note(SetData(-1, SOMETHING), tensor, was, after)
+
+    def detach(self, tensor: torch.Tensor) -> None:
+        """`detach_` is about to be called."""
+        value = self.recorder.value_of(tensor)
+        value.storage.changes.append(Change(self.log.note(Detach(-1), tensor, value), tensor))
+        self.changed_at[tensor] = self.recorder.origins.here()
 
     def exchanged(self) -> set[Storage]:
         """The memories that tensors were given by `.data = ...`, and those that they had before."""
@@ -153,7 +157,7 @@ class MetadataChanges:
             flat = rec.emit(aten.slice_scatter.default, flat, content, 0, 0, numel, 1, spec=flat.spec)
         entry = rec.emit(aten.as_strided.default, flat, list(spec.shape), list(spec.stride), 0)
         rec.values[tensor] = after = Value(tensor, entry, spec)
-        old.storage.changes.append(Change(self.log.note(SetData(-1, SOMETHING), tensor, old, info.op, after), tensor))
+        old.storage.changes.append(Change(self.log.note(SetData(-1, SOMETHING), tensor, old, after), tensor))
         return out
 
     def require_unshared(self, value: Value, what: str) -> None:
@@ -186,8 +190,7 @@ SOMETHING = Handle("")  # the source of memory that is not known yet
 class Event(NamedTuple):  # whose `__new__` Dynamo leaves alone, unlike a dataclass's `__init__`, that gets tensors
     """It happened to `tensor`, which was `value` until then, at the time `at`.
 
-    `required_grad`: so it did until then. `after`: what it is since it was given other memory. `op`: what changed its
-    sizes or gave it memory.
+    `required_grad`: so it did until then. `after`: what it is since it was given other memory.
     """
 
     at: int
@@ -195,7 +198,6 @@ class Event(NamedTuple):  # whose `__new__` Dynamo leaves alone, unlike a datacl
     tensor: torch.Tensor
     value: Value
     required_grad: bool
-    op: Any = None
     after: Value | None = None
 
     @property
@@ -203,84 +205,32 @@ class Event(NamedTuple):  # whose `__new__` Dynamo leaves alone, unlike a datacl
         """Whether it was `detach_()`."""
         return isinstance(self.effect, Detach) and self.effect.in_place
 
+    @property
+    def is_toggle(self) -> bool:
+        """Whether the tensor requires grad since, or does not any more."""
+        return isinstance(self.effect, Detach if self.required_grad else MarkRequiresGrad)
+
 
 class EventLog:
     """`events`: what happened to tensors, but for writes of their elements, in program order."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
+        self._of: ById[torch.Tensor, list[Event]] = ById()
 
-    def note(
-        self, effect: Effect, tensor: torch.Tensor, value: Value, op: Any = None, after: Value | None = None
-    ) -> int:
+    def note(self, effect: Effect, tensor: torch.Tensor, value: Value, after: Value | None = None) -> int:
         """Note what happens to a tensor, which is `value`: when."""
-        self.events.append(Event(now(), effect, tensor, value, tensor.requires_grad, op, after))
-        return self.events[-1].at
+        event = Event(now(), effect, tensor, value, tensor.requires_grad, after)
+        self.events.append(event)
+        self._of.setdefault(tensor, []).append(event)
+        return event.at
 
     def of(self, tensor: torch.Tensor, *kinds: type[Effect]) -> list[Event]:
-        return [event for event in self.events if event.tensor is tensor and isinstance(event.effect, kinds)]
-
-    def detached(self, tensor: torch.Tensor) -> list[Event]:
-        return [event for event in self.of(tensor, Detach) if event.is_detach]
+        return [event for event in self._of.get(tensor, ()) if isinstance(event.effect, kinds)]
 
 
-# -------------------------------------------------------------------- detach_
-# Tensors that the function calls `detach_` on: views that were taken of them before keep the history they had.
-
-
-class Detached:
-    """`twins`: for each tensor, one with the history that it had until then."""
-
-    def __init__(self, recorder: Recording) -> None:
-        self.recorder = recorder
-        self.twins: ById[torch.Tensor, torch.Tensor] = ById()
-
-    def note(self, tensor: torch.Tensor) -> None:
-        """`detach_` is about to be called."""
-        value = self.recorder.value_of(tensor)
-        log = self.recorder.changes.log
-        value.storage.changes.append(Change(log.note(Detach(-1), tensor, value), tensor))
-        self.recorder.changes.changed_at[tensor] = self.recorder.origins.here()
-        if tensor.grad_fn is not None and not is_view(tensor):
-            with torch.enable_grad():
-                self.twins[tensor] = aten._unsafe_view.default(tensor, tensor.shape)
-
-    def twin_of(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
-        """The twin of a tensor that is still detached."""
-        return None if tensor is None or tensor.requires_grad else self.twins.get(tensor)
-
-    def check_stale(self, views: Iterable[tuple[torch.Tensor, str]], inputs: Container[Any]) -> None:
-        """Raise for a view of what the function made and detached, whose history autograd can't take up again: it may
-        not require grad any more, once asked.
-        """
-        for view, path in views if self.twins else ():
-            base = base_of(view) if is_view(view) and view.requires_grad else None
-            if base in self.twins and base not in inputs and not (is_usable(view) and view.requires_grad):
-                raise self.stale(view, path)
-
-    def stale(self, view: torch.Tensor, path: str) -> UnsupportedAliasError:
-        return detached_and_written(f"the output {path}", self.recorder.changes.where(base_of(view)))
-
-    def check(self, records: Iterable[InputRecord], views: Iterable[tuple[torch.Tensor, str]]) -> None:
-        """Raise where a view goes on with a history that the function gave to an input, and took from it again."""
-        if not self.twins:
-            return
-        by_stand_in = ById((record.stand_in, record) for record in records)
-        for view, path in views:
-            if not (view.requires_grad and is_view(view) and is_usable(view)):
-                continue
-            base = base_of(view)
-            record, twin = by_stand_in.get(base), self.twin_of(base)
-            if record is None or twin is None:
-                continue
-            history: Any = twin.grad_fn
-            if history.next_functions[0][0]._sequence_nr() != record.start_sequence_nr:
-                raise detached_and_written(path, self.recorder.changes.where(base))
-
-
-def views_with_history(views: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Views that still require grad though their base was detached."""
-    return [view for view in views if view.requires_grad and is_usable(view)]
+# -------------------------------------------------------------------- what an input was
+# What an input was at one time and another, as the log tells.
 
 
 def keeps_history(view: torch.Tensor) -> bool:
@@ -289,17 +239,5 @@ def keeps_history(view: torch.Tensor) -> bool:
     return node is not None and any(following is not None for following, _ in node.next_functions)
 
 
-# -------------------------------------------------------------------- what an input was
-# What an input was at one time and another, as the log tells.
-
-
 def is_alike(one: TensorSpec, other: TensorSpec) -> bool:
     return one.shape == other.shape and one.dtype is other.dtype
-
-
-def toggles(recorder: Recording, record: InputRecord) -> list[Event]:
-    """When the function made the input a leaf that requires grad, or one that does not."""
-    log, stand_in = recorder.changes.log, record.stand_in
-    marked = [e for e in log.of(stand_in, MarkRequiresGrad) if not e.required_grad or record.is_marked]
-    unmarked = [event for event in log.of(stand_in, Detach) if event.required_grad]
-    return sorted((*marked, *unmarked), key=lambda event: event.at)

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from ..._torch.generators import drawing_from
 from ..._torch.nested import tensors_in
+from ..._torch.random_operators import drawing_from
 from ..._torch.symbols import has_symbolic
 from ..._torch.tensors import storage_key
 from ...identity import ById, IdSet

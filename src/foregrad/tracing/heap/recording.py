@@ -181,7 +181,6 @@ class Recording(Protocol):
     # Other parts of the same recorder.
     changes: Any
     writes: Any
-    detached: Any
     checks: Any
     decisions: Any
     borrowed: list[tuple[torch.Tensor, Value]]

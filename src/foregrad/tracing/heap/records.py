@@ -19,10 +19,8 @@ class InputRecord:
 
     __slots__ = (
         "argument",
-        "detached_at",
         "entry",
         "initial",
-        "is_marked",
         "leaf",
         "real",
         "slot",
@@ -43,8 +41,6 @@ class InputRecord:
         self.stand_in: torch.Tensor
         self.leaf: torch.Tensor | None  # None: the gradient goes to the tensor this is a view of
         self.initial: Value
-        self.detached_at: int | None = None  # `detach_` was called on it; the clock until when views were what it was
-        self.is_marked = False  # a view that required grad through its base is to require it by itself
         self.start_version = 0
         self.start_sequence_nr: int | None = None
 

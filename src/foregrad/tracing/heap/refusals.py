@@ -25,6 +25,14 @@ def detached_and_written(what: str, where: str = "") -> UnsupportedAliasError:
     )
 
 
+def taken_before(what: str, where: str = "") -> UnsupportedAliasError:
+    """A view taken before a change of gradients; a call takes views last."""
+    return UnsupportedAliasError(
+        f"{what} is a view, and what it was taken of is made to require grad, or not to, in place{_at(where)} "
+        "(`requires_grad_`, `detach_`). Take the view after that, or return a copy."
+    )
+
+
 def set_in_place(where: str) -> UnsupportedMutationError:
     """`set_` gives a tensor other memory, which counts as a write of it and has no derivative."""
     return UnsupportedMutationError(

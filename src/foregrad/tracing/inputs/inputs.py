@@ -20,9 +20,7 @@ from ..._torch.tensors import (
     base_of,
     is_marked,
     is_number,
-    is_usable,
     is_view,
-    leads_to_base,
     storage_key,
     version_of,
     whole_memory,
@@ -39,11 +37,11 @@ from ...graph.slots import Closure, Input, Slot
 from ...identity import ById, IdSet
 from ...tracing.tape.again import CaptureAgain, SharedClosureFound
 from ..aspect import Aspect
-from ..heap.alias import Value, now
+from ..heap.alias import Value
 from ..heap.records import InputRecord, NumberRecord, is_moved, is_no_grad_view
-from ..heap.refusals import detached_and_written, past_the_edges
+from ..heap.refusals import changed_with_gradients, past_the_edges
 from ..recorder.recorder import Recorder
-from ..tape.origin import Origin, user_line
+from ..tape.origin import user_line
 from ..tape.tape import Entry, Learned
 from ..values.sizes import SizeSymbols
 from .stand_ins import MemoryGroup, StandIns
@@ -82,7 +80,6 @@ class Inputs:
         self.overlapping: list[tuple[InputRecord, InputRecord]] = []  # each with what it is a view of, or itself
         self._samples = learned.samples
         self.reached: ById[torch.Tensor, Source] = ById()  # arguments that the function also reached by itself
-        self.marked: ById[torch.Tensor, Origin | None] = ById()  # others that `requires_grad_` was called on: where
         self.reads = the_one("Python's state").Reads(self.as_they_are)
         self.sources = TensorSources(self.reads)
 
@@ -313,10 +310,6 @@ class Inputs:
             if (is_moved(base) or is_moved(record)) and (views or record is not base):
                 raise past_the_edges(user_line(record.initial.root.read(self.recorder.emit).origin))
 
-    def note_marked(self, tensor: torch.Tensor) -> None:
-        """`requires_grad_` is called on a tensor that stands for no input."""
-        self.marked[tensor] = self.recorder.origins.here()
-
     def see_as_views(self, records: list[InputRecord]) -> None:
         """Capture again where one of these stands for a view and is none."""
         for record in records:
@@ -327,8 +320,8 @@ class Inputs:
     def is_own_leaf(self, tensor: torch.Tensor) -> bool:
         """Whether it is a leaf that gradients arrive at: not so a view made under no_grad, marked through its base."""
         base = base_of(tensor) if is_view(tensor) else None
-        through_base = base is not None and base.requires_grad and tensor not in self.marked
-        return is_marked(tensor) and not through_base
+        through_base = base is not None and base.requires_grad
+        return is_marked(tensor) and not (through_base and not self.recorder.changes.log.of(tensor, MarkRequiresGrad))
 
 
 def again_with(record: InputRecord) -> CaptureAgain:
@@ -408,7 +401,6 @@ class HistoryChanges(Aspect):
 
     def __init__(self, inputs: Inputs, recorder: Recorder) -> None:
         self.inputs, self.recorder = inputs, recorder
-        self._used: list[tuple[InputRecord, str]] = []  # views used since a write, when their base was detached
 
     def on_mark(self, tensor: torch.Tensor, requires_grad: bool) -> bool:
         """`requires_grad_(requires_grad)` is about to be called; whether that is done with."""
@@ -420,6 +412,7 @@ class HistoryChanges(Aspect):
         if value is not None:  # no transform's own
             effect = MarkRequiresGrad(-1) if requires_grad else Detach(-1, in_place=False)
             self.recorder.changes.log.note(effect, tensor, value)
+            self.recorder.changes.changed_at[tensor] = self.recorder.origins.here()
         self._check_mark(tensor)
         return False
 
@@ -431,19 +424,14 @@ class HistoryChanges(Aspect):
             run()
             return
         self._check_detach(tensor)
-        self.recorder.detached.note(tensor)
+        self.recorder.changes.detach(tensor)
         run()
 
     def _check_mark(self, stand_in: torch.Tensor) -> None:
-        """A view that is made to require grad: so are views of it then, as views of its base are not."""
+        """Let stand-ins of marked views, and of views of the marked tensor, be views too."""
         marked = self.inputs.by_stand_in.get(stand_in)
-        if marked is None:
-            self.inputs.note_marked(stand_in)
-        if marked is not None and marked.real.requires_grad:
-            self.inputs.see_as_views([marked] if is_no_grad_view(marked) else [])
-            marked.is_marked = is_view(marked.real)
-            for value in self.recorder.values.values() if marked.is_marked and is_marked(marked.real) else ():
-                value.of_differentiable &= value.storage is not marked.initial.storage  # gradients went nowhere so far
+        if marked is not None and is_no_grad_view(marked):
+            raise changed_with_gradients(str(marked.slot), user_line(self.recorder.origins.here()))
         if marked is None or marked.real.requires_grad:
             return
         for record in self.inputs.records:
@@ -452,57 +440,22 @@ class HistoryChanges(Aspect):
                 self.inputs.see_as_views([record])
 
     def _check_detach(self, stand_in: torch.Tensor) -> None:
-        """Raise what `detach_` raises for a view; stand-ins are views only where gradients need it."""
+        """Raise the error of `detach_` for a view, because few stand-ins are views; or for a tensor with views among the
+        inputs.
+        """
         record = self.inputs.by_stand_in.get(stand_in)
         if record is not None and is_view(record.real):
             raise RuntimeError("Can't detach views in-place. Use detach() instead.")
-        if record is None:
-            return
-        if record.detached_at is None:  # writes that its version does not count leave views of it what they are
-            changes = self.recorder.value_of(stand_in).storage.changes_of(stand_in)
-            record.detached_at = changes[0].at if changes and is_moved(record) else now()
-        for other in self.inputs.records:  # views taken under no_grad require grad as long as their base does
-            real = other.real
-            if base_of(real) is not record.real:
-                continue
-            if is_moved(record) and is_usable(real) and leads_to_base(real) and is_view(other.stand_in):
-                self._used += [(other, user_line(self.recorder.origins.here()))] if self._is_used(other) else []
-            if is_view(other.stand_in):
-                continue
-            if is_marked(real) or self._has_marked_views(other.stand_in):
-                self.inputs.see_as_views([other])
-
-    def failed(self, error: BaseException) -> bool:
-        """Capture again where the run failed and views are of what was detached: they may be used otherwise by then."""
-        if not isinstance(error, RuntimeError):
-            return False
-        detached = IdSet(r.real for r in self.inputs.records if r.detached_at is not None)
-        self.inputs.see_as_views([r for r in self.inputs.records if base_of(r.real) in detached])
-        return False
+        for other in self.inputs.records if record is not None and stand_in.requires_grad else ():
+            if base_of(other.real) is record.real:  # type: ignore[union-attr]
+                raise changed_with_gradients(str(other.slot), user_line(self.recorder.origins.here()))
 
     def returned(self, results: Sequence[Any], paths: Sequence[str]) -> None:
         """Capture again where views that autograd bars writes to, made under no_grad or several at once, are written by
         themselves: it bars most uses of them then. And where an operator on lists wrote to a view twice: its history is
         not that of what it is a view of.
         """
-        for record, where in self._used:
-            detached = self.recorder.changes.log.events
-            if any(e.is_detach and e.at == record.initial.storage.changed_at for e in detached):
-                raise detached_and_written(str(record.slot), where)  # nothing has changed since
         listed = self.recorder.writes.listed
         barred = [r for r in self.inputs.records if r.real.requires_grad and not allows_writes(r.real) and is_moved(r)]
         twice = [r for r in self.inputs.records if r.stand_in in listed and r.stand_in.requires_grad]
         self.inputs.see_as_views([*barred, *(record for record in twice if is_view(record.real))])
-
-    def _is_used(self, record: InputRecord) -> bool:
-        """Whether it was read, or views taken of it, since its memory was written: autograd has that history then."""
-        value = self.recorder.values[record.stand_in]
-        if value.generation == value.storage.generation:
-            return True
-        return any(v.parent is value and v.born > value.storage.changed_at for v in self.recorder.values.values())
-
-    def _has_marked_views(self, base: torch.Tensor) -> bool:
-        """Whether the function took views of it under no_grad."""
-        fakes = [v.fake for v in list(self.recorder.values.values()) if v.fake is not None]
-        views = [fake for fake in fakes if is_view(fake) and base_of(fake) is base and fake.requires_grad]
-        return any(not is_usable(view) or view.is_leaf for view in views)

@@ -378,7 +378,6 @@ def _as_plain(tensor: Any, new: Any, attributes: dict[str, Any]) -> Any:
 # What is done with the arguments of these, stand-ins by then, in place of calling them.
 _OBJECTS: dict[Any, Callable[..., Any]] = {
     _TENSOR.__repr__: _text,
-    _TENSOR.__format__: _text,
     _TENSOR.__reduce_ex__: _reduced,
     torch.nn.Parameter.__reduce_ex__: _reduced,
     _TENSOR.__deepcopy__: _deep_copy,
@@ -402,6 +401,12 @@ class ValueReaders(Aspect):
 
     def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
         return _READERS[func](func, args, kwargs)
+
+    def _formatted(self, func: Any, args: Any, kwargs: Any) -> str:
+        tensor, spec = args
+        if type(tensor) is not torch.Tensor or tensor.dim() or not is_stand_in(tensor):
+            self.asked.refuse("text", tensor)
+        return format(self.recorder.decisions.numbers.ours(tensor.item()), spec)
 
     def _as_object(self, func: Any, args: Any, kwargs: Any) -> Any:
         return _OBJECTS[func](self.asked, *args, **kwargs)
@@ -433,6 +438,7 @@ class ValueReaders(Aspect):
     functions: ClassVar[Mapping[Any, Row]] = {
         **dict.fromkeys(_READERS, _read),
         **dict.fromkeys(_OBJECTS, _as_object),
+        _TENSOR.__format__: _formatted,
         torch.asarray: _as_array,
         torch.tensor: _made,
     }

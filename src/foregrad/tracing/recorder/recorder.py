@@ -26,7 +26,7 @@ from ...errors import UnsupportedDataDependentError, UnsupportedOpError
 from ...identity import IdSet
 from ...locks import bound
 from ..heap.alias import Value
-from ..heap.metadata_changes import Detached, MetadataChanges
+from ..heap.metadata_changes import MetadataChanges
 from ..heap.overlaps import check_view
 from ..heap.recording import Host, Watch
 from ..heap.refusals import changed_wrapper
@@ -79,7 +79,6 @@ class Recorder(Trace, ThreadDispatchMode):
         self.metadata = Metadata(self.values.get, self.kernels)
         self.changes = MetadataChanges(self)
         self.writes = Writes(self, self.changes)
-        self.detached = Detached(self)
         self.checks = Checks(self)
         self.late = BackwardWrites(self)
         self.borrowed: list[tuple[torch.Tensor, Value]] = []  # constants in memory that PyTorch has not allocated
@@ -275,7 +274,6 @@ class Recorder(Trace, ThreadDispatchMode):
             view = View(info.op, rest, kwargs, None, object(), grad_enabled, made=self.made())
             value = Value(out, None, specs or self.spec_of(out), source, view)
             value.generation = -1
-            value.of_differentiable = args[0].requires_grad
             if info.is_identity:
                 value.entry, value.generation = source.read(self.emit), value.storage.generation
             self.values[out] = value
@@ -287,7 +285,6 @@ class Recorder(Trace, ThreadDispatchMode):
             view = View(info.op, rest, kwargs, index, call, grad_enabled, made=made)
             value = Value(item, None, specs[index] if specs else self.spec_of(item), source, view)
             value.generation = -1
-            value.of_differentiable = args[0].requires_grad
             self.values[item] = value
         return out
 

@@ -68,6 +68,7 @@ class Decisions:
         self._prefix: Prefix = Prefix(tape, real_of, checks)
         self._tape = tape
         self._by_entry: dict[Entry, Decided] = {}
+        self._varying: set[Entry] = set()
         self._contents: dict[Entry, torch.Tensor] = {}
         # The symbolic integer in a tensor, by the tensor's entry; None where the integer is plain.
         self._integers: dict[Entry, Any] = {}
@@ -84,7 +85,8 @@ class Decisions:
     def item(self, entry: Entry, where: str, emit: Emit) -> Any:
         """The number in a tensor of one element."""
         known = self._by_entry.get(entry)
-        if known is None and self.varied is not None and where in self.varied:
+        if known is None and self.varied is not None and (where in self.varied or entry in self._varying):
+            self._varying.add(entry)  # a graph decides on it at one line, though further lines read it
             value = self.value(entry, where).item()
             if type(value) is float and math.isfinite(value):
                 return self.numbers.float(emit(aten._local_scalar_dense.default, entry), value, where)

@@ -18,7 +18,16 @@ import torch
 
 from ..._torch.asked import tell_type
 from ..._torch.native import divert
-from ..._torch.symbols import SymbolTable, TracedInt, TracedSymbol, concrete, may_vary, numbers_told, symbol_made
+from ..._torch.symbols import (
+    SymbolTable,
+    TracedInt,
+    TracedSymbol,
+    concrete,
+    may_vary,
+    numbers_told,
+    symbol_made,
+    text_later,
+)
 from ..heap.recording import Recording
 from ..tape.tape import Entry
 
@@ -29,6 +38,7 @@ class Numbers:
     def __init__(self, recorder: Recording, table: SymbolTable | None) -> None:
         self.recorder = recorder
         self.table = table
+        self.texts: Any = None  # gives marks for texts that each call makes
         self.made: list[TracedFloat] = []
         self.by_entry: dict[Entry, TracedFloat] = {}
         self.by_symbol: dict[Any, TracedFloat] = {}
@@ -174,13 +184,13 @@ class TracedFloat(TracedSymbol):
         return hash(self._fixed())
 
     def __str__(self) -> str:
-        return str(self._fixed())
+        return text_later(self.numbers, self, "s") or str(self._fixed())
 
     def __repr__(self) -> str:
-        return repr(self._fixed())
+        return text_later(self.numbers, self, "r") or repr(self._fixed())
 
     def __format__(self, spec: str) -> str:
-        return format(self._fixed(), spec)
+        return text_later(self.numbers, self, "", spec) or format(self._fixed(), spec)
 
     def __reduce__(self) -> Any:
         return float, (self._fixed(),)

@@ -15,9 +15,9 @@ import torch
 
 from ..._torch.engine import default_generators, plain_execution
 from ..._torch.fakes import is_absent
-from ..._torch.generators import drawing_from
 from ..._torch.nested import leaves
 from ..._torch.ops import OpOverload
+from ..._torch.random_operators import drawing_from
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import concrete, has_symbolic, map_symbolic
 from ...graph.effect_log import CheckFailed

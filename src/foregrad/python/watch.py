@@ -30,11 +30,11 @@ from torch.utils.hooks import RemovableHandle
 
 from .._torch.guards import GLOBAL_HOOKS, TensorGuards, Tree, dict_version, versions_tell
 from .._torch.native import make_tensor_check, make_version_check
+from ..dispatch.explain import Difference
 from ..frontend.expected import Expected, describe, same_keys
 from ..frontend.opaque import is_cached_function
 from ..frontend.reads import Reads, ReadSite, tensors_in_key
 from ..frontend.source import ABSENT, table_of
-from .explain import Difference
 
 Check = Callable[[tuple[Any, ...]], bool]
 _FEW = 6  # cells

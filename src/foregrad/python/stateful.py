@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
+from ..dispatch.graphs import Specialization
+from ..dispatch.guard_list import MISS
 from ..frontend.arrays import is_array as is_numpy_array
 from ..frontend.lifted import Draw, Lifted, StatePlace, lifted_arrays, lifted_places, place_of
-from ..frontend.program_state import ProgramState
 from ..frontend.source import Source
 from ..graph.meta import TensorSpec
 from ..graph.python_effects import CallMethod
 from ..graph.source import Names, attribute, compile_source, item, literal
 from ..runtime.lines import LineWriter
 from ..tracing.tape.again import ArgumentsDiffer
-from .graphs import Specialization
-from .guard_list import MISS
+from .program_state import ProgramState
 
 
 def state_that_varies(

@@ -31,12 +31,10 @@ from typing import Any
 import torch
 import torch.utils.weak
 
-from ..graph.source import in_order
-from ..locks import Replacements
-from .arrays import is_array
-from .code import OF_CODE, CodeNames, NamesMet, codes_in, imported_modules, names_of
-from .expected import holds_classes, is_plain
-from .libraries import (
+from ..frontend.arrays import is_array
+from ..frontend.code import OF_CODE, CodeNames, NamesMet, codes_in, imported_modules, names_of
+from ..frontend.expected import holds_classes, is_plain
+from ..frontend.libraries import (
     BAGS,
     is_installed,
     is_library,
@@ -47,8 +45,7 @@ from .libraries import (
     loggers_of,
     referent,
 )
-from .library_state import LibraryState
-from .objects import (
+from ..frontend.objects import (
     CODE_OF_CLASSES,
     SPECIAL,
     attributes_of,
@@ -59,10 +56,13 @@ from .objects import (
     special_names,
     values_of,
 )
-from .opaque import context_value, is_cached_function
-from .reads import VIEWS, Reads, ReadSite, items_in
-from .region import is_eager_region
-from .source import ABSENT, table_of
+from ..frontend.opaque import context_value, is_cached_function
+from ..frontend.reads import VIEWS, Reads, ReadSite, items_in
+from ..frontend.region import is_eager_region
+from ..frontend.source import ABSENT, table_of
+from ..graph.source import in_order
+from ..locks import Replacements
+from .library_state import LibraryState
 
 _DEEPEST = 100  # objects, each reached through the one before: a list linked by hand, a tree
 _DEEPEST_IN_LIBRARY = 3

@@ -31,12 +31,11 @@ from .._torch.guards import GLOBAL_HOOKS
 from .._torch.hooks import gradient_hooks
 from .._torch.stand_ins import is_stand_in
 from .._torch.torchscript import attributes_of
-from ..graph.slots import Buffer, Closure, Param
-from . import holders as kinds
-from .code import Seen, imported_modules, look_at, stored_in
-from .expected import PLAIN, stored
-from .holders import Holder, Kind, own_globals, slots_of
-from .libraries import (
+from ..frontend import holders as kinds
+from ..frontend.code import Seen, imported_modules, look_at, stored_in
+from ..frontend.expected import PLAIN, stored
+from ..frontend.holders import Holder, Kind, own_globals, slots_of
+from ..frontend.libraries import (
     BAGS,
     OF_CTYPES,
     WEAK,
@@ -47,10 +46,11 @@ from .libraries import (
     is_outside,
     referent,
 )
-from .objects import CODE_OF_CLASSES
-from .opaque import DRAWN, is_cached_function, is_random_generator, results_of, used_up
-from .reads import TABLES, VIEWS
-from .source import ABSENT, Source, table_of
+from ..frontend.objects import CODE_OF_CLASSES
+from ..frontend.opaque import DRAWN, is_cached_function, is_random_generator, results_of, used_up
+from ..frontend.reads import TABLES, VIEWS
+from ..frontend.source import ABSENT, Source, table_of
+from ..graph.slots import Buffer, Closure, Param
 
 _MOST_VISITS = 200_000
 _LARGE = 10_000  # items, from which on those of a container are not looked into

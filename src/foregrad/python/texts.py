@@ -1,0 +1,183 @@
+"""Text of numbers that the graph computes, as prints and logs have it: made by each call after its graph has run.
+
+`print(f"loss {loss.item():.3f}")` asks a number for its text before any graph has run. The number gives a mark in place
+of the text if the bytecode of the line proves that the text goes into one call and nowhere else. `print` or a logger
+that is called there finds the mark. A mark that neither takes went to a function that may look at it: the capture
+starts over, and the line's text holds the number of this one call, as a decision.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import dis
+import functools
+import logging
+import re
+import secrets
+import sys
+from types import CodeType, FrameType
+from typing import Any
+
+from ..graph.python_effects import Piece
+from ..house import is_program_module
+
+Site = tuple[CodeType, int]
+"""A call in code, by its offset."""
+
+_BEGIN = f"\ue000foregrad {secrets.token_hex(8)} "  # in no text of the program's
+_MARKS = re.compile(f"({_BEGIN}\\d+\ue001)")
+_LOGGING = vars(logging)
+_CALLS = {"CALL": 2, "CALL_KW": 3, "CALL_METHOD": 2, "CALL_FUNCTION": 1, "CALL_FUNCTION_KW": 2}
+_IDLE = {"NOP", "CACHE", "RESUME", "EXTENDED_ARG", "PRECALL", "KW_NAMES"}
+_OF_ONE = {"FORMAT_SIMPLE", "CONVERT_VALUE", "UNARY_NEGATIVE", "UNARY_NOT", "UNARY_INVERT", "LOAD_ATTR"}
+_OF_TWO = {"FORMAT_WITH_SPEC", "BINARY_SUBSCR", "COMPARE_OP"}
+_BUILDS = {"BUILD_STRING": 1, "BUILD_TUPLE": 1, "BUILD_LIST": 1, "BUILD_SET": 1, "BUILD_MAP": 2}
+_HAS_NULLS = sys.version_info >= (3, 11)
+_HAS_METHODS = sys.version_info >= (3, 12)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Mark:
+    frame: FrameType
+    site: Site
+    piece: Piece
+    number: Any
+
+
+class Texts:
+    """The marks of one run that nobody has taken. `refused`: calls that earlier runs found to take text elsewhere."""
+
+    def __init__(self, refused: set[Site]) -> None:
+        self.refused = refused
+        self._open: dict[str, _Mark] = {}
+        self._count = 0
+
+    def mark(self, number: Any, conversion: str, spec: str) -> str | None:
+        """A mark for a number's text; None where the program, or PyTorch, may look at the text."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and not is_program_module(frame.f_globals.get("__name__")):
+            frame = frame.f_back
+        offset = None if frame is None or _BEGIN in spec else _call_of_text(frame.f_code, frame.f_lasti, conversion)
+        if frame is None or offset is None or (frame.f_code, offset) in self.refused:
+            return None
+        self._count += 1
+        mark = f"{_BEGIN}{self._count}\ue001"
+        self._open[mark] = _Mark(frame, (frame.f_code, offset), (conversion, spec), number)
+        return mark
+
+    def take(self, frame: FrameType | None, text: str) -> list[Any]:
+        """`text`, a literal between two pieces with their numbers, if all marks in it are of the call that the frame is
+        in; else the text alone. `frame`: of the call, or of a function of `logging` that it calls.
+        """
+        parts: list[Any] = _MARKS.split(text)
+        if len(parts) == 1 or not all(self._is_here(mark, frame) for mark in parts[1::2]):
+            return [text]
+        marks = [self._open.pop(mark) for mark in parts[1::2]]
+        parts[1::2] = [(mark.piece, mark.number) for mark in marks]
+        return parts
+
+    def drop(self, frame: FrameType) -> None:
+        """A logger that is called there drops the text."""
+        for mark in [mark for mark in self._open if self._is_here(mark, frame)]:
+            del self._open[mark]
+
+    def _is_here(self, mark: str, frame: FrameType | None) -> bool:
+        while frame is not None and frame.f_globals is _LOGGING:
+            frame = frame.f_back
+        found = self._open.get(mark)
+        if found is None or frame is not found.frame:
+            return False
+        steps = _steps(frame.f_code)
+        return steps[_index(steps, frame.f_lasti)].offset == found.site[1]
+
+    def refuse_rest(self) -> bool:
+        """Whether marks are left: their calls take text elsewhere, and get none in the next run."""
+        self.refused.update(mark.site for mark in self._open.values())
+        return bool(self._open)
+
+
+@functools.lru_cache(maxsize=64)
+def _steps(code: CodeType) -> list[dis.Instruction]:
+    return list(dis.get_instructions(code))
+
+
+def _index(steps: list[dis.Instruction], offset: int) -> int:
+    """The instruction that a frame is at, which may be at one of its caches."""
+    index = bisect.bisect_right([step.offset for step in steps], offset) - 1
+    while steps[index].opname == "PRECALL":  # calls functions in C by itself
+        index += 1
+    return index
+
+
+def _call_of_text(code: CodeType, offset: int, conversion: str) -> int | None:
+    """The offset of the one call that takes the text which the instruction at `offset` makes of a value; None where
+    there is no proof of that.
+    """
+    steps = _steps(code)
+    index = _index(steps, offset)
+    step = steps[index]
+    if step.opname.startswith("FORMAT_") or step.opname == "CONVERT_VALUE":
+        has_spec = step.opname == "FORMAT_WITH_SPEC" or (step.opname == "FORMAT_VALUE" and bool((step.arg or 0) & 4))
+        is_whole = not (has_spec and conversion)  # a specification would apply to the mark
+    else:
+        is_whole = not conversion and _is_format_of_literal(steps, index)
+    found = _taker(steps, index) if is_whole else None
+    return None if found is None else steps[found[0]].offset
+
+
+def _is_format_of_literal(steps: list[dis.Instruction], index: int) -> bool:
+    """Whether a call is `"...".format(...)`."""
+    for at in reversed(range(1, index)):
+        if steps[at].opname in ("LOAD_METHOD", "LOAD_ATTR") and steps[at].argval == "format":
+            before = steps[at - 1]
+            if before.opname == "LOAD_CONST" and type(before.argval) is str:
+                return _taker(steps, at, is_callee=True) == (index, True)
+    return False
+
+
+def _taker(steps: list[dis.Instruction], index: int, *, is_callee: bool = False) -> tuple[int, bool] | None:
+    """(The call that takes the topmost value after an instruction, whether it calls that value); None where another
+    instruction takes it, or may. In a longer text it is still whole.
+    """
+    above = 0
+    for at in range(index + 1, len(steps)):
+        name, arg = steps[at].opname, steps[at].arg or 0
+        if not is_callee:
+            if name == "BUILD_STRING" and above < arg:
+                above = 0
+                continue
+            if above == 0 and (name == "FORMAT_SIMPLE" or (name == "FORMAT_VALUE" and arg == 0)):
+                continue
+        effect = _effect(name, arg)
+        if effect is None:
+            return None
+        pops, pushes = effect
+        if pops > above:
+            return (at, above >= pops - 2) if name in _CALLS else None
+        above += pushes - pops
+    return None
+
+
+def _effect(name: str, arg: int) -> tuple[int, int] | None:
+    """(How many values an instruction takes from the stack, how many it puts there); None: not known, or a jump."""
+    if name in _IDLE:
+        return 0, 0
+    if name in _CALLS:
+        return arg + _CALLS[name], 1
+    if name in _BUILDS:
+        return arg * _BUILDS[name], 1
+    if name == "FORMAT_VALUE":
+        return (2, 1) if arg & 4 else (1, 1)
+    if name == "LOAD_METHOD":
+        return 1, 2
+    if name in _OF_ONE:
+        return 1, 1 + (name == "LOAD_ATTR" and _HAS_METHODS and arg & 1)
+    if name in _OF_TWO or (name.startswith("BINARY_") and name != "BINARY_SLICE"):
+        return 2, 1
+    if name == "LOAD_GLOBAL":
+        return 0, 1 + (_HAS_NULLS and arg & 1)
+    if name.startswith("LOAD_FAST"):
+        return (0, name.count("LOAD_FAST")) if name != "LOAD_FAST_AND_CLEAR" else None
+    loads = ("LOAD_CONST", "LOAD_SMALL_INT", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "PUSH_NULL")
+    return (0, 1) if name in loads else None
