@@ -440,8 +440,8 @@ class HistoryChanges(Aspect):
                 self.inputs.see_as_views([record])
 
     def _check_detach(self, stand_in: torch.Tensor) -> None:
-        """Raise the error of `detach_` for a view, because few stand-ins are views; or for a tensor with views among the
-        inputs.
+        """Raise the error of `detach_` for a view, because few stand-ins are views; or for a tensor with views among
+        the inputs.
         """
         record = self.inputs.by_stand_in.get(stand_in)
         if record is not None and is_view(record.real):
