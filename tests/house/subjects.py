@@ -85,7 +85,7 @@ ANNEXES: dict[str, tuple[str, ...]] = {
     ),
     "dynamo": ("dynamo.py", "backends/of_dynamo.py", "_torch/dynamo.py", "_torch/function_bodies.py"),
     "store": ("artifacts/*", "cache/*", "serialize/*", "_torch/expressions.py"),
-    "planning": (),
+    "planning": ("_torch/plans.py",),
     "tools": (
         "testing.py",
         "logs.py",

@@ -38,7 +38,7 @@ def test_the_plan_as_json(target, capsys):
     settings = ["--budget", "80GiB", "--mesh", "dp=2,fsdp=8", "--json"]
     assert main(["plan", target, "--device", "h100", *settings]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert (data["budget"], data["ranks"]) == (80 << 30, {"dp": 2, "fsdp": 8})
+    assert (data["budget"], data["ranks"]) == (80 << 30, {"dp": 2, "fsdp": 8, "tp": 1})
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_the_plan_as_json(target, capsys):
         (["--device", "h1000"], 3, "there is no device 'h1000'"),
         (["--device", "l4", "--budget", "1KiB"], 3, "BudgetError: a budget of 1.0 KiB can't be met"),
         (["--device", "l4", "--budget", "much"], 2, "is no memory budget"),
-        (["--device", "l4", "--mesh", "tp=2"], 3, "'tp' of a mesh is not planned"),
+        (["--device", "l4", "--mesh", "pp=2"], 3, "'pp' of a mesh is not planned"),
         (["--device", "l4", "--mesh", "fsdp"], 2, "--mesh is of the form"),
         (["--device", "l4", "--sizes", "planned.py:4"], 2, "--sizes is of the form"),
     ],

@@ -355,7 +355,7 @@ def test_a_plan_as_text_json_and_page(tmp_path):
         ({"optimizer": "Adman"}, "torch.optim has no Adman"),
         ({"optimizer": lambda parameters: 3}, "gives a int, which is no optimizer"),
         ({"optimizer": 3}, "an optimizer is a class"),
-        ({"mesh": {"tp": 8}}, "the dimension 'tp' of a mesh is not planned"),
+        ({"mesh": {"pp": 8}}, "the dimension 'pp' of a mesh is not planned"),
         ({"mesh": {"fsdp": 0}}, "at least one rank"),
         ({"mesh": "all"}, "a mesh is a dict"),
     ],

@@ -11,11 +11,13 @@ from tests.distributed.planned import Net, inputs
 from tests.distributed.ranks import run
 
 
-@pytest.mark.parametrize("kind", ["fsdp", "dp"])
-def test_the_peak_of_a_rank(kind, tmp_path):
-    batch = 2048  # values outweigh the buffers of collectives, which on the CPU go when a thread of gloo's lets them
+@pytest.mark.parametrize(("kind", "batch"), [("fsdp", 16), ("fsdp", 2048), ("dp", 2048)])
+def test_the_peak_of_a_rank(kind, batch, tmp_path):
+    """With few values, the peak is that of gathers and reductions."""
     codes, said = run("planned", 2, tmp_path, kind, str(batch))
     assert codes == [0, 0], "\n".join(said)
     measured = int(re.search(r"peak (\d+)", said[0])[1])
     found = foregrad.plan(Net(), *inputs(batch), optimizer="AdamW", device="cpu", mesh={kind: 2})
-    assert found.choice("save all").peak - found.standing.total == pytest.approx(measured, rel=0.03)
+    assert found.choice("save all").peak - found.standing.total == pytest.approx(
+        measured, rel=0.03 if kind == "dp" else 0.001
+    )

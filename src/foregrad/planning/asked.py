@@ -1,9 +1,9 @@
 """Values that a model asks of tensors that have none: numbers, and how many elements a mask chooses.
 
-The caller says each by the line of the program that asks: `sizes={"model.py:41": 128}`, or a list of them for a line
-that asks several times (`tolist`). A number is returned as it is. For an operator whose result's size depends on
-values, it is that size: elements are then picked by indices of so many, which have the memory and the derivative of
-the picking by a mask. A number that is known (of real tensors, of constants) is not asked for.
+The caller says each by the line of the program that asks: `sizes={"model.py:41": 128}`, or a list of numbers for a line
+that asks several times (`tolist`). A number is returned as it is. An operator's result with a size that depends on
+values gets this size: elements are then picked by so many indices, with the memory and the derivative of picking by a
+mask. A number that is known (of real tensors, of constants) is not asked for.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class SaidValues(TorchFunctionMode):
             return give(func, said, *args, **kwargs)
 
     def _said(self, *lines: str) -> Any:
-        """What is said of a line; of a list the next, one for each time that the line asks."""
+        """The value said of a line; of a list the next, for each time that the line asks."""
         for line in lines:
             for name, value in self.sizes.items():
                 if _is_line(line, name):
@@ -72,7 +72,7 @@ class SaidValues(TorchFunctionMode):
 
 
 def line_asked(error: UnsupportedDataDependentError) -> str:
-    """The line that asked for the value which an error is about."""
+    """The line that asked for a value, of an error about it."""
     found = _LINE.search(str(error))
     return found[1] if found else ""
 
@@ -82,7 +82,7 @@ def _is_line(line: str, name: str) -> bool:
 
 
 def check_sizes(asked: Any) -> dict[str, Any]:
-    """The sizes that a caller says. Raises `PlanError` unless they are numbers, or lists of them, by line."""
+    """The sizes that a caller says. Raises `PlanError` unless they are numbers, or lists of numbers, by line."""
     if asked is None:
         return {}
     numbers = (bool, int, float)

@@ -1,7 +1,7 @@
 """The largest batch that fits, and peaks by batch and sequence.
 
 The model is captured once with symbols for the sizes asked for, so each storage's bytes is an expression, and the plan
-at other sizes takes the values of these. A size that the graph's own conditions leave out (0 and 1 always) is captured
+at other sizes takes their values. A size that the graph's own conditions leave out (0 and 1 always) is captured
 by itself, and so is every size of a model that takes no symbols there: `Largest.why_captured` has the reason.
 
 The bytes at each operator are a line over the batch as long as the split and its order are the same, so two sizes say

@@ -26,10 +26,14 @@ from ..errors import PlanError
 aten = torch.ops.aten
 
 
+Trace = tuple[tuple[int, int], ...]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Optimizer:
     """An optimizer's costs in bytes. `workspace`: the most that is alive during a step beyond parameters, gradients and
-    state; `moved`: what a step reads and writes. `by_parameter`: of the state, in the parameters' order.
+    state; `moved`: what a step reads and writes. `by_parameter`: of the state, in the parameters' order. `first` and
+    `later`: the memories that the first step and each later one take and let go (0 bytes), by number.
     """
 
     name: str
@@ -37,6 +41,8 @@ class Optimizer:
     workspace: int
     moved: int
     by_parameter: tuple[int, ...]
+    first: Trace = ()
+    later: Trace = ()
 
 
 NONE = Optimizer("none", 0, 0, 0, ())
@@ -78,6 +84,7 @@ def optimizer_of(asked: Any, twins: Sequence[Twin], *, is_accelerator: bool) -> 
     try:
         with watch:
             optimizer.step()
+            first = tuple(watch.trace)
             watch.begin()
             optimizer.step()
     except Exception as error:
@@ -86,7 +93,7 @@ def optimizer_of(asked: Any, twins: Sequence[Twin], *, is_accelerator: bool) -> 
             f"{name} can't step on tensors without values, so its state is not known: {type(error).__name__}: {said}"
         ) from error
     state = tuple(_bytes(optimizer.state.get(parameter, {})) for parameter in parameters)
-    return Optimizer(name, sum(state), watch.most, watch.moved, state)
+    return Optimizer(name, sum(state), watch.most, watch.moved, state, first, tuple(watch.trace))
 
 
 def _made(asked: Any, name: str, twins: Sequence[Twin], parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -144,7 +151,8 @@ class _Meter(ThreadDispatchMode):
 
     def begin(self) -> None:
         self.moved = self.alive = self.most = 0
-        self._sizes: dict[weakref.ref[Any], int] = {}
+        self.trace: list[tuple[int, int]] = []
+        self._sizes: dict[weakref.ref[Any], tuple[int, int]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -162,13 +170,18 @@ class _Meter(ThreadDispatchMode):
         for tensor in new:
             storage = tensor.untyped_storage()
             reference = weakref.ref(storage, self._gone)
-            self._sizes[reference] = storage.nbytes()
+            if storage.nbytes():
+                self._sizes[reference] = len(self.trace), storage.nbytes()
+                self.trace.append((len(self.trace), storage.nbytes()))
             self.alive += storage.nbytes()
         self.most = max(self.most, self.alive)
         return result
 
     def _gone(self, reference: weakref.ref[Any]) -> None:
-        self.alive -= self._sizes.pop(reference, 0)
+        number, size = self._sizes.pop(reference, (0, 0))
+        self.alive -= size
+        if size:
+            self.trace.append((number, 0))
 
 
 def _size(tensor: torch.Tensor) -> int:

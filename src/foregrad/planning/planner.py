@@ -8,15 +8,16 @@ from typing import Any
 import torch
 
 from .._torch.fakes import without_fake_mode
-from ..errors import BudgetError, PartitionError
+from ..errors import BudgetError, PartitionError, PlanError
 from ..partitioners import in_bytes
 from . import choices
 from .asked import check_sizes
 from .choices import Asked, Choice
 from .devices import Shares, bytes_of, device_of
+from .links import summed
 from .memory import Standing, memory_of
 from .optimizers import Twin, optimizer_of
-from .ranks import Ranks, Unit, collectives_of, ranks_of, seconds_of
+from .ranks import CollectiveCost, Ranks, Unit, collectives_of, ranks_in_module, seconds_of
 from .result import Plan, Recipe, Tally
 from .step import Held, TrainingStep
 from .work import Layers, by_module, layers_of, work_of
@@ -51,7 +52,7 @@ def plan(
         budget: the bytes that a rank may have alive: an integer, text with a unit ("80 GiB"), or a share of the
             device's memory from 0.0 to 1.0. None: the device's memory.
         mesh: ranks that train together: `{"fsdp": 8}`, `{"dp": 4, "fsdp": 8}`, a `Ranks`, a number of FSDP ranks, or a
-            `DeviceMesh`. Memory and time are those of one rank, and the arguments those of one rank.
+            `DeviceMesh`. Memory, time and arguments are a rank's.
         shares: of the published peaks that are assumed: `{"flops": 0.7, "bandwidth": 0.8, "link": 0.75}`.
         policies: more choices by name: each a partition or policy as `foregrad.partition` takes.
         sizes: values that the model asks of tensors without values, by the line that asks: a number, or how many
@@ -72,7 +73,15 @@ def plan(
         4198400
     """
     on = device_of(_default_device(fn_or_module, args, kwargs) if device is None else device, shares)
-    recipe = Recipe(fn_or_module, optimizer, on, budget, ranks_of(mesh), dict(policies or {}), check_sizes(sizes))
+    recipe = Recipe(
+        fn_or_module,
+        optimizer,
+        on,
+        budget,
+        ranks_in_module(fn_or_module, mesh),
+        dict(policies or {}),
+        check_sizes(sizes),
+    )
     return make_plan(recipe, args, kwargs)
 
 
@@ -103,13 +112,15 @@ class _Planner:
 
     def __init__(self, recipe: Recipe, step: TrainingStep) -> None:
         self.recipe, self.step, self.ranks = recipe, step, recipe.ranks
-        self.work = work_of(step.joint, recipe.device)
+        self.work = work_of(step.joint, recipe.device, self.ranks.host)
         self.layers = layers_of(self.work.values())
+        self.gathered = Layers(tuple(path for path in self.ranks.units if path)) if self.ranks.units else self.layers
         self.parameters = step.of_kind("parameter")
+        self._check_parts()
         trained = [one for one in self.parameters if one.has_gradient]
         twins = [_twin(one.tensor, self.ranks) for one in trained]
         self.optimizer = optimizer_of(recipe.optimizer, twins, is_accelerator=recipe.device.is_accelerator)
-        self.units = _units(self.parameters, self.layers, self.ranks)
+        self.units = _units(self.parameters, self.gathered, self.ranks)
         self.standing = self._standing()
 
     def plan(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan:
@@ -135,15 +146,28 @@ class _Planner:
             optimizer=self.optimizer,
             choices=tuple(found),
             modules={path: Tally(*entry) for path, entry in by_module(operators).items()},
-            collectives=tuple(collectives_of(self.units, self.ranks, device)),
+            collectives=(*collectives_of(self.units, self.ranks, device), *self._inside()),
             total=total,
             layers=len(self.layers.paths),
-            trained=sum(one.tensor.numel() for one in self.parameters if one.has_gradient),
+            trained=sum(one.elements for one in self.parameters if one.has_gradient),
             call=(recipe, args, dict(kwargs)),
         )
         if recipe.budget is not None and not result.fitting:
             raise self._nothing_fits(result)
         return result
+
+    def _inside(self) -> list[CollectiveCost]:
+        """The collectives of the graph itself."""
+        inside = ((one.collective, one.seconds) for one in self.work.values())
+        return [CollectiveCost(*one) for one in summed((c, seconds) for c, seconds in inside if c is not None)]
+
+    def _check_parts(self) -> None:
+        parts = max((one.elements // max(1, one.tensor.numel()) for one in self.parameters), default=1)
+        if self.ranks.tp > 1 and parts == 1:
+            raise PlanError(
+                f"tp={self.ranks.tp} of the mesh splits no operator of `{self.step.name}`: none of its parameters is a "
+                "DTensor. Call `parallelize_module` first; `foregrad.planning.fake_ranks(size)` has ranks for it."
+            )
 
     def _budget(self) -> int | None:
         asked, memory = self.recipe.budget, self.recipe.device.memory
@@ -160,20 +184,21 @@ class _Planner:
 
     def _standing(self) -> Standing:
         ranks = self.ranks
-        parameters = sum(_shard_bytes(one.tensor, ranks) if ranks.size > 1 else one.nbytes for one in self.parameters)
-        others = [one for one in self.step.held if one.kind not in ("parameter", "argument")]
+        parameters = [_shard_bytes(one.tensor, ranks) if ranks.size > 1 else one.nbytes for one in self.parameters]
+        others = [one.nbytes for one in self.step.held if one.kind not in ("parameter", "argument")]
         root = next((unit.whole for unit in self.units if not unit.path), 0) if ranks.fsdp > 1 else 0
-        arguments = sum(one.nbytes for one in self.step.of_kind("argument"))
+        arguments = [one.nbytes for one in self.step.of_kind("argument")]
         buckets = sum(unit.gradients for unit in self.units) if ranks.dp > 1 and ranks.fsdp == 1 else 0
-        others_bytes = sum(one.nbytes for one in others)
-        return Standing(parameters, others_bytes, arguments, self.optimizer.state, buckets, root)
+        pieces = (*parameters, *others, *arguments, *ranks.buckets(buckets))
+        sums = sum(parameters), sum(others), sum(arguments), self.optimizer.state, buckets
+        return Standing(*sums, root, pieces)
 
     def _choice(self, asked: Asked) -> Choice:
         try:
             parts = asked.split(self.step.joint)
         except PartitionError as error:
             return choices.refused(asked.name, error)
-        memory = memory_of(parts, self.work, self.layers, self.standing, self.optimizer, self.ranks, self.units)
+        memory = memory_of(parts, self.work, self.gathered, self.standing, self.optimizer, self.ranks, self.units)
         again_flops, again_s = choices.again_in(parts, self.work)
         away = choices.moved_by(parts)
         return Choice(asked.name, memory, again_flops, again_s, away, self._seconds(again_s, away))
@@ -210,7 +235,7 @@ class _Planner:
         beside = max(0.0, transfer - computing) + (max(0.0, sent - computing) if ranks.overlap else sent)
         if ranks.overlap and ranks.fsdp > 1:  # nothing runs beside the first gather and the last reduction
             root = next((unit for unit in self.units if not unit.path), Unit("", 0, 0, 0))
-            beside += seconds_of(root.whole + root.reduced, ranks.fsdp, device, ranks.host)
+            beside += seconds_of(root.whole + root.reduced, ranks.fsdp, device, max(1, ranks.host // ranks.tp))
         return computing + beside + self.optimizer.moved / (device.bandwidth * device.shares.bandwidth)
 
     def _nothing_fits(self, result: Plan) -> BudgetError:
@@ -248,11 +273,14 @@ def _shard_bytes(tensor: torch.Tensor, ranks: Ranks) -> int:
 def _units(parameters: list[Held], layers: Layers, ranks: Ranks) -> list[Unit]:
     """The layers, and what is outside of them, first."""
     sums: dict[str, list[int]] = {"": [0, 0, 0]}
+    parts: dict[str, list[int]] = {}
     for one in parameters:
-        entry = sums.setdefault(layers.of(one.name), [0, 0, 0])
+        path = layers.of(one.name)
+        entry = sums.setdefault(path, [0, 0, 0])
+        parts.setdefault(path, []).append(one.tensor.numel() * one.tensor.dtype.itemsize)
         count, dtype = one.tensor.numel(), one.tensor.dtype
         entry[0] += count * dtype.itemsize
         if one.has_gradient:
             entry[1] += count * dtype.itemsize
             entry[2] += count * ranks.reduced(dtype).itemsize
-    return [Unit(path, *entry) for path, entry in sums.items()]
+    return [Unit(path, a, b, c, tuple(parts.get(path, ()))) for path, (a, b, c) in sums.items()]

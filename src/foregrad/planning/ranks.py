@@ -1,12 +1,9 @@
-"""One rank of many: what data parallelism and fully sharded data parallelism (FSDP2) add to a step and take from it.
+"""A rank of many: how data parallelism and fully sharded data parallelism (FSDP2) change a step.
 
-* `dp` ranks hold the whole model; gradients are averaged in buckets, which are a copy of them.
+* `dp` ranks hold the whole model; gradients are averaged in buckets, which are a copy.
 * `fsdp` ranks hold a shard each of every parameter, gradient and state. A layer, and what is outside of layers, is
-  gathered as a unit: before it runs, and in the backward again where it was let go (`reshard`).
-* Beside the unit that runs, `fully_shard` has the buffer of the next one's gather, and in the forward that of its own
-  until the next is copied out. A unit's gradients are whole until its backward ends; then they are copied into the
-  buffer of a reduction, in `reduce_dtype`, which is there until the next unit's.
-* What is outside of layers is gathered once, and stays until the end of the backward.
+  gathered as a unit: before it runs, and in the backward again where it was let go (`reshard`). `sharded` has the
+  memories.
 
 A collective takes its bytes over the slowest link between the ranks, by the ring's `(n - 1) / n`; with `overlap` it
 takes only the time by which it is longer than the computation beside it, unit by unit.
@@ -20,9 +17,11 @@ from typing import Any
 
 import torch
 
+from .._torch.plans import replicated, sharding_of
 from ..errors import PlanError
 from .devices import Device
 
+_BUCKET = 25 << 20  # bytes of gradients that `DistributedDataParallel` averages together
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
@@ -30,7 +29,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 class Ranks:
     """A mesh of ranks. `dp`: copies of the model; `fsdp`: ranks that share one copy. `master_dtype`: of shards, their
     gradients and the optimizer's state, where it is not the parameters' own; `reduce_dtype`: that gradients are
-    summed in. `host`: ranks that a host has.
+    summed in. `host`: ranks that a host has. `tp`: ranks that DTensor splits the operators among; the
+    model's parameters are its parts. `units`: the paths of the modules that are gathered as one; none: the layers.
 
     Examples:
         >>> from foregrad.planning import Ranks
@@ -45,6 +45,8 @@ class Ranks:
     master_dtype: torch.dtype | None = None
     reduce_dtype: torch.dtype | None = None
     host: int = 8
+    tp: int = 1
+    units: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -63,8 +65,14 @@ class Ranks:
             return shape
         return (-(-shape[0] // self.fsdp), *shape[1:])
 
+    def buckets(self, total: int) -> list[int]:
+        """The sizes of the buckets of `DistributedDataParallel` for so many bytes of gradients."""
+        return [min(_BUCKET, total - at) for at in range(0, total, _BUCKET)]
+
     def __str__(self) -> str:
-        parts = [f"{name} {count}" for name, count in (("dp", self.dp), ("fsdp", self.fsdp)) if count > 1]
+        parts = [
+            f"{name} {count}" for name, count in (("dp", self.dp), ("fsdp", self.fsdp), ("tp", self.tp)) if count > 1
+        ]
         return " by ".join(parts) or "one rank"
 
 
@@ -88,12 +96,46 @@ def ranks_of(mesh: Any) -> Ranks:
         ranks = _of_fields(dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True)))
     else:
         raise PlanError(f'a mesh is a dict as {{"fsdp": 8}}, Ranks, a number, or a DeviceMesh with names, not {mesh!r}')
-    if ranks.dp < 1 or ranks.fsdp < 1 or ranks.host < 1:
+    if min(ranks.dp, ranks.fsdp, ranks.tp, ranks.host) < 1:
         raise PlanError(f"a mesh has at least one rank in each dimension, not {ranks}")
     return ranks
 
 
-_OTHER_NAMES = {"ddp": "dp", "dp_replicate": "dp", "replicate": "dp", "dp_shard": "fsdp", "shard": "fsdp"}
+def ranks_in_module(module: Any, mesh: Any) -> Ranks:
+    """The ranks that a module says itself, by `fully_shard` or `DistributedDataParallel`; else the ranks of `mesh`.
+
+    Raises `PlanError` where both say some.
+    """
+    ranks, sharding, copies = ranks_of(mesh), sharding_of(module), replicated(module)
+    if sharding is None and copies is None:
+        return ranks
+    if mesh is not None and not (isinstance(mesh, Ranks) and (ranks.dp, ranks.fsdp) == (1, 1)):
+        raise PlanError(
+            "the model has its ranks already, by `fully_shard` or `DistributedDataParallel`: leave mesh= out, or pass "
+            "Ranks(host=..., overlap=...) alone"
+        )
+    if sharding is None:
+        assert copies is not None
+        return dataclasses.replace(ranks, dp=copies[1])
+    return dataclasses.replace(
+        ranks,
+        dp=sharding.copies,
+        fsdp=sharding.shards,
+        reshard=sharding.reshard,
+        master_dtype=sharding.sharded_dtype,
+        reduce_dtype=sharding.reduce_dtype,
+        units=sharding.paths,
+    )
+
+
+_OTHER_NAMES = {
+    "ddp": "dp",
+    "dp_replicate": "dp",
+    "replicate": "dp",
+    "dp_shard": "fsdp",
+    "shard": "fsdp",
+    "tensor": "tp",
+}
 
 
 def _of_fields(fields: dict[str, Any]) -> Ranks:
@@ -101,9 +143,9 @@ def _of_fields(fields: dict[str, Any]) -> Ranks:
     known = {field.name for field in dataclasses.fields(Ranks)}
     if unknown := [name for name in fields if name not in known]:
         raise PlanError(
-            f"the dimension {unknown[0]!r} of a mesh is not planned: dp (copies of the model) and fsdp (shards of it) "
-            "are. Tensor, pipeline, context and expert parallelism change what a rank computes: plan the part of the "
-            "model that one rank has, as a module of its own."
+            f"the dimension {unknown[0]!r} of a mesh is not planned: dp (copies of the model), fsdp (shards of it) and "
+            "tp (DTensor's, by `parallelize_module`) are. Pipeline, context and expert parallelism change what a rank "
+            "computes: plan the part of the model that one rank has, as a module of its own."
         )
     for name in ("master_dtype", "reduce_dtype"):
         if isinstance(fields.get(name), str):
@@ -128,13 +170,15 @@ class CollectiveCost:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Unit:
     """A layer as FSDP has it: its parameters' elements in the dtype that they compute in. `whole`: bytes gathered;
-    `gradients`: bytes of its gradients; `reduced`: the same in the dtype of the reduction.
+    `gradients`: bytes of its gradients; `reduced`: the same in the dtype of the reduction; `parts`: bytes of each
+    parameter.
     """
 
     path: str
     whole: int
     gradients: int
     reduced: int
+    parts: tuple[int, ...] = ()
 
 
 def seconds_of(nbytes: float, ranks: int, device: Device, host: int) -> float:
@@ -154,15 +198,16 @@ def collectives_of(units: list[Unit], ranks: Ranks, device: Device) -> list[Coll
         took = times * seconds_of(nbytes, among, device, host)
         found.append(CollectiveCost(name, count, times * nbytes * (among - 1) // among, took))
 
+    fsdp_host = max(1, ranks.host // ranks.tp)  # neighbours split operators
     again = [unit for unit in units if unit.path] if ranks.reshard else []
     reduced = sum(unit.reduced for unit in units)
     if ranks.fsdp > 1:
         gathered = sum(unit.whole for unit in [*units, *again])
-        add("gather parameters", len(units) + len(again), gathered, ranks.fsdp, ranks.host)
-        add("reduce gradients into shards", len(units), reduced, ranks.fsdp, ranks.host)
+        add("gather parameters", len(units) + len(again), gathered, ranks.fsdp, fsdp_host)
+        add("reduce gradients into shards", len(units), reduced, ranks.fsdp, fsdp_host)
     if ranks.dp > 1:
         # A reduction for all is one into shards, and a gather of these. Copies are on other hosts where shards fill
         # one.
-        host = max(1, ranks.host // ranks.fsdp)
+        host = max(1, fsdp_host // ranks.fsdp)
         add("average gradients", len(units), reduced // ranks.fsdp, ranks.dp, host, times=2)
     return found

@@ -11,12 +11,15 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from ..errors import PlanError
 from ..partitioners import Table, in_bytes
+from .allocator import Reserved
 from .choices import Choice
 from .devices import Device
 from .memory import Standing
 from .optimizers import Optimizer
 from .ranks import CollectiveCost, Ranks
+from .replay import reserved_by
 from .step import TrainingStep, step_of
 
 
@@ -50,7 +53,7 @@ class Tally:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Largest:
     """The largest batch that fits. `size`: the batch; `choice`: the one that fits there; `peak`: its bytes; `tried`:
-    each size that was looked at, with the least peak and whether it fits; `captures`: those made for it.
+    each size that was looked at, with the least peak and whether it fits; `captures`: how many were made.
     `why_captured`: where the model takes no symbols for these sizes, the reason; each size is captured by itself then.
     """
 
@@ -127,8 +130,22 @@ class Plan:
         ]
         return [(name, count) for name, count in rows if count]
 
+    def reserved(self, choice: str | None = None, *, expandable: bool = False) -> Reserved:
+        """The bytes that CUDA's caching allocator reserves, with the peak allocated: the allocations of three steps in
+        their order, by the allocator's rules (`foregrad.planning.allocator`). The CUDA context and NCCL's buffers come
+        beside.
+
+        `choice`: the name of a choice; None for the quickest that fits. `expandable`: as with
+        `PYTORCH_ALLOC_CONF=expandable_segments:True`. Raises `KeyError` for a choice that is not there, `PlanError` for
+        one that does not exist for this model.
+        """
+        one = self.best if choice is None else self.choice(choice)
+        if one is None or one.memory is None:
+            raise PlanError("no choice fits" if one is None else f"there is no {one.name!r}: {one.why_not}")
+        return reserved_by(one.memory.script, self.standing.pieces, self.optimizer, expandable=expandable)
+
     def largest(self, *, batch: Any = 0, under: int | str | None = None, choice: str | None = None) -> Largest:
-        """The largest batch that fits, found from one capture with symbols; see `foregrad.planning.largest`."""
+        """The largest batch that fits, found from a capture with symbols; see `foregrad.planning.largest`."""
         from .largest import largest_of
 
         return largest_of(self, batch=batch, under=under, choice=choice)
@@ -159,10 +176,10 @@ class Plan:
         return {
             "name": self.name,
             "device": {**dataclasses.asdict(self.device), "flops": dict(self.device.flops)},
-            "ranks": {"dp": self.ranks.dp, "fsdp": self.ranks.fsdp},
+            "ranks": {"dp": self.ranks.dp, "fsdp": self.ranks.fsdp, "tp": self.ranks.tp},
             "budget": self.budget,
             "trained": self.trained,
-            "standing": dataclasses.asdict(self.standing),
+            "standing": {name: count for name, count in dataclasses.asdict(self.standing).items() if name != "pieces"},
             "optimizer": {n: getattr(self.optimizer, n) for n in ("name", "state", "workspace", "moved")},
             "total": dataclasses.asdict(self.total),
             "modules": {path: dataclasses.asdict(tally) for path, tally in self.modules.items()},

@@ -5,33 +5,40 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from .._torch.fakes import without_fake_mode
 from .._torch.nested import leaves
+from .._torch.plans import replicated, unsharded
+from .._torch.wrappers import is_wrapper, parts_of
 from ..api import capture
 from ..errors import PlanError, UnsupportedDataDependentError
 from ..extend import as_compiled, module_behind
 from ..graph.joint import JointGraph
+from ..graph.signature import PartOf
 from ..graph.slots import Buffer, Param
 from .asked import SaidValues, line_asked
 from .kernels import AcceleratorKernels
+from .links import forget_waits
 from .symbols import at_sizes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Held:
     """A tensor that is there through the whole step. `kind`: "parameter", "buffer", "argument" or "closed over";
-    `has_gradient`: the backward makes one for it.
+    `has_gradient`: the backward makes one for it. `elements`: of all ranks' parts of a parameter; `tensor` is this
+    rank's.
     """
 
     name: str
     kind: str
     tensor: torch.Tensor
     has_gradient: bool
+
+    elements: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -50,9 +57,10 @@ class TrainingStep:
     places: Mapping[int, Held]
 
     def at(self, fn: Any, values: Mapping[Any, int], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TrainingStep:
-        """The step whose graph's symbols have these values, which are those of these arguments."""
+        """The step at these values of its graph's symbols, the values of these arguments."""
         joint = at_sizes(self.joint, values)
-        held, places = _held_by(_plain(fn), joint, args, kwargs)
+        with _planned(fn) as plain:
+            held, places = _held_by(plain, joint, args, kwargs)
         return TrainingStep(self.name, joint, held, places)
 
     def of_kind(self, kind: str) -> list[Held]:
@@ -71,15 +79,14 @@ def step_of(
 
     Raises `PlanError` where it has no loss, `UnsupportedDataDependentError` for a value that `sizes` lacks.
     """
-    plain = _plain(fn)
-    name = str(getattr(plain, "__name__", type(plain).__name__))
+    name = str(getattr(_plain(fn), "__name__", type(_plain(fn)).__name__))
 
     def step(*args: Any, **kwargs: Any) -> Any:
         with AcceleratorKernels() if is_accelerator else contextlib.nullcontext(), SaidValues(sizes):
             result = plain(*args, **kwargs)
         return loss_in(result, name)
 
-    with without_fake_mode():
+    with without_fake_mode(), _planned(fn) as plain:
         try:
             joint = capture(step, *args, **kwargs)
         except UnsupportedDataDependentError as error:
@@ -91,14 +98,25 @@ def step_of(
             raise PlanError(
                 f"`{name}` has no backward, so there is no training to plan: none of its parameters requires gradients"
             )
+        forget_waits(joint)
         held, places = _held_by(plain, joint, args, kwargs)
     return TrainingStep(name, joint, held, places)
 
 
 def _plain(fn: Any) -> Any:
-    """The function or module behind a compiled one."""
+    """The function or module behind a compiled one, and inside a `DistributedDataParallel`."""
     compiled = as_compiled(fn)
-    return fn if compiled is None else module_behind(fn) or compiled.function
+    fn = fn if compiled is None else module_behind(fn) or compiled.function
+    copies = replicated(fn)
+    return fn if copies is None else _plain(copies[0])
+
+
+@contextlib.contextmanager
+def _planned(fn: Any) -> Iterator[Any]:
+    """Context: the function or module as one rank computes it, with whole parameters."""
+    plain = _plain(fn)
+    with unsharded(plain):
+        yield plain
 
 
 def loss_in(result: Any, name: str) -> torch.Tensor:
@@ -121,26 +139,43 @@ def _held_by(
     plain: Any, joint: JointGraph, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Held, ...], dict[int, Held]]:
     module = plain if isinstance(plain, torch.nn.Module) else None
-    names = {} if module is None else {id(p): n for n, p in [*module.named_parameters(), *module.named_buffers()]}
+    state = [] if module is None else [*module.named_parameters(), *module.named_buffers()]
+    parts = [
+        (name, whole, part) for name, whole in state for part in (parts_of(whole) if is_wrapper(whole) else [whole])
+    ]
+    names = {id(part): (name, whole) for name, whole, part in parts}
     arguments = [*leaves((args, dict(kwargs)))]
     places: dict[int, Held] = {}
     found: dict[int, Held] = {}
     for number, info in enumerate(joint.signature.inputs):
-        tensor = _tensor_of(info, arguments)
+        tensor = _part(info, state) if isinstance(info.source, PartOf) else _tensor_of(info, arguments)
         if tensor is None or id(tensor) in found:
             continue
-        kind = "argument" if info.argument is not None else _kind(info.slot, tensor)
-        name = names.get(id(tensor)) or getattr(info.slot, "name", None) or getattr(info.slot, "path", str(info.slot))
+        name, whole = names.get(id(tensor), (None, tensor))
+        kind = "argument" if info.argument is not None else _kind(info.slot, whole)
+        name = name or getattr(info.slot, "name", None) or getattr(info.slot, "path", str(info.slot))
         gets = bool(joint.signature.gradients.returned[number])
-        found[id(tensor)] = places[number] = Held(str(name), kind, tensor, gets)
-    if module is not None:  # what no operator reads is there all the same
-        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-            kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"
-            found.setdefault(id(tensor), Held(name, kind, tensor, has_gradient=False))
+        found[id(tensor)] = places[number] = Held(str(name), kind, tensor, gets, whole.numel())
+    for name, whole, tensor in parts:  # what no operator reads is there all the same
+        kind = "parameter" if isinstance(whole, torch.nn.Parameter) else "buffer"
+        found.setdefault(id(tensor), Held(name, kind, tensor, has_gradient=False, elements=whole.numel()))
     storages: dict[int, Held] = {}
     for one in found.values():  # each memory once
         storages.setdefault(one.tensor.untyped_storage()._cdata, one)
     return tuple(storages.values()), places
+
+
+def _part(info: Any, state: list[tuple[str, torch.Tensor]]) -> torch.Tensor | None:
+    """The tensor inside of a wrapper that an input of the graph is: of a parameter or buffer, or one of its layout."""
+    name = str(getattr(info.slot, "name", "")).removeprefix("plain.")
+    for path, whole in state:
+        if name.startswith(f"{path}.") and is_wrapper(whole):
+            if name.startswith(f"{path}.grad."):  # made by the step
+                return None
+            found: torch.Tensor = parts_of(whole)[info.source.part]
+            return found
+    spec = info.spec
+    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta")
 
 
 def _tensor_of(info: Any, arguments: list[Any]) -> torch.Tensor | None:

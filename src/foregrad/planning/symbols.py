@@ -1,4 +1,4 @@
-"""A graph with symbols for sizes, at given values of these: each storage's bytes, an expression, becomes a number."""
+"""A graph with symbols for sizes, at given values: each storage's bytes, an expression, becomes a number."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def values_in(joint: JointGraph, arguments: Sequence[Any]) -> dict[Any, int] | N
 
 
 def at_sizes(joint: JointGraph, values: Mapping[Any, int]) -> JointGraph:
-    """The graph whose symbols have these values."""
+    """The graph at these values of its symbols."""
 
     @functools.cache
     def value_of(expression: Any) -> Any:

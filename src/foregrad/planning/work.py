@@ -20,6 +20,7 @@ from ..graph.meta import TensorSpec, value_of
 from ..graph.printing import user_line
 from ..partitioners import Kind, flops, kind_of, value_bytes
 from .devices import Device
+from .links import InGraph, collective_of
 
 _FREE = (Kind.INPUT, Kind.CONSTANT, Kind.NUMBER, Kind.ITEM, Kind.VIEW)
 Stack = tuple[tuple[str, str], ...]  # of modules: path and class, the outermost first
@@ -36,6 +37,7 @@ class OperatorCost:
     flops: int
     moved: int
     seconds: float
+    collective: InGraph | None = None
 
     @property
     def module(self) -> str:
@@ -43,8 +45,8 @@ class OperatorCost:
         return self.stack[-1][0] if self.stack else ""
 
 
-def work_of(joint: JointGraph, device: Device) -> dict[str, OperatorCost]:
-    """Each operator of a graph by its name, which copies in the halves share."""
+def work_of(joint: JointGraph, device: Device, host: int = 8) -> dict[str, OperatorCost]:
+    """Each operator of a graph by its name, which copies in the halves share. `host`: ranks that a host has."""
     counted: dict[Any, int] = {}
     found = {}
     for node in joint.module.graph.nodes:
@@ -58,8 +60,13 @@ def work_of(joint: JointGraph, device: Device) -> dict[str, OperatorCost]:
             operations = counted[key] if key in counted else counted.setdefault(key, flops(node))
         bandwidth = device.bandwidth * device.shares.bandwidth
         seconds = max(operations / device.peak(_dtype(node)) if operations else 0.0, moved / bandwidth)
-        line = user_line(node) or ""
-        found[node.name] = OperatorCost(node.name, str(node.target), _stack(node), line, operations, moved, seconds)
+        collective = collective_of(node, host)
+        if collective is not None:
+            seconds = max(seconds, collective.seconds(device))
+        line, stack = user_line(node) or "", _stack(node)
+        found[node.name] = OperatorCost(
+            node.name, str(node.target), stack, line, operations, moved, seconds, collective
+        )
     return found
 
 
