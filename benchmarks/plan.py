@@ -31,7 +31,6 @@ from torch.nn import functional
 
 import foregrad
 from benchmarks.common import Section, write_results
-from foregrad.partitioners import in_bytes
 from foregrad.partitioners.policies import Policy
 from foregrad.planning import DEVICES
 from foregrad.planning.choices import borders_of, layer_of
@@ -114,29 +113,47 @@ _PEAKS = (
 # --------------------------------------------------------------------------------------------------------- large models
 
 
-class Block(nn.Module):
-    """A layer of Llama's: attention over grouped heads with rotations, and a gated MLP."""
+class Attention(nn.Module):
+    """Attention over grouped heads with rotations, as many heads as its parameters have."""
 
-    def __init__(self, width: int, heads: int, groups: int, inner: int) -> None:
+    def __init__(self, width: int, heads: int, groups: int) -> None:
         super().__init__()
-        self.heads, self.groups, self.size = heads, groups, width // heads
-        linear = functools.partial(nn.Linear, bias=False)
-        self.q, self.o = linear(width, width), linear(width, width)
-        self.k, self.v = linear(width, groups * self.size), linear(width, groups * self.size)
-        self.before, self.between = nn.RMSNorm(width), nn.RMSNorm(width)
-        self.w1, self.w2, self.w3 = linear(width, inner), linear(inner, width), linear(width, inner)
+        self.size, linear = width // heads, functools.partial(nn.Linear, bias=False)
+        self.wq, self.wo = linear(width, width), linear(width, width)
+        self.wk, self.wv = linear(width, groups * self.size), linear(width, groups * self.size)
 
     def forward(self, x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        y = self.before(x)
-        q = self.q(y).view(batch, length, self.heads, self.size)
-        k, v = (layer(y).view(batch, length, self.groups, self.size) for layer in (self.k, self.v))
+        batch, length, _ = x.shape
+        q, k, v = (layer(x).view(batch, length, -1, self.size) for layer in (self.wq, self.wk, self.wv))
         q, k = (turned(t, turns) for t in (q, k))
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         found = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        x = x + self.o(found.transpose(1, 2).reshape(batch, length, width))
-        y = self.between(x)
-        return x + self.w2(functional.silu(self.w1(y)) * self.w3(y))
+        return self.wo(found.transpose(1, 2).reshape(batch, length, -1))
+
+
+class FeedForward(nn.Module):
+    """A gated MLP."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        linear = functools.partial(nn.Linear, bias=False)
+        self.w1, self.w2, self.w3 = linear(width, inner), linear(inner, width), linear(width, inner)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.w2(functional.silu(self.w1(x)) * self.w3(x))
+
+
+class Block(nn.Module):
+    """A layer of Llama's."""
+
+    def __init__(self, width: int, heads: int, groups: int, inner: int) -> None:
+        super().__init__()
+        self.before, self.between = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.attention, self.feed_forward = Attention(width, heads, groups), FeedForward(width, inner)
+
+    def forward(self, x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.before(x), turns)
+        return x + self.feed_forward(self.between(x))
 
 
 def turned(t: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
@@ -234,50 +251,115 @@ def selective(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Policy:
     return Policy(answer)
 
 
-PUBLISHED = (("8B", 2, 8, 82.4, 77.0), ("8B", 2, 128, 67.0, 62.0))
+def kept_unread(size: str, batch: int) -> int:
+    """Bytes of the products that eager's selective checkpointing keeps by its rule, though no backward reads them: of each
+    layer's MLP the last.
+    """
+    layers, width = SIZES[size][:2]
+    return layers * batch * 8192 * width * 2
 
+
+PUBLISHED = (
+    ("8B", 8, "eager", 82.4),
+    ("8B", 8, "compiled", 77.0),
+    ("8B", 128, "eager", 67.0),
+    ("8B", 128, "compiled", 62.0),
+)
 
 _PUBLISHED = (
-    "GiB of a rank, beside benchmarks/llama3_h100_202412_torchtitan.md of pytorch/torchtitan: Llama 3.1 8B, FSDP, local batch "
-    "2, 8,192 tokens, selective checkpointing. A plan has what is *allocated*; the published figures are the most that the "
-    "allocator has *reserved*, which is more by its fragmentation. Nothing is fitted to close that. Eager's selective "
-    "checkpointing keeps each product that its policy names; a plan, those that the backward reads: the second product of a "
-    "layer's MLP is read by nobody, and added by name in the eager column. Shards of gradients are not there at the peak "
-    "foreseen, in the loss; their blocks stay reserved. 70B by FSDP 32 and TP 8 is not planned: tensor parallelism is not."
+    "GiB of a rank, beside benchmarks/llama3_h100_202412_torchtitan.md of pytorch/torchtitan: Llama 3.1, 8,192 tokens; 8B by "
+    "FSDP, local batch 2, selective checkpointing; 70B by FSDP 32 and TP 8 (sequence parallel, loss parallel), local batch 16, "
+    "full checkpointing. The published figures are the most that the allocator has *reserved*; whether under expandable "
+    "segments is not said, so that both are here. `plan.reserved` replays the allocations by the allocator's rules, and "
+    "nothing is fitted. By stream, by default: computing, gathers, reductions. By name, and added, what "
+    "those runs hold and a graph does not: eager's selective checkpointing keeps each product that its rule names, the last "
+    "of each MLP too, which no backward reads; the loss of DTensor holds its operands in Python's variables while it "
+    "computes, one more of the size of the logits in single precision. Compiled layers fuse, float8 (70B) has copies of "
+    "weights in eight bits: neither is in the plan."
 )
 
 
 def published() -> Section:
     """The table beside published runs, and what is in those and not in a plan, by name."""
-    columns = ["model, ranks", "allocated", "read by nobody", "eager: foreseen", "published", "off"]
-    columns += ["compiled: foreseen", "published", "off", "shards of gradients"]
+    columns = ["model, ranks", "run", "allocated", "reserved", "expandable", "by stream", "by name", "published", "off"]
+    columns.append("off, expandable")
     section = Section("What plan foresees: published runs of torchtitan", _PUBLISHED, columns)
-    for size, batch, ranks, eager, compiled in PUBLISHED:
-        model, inputs = absent(size, batch, 8192)
-        mesh = {"fsdp": ranks, "master_dtype": "float32", "reduce_dtype": "float32"}
-        policies = {"selective": selective(model, inputs)}
-        found = foregrad.plan(model, *inputs, optimizer=torch.optim.AdamW, device="h100", mesh=mesh, policies=policies)
-        memory = found.choice("selective").memory
-        assert memory is not None
-        layers, width = SIZES[size][:2]
-        kept, peak = layers * batch * 8192 * width * 2 / GIB, memory.peak / GIB
-        cells = [f"{size}, {ranks}", f"{peak:.1f}", f"{kept:.1f}"]
-        for ours, theirs in ((peak + kept, eager), (peak, compiled)):
-            cells += [f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs - 1:.1%}"]
-        section.add([*cells, f"{memory.gradients / GIB:.1f}"], peak=peak, kept=kept, eager=eager, compiled=compiled)
-        print(f"    at {memory.peak_at}")
-        for alive in memory.at_peak[:8]:
-            print(f"    {in_bytes(alive.nbytes):>10} {alive.kind} {alive.module}")
+    plans: dict[tuple[str, int], Any] = {}
+    for size, ranks, run, theirs in PUBLISHED:
+        if (size, ranks) not in plans:
+            model, inputs = absent(size, 2, 8192)
+            mesh = {"fsdp": ranks, "master_dtype": "float32", "reduce_dtype": "float32"}
+            policies = {"selective": selective(model, inputs)}
+            settings = {"device": "h100", "mesh": mesh, "policies": policies}
+            plans[size, ranks] = foregrad.plan(model, *inputs, optimizer=torch.optim.AdamW, **settings)
+        named = kept_unread(size, 2) if run == "eager" else 0
+        found = reserved_both(plans[size, ranks], "selective")
+        _published_row(section, (f"{size}, {ranks}", run), found, named, theirs)
+    _published_row(section, ("70B, 32 by 8", "compiled"), split_70b(), 16 * 8192 * 128256 // 8 * 4, 71.9)
     return section
+
+
+def reserved_both(plan: Any, choice: str) -> list[Any]:
+    """Under the allocator's default, and under expandable segments."""
+    return [plan.reserved(choice, expandable=expandable) for expandable in (False, True)]
+
+
+def _published_row(section: Section, title: tuple[str, str], found: list[Any], named: int, theirs: float) -> None:
+    ours = [(one.reserved + named) / GIB for one in found]
+    streams = " + ".join(f"{count / GIB:.1f}" for count in found[0].by_stream.values())
+    cells = [*title, f"{found[0].allocated / GIB:.1f}", *(f"{one.reserved / GIB:.1f}" for one in found)]
+    cells += [streams, f"{named / GIB:.1f}", f"{theirs:.1f}", *(f"{one / theirs - 1:+.1%}" for one in ours)]
+    section.add(cells, ours=ours, theirs=theirs)
+    print("    ", *cells, flush=True)
+
+
+def split_70b(layers: int = 80) -> list[Any]:
+    """What is reserved for a rank of 256: its parts of the operators by DTensor, and its shards of these."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    with foregrad.planning.fake_ranks(256, 0):
+        mesh = init_device_mesh("cpu", (32, 8), mesh_dim_names=("fsdp", "tp"))
+        model, inputs = absent("70B", 16, 8192, layers)
+        split(model, mesh["tp"])
+        ranks = {"fsdp": 32, "tp": 8, "master_dtype": "float32", "reduce_dtype": "float32"}
+        with loss_parallel():
+            found = foregrad.plan(model, *inputs, optimizer=torch.optim.AdamW, device="h100", mesh=ranks)
+        return reserved_both(found, "checkpoint each layer")
+
+
+def split(model: nn.Module, mesh: Any) -> None:
+    """Tensor, sequence and loss parallel as torchtitan has them."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor import parallel as by
+
+    columns, rows = by.ColwiseParallel, functools.partial(by.RowwiseParallel, output_layouts=Shard(1))
+    ends = {
+        "embedding": rows(input_layouts=Replicate()),
+        "norm": by.SequenceParallel(),
+        "head": columns(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
+    }
+    whole = {"input_layouts": (Shard(1), None), "desired_input_layouts": (Replicate(), None)}
+    alone = {"input_layouts": (Shard(1),), "desired_input_layouts": (Replicate(),)}
+    by.parallelize_module(model, mesh, ends)
+    for layer in model.layers:
+        within = {"before": by.SequenceParallel(), "between": by.SequenceParallel()}
+        within |= {"attention": by.PrepareModuleInput(**whole), "feed_forward": by.PrepareModuleInput(**alone)}
+        within |= {f"attention.{name}": columns() for name in ("wq", "wk", "wv")} | {"attention.wo": rows()}
+        within |= {f"feed_forward.{name}": columns() for name in ("w1", "w3")} | {"feed_forward.w2": rows()}
+        by.parallelize_module(layer, mesh, within)
 
 
 # --------------------------------------------------------------------------------------------------------- largest
 
 
 def largest() -> Section:
-    """The largest batch by two captures at a time, beside the largest by trying."""
-    notes = "The largest batch that fits when everything is saved, by `plan.largest`, and by captures of every batch up to it."
-    columns = ["model", "layers", "tokens", "under", "largest", "by trying", "captures", "CPU s"]
+    """The largest batch by symbols, beside the largest by trying."""
+    notes = (
+        "The largest batch that fits when everything is saved: by `plan.largest`, from a capture with a symbol for the batch "
+        "and one of a batch of one; and by a capture of every batch up to it. Sizes: how many the plan was asked for."
+    )
+    columns = ["model", "layers", "tokens", "under", "largest", "by trying", "captures", "sizes", "CPU s"]
     section = Section("What plan finds: the largest batch", notes, columns)
     cases = (("8B", 2048, 4, "40 GiB"), ("8B", 4096, 2, "30 GiB"), ("70B", 1024, 2, "70 GiB"))
     for size, length, layers, under in cases:
@@ -287,7 +369,7 @@ def largest() -> Section:
         found = plan.largest(batch=(0, 0, 1), under=under, choice="save all")
         took = time.process_time() - start
         tried = max(b for b in range(1, found.size + 3) if _peak(absent(size, b, length, layers)) <= found.under)
-        cells = [size, layers, length, under, found.size, tried, len(found.tried), f"{took:.1f}"]
+        cells = [size, layers, length, under, found.size, tried, found.captures, len(found.tried), f"{took:.1f}"]
         section.add(list(map(str, cells)), found=found.size, tried=tried)
     return section
 

@@ -520,6 +520,18 @@ def test_modules_have_their_bytes_operations_and_time():
     assert "0.mlp to 4.mlp" in str(found)
 
 
+def test_operators_have_their_calls_and_time():
+    found = explain(layers(), torch.randn(4, 8))
+    rows = {op: (calls, seconds) for op, calls, seconds in found.operator_seconds}
+    assert rows["aten.addmm"][0] == 10
+    assert rows["aten.gelu_backward"][0] == 5
+    assert all(seconds >= 0 for _, seconds in rows.values())
+    times = [seconds for _, _, seconds in found.operator_seconds]
+    assert times == sorted(times, reverse=True)
+    assert re.search(r"share +calls +operator", str(found))
+    assert explain(layers(), torch.randn(4, 8), measure=False).operator_seconds == ()
+
+
 def test_the_users_own_lines_have_bytes_and_operations():
     found = explain(layers(), torch.randn(4, 8))
     own = found.sources[-1]

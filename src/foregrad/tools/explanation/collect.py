@@ -32,7 +32,7 @@ from foregrad.partitioners import Report, SavedValue, make_report
 from ..verification.watched import Generators, compiled_with
 from .advice import advice_on, as_regions, calls_of, graph_after_calls, graph_or_error, parts_of_module
 from .graphs import Rows, own_source, rows_of, sources_of, work_of
-from .measure import Subject, held_by, packed_by, peak_of, step_of, subject_of, times_of
+from .measure import Subject, held_by, operators_of, packed_by, peak_of, step_of, subject_of, times_of
 from .program import program_of, writes_to_arguments, written_outside
 from .text import Explanation
 from .tree import Advice, Again, EagerPart, Memory, Operator, Saved, Time
@@ -158,6 +158,7 @@ class _Explainer:
             operators=rows.operators,
             sources=(*sources_of(parts, graph.source), own_source(rows, memory.saved)),
             module_seconds=() if why_not else self._module_seconds(),
+            operator_seconds=() if why_not else self._operator_seconds(),
         )
         made = self._compilations()
         with phase("advice", compiles=False):
@@ -255,6 +256,12 @@ class _Explainer:
                 for part, call in calls_of(module, args, kwargs).items():
                     least[names[part]] = min(call.seconds, least.get(names[part], call.seconds))
         return tuple(least.items())
+
+    def _operator_seconds(self) -> tuple[tuple[str, int, float], ...]:
+        """The operators of an eager step, with the time of each; none where the step fails under a mode."""
+        with _quiet(), contextlib.suppress(Exception):
+            return tuple(operators_of(self._eager_step(), self._device()))
+        return ()
 
     def _given(self, graph: GraphView) -> list[Any]:
         """The tensors that are there before a call."""

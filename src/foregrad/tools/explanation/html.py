@@ -145,6 +145,13 @@ def _tables(findings: Findings, number: dict[str, int]) -> Iterator[dict[str, An
              ("class", "text")],
             [[one.where, one.kept, one.flops, one.seconds, one.cls] for one in by_modules(findings)],
         )  # fmt: skip
+        spent = sum(seconds for _, _, seconds in findings.operator_seconds) or 1
+        yield _table(
+            "By operator",
+            "The time of each operator in an eager step, forward and backward.",
+            [("operator", "text"), ("calls", "count"), ("time", "seconds"), ("share", "share")],
+            [[op, calls, seconds, seconds / spent] for op, calls, seconds in findings.operator_seconds],
+        )
         yield _table(
             "Run twice",
             "Operators of the forward that the backward runs once more.",

@@ -6,6 +6,7 @@ are the allocator's own reports; what is held for the backward is found in autog
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import dataclasses
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from foregrad._torch.tools import compiled_by_dynamo, leaves_of, nodes_behind, peak_bytes
+from foregrad._torch.tools import ThreadDispatchMode, compiled_by_dynamo, leaves_of, nodes_behind, peak_bytes
 from foregrad.extend import CompiledFunction, as_compiled, is_house_module, module_behind
 
 # --------------------------------------------------------------------------------------------------------- what is run
@@ -265,6 +266,31 @@ def _contexts() -> Iterator[Callable[[], Any]]:
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
             yield functools.partial(torch.autocast, kind, dtype)
+
+
+def operators_of(step: Call, device: torch.device | None) -> list[tuple[str, int, float]]:
+    """The operators of a step, the longest first: name, calls, seconds of all calls, each waited for."""
+    mode = _Timing(device)
+    with mode:
+        step()
+    rows = [(op, len(times), sum(times)) for op, times in mode.times.items()]
+    return sorted(rows, key=lambda row: -row[2])
+
+
+class _Timing(ThreadDispatchMode):
+    """Context: the time of each operator that runs."""
+
+    def __init__(self, device: torch.device | None) -> None:
+        super().__init__()
+        self.device, self.times = device, collections.defaultdict[str, list[float]](list)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        start = time.perf_counter()
+        result = func(*args, **(kwargs or {}))
+        if self.device is not None:
+            torch.cuda.synchronize(self.device)
+        self.times[str(func).rpartition(".")[0]].append(time.perf_counter() - start)
+        return result
 
 
 def times_of(make_steps: Mapping[str, Call], device: torch.device | None) -> tuple[dict[str, float], int]:

@@ -95,6 +95,14 @@ def sections(findings: Findings) -> Iterator[Section]:
         yield Section(
             "modules", tables=(_cut("those of a module have the sum of all inside it", columns, rows, right=3),)
         )
+    if findings.operator_seconds:
+        whole = sum(spent for _, _, spent in findings.operator_seconds) or 1
+        rows = [
+            [seconds(spent), f"{spent / whole:.0%}", str(calls), op] for op, calls, spent in findings.operator_seconds
+        ]
+        yield Section(
+            "operators", tables=(_cut("an eager step", ("time", "share", "calls", "operator"), rows, right=3),)
+        )
     if findings.compilations:
         yield Section("compilations", findings.compilations)
     yield from _memory(findings)

@@ -216,7 +216,8 @@ class Source:
 class Findings:
     """All that was found out. `not_measured`: why nothing was run, or "". `modules`: the (path, class) of each module
     that ran, by the numbers in `operators`; `lines`: the user's lines. `module_seconds`: by path, the time of each
-    module's forward in eager mode, of those inside it too.
+    module's forward in eager mode, of those inside it too. `operator_seconds`: the operators of an eager step, the
+    longest first: name, calls, seconds.
     """
 
     name: str
@@ -236,3 +237,4 @@ class Findings:
     sources: tuple[Source, ...] = ()
     versions: str = ""
     module_seconds: tuple[tuple[str, float], ...] = ()
+    operator_seconds: tuple[tuple[str, int, float], ...] = ()
