@@ -47,7 +47,7 @@ Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
 
 class SharedInputsError(UnsupportedError):
-    """Inputs of a function without guards share memory, and one of them is written to."""
+    """Inputs of a function without guards share memory, and one is written to."""
 
 
 def refuse_unsupported(static_argnums: Any = None, disable_functionalization: bool = False) -> None:
@@ -105,7 +105,7 @@ def aot_function(
     hasher_type: Any = None,
     static_argnums: Any = None,
 ) -> Callable[..., Any]:
-    """Compile `fn`: its forward with `fw_compiler`, its backward with `bw_compiler` (by default the same).
+    """Compile `fn`: its forward with `fw_compiler`, its backward with `bw_compiler` (by default the same compiler).
 
     A compiler takes (fx.GraphModule of ATen operators, example inputs) and returns a callable; one marked by
     `make_boxed_func` gets its arguments as one list. Unlike PyTorch's, the result checks every call against guards,
@@ -170,7 +170,7 @@ _NOT_OF_THE_PIPELINE = ("fn", "num_params_buffers", "hasher_type", "enable_log",
 
 
 def compile_aot_module(mod: nn.Module, settings: Mapping[str, Any], recipe: Recipe) -> nn.Module:
-    """`mod` compiled with these arguments of `aot_function`; `recipe` compiles its copies."""
+    """`mod` compiled with `aot_function`'s arguments in `settings`; `recipe` compiles its copies."""
     bound = inspect.signature(aot_function).bind(mod, **settings)
     bound.apply_defaults()
     settings = dict(bound.arguments)
@@ -342,7 +342,7 @@ def compile_unguarded(
 
 
 def _check_counters(signature: Signature, name: str) -> None:
-    """Raise `UnsupportedSideEffectError` for a write of a number: without guards every call would write the same."""
+    """Raise `UnsupportedSideEffectError` for a write of a number: without guards every call would write one number."""
     ends = list(itertools.accumulate((child.size for child in signature.structure.written_spec.children), initial=0))
     written = signature.structure.outputs[signature.structure.output_spec.size :]
     for write in signature.effects.python_writes:
@@ -356,7 +356,7 @@ def _check_counters(signature: Signature, name: str) -> None:
 
 
 class _UnguardedInputs(LineWriter):
-    """`variables` of the inputs, `lines` that set them, `globals` of these lines, and the variables of wrappers."""
+    """`variables` of the inputs, the `lines` that set them, the lines' `globals`, and the variables of wrappers."""
 
     def __init__(self, call: FlatCall, captured: Captured, names: Names) -> None:
         super().__init__(names)
@@ -412,7 +412,7 @@ compiled_module = aot_module
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AOTConfig:
-    """What the functions here look at; any object with these attributes will do.
+    """The settings that the functions here read; any object with the attributes will do.
 
     num_params_buffers: how many of the inputs, from the first, are parameters and buffers: their sizes are static.
     is_export: Python integers are parts of the program, not inputs.

@@ -103,7 +103,7 @@ def aot_export_module(
     call = flatten_call(mod.forward, tuple(args), kwargs or {})
     sources = named_sources(mod)
     joint = _capture(call, type(mod).__name__, decompositions, sources, dynamic=bool(dynamic_shapes), grad=trace_joint)
-    writer = _Writer(joint, "arg{}_1")
+    writer = _JointWriter(joint, "arg{}_1")
     loss = writer.loss(output_loss_index) if trace_joint else None
     module = writer.module(gradients=trace_joint)
     return module, writer.signature_of(call, output_loss_index if loss is not None else None)
@@ -144,7 +144,7 @@ def aot_export_joint_simple(
         getattr(info, "input", None) is not None or getattr(info, "steps", ()) for info in signature.structure.outputs
     ):
         raise UnsupportedError("aot_export_joint_simple takes functions that return no argument and no view of one")
-    writer = _Writer(joint, "primals_{}" if trace_joint else "arg{}_1", first=int(trace_joint))
+    writer = _JointWriter(joint, "primals_{}" if trace_joint else "arg{}_1", first=int(trace_joint))
     module = writer.module(gradients=trace_joint, tangents=trace_joint)
     if not trace_joint:
         return module
@@ -198,7 +198,7 @@ def inexpressible(s: Signature, *, checks: bool) -> str:
     return next((what for what, does in rows if does), "")
 
 
-class _Writer:
+class _JointWriter:
     """Writes a joint graph anew, with the inputs and outputs that callers of AOTAutograd expect."""
 
     def __init__(self, joint: JointGraph, inputs: str, first: int = 0) -> None:

@@ -283,7 +283,7 @@ def compile_module(
     dynamic: bool | None = False,
     on_unsupported: str | None = None,
 ) -> torch.nn.Module:
-    """A module of the same class and with the same state, whose forward is compiled; `recipe` compiles its copies.
+    """A module of the original's class and state, with a compiled forward; `recipe` compiles its copies.
 
     `DistributedDataParallel` communicates in its own forward, so the module that it wraps is compiled.
     """
@@ -303,7 +303,7 @@ def compile_module(
 
 def explain_recompiles(fn: Any) -> Recompiles:
     """Every compilation of a compiled function or module so far, with its reasons, and under `.eager` the calls that
-    ran eagerly, with reasons and counts; `str()` of it is a report.
+    ran eagerly, with reasons and counts; `str()` gives a report.
 
     The logger "foregrad.recompiles" logs each compilation: at level INFO with the difference of the call from the
     graph made last, at DEBUG with the differences from all. Raises `TypeError` if foregrad did not compile `fn`.
@@ -331,7 +331,7 @@ def explain_recompiles(fn: Any) -> Recompiles:
 def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> JointGraph:
     """The joint graph of `fn` for the given arguments; nothing runs for real. Its `str()` is Python.
 
-    Parameters and arguments may have no values: they are on `meta`, or fakes. What branches on values is refused then.
+    Parameters and arguments may have no values: they are on `meta`, or fakes. Branches on values are refused then.
     Dimensions marked by `mark_dynamic`, ours or PyTorch's, are symbols in the graph.
 
     Raises `Unsupported...Error` if `fn` can't be captured, and the errors of `fn`.
@@ -420,7 +420,7 @@ _ELSEWHERE = {
 
 
 def _described(value: Any) -> str:
-    """What a value is, in a few words: a tensor's elements and a module's parts are many lines."""
+    """A value's description in a few words: a tensor's elements and a module's parts are many lines."""
     if isinstance(value, torch.Tensor):
         return f"a {type(value).__name__} of shape {tuple(value.shape)}"
     if isinstance(value, torch.nn.Module):
@@ -432,7 +432,7 @@ def _described(value: Any) -> str:
 def check_arguments(
     target: Any, dynamic: Any, on_unsupported: Any, others: Mapping[str, Any], regions: Any = "auto"
 ) -> None:
-    """Raise `TypeError` or `ValueError` for what `compile` does not take."""
+    """Raise `TypeError` or `ValueError` for arguments that `compile` does not take."""
     for name in others:
         close = difflib.get_close_matches(name, _KEYWORDS, n=1)
         instead = _ELSEWHERE.get(name) or (f"did you mean {close[0]}=?" if close else f"it has {', '.join(_KEYWORDS)}")

@@ -68,7 +68,7 @@ def value_and_grad(
     """A function that returns the value of `fn` and its gradient, `value, gradient`, computed by a single graph.
 
     Args:
-        fn: returns a real number as a tensor (one element, any shape); with `has_aux` a pair of it and anything.
+        fn: returns a real number as a tensor (one element, any shape); with `has_aux` a pair: the number, anything.
             A module is called as it is.
         argnums: the positional argument to differentiate by, or several. An argument may be a container of tensors.
             None: by the parameters of the module `fn` that require grad.

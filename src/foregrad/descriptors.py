@@ -2,11 +2,11 @@
 
 In a graph of `foregrad.aot_export_joint_with_descriptors` each placeholder has `meta["desc"]`, and the output node has
 a list of them in `meta["desc"]`, one for each result. The classes are PyTorch's own where the installed PyTorch has
-them, so that `isinstance` tests of other people's code hold; else classes of the same names and fields. They are names
-of this module: `foregrad.descriptors.ParamAOTInput("weight")`.
+them, so that `isinstance` tests of other people's code hold; else classes of equal names and fields. They are names of
+the module here: `foregrad.descriptors.ParamAOTInput("weight")`.
 
-A tensor subclass stands in the graph as the plain tensors in it: `SubclassGetAttrAOTInput(base, attr)`. The functions
-here find these nodes too: a name of such a node is the parameter's with the attribute behind it.
+A tensor subclass stands in the graph as its plain tensors: `SubclassGetAttrAOTInput(base, attr)`. The functions here
+find their nodes too: the node's name is the parameter's with the attribute behind.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OutputPairs = dict[Any, "tuple[Any, fx.Node | None]"]
 
 def get_all_input_and_grad_nodes(g: fx.Graph) -> Pairs:
     """`{descriptor: (node, node of the gradient or None)}` for all inputs that may be tensors with gradients, whether
-    they have one or not; tangents, which have none, are among them.
+    they have one or not; tangents (without gradients) are included.
 
     Examples:
         >>> import contextlib, torch, foregrad
@@ -56,7 +56,7 @@ def get_all_input_and_grad_nodes(g: fx.Graph) -> Pairs:
 
 
 def get_all_output_and_tangent_nodes(g: fx.Graph) -> OutputPairs:
-    """`{descriptor: (node, node of the tangent or None)}` for all outputs; gradients, which have none, are among them.
+    """`{descriptor: (node, node of the tangent or None)}` for all outputs; gradients (without tangents) are included.
     An output that is a constant stands there as itself.
     """
     tangents = {_output_of(desc): node for node, desc in _inputs(g) if _output_of(desc) is not None}
@@ -91,12 +91,12 @@ def get_named_buffer_nodes(graph: fx.Graph) -> dict[str, fx.Node]:
 
 
 def get_param_nodes(graph: fx.Graph) -> list[fx.Node]:
-    """The nodes of the parameters, in the order in which the graph takes them: they come first."""
+    """The nodes of the parameters, in the graph's order: they come first."""
     return list(get_named_param_nodes(graph).values())
 
 
 def get_buffer_nodes(graph: fx.Graph) -> list[fx.Node]:
-    """The nodes of the buffers, in the order in which the graph takes them: after the parameters."""
+    """The nodes of the buffers, in the graph's order: after the parameters."""
     return list(get_named_buffer_nodes(graph).values())
 
 
@@ -111,7 +111,7 @@ def _outputs(graph: fx.Graph) -> Iterator[tuple[Any, Any]]:
 
 
 def flat_outputs(output: fx.Node) -> list[Any]:
-    """What an output node returns, in order, through lists and tuples."""
+    """An output node's values, in order, through lists and tuples."""
 
     def leaves(value: Any) -> Iterator[Any]:
         if isinstance(value, (list, tuple)):
@@ -139,7 +139,7 @@ def _root(desc: Any) -> Any:
 
 
 def _is(desc: Any, kind: str) -> bool:
-    """Whether a descriptor, PyTorch's or ours, is of a class of this name."""
+    """Whether a descriptor, PyTorch's or ours, is of a class of the name."""
     return any(cls.__name__ == kind for cls in type(desc).__mro__)
 
 
@@ -214,7 +214,7 @@ _OUTPUTS = {
 
 @functools.cache
 def classes() -> Any:
-    """What has the classes as attributes: PyTorch's module, or ours."""
+    """The module with the classes: PyTorch's, or ours."""
     return descriptor_classes() or own_classes()
 
 

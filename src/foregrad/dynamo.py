@@ -1,14 +1,14 @@
-"""foregrad behind `torch.compile`: the backend "foregrad", and `aot_autograd`, which makes a backend of a compiler.
+"""foregrad behind `torch.compile`: the backend "foregrad", and `aot_autograd`: it makes a backend of a compiler.
 
 Dynamo captures a frame's tensor code and guards its assumptions; each graph comes here and runs through the pipeline
 without further guards. Four facts that Dynamo does not guard are handled here:
 
-* sizes that it left open (`dynamic=True`, or a second shape): such a graph goes behind a dispatcher of foregrad's, with
-  guards, in which those sizes are symbolic from the first call;
-* inputs that share memory, one of them written to: such calls go to a dispatcher too;
-* where in its memory an input begins: so do calls in which it begins elsewhere, if the graph depends on that;
-* Python floats that it turned into inputs: a dispatcher too; the graph computes with them, or there is a graph for each
-  value that an operator needs.
+* sizes that it left open (`dynamic=True`, or a second shape): the graph goes behind a dispatcher of foregrad's, with
+  guards and with symbolic sizes from the first call;
+* inputs that share memory, one of them written: these calls go to a dispatcher too;
+* an input's offset in its memory: so do calls with a new offset, if the graph depends on it;
+* Python floats that it turned into inputs: a dispatcher too; the graph computes with the floats, or there is a graph
+  for each value that an operator needs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .api import pipeline_for
 from .backends.boxed import nop
 from .config import config
 from .dispatch.dispatcher import Dispatcher
-from .dispatch.explain import Once
+from .dispatch.explain import OneWarning
 from .dispatch.pipeline import Pipeline
 from .dispatch.varying import EVERY_LINE
 from .errors import BackendError, UnsupportedError
@@ -222,11 +222,11 @@ def _tell_eager(reason: str) -> None:
     _once[reason].warn(f"{message} Such graphs run eagerly: the results are eager's, only not compiled.")
 
 
-_once: dict[str, Once] = defaultdict(Once)
+_once: dict[str, OneWarning] = defaultdict(OneWarning)
 
 
 def _plain_at(positions: Sequence[int], inputs: Sequence[Any]) -> list[Any] | None:
-    """Inputs with plain tensors for those of a class with `__torch_function__` alone; None if one has none."""
+    """Inputs with plain tensors for tensors of classes with `__torch_function__` alone; None if one has none."""
     plain = list(inputs)
     for index in positions:
         plain[index] = plain_alias(plain[index])
@@ -242,7 +242,7 @@ def _of_plain(positions: Sequence[int], forward: Callable[..., Any], gm: fx.Grap
 
 
 def _without(unused: Sequence[int], function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with None for inputs that its graph does not use: ragged sizes, which differ in each batch."""
+    """`function` with None for inputs that its graph does not use: ragged sizes, different in each batch."""
 
     def call(*args: Any) -> Any:
         inputs = list(args)
@@ -258,7 +258,7 @@ def _requires_grad(inputs: Sequence[Any]) -> bool:
 
 
 def _shielded_compiler(compiler: Callable[..., Any]) -> Callable[..., Any]:
-    """A backward's compiler that Dynamo does not trace, and whose result it does not trace.
+    """A backward's compiler that Dynamo traces neither itself nor by its result.
 
     A backward may be compiled, and run, in code that Dynamo traces.
     """
@@ -334,8 +334,8 @@ _IGNORED = {
 class AotAutograd:
     """A backend for `torch.compile` made of compilers: `aot_autograd(fw_compiler=..., bw_compiler=...)`.
 
-    The arguments are those of `aot_module_simplified`; `decompositions` may also be a function that gives the table.
-    With `nop` as forward compiler, every stage is checked. Inputs in containers are flattened.
+    The arguments are `aot_module_simplified`'s; `decompositions` may also be a function that gives the table. With
+    `nop` as forward compiler, every stage is checked. Inputs in containers are flattened.
 
     Examples:
         >>> import torch, foregrad

@@ -1,6 +1,7 @@
-"""The errors foregrad raises: one class per failure, each a subclass of `ForegradError` and of the built-in it is like.
+"""The errors foregrad raises: one class per failure, each a subclass of `ForegradError` and of the built-in error that
+it resembles.
 
-A message says what happened, where in the user's code, why, and what to do instead.
+A message names the event, the user's line, the reason, and the remedy.
 """
 
 from __future__ import annotations
@@ -134,5 +135,5 @@ class InternalError(ForegradError, AssertionError):
 
 
 def add_note(error: BaseException, text: str) -> None:
-    """Add a line to an error, as PEP 678 says. Python 3.10 keeps such lines, and prints none."""
+    """Add a line to an error, as PEP 678 says. Python 3.10 keeps the lines, and prints none."""
     vars(error).setdefault("__notes__", []).append(text)

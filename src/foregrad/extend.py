@@ -1,12 +1,13 @@
-"""What extensions and tools stand on: a read-only view of a compiled function, and watchers of the stages.
+"""The ground of extensions and tools: a read-only view of a compiled function, watchers of the stages, aspects of
+captures.
 
-`view(compiled)` gives the graphs of a compiled function with all that foregrad knows of each: the joint graph, the
-halves, inputs, effects, guards, source. `as_compiled(compiled)` compiles the function for a call that does not run, and
+`view(compiled)` gives the graphs of a compiled function with foregrad's knowledge of each: the joint graph, the halves,
+inputs, effects, guards, source. `as_compiled(compiled)` compiles the function for a call that does not run, and
 compiles other functions in the same way. A `Watcher` hears of each stage of a compilation as it ends, and may wrap the
 callables that compilers return. An `Aspect` takes part in captures: its class, registered by the decorator `aspect`,
-owns torch functions and operators, and adds effects (`CallEffect`) and guards (`CallGuard`) to each call. The code of
-these classes is foregrad's to a capture, not the program's; `register` says so of a whole module. `compiling` and
-`phase` time a tool's own work beside a compilation's, for `foregrad.compile_times`.
+owns torch functions and operators, and adds effects (`CallEffect`) and guards (`CallGuard`) to each call. The classes'
+code is foregrad's to a capture, not the program's; `register` says so of a whole module. `compiling` and `phase` time a
+tool's own work beside a compilation's, for `foregrad.compile_times`.
 
 Example:
     >>> import torch, foregrad
@@ -73,7 +74,7 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """The names of the seam, which need all of `tracing`: loaded when asked for."""
+        """The names of the seam, loaded when asked for: they need all of `tracing`."""
         if name in ("Aspect", "CallGuard", "Finished", "Settled", "aspect"):
             from .tracing import aspect as seam
 
@@ -109,8 +110,8 @@ class TensorView:
 class EffectView:
     """A change that a call leaves besides its results: `what` happens to `name`.
 
-    `kind`: "tensor" for a change of an input or result, "python" for a write to an object of the program, "call" for
-    what happens to no single tensor (a setting that stays changed); then `name` is empty.
+    `kind`: "tensor" for a change of an input or result, "python" for a write to an object of the program, "call" for an
+    event on no single tensor (a setting that stays changed); then `name` is empty.
     """
 
     kind: str
@@ -152,8 +153,8 @@ class GraphView:
 class FunctionView:
     """A compiled function: its graphs so far, the oldest first.
 
-    `compilations` says why each graph was made, `eager` which calls ran eagerly and why, one text each. `compiler`
-    takes the forwards, `partition` splits, `decompositions` is a table, or a function that gives a table.
+    `compilations` has the reason for each graph, `eager` the eager calls with reasons, one text each. `compiler` takes
+    the forwards, `partition` splits, `decompositions` is a table, or a function that gives a table.
     """
 
     name: str
@@ -186,20 +187,20 @@ class CompiledFunction(Protocol):
         """See `foregrad.extend.view`."""
 
     def graph_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GraphView:
-        """Compile for a call, which does not run; calls like it use the graph. Raises what the capture raises: an
+        """Compile for a call, without running it; equal calls use the graph. Raises the capture's error: an
         `EscapedTensorError` where the call is to run eagerly first, since it fills a cache.
         """
 
     def refusal(self, error: BaseException, name: str = "") -> RefusalView:
-        """What an error that `graph_for` raised means for people. `name`: what to call the function there."""
+        """The meaning for people of an error from `graph_for`. `name`: the function's name there."""
 
     def split(self, joint: JointGraph, partition: Callable[..., Any]) -> Partitioned:
-        """Split a graph by another partition, after the backend's own passes."""
+        """Split a graph by a further partition, after the backend's own passes."""
 
     def like(
         self, function: Any, name: str = "", *, on_unsupported: str, watcher: Watcher | None = None, cached: bool = True
     ) -> CompiledFunction:
-        """Another function or module, compiled in the same way, for its arguments' own sizes. `on_unsupported`: as in
+        """A further function or module, compiled likewise, for its arguments' own sizes. `on_unsupported`: as in
         `compile`. `cached`: the cache on disk may be used.
         """
 
@@ -267,9 +268,9 @@ class CompileStage:
     | compile forward, compile backward, compile inference | `fx.GraphModule` | the callable |
     | guards | `JointGraph` | the source of the rendered call |
 
-    `joint` is the graph that the stage belongs to. "capture" and "halves" have `tensors`, the real tensors behind
-    the inputs, None where an input is a whole memory. `compiler` made `after`: a compiler, the backend's own passes, a
-    partition. "compile" stages have `role`, and `again`, which compiles another graph by itself: a part of this one.
+    `joint` is the graph that the stage belongs to. "capture" and "halves" have `tensors`, the real tensors behind the
+    inputs, None where an input is a whole memory. `compiler` made `after`: a compiler, the backend's own passes, a
+    partition. "compile" stages have `role`, and `again`, which compiles a part of the graph by itself.
     """
 
     name: str
@@ -314,7 +315,7 @@ def watching(watcher: Watcher) -> Iterator[None]:
 
 
 def tell(own: tuple[Watcher, ...], stage: CompileStage) -> None:
-    """Tell a pipeline's own watchers, and those of the process, that a stage ended."""
+    """Tell the watchers of a pipeline and of the process that a stage ended."""
     for watcher in own + _watchers:
         watcher.stage(stage)
 

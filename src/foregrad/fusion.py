@@ -167,7 +167,7 @@ def draw_graph(
     parse_stack_trace: bool = False,
     dot_graph_shape: str | None = None,
 ) -> None:
-    """Draw a graph into a file, whose ending says the format (`.svg` if it has none; `.dot` is text). Needs pydot, and
+    """Draw a graph into a file; its ending says the format (`.svg` if it has none; `.dot` is text). Needs pydot, and
     Graphviz but for text. `clear_meta`: without shapes and lines. `prog`: Graphviz's program.
 
     Examples:

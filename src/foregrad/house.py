@@ -38,7 +38,7 @@ def file_label(file: str) -> str:
 
 
 def is_house_file(file: str) -> bool:
-    """Whether foregrad's own code is in this file."""
+    """Whether foregrad's own code is in the file."""
     return file.startswith(_files) and not file.startswith(_EXAMPLES)
 
 
@@ -48,19 +48,19 @@ def is_house_code(code: CodeType) -> bool:
 
 
 def is_house_module(name: Any) -> bool:
-    """Whether the module of this name, or of a `__module__`, is foregrad's own."""
+    """Whether the module `name`, or of a `__module__`, is foregrad's own."""
     text = str(name)
     return text.partition(".")[0] == "foregrad" or text in _modules
 
 
 def is_program_module(name: Any) -> bool:
-    """Whether the module of this name is neither foregrad's own nor PyTorch's."""
+    """Whether the module `name` is neither foregrad's own nor PyTorch's."""
     return str(name).partition(".")[0] != "torch" and not is_house_module(name)
 
 
 def hide_own_frames(error: BaseException) -> None:
-    """Take foregrad's frames out of the traceback of an error that other code raised, all but the outermost, which is
-    handling it.
+    """Take foregrad's frames out of the traceback of an error that other code raised, all but the outermost: it is
+    handling the error.
     """
     frames = []
     trace = error.__traceback__

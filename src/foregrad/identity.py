@@ -1,7 +1,7 @@
 """Tables of objects that are told apart by identity, and that stay alive as long as the table: no id is taken again.
 
-Tensors, and objects of the program's, can't be keys of a dict or items of a set: those ask `__hash__` and `__eq__`,
-which may be the program's, or missing. Objects of foregrad's own are compared by identity anyway.
+Tensors, and objects of the program's, can't be keys of a dict or items of a set: both ask `__hash__` and `__eq__`, and
+these may be the program's, or missing. Objects of foregrad's own are compared by identity anyway.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ById(MutableMapping[K, V]):
 
 
 class IdSet(MutableSet[K]):
-    """A set by the identity of its items, in the order in which they came."""
+    """A set by the identity of its items, in their order of arrival."""
 
     __slots__ = ("_items",)
 

@@ -1,9 +1,10 @@
-"""Signals whose handlers may raise, Ctrl-C above all, are delivered where a capture or a compilation can bear it.
+"""Signals with handlers that may raise, Ctrl-C above all, are delivered where a capture or a compilation can bear an
+exception.
 
 While the main thread captures or compiles, a signal waits until the end, or until the user's code runs, where an
-exception is like one of that code's own. Anywhere else an exception between two instructions would leave a patch or
-a mode on; raised in Python that autograd's C++ calls, it would end the process. A compiler that works for minutes
-is stopped by the second signal, and by the third if it has called code of foregrad's.
+exception looks like the code's own. Anywhere else an exception between two instructions would leave a patch or a mode
+on; raised in Python that autograd's C++ calls, it would end the process. A compiler that works for minutes is stopped
+by the second signal, and by the third if it has called code of foregrad's.
 
 Other threads see no signals: Python runs handlers on the main thread.
 """
@@ -155,7 +156,7 @@ def note_escaping(error: BaseException) -> None:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether an exception may have come from outside of the code around it: from a signal's handler, or from another
+    """Whether an exception may have come from outside of the code around it: from a signal's handler, or from a second
     thread (`PyThreadState_SetAsyncExc`). A thread sets the class alone. So do few functions in C (`sys.exit()`), and
     nothing else tells a thread's exception from theirs.
     """

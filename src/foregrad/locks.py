@@ -1,4 +1,4 @@
-"""Shared state of threads that capture and compile, none of which a forked child inherits from other threads.
+"""Shared state of threads that capture and compile; a forked child inherits none from other threads.
 
 Locks, the turn that threads take to make graphs for one function, and patches of the whole process that are in place
 while any thread needs them: names of other modules that are bound to something else.
@@ -26,7 +26,7 @@ PATIENCE_S = 2.0  # wait for another thread that captures the same function, whi
 _LOOK_AGAIN_S = 0.05
 
 _all: weakref.WeakSet[Any] = weakref.WeakSet()
-_in_place: list[InPlace] = []
+_in_place: list[ProcessPatch] = []
 
 
 def make_lock() -> Any:
@@ -41,7 +41,7 @@ if TYPE_CHECKING or sys.version_info >= (3, 12):
 else:
 
     class cached_property:  # noqa: N801 (it stands for functools')
-        """`functools.cached_property` without its lock, which a forked child would inherit from another thread."""
+        """`functools.cached_property` without its lock: a forked child would inherit it from a thread of its parent."""
 
         def __init__(self, compute: Callable[[Any], Any]) -> None:
             self.compute = compute
@@ -59,7 +59,7 @@ else:
 
 @contextlib.contextmanager
 def taken(lock: Any) -> Iterator[None]:
-    """Context: a lock is held. Signals are handled while another thread holds it."""
+    """Context: a lock is held. Signals are handled while waiting for the lock."""
     while not lock.acquire(timeout=_LOOK_AGAIN_S):
         deliver(anywhere=True)
     try:
@@ -91,7 +91,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
 
 
-class InPlace:
+class ProcessPatch:
     """A context around a patch of the whole process: the first thread that enters installs it, the last removes it."""
 
     def __init__(self, install: Callable[[], None], remove: Callable[[], None]) -> None:
@@ -145,7 +145,7 @@ class Replacements:
         _put(owner, name, value)
 
     def restore(self) -> None:
-        """Bind every name to what it was bound to, or unbind what was not its owner's."""
+        """Restore every name's binding, or unbind a name that was not its owner's."""
         while self._before:
             _put(*self._before.pop())
 
@@ -171,11 +171,11 @@ def _put(owner: Any, name: str, value: Any) -> None:
 
 
 def _keeps_slot(owner: Any, name: str, value: Any) -> bool:
-    """Whether a class and its subclasses call a special method from the same slots before and after: the table of the
-    class is enough then. An assignment looks for the name anew in every subclass, of which `torch.nn.Module` has
-    hundreds: a tenth of the time of a capture.
+    """Whether a class and its subclasses call a special method from equal slots before and after: the table of the
+    class is enough then. An assignment looks for the name anew in every subclass, and `torch.nn.Module` has hundreds: a
+    tenth of the time of a capture.
 
-    Methods of Python are called from one slot whatever they are, `__getattribute__` from that of `__getattr__`.
+    All methods of Python are called from one slot, `__getattribute__` from `__getattr__`'s.
     """
     if type(owner) is not type or name not in ("__call__", "__setattr__", "__getattribute__"):
         return False
@@ -200,7 +200,7 @@ def bound(owner: Any, name: str, value: Any) -> Iterator[None]:
 class Turn:
     """One thread at a time captures and compiles a function.
 
-    A capture runs the user's code, which may wait for another thread; if that thread calls the same function, each
+    A capture runs the user's code, and this may wait for a second thread; if the second thread calls the function, each
     waits for the other. So no thread waits long while the user's code may be running.
     """
 

@@ -1,7 +1,7 @@
-"""What foregrad logs, and `FOREGRAD_LOGS`, which turns it on as `TORCH_LOGS` does for PyTorch.
+"""foregrad's logs, and `FOREGRAD_LOGS`: it turns them on as `TORCH_LOGS` does for PyTorch.
 
-Each name is a Python logger, `foregrad.NAME`, and can be set up as any. `FOREGRAD_LOGS="graphs,+guards,-recompiles"`:
-a name alone is level INFO, with `+` DEBUG, with `-` ERROR. What is logged goes to stderr.
+Each name is a Python logger, `foregrad.NAME`, and can be set up as any. `FOREGRAD_LOGS="graphs,+guards,-recompiles"`: a
+name alone is level INFO, with `+` DEBUG, with `-` ERROR. Logs go to stderr.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def set_logs(names: str) -> None:
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Ours, among those that a program puts there."""
+    """Our handler, among a program's handlers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,10 +1,9 @@
-"""The phases of a compilation: what each took, and a line about it for who waits.
+"""The phases of a compilation: the time of each, and a line for people who wait.
 
-`with compiling(name):` stands around what is compiled for a function, `with phase("capture"):` around a part of it;
-`counted(done, total)` says how far the current phase is. Times are exclusive: what a phase inside another takes is not
-the other's. After two seconds the outermost compilation of a thread says on stderr what it is at, where that is a
-terminal or a notebook. `explain` and `verify` stand in `compiling` too, with a verb of their own, and say so after one
-second.
+`with compiling(name):` stands around all compilation for a function, `with phase("capture"):` around a part;
+`counted(done, total)` says how far the current phase is. Times are exclusive: an inner phase's time is not the outer's.
+After two seconds the outermost compilation of a thread shows its phase on stderr, if that is a terminal or a notebook.
+`explain` and `verify` stand in `compiling` too, with a verb of their own, and say so after one second.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class CompileTimes:
 
     @property
     def seconds(self) -> float:
-        """All of them together."""
+        """The sum of all."""
         return sum(entry.seconds for entry in self.entries)
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -65,7 +64,7 @@ class CompileTimes:
         return "\n".join([*lines, f"{'all':<{width}}  {'':<18} {'':>5} {self.seconds:>9.3f}"])
 
 
-class _Run:
+class _Compilation:
     """One compilation, of the function `name`."""
 
     def __init__(self, name: str) -> None:
@@ -97,7 +96,7 @@ _thread = threading.local()
 
 
 def compile_times(*, clear: bool = False) -> CompileTimes:
-    """The seconds that compilations have taken in this process so far, by function and phase.
+    """The seconds that compilations have taken in the process so far, by function and phase.
 
     The phases are `capture`, `partition` (with a backend's passes over the whole graph), `compile forward`, `compile
     backward` and `compile inference` (the backend), and `guards`. Backwards are compiled when they are first needed.
@@ -122,8 +121,8 @@ def compile_times(*, clear: bool = False) -> CompileTimes:
 
 @contextlib.contextmanager
 def phase(what: str, *, compiles: bool = True) -> Iterator[None]:
-    """Context: a part of the work of this thread's `compiling`. `compiles`: `compile_times` has it."""
-    run: _Run | None = getattr(_thread, "run", None)
+    """Context: a part of the work of the thread's `compiling`. `compiles`: `compile_times` has it."""
+    run: _Compilation | None = getattr(_thread, "run", None)
     if run is None:
         yield
         return
@@ -145,25 +144,25 @@ def phase(what: str, *, compiles: bool = True) -> Iterator[None]:
 
 
 def counted(done: int, total: int, of: str) -> None:
-    """The current phase of this thread is at `done` of `total` things, called `of`."""
-    run: _Run | None = getattr(_thread, "run", None)
+    """The thread's current phase is at `done` of `total` things, called `of`."""
+    run: _Compilation | None = getattr(_thread, "run", None)
     if run is not None and run.phases:
         run.phases[-1].count = f"{of} {done} of {total}"
 
 
 def is_counted() -> bool:
-    """Whether something is compiled in this thread, so that `counted` is heard."""
+    """Whether the thread compiles, so that `counted` is heard."""
     return getattr(_thread, "run", None) is not None
 
 
 @contextlib.contextmanager
 def compiling(name: str, part: str = "", verb: str = "compiling") -> Iterator[None]:
     """Context: something is compiled for the function `name`; messages name its `part` and the `verb`."""
-    outer: _Run | None = getattr(_thread, "run", None)
+    outer: _Compilation | None = getattr(_thread, "run", None)
     if outer is not None and outer.name == name:
         yield
         return
-    run = _thread.run = _Run(name)
+    run = _thread.run = _Compilation(name)
     try:
         with contextlib.nullcontext() if outer is not None else _told(run, f"{part} of {name}" if part else name, verb):
             yield
@@ -174,7 +173,7 @@ def compiling(name: str, part: str = "", verb: str = "compiling") -> Iterator[No
 
 
 def _wanted_at() -> tuple[TextIO, bool] | None:
-    """Where to say what is compiled, and whether a line there can be written again; None where nobody listens."""
+    """The stream for progress, and whether a line there can be written again; None where nobody listens."""
     out = sys.stderr
     try:
         is_terminal = out.isatty()
@@ -186,7 +185,7 @@ def _wanted_at() -> tuple[TextIO, bool] | None:
 
 
 @contextlib.contextmanager
-def _told(run: _Run, what: str, verb: str) -> Iterator[None]:
+def _told(run: _Compilation, what: str, verb: str) -> Iterator[None]:
     wanted = _wanted_at()
     if wanted is None:
         yield

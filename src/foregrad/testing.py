@@ -1,8 +1,8 @@
 """A conformance suite for compilers of graphs, and for partitioners.
 
 `check_compiler(compiler)` hands a compiler the forward and backward graphs of operators, of small programs that each
-show one thing a graph may ask for, and of models; it compares with eager. `check_partitioner(partition)` does the same
-for a function that splits joint graphs. Both give a `ConformanceReport`.
+show one need of a graph, and of models; it compares with eager. `check_partitioner(partition)` does so for a function
+that splits joint graphs. Both give a `ConformanceReport`.
 
 Example:
     >>> import foregrad

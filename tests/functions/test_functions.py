@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import foregrad
-from foregrad.dispatch.explain import Once
+from foregrad.dispatch.explain import OneWarning
 from foregrad.errors import UnsupportedSideEffectError
 from tests.dynamo.installed import make_known
 from tests.functions import programs_identity, programs_marked, programs_once, programs_saved, programs_solvers
@@ -134,7 +134,7 @@ class Counting(torch.autograd.Function):
 @pytest.mark.filterwarnings("ignore")
 def test_a_frame_whose_graph_lost_a_mark_runs_eagerly_by_name(monkeypatch):
     """Before PyTorch 2.13 Dynamo's graph lacks `mark_dirty`: told once. Writes that need no mark are compiled as ever."""
-    monkeypatch.setattr("foregrad.dynamo._once", defaultdict(Once))
+    monkeypatch.setattr("foregrad.dynamo._once", defaultdict(OneWarning))
 
     def unmarked(x, calls):
         y = torch.relu_(x * 2)

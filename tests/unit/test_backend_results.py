@@ -279,7 +279,7 @@ def test_inputs_are_let_go_in_the_first_call():
 def test_a_seed_may_stay_on_the_cpu():
     """Attention on a GPU keeps the numbers that it draws from on the CPU, where its fake kernel says the GPU."""
     gpu = torch.device("cuda")
-    seed = results_module.Result(
+    seed = results_module.PromisedResult(
         "seed", object(), TensorSpec((), (), torch.int64, gpu), None, False, False, False, True
     )
 

@@ -61,11 +61,11 @@ def test_second_derivatives_on_request():
 
 
 def test_another_layout_of_a_result_is_wrong_and_of_a_gradient_is_listed():
-    from foregrad.tools.verification.verify import Comparison, Outcome
+    from foregrad.tools.verification.verify import CallOutcome, Comparison
 
     value = torch.ones(2, 2)
     for name, verdict in (("out", Verdict.WRONG), ("gradient of args[0]", Verdict.ROUNDING)):
-        sides = [Outcome({name: value}, {name: f"strides {s}"}, frozenset()) for s in ((2, 1), (1, 2))]
+        sides = [CallOutcome({name: value}, {name: f"strides {s}"}, frozenset()) for s in ((2, 1), (1, 2))]
         found = Comparison.of(*sides)
         assert found.verdict is verdict
         assert found.lines == [f"{name}: eager strides (2, 1), compiled strides (1, 2)"]

@@ -1,1 +1,1 @@
-"""The C++ part of calls: its sources, and `build`, which compiles them. `foregrad._torch.native` loads the result."""
+"""The C++ part of calls: its sources, and `build`, their compiler. `foregrad._torch.native` loads the result."""

@@ -3,10 +3,10 @@
 Only the standard library, and nothing of foregrad: the build backend runs this file by itself, without PyTorch.
 
 A library is named for the sources, the PyTorch and the Python that it was made for, and only looked for by that name:
-when one of them changes, calls go through Python until it is built again: on request, when foregrad is installed, or by
-a process in the background that the first compiled function starts (`FOREGRAD_BUILD_NATIVE=0`: not these two). At its
-end stands a checksum with which build of PyTorch it is for: a file without that, or of which a part is missing, is not
-loaded (loading half a library can end the process), nor is one that somebody else could have put there.
+when one changes, calls go through Python until it is built again: on request, when foregrad is installed, or by a
+process in the background that the first compiled function starts (`FOREGRAD_BUILD_NATIVE=0`: not these two). At its end
+stand a checksum and the build of PyTorch that it is for: a file without both, or with a part missing, is not loaded
+(loading half a library can end the process), nor is a file that somebody else could have put there.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def fault_of(path: Path) -> str | None:
 
 
 def _seal(body: bytes) -> bytes:
-    """What stands at the end of a library: a word, the build of PyTorch, and a checksum of both and all before."""
+    """The end of a library: a word, the build of PyTorch, and a checksum of both and all before."""
     folder, _ = find_torch()
     start = _SEAL + hashlib.sha256((folder / "version.py").read_bytes()).digest()
     return start + hashlib.sha256(start + body).digest()
@@ -117,7 +117,7 @@ def _seal(body: bytes) -> bytes:
 def build(folder: Path | None = None) -> Path:
     """Compile the library into `folder`, by default beside the sources, or else into the user's cache.
 
-    Takes half a minute of one core. Raises `BuildError` where that can't be done.
+    Takes half a minute of one core. Raises `BuildError` where the build fails.
     """
     if sys.platform == "win32":
         raise BuildError("building on Windows is not supported")
@@ -173,7 +173,7 @@ def build(folder: Path | None = None) -> Path:
 def build_in_background(torch_version: str) -> bool:
     """Start a process that builds the library for the processes that come later. Nothing waits for it.
 
-    False where it is switched off, where there is no compiler, where such a process runs already, or failed: with a
+    False where it is switched off, where there is no compiler, where a building process runs already, or failed: with a
     compiler, each library is tried once.
     """
     folder = next(filter(_writable, _folders()), None)
@@ -232,8 +232,8 @@ def _compiler() -> list[str]:
 
 
 def _options_for(include: Path) -> list[str]:
-    """What PyTorch has changed since 2.11, by its headers: nodes of autograd were counted by shared_ptr, and outputs
-    were given to a node without telling which node they then have.
+    """PyTorch's changes since 2.11, by its headers: nodes of autograd were counted by shared_ptr, and outputs were
+    given to a node without returning their node.
     """
     autograd = include / "torch" / "csrc" / "autograd"
     names = ("node.h", "function.h", "custom_function.h")
@@ -243,7 +243,7 @@ def _options_for(include: Path) -> list[str]:
 
 
 def _build_with_mark(mark: Path) -> None:
-    """Leave the process that started this one, which waits until then; build; say at the mark why that failed."""
+    """Leave the starting process, which waits until then; build; note at the mark why the build failed."""
     if os.fork():
         return
     os.setsid()

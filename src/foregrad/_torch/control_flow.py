@@ -404,7 +404,7 @@ if _Print is not type(None):
 _original: dict[type, Any] = {kind: kind.__call__ for kind in (*_MEANING, type(ATTENTION), type(BACKWARD))}
 
 
-class Attention(Protocol):
+class AttentionCalls(Protocol):
     """Implementations of `flex_attention` and its backward in a capture."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any: ...
@@ -413,7 +413,10 @@ class Attention(Protocol):
 
 
 def install(
-    bind: Bind, is_capturing: Callable[[], bool], runner: Callable[[], Any], attention: Callable[[], Attention | None]
+    bind: Bind,
+    is_capturing: Callable[[], bool],
+    runner: Callable[[], Any],
+    attention: Callable[[], AttentionCalls | None],
 ) -> None:
     """Install the Python equivalents, for threads where `is_capturing()` is true; `runner()` gives `run(function, args,
     kwargs)`: it runs a function on real tensors in each call.

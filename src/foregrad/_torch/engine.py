@@ -14,7 +14,7 @@ from torch.overrides import _pop_mode as _pop_function_mode
 from torch.overrides import _push_mode as _push_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
 
-from ..locks import InPlace
+from ..locks import ProcessPatch
 
 __all__ = ["TorchFunctionMode", "forward_ad"]  # handed on
 
@@ -238,7 +238,7 @@ def _watch_again() -> None:
 
 
 # Context: autograd's anomaly detection is off. The switch is one for all threads.
-without_anomaly_mode = InPlace(_stop_watching, _watch_again)
+without_anomaly_mode = ProcessPatch(_stop_watching, _watch_again)
 
 
 def single_threaded_backward() -> Any:

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import _python_dispatch
 
-from ..locks import InPlace, bound
+from ..locks import ProcessPatch, bound
 from .symbols import has_symbolic, new_ragged_size
 
 __all__ = ["FakeTensor", "FakeTensorMode"]  # handed on
@@ -360,4 +360,4 @@ def _put_back() -> None:
         vars(_python_dispatch)[_TELL](False)
 
 
-flags_kept = InPlace(_note, _put_back)
+flags_kept = ProcessPatch(_note, _put_back)

@@ -111,7 +111,7 @@ def _in_parts(objects: tuple[Any, ...]) -> tuple[tuple[Any, ...], ...]:
     return tuple(objects[start : start + _PART] for start in range(0, len(objects), _PART))
 
 
-class Tree:
+class CheckTree:
     """Checks on a tuple of objects, made once, run by one call into C++ (`check(objects)`)."""
 
     def __init__(self, objects: tuple[Any, ...]) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from ..interrupts import runs_compiler
-from ..locks import InPlace, Replacements, bound, make_lock, taken, without_user_code
+from ..locks import ProcessPatch, Replacements, bound, make_lock, taken, without_user_code
 from ..phases import counted, is_counted
 from .fakes import FakeTensor, FakeTensorMode, new_fake, new_fake_over, real_constants
 from .kernels import kernels_together
@@ -499,7 +499,7 @@ def _install() -> None:
     _replaced.bind(PatternMatcherPass, "apply", apply)
 
 
-_patches = InPlace(_install, _replaced.restore)
+_patches = ProcessPatch(_install, _replaced.restore)
 
 
 def _narrowed(matcher: Any, gm: Any) -> Any:

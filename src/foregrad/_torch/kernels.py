@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ..interrupts import runs_compiler
-from ..locks import InPlace, Replacements, bound
+from ..locks import ProcessPatch, Replacements, bound
 
 log = logging.getLogger("foregrad")
 
@@ -57,7 +57,7 @@ def _install() -> None:
 
 
 _replaced = Replacements()
-_patches = InPlace(_install, _replaced.restore)
+_patches = ProcessPatch(_install, _replaced.restore)
 _originals: list[Any] = []
 
 

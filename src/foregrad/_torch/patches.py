@@ -29,7 +29,7 @@ import torch
 from ..errors import UnsupportedSideEffectError
 from ..house import is_house_file, is_program_module
 from ..interrupts import deliver, held, runs_user_code
-from ..locks import Bind, InPlace, Replacements, bound
+from ..locks import Bind, ProcessPatch, Replacements, bound
 from . import (
     dynamo_off,
 )
@@ -428,7 +428,7 @@ def _remove() -> None:
 
 _installers: dict[type, Installer] = {}
 _restoring: list[Callable[[], None] | None] = []
-_patches = InPlace(_install, _remove)
+_patches = ProcessPatch(_install, _remove)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""`Artifact`: captured functions as data. `export` makes one, `save` writes its file, `load` gives a module of it."""
+"""`Artifact`: captured functions as data. `export` makes one, `save` writes its file, `load` gives its module."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Artifact:
     ) -> Specialization:
         """Capture the function once more, for other calls: in evaluation mode, without gradients, of other lengths.
 
-        The arguments are those of `export`. Raises `ArtifactError` for an artifact that was loaded.
+        The arguments are `export`'s. Raises `ArtifactError` for an artifact that was loaded.
         """
         if self._exporter is None:
             raise ArtifactError(
@@ -92,12 +92,12 @@ class Artifact:
     def module(self, *, backend: Any = "eager", **settings: Any) -> LoadedModule:
         """A module that runs the artifact, over tensors of its own.
 
-        `backend` and `settings` (`partition`, `memory_budget`) are those of `foregrad.compile`.
+        `backend` and `settings` (`partition`, `memory_budget`) are `foregrad.compile`'s.
         """
         return LoadedModule(self, _copies(self.entries), backend, settings)
 
     def specialization_for(self, number: int, *, fresh: bool) -> Specialization:
-        """A specialization; a `fresh` one shares no graph with others, for a backend that changes graphs."""
+        """A specialization; a `fresh` specialization shares no graph, for a backend that changes graphs."""
         if not fresh:
             return self.specializations[number]
         if self._again is None:
@@ -107,13 +107,13 @@ class Artifact:
     def exported_program(self, number: int = 0) -> Any:
         """The forward of a specialization as a `torch.export.ExportedProgram`, over copies of its tensors.
 
-        Raises `ArtifactError` if such a program can't express the specialization.
+        Raises `ArtifactError` if an exported program can't express the specialization.
         """
         specialization = self.specialization_for(number, fresh=True)
         reason = _no_exported_program(specialization)
         if reason is not None:
             raise ArtifactError(f"the forward of `{self.name}` is no exported program: {reason}")
-        module = _Forward(self, _copies(self.entries), "eager", {})
+        module = _ArtifactForward(self, _copies(self.entries), "eager", {})
         module.__dict__["specialization"] = specialization
         inputs, tree = _inputs(specialization), specialization.call.tree
         args, kwargs = tree.unflatten([_example(leaf) for leaf in inputs])
@@ -192,7 +192,7 @@ def _summary(specialization: Specialization) -> dict[str, Any]:
 
 
 def _copies(entries: Sequence[StateEntry]) -> list[StateEntry]:
-    """The entries over copies of their memory, which share as the originals do."""
+    """The entries over copies of their memory; the copies share as the originals do."""
     data, layouts, content = dump_tensors(entries)
     return read_tensors(data, layouts, content)
 
@@ -247,7 +247,7 @@ def _extensions_of(specializations: Sequence[Specialization]) -> dict[str, str]:
 
 
 def versions_now() -> dict[str, str]:
-    """What an artifact that is made now is made with."""
+    """The versions for an artifact that is made now."""
     return {"foregrad": _version(), "torch": str(torch.__version__).partition("+")[0]}
 
 
@@ -345,7 +345,7 @@ def _no_exported_program(specialization: Specialization) -> str | None:
     return None
 
 
-class _Forward(LoadedModule):
+class _ArtifactForward(LoadedModule):
     """The artifact's tensors under their names; its forward is the graph of one specialization."""
 
     specialization: Specialization

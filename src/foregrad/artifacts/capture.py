@@ -201,7 +201,7 @@ class Exporter:
         return tuple(programs)
 
     def _source(self, info: InputInfo, tensor: torch.Tensor | None) -> Any:
-        """The source of a tensor in a loaded artifact, which the function reached by itself."""
+        """The source, in a loaded artifact, of a tensor that the function reached by itself."""
         if isinstance(info.source, (BaseOf, MemoryOf)):
             return info.source
         if isinstance(info.source, PartOf) and tensor is not None:
@@ -267,7 +267,7 @@ class Exporter:
 
 
 def _check_effects(joint: JointGraph, name: str) -> None:
-    """Raise for writes to Python's state or to PyTorch's settings: an artifact has none of these objects."""
+    """Raise for writes to Python's state or to PyTorch's settings: an artifact has no such objects."""
     signature = joint.signature
     written = [*dict.fromkeys(write.path for write in signature.effects.python_writes)]
     if written:
@@ -307,7 +307,7 @@ def _check_wrappers(captured: Captured, name: str) -> None:
 
 
 def _check_gradients(signature: Signature, name: str, refs: Sequence[GradientRef | None] = ()) -> None:
-    """Raise `UnsupportedError` for gradients that are wrapper subclasses, which an artifact would have to make."""
+    """Raise `UnsupportedError` for gradients that are wrapper subclasses: an artifact would have to make them."""
     specs = [one.spec for one in signature.backward.wrapped]
     for spec in (*specs, *(ref.spec for ref in refs if isinstance(ref, WrappedRef))):
         raise UnsupportedError(
@@ -433,7 +433,7 @@ _STANDARD = frozenset(vars(torch.nn.Module())) | {"_initialize_hook", "_load_hoo
 @contextlib.contextmanager
 def check_attribute_assignment(module: torch.nn.Module) -> Iterator[list[str]]:
     """Context: raise `AttributeAssignedError` at its end if tensors were assigned to attributes of `module`, or of
-    modules in it, that are no registered buffers. Gives a list, which then holds their paths.
+    modules in it, that are no registered buffers. Gives a list that then holds their paths.
 
     The attributes are restored in any case. An error of the code inside is passed on.
 

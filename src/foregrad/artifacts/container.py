@@ -5,7 +5,7 @@
     tensors.safetensors    weights and constants, not compressed
 
 The zip's comment ends the file: `foregrad ` and the SHA-256 of everything before those 64 digits. A file that differs
-in one bit is refused before anything in it is read. Members have fixed names, and none is unpacked to disk.
+in one bit is refused before any member is read. Members have fixed names, and none is unpacked to disk.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def _digest_of(file: IO[bytes], left: int) -> bytes:
 
 
 class _Archive(zipfile.ZipFile):
-    """A zip file whose end only `close` writes, so a file that an error or an interrupt cuts off stays cut off."""
+    """A zip file with an end that only `close` writes, so a file cut off by an error or an interrupt stays cut off."""
 
     def __del__(self) -> None:
         pass

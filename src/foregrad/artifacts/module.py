@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 class LoadedModule(torch.nn.Module):
     """An artifact that can be called, trained, saved by `state_dict` and differentiated.
 
-    `artifact` has its graphs. `with_backend(...)` gives the same module compiled by another backend.
+    `artifact` has its graphs. `with_backend(...)` gives the module compiled by a new backend.
     """
 
     artifact: Artifact
@@ -82,7 +82,7 @@ class LoadedModule(torch.nn.Module):
                     owner._non_persistent_buffers_set.add(key)
 
     def _owner(self, name: str) -> tuple[torch.nn.Module, str]:
-        """(the module that holds the tensor called `name`, made if missing; the tensor's own name in it)."""
+        """(the module that holds the tensor called `name`, made if missing; the tensor's own name there)."""
         *path, key = name.split(".")
         owner: torch.nn.Module = self
         for part in path:
@@ -104,7 +104,7 @@ class LoadedModule(torch.nn.Module):
     # ---------------------------------------------------------------- calling
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the specialization whose guards the arguments pass. Raises `ArtifactCallError` if there is none."""
+        """Call the specialization with guards that the arguments pass. Raises `ArtifactCallError` if there is none."""
         runtime = self._runtime
         for call in runtime.calls:
             result = call(args, kwargs)
@@ -117,7 +117,7 @@ class LoadedModule(torch.nn.Module):
         return "\n\n".join(source_of(call) for call in self._runtime.calls)
 
     def with_backend(self, backend: Any, **settings: Any) -> LoadedModule:
-        """Compile the module by another backend, over the same parameters and buffers.
+        """Compile the module by a new backend, over its own parameters and buffers.
 
         `settings`: `partition` and `memory_budget` of `foregrad.compile`.
         """
@@ -240,7 +240,7 @@ class _Builder:
         return dataclasses.replace(compiled, **changes)
 
     def _derived(self, program: Program, case: BackwardCase, at_hand: Any) -> Derived:
-        """The derivative with the same tangents present, whether these require grad or not."""
+        """The derivative with equal tangents present, requiring grad or not."""
         if STOP in case.pattern:
             raise ArtifactCallError(
                 f"a gradient is asked for by a result of the artifact `{program.joint.name}` that others were computed "
@@ -431,7 +431,7 @@ def _apart(written: tuple[torch.Tensor, ...], all_: tuple[torch.Tensor, ...]) ->
 
 
 def state_to_refuse() -> str | None:
-    """The mode in force under which no artifact can be called, in words; None if there is none."""
+    """The mode in force that forbids calls of artifacts, in words; None if there is none."""
     if engine.transforms_active():
         return "a transform of torch.func (vmap, grad, jvp) is active"
     if engine.forward_ad._current_level >= 0:

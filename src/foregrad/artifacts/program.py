@@ -61,7 +61,7 @@ class CallSpec:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DerivedProgram:
-    """The backward as a function of its own, for tangents of this pattern: see `resumable_trace.Derivative`."""
+    """The backward as a function of its own, for one pattern of tangents: see `resumable_trace.Derivative`."""
 
     pattern: tuple[int, ...]
     feeds: tuple[ValueRef, ...]
@@ -224,7 +224,7 @@ def specialization_from(data: Any, constants: Mapping[str, torch.Tensor]) -> Spe
 
 
 def _sharing(data: Any, count: int, reader: Reader) -> Sharing | None:
-    """The relations of memory between inputs, which are `count`."""
+    """The relations of memory between `count` inputs."""
     if data is None:
         return None
     sharing: Sharing = record_from(data | {"is": "Sharing"}, Sharing, reader)

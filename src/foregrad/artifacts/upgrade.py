@@ -11,8 +11,8 @@ Data = dict[str, Any]
 
 
 def upgraded(program: Any, version: int) -> Any:
-    """A program with those of its derivatives, from the data of an earlier version. Raises `ArtifactError` for effects
-    in a form that only development versions wrote.
+    """A program with its derivatives, from the data of an earlier version. Raises `ArtifactError` for effects in a form
+    that only development versions wrote.
     """
     if version != 1 or type(program) is not dict or type(program.get("signature")) is not dict:
         return program
@@ -36,14 +36,14 @@ def _with_log(signature: Data) -> Data:
 
 
 def _with_effects(signature: Data) -> Data:
-    """A signature whose fields for what happens around the graph are effects."""
+    """A signature with effects in place of fields for actions around the graph."""
     signature = dict(signature)
     effects = [effect for name, make in _FIELDS.items() for effect in make(signature.pop(name, []))]
     return {**signature, "effects": effects} if effects else signature
 
 
 def _grouped(signature: Data) -> Data:
-    """A signature whose fields stand in groups."""
+    """A signature with its fields in groups."""
     signature = dict(signature)
     found: Data = {}
     for group, (cls, fields) in _GROUPS.items():

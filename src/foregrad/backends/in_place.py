@@ -73,10 +73,10 @@ def written_in_place(nodes: Sequence[Node], updates: Sequence[tuple[int, int]]) 
         return InPlace([*nodes])
     ordered, tail = scheduled(nodes, updates)
     ordered, last_look = _behind_looks(ordered, tail)
-    return _Search(ordered, tail, updates, last_look).run()
+    return _WriteSearch(ordered, tail, updates, last_look).run()
 
 
-class _Search:
+class _WriteSearch:
     def __init__(self, nodes: list[Node], tail: set[Node], updates: Updates, last_look: int) -> None:
         self.nodes, self.tail, self.last_look = nodes, tail, last_look
         self.position = {node: number for number, node in enumerate(nodes)}

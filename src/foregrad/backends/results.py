@@ -47,7 +47,7 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Result:
+class PromisedResult:
     """One result of a graph. `node` is its entry in the output node.
 
     `memory`: the memory that it may share with further results; None if that is unknown. `is_fresh`: the memory is no
@@ -64,14 +64,14 @@ class Result:
     is_handed_out: bool
     is_kept: bool
 
-    def in_an_input(self) -> Result:
+    def in_an_input(self) -> PromisedResult:
         """The result if the graph wrote it to an input, and returns that or None."""
         return dataclasses.replace(self, node=_IN_AN_INPUT, spec=None, memory=None, is_fresh=False)
 
 
 def promised(
     module: fx.GraphModule, names: Sequence[str], visible: Sequence[int], kept_from: int | None
-) -> list[Result]:
+) -> list[PromisedResult]:
     """The results of a graph, by its operators.
 
     From position `kept_from` on they are residuals; None: a backward, which hands out all its results.
@@ -85,7 +85,7 @@ def promised(
         is_kept = kept_from is not None and i >= kept_from
         is_handed_out = kept_from is None or (i in visible and not is_kept)
         shared = source if is_known else None
-        results.append(Result(name, node, spec, shared, is_fresh, i in visible, is_handed_out, is_kept))
+        results.append(PromisedResult(name, node, spec, shared, is_fresh, i in visible, is_handed_out, is_kept))
     return results
 
 
@@ -111,7 +111,7 @@ class Contract:
 
     backend: str
     graph: str
-    results: Sequence[Result]
+    results: Sequence[PromisedResult]
     inputs: Sequence[str]
     writes: Sequence[int] = ()
     constants: Sequence[torch.Tensor] = ()
@@ -163,7 +163,7 @@ class Contract:
 
     # -- faults that can't be repaired
 
-    def _check(self, expected: Result, value: Any) -> None:
+    def _check(self, expected: PromisedResult, value: Any) -> None:
         spec = expected.spec
         if expected.node is _IN_AN_INPUT:
             return
@@ -197,7 +197,7 @@ class Contract:
                     "the inputs that its role calls donated, if its function says so (`writes_into`)."
                 )
 
-    def _fail(self, expected: Result, expected_value: Any, actual: Any) -> None:
+    def _fail(self, expected: PromisedResult, expected_value: Any, actual: Any) -> None:
         raise BackendError(
             f"{self._named()} returned another value for `{expected.name}` than the graph does.\n"
             f"  expected: {expected_value}\n"

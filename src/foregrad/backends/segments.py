@@ -25,7 +25,7 @@ from ..passes.regions import is_random_region
 from ..passes.repeats import is_view
 from .boxed import as_boxed
 from .eager import eager_compiler
-from .results import Contract, Result, promised
+from .results import Contract, PromisedResult, promised
 
 Boxed = Callable[[list[Any]], Any]
 
@@ -107,7 +107,7 @@ class OtherStridesError(Exception):
     """A compiled part of a graph returns a value with strides that differ from the graph's."""
 
 
-def checked_once(run: Boxed, module: fx.GraphModule, results: Sequence[Result]) -> Boxed:
+def checked_once(run: Boxed, module: fx.GraphModule, results: Sequence[PromisedResult]) -> Boxed:
     """`run`, compiled from `module`, checked in its first call. All inputs stay alive in the first call.
 
     Raises `OtherStridesError` if its `output_strides` differ from the strides in `results` and are symbolic: symbols

@@ -1,8 +1,8 @@
 """Descriptions of values for keys: equal in every process for equal values, different for different ones.
 
 A function of the user's is described by its source: bytecode, constants, defaults, closure and the globals it names,
-functions among these likewise. Equal descriptions must mean equal behaviour. A value without such a description, as an
-object of the user's, makes the key, and with it the entry, impossible: `UndescribedError`.
+functions among these likewise. Equal descriptions must mean equal behaviour. A value without a description, as an
+object of the user's, makes the key and its entry impossible: `UndescribedError`.
 """
 
 from __future__ import annotations

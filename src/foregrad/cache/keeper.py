@@ -4,12 +4,12 @@
   signature, its guards, the options of `compile` (functions and policies by their source), the backend's own key,
   settings, versions and devices. The stages are functions of these alone, so an entry is equal to their result.
 * For a compiler that keeps compiled graphs itself: the conditions on symbolic sizes that it added while it compiled a
-  graph. The tag in that entry is a part of the compiler's own key, so the compiler finds a graph only together with
-  the conditions that the graph holds under.
+  graph. The entry's tag is a part of the compiler's own key, so the compiler finds a graph only together with the
+  conditions that the graph holds under.
 
-Both depend on the sizes at capture only through conditions on them. So one graph may have several entries; the first
-whose conditions hold for the sizes at hand is taken. (A policy or a budget depends on the sizes themselves, which are
-in the key then.)
+Both depend on the sizes at capture only through conditions. So one graph may have several entries; the first with
+conditions that hold for the sizes at hand is taken. (A policy or a budget depends on the sizes themselves: then the key
+has them.)
 
 Nothing here fails a call: a result that can't be described, written or read is made as if there were no cache.
 """
@@ -84,7 +84,7 @@ def keeper_for(chosen: Backend, split: Callable[..., Halves], decompositions: An
 
 
 def _settings_of(split: Callable[..., Halves]) -> str | None:
-    """The settings that a partitioner of PyTorch's reads; None for another partitioner."""
+    """The settings that a partitioner of PyTorch's reads; None for any other partitioner."""
     function = split.func if isinstance(split, functools.partial) else split
     return None if is_house_module(getattr(function, "__module__", "")) else partitioner_settings()
 
@@ -104,9 +104,9 @@ class Keeper:
     # ---------------------------------------------------------------- halves
 
     def halves(self, joint: JointGraph, about: Sequence[Any], make: Callable[[], tuple[Halves, bool]]) -> Halves:
-        """The halves from the cache, else from `make`, which also tells whether they are to be kept.
+        """The halves from the cache, else from `make`; it also tells whether they are to be kept.
 
-        `about`: the call, and what its capture read.
+        `about`: the call, and its capture's reads.
         """
         try:
             key = self._key(
@@ -167,7 +167,7 @@ class Keeper:
         return digest(kind, circumstances, self.options(), graph, constants, sizes, more)
 
     def _read(self, key: str, joint: JointGraph, restore: Callable[[Any], T]) -> tuple[T | None, str]:
-        """(the restored entry whose conditions on sizes hold, or None; the place for a new entry)."""
+        """(the restored entry with conditions that hold, or None; the place for a new entry)."""
         places = [key] if joint.symbols is None else [key, *(digest(key, number) for number in range(1, _VARIANTS))]
         free = None
         for place in places:
@@ -255,7 +255,7 @@ _OF_NO_MATTER = ("PrinterOptions.", "warnAlways")
 
 @functools.cache
 def process() -> dict[str, Any]:
-    """Versions, and a digest of foregrad's sources, which may change under one version."""
+    """Versions, and a digest of foregrad's sources: these may change under one version."""
     package = sys.modules[__name__.partition(".")[0]]
     return {
         "foregrad": str(getattr(package, "__version__", "")),
@@ -281,7 +281,7 @@ def _digest_of_sources(folder: str) -> str:
 
 
 def devices(used: Iterable[torch.device]) -> list[Any]:
-    """The devices of a graph, accelerators with their names: kernels and plans differ from one to another."""
+    """The devices of a graph, accelerators with their names: kernels and plans differ between them."""
     described = []
     for device in sorted(set(used), key=str):
         name = ""
@@ -301,9 +301,9 @@ def settings_that_matter() -> dict[str, Any]:
 
 
 def described_guards(call: FlatCall, reads: Reads, facts: Any) -> dict[str, Any]:
-    """The guards of a captured call that mean something in another process.
+    """The guards of a captured call that mean something in a new process.
 
-    Guards also cover all globals that some code names, an identifier of this session in some library among them. These
+    Guards also cover all globals that some code names, an identifier of the session in some library among them. These
     are left out: their influence on the graph is in the graph.
     """
     leaves = [
@@ -375,7 +375,7 @@ _OWN = ("val", "spec", "tensor_meta")  # entries of a node that are never taken 
 
 
 def constants_of(module: fx.GraphModule) -> dict[str, torch.Tensor]:
-    """The constant tensors of a graph, by attribute name. Raises `UndescribedError` for constants of another type."""
+    """The constant tensors of a graph, by attribute name. Raises `UndescribedError` for constants of any other type."""
     constants = {}
     for node in module.graph.nodes:
         if node.op == "get_attr":
@@ -397,7 +397,7 @@ def symbols_of(joint: JointGraph) -> dict[str, Any]:
 
 
 def _table_of(joint: JointGraph) -> SymbolTable | None:
-    """The table of the graph's symbols, made here for a graph whose only symbols are floats that it reads."""
+    """The table of the graph's symbols, made here for a graph without symbols besides floats that it reads."""
     numbers = (node.meta.get("val") for node in joint.graph.nodes if spec_of(node) is None)
     own = (SymbolTable(n.node.shape_env) for n in numbers if is_symbolic(n))
     return joint.symbols or next(own, None)
@@ -482,7 +482,7 @@ def _check(half: fx.GraphModule) -> None:
 
 
 class _Likes:
-    """For each node of a half, a node of the joint graph with the same origin."""
+    """For each node of a half, a node of the joint graph with an equal origin."""
 
     def __init__(self, joint: JointGraph) -> None:
         self.by_name = {node.name: node for node in joint.graph.nodes}

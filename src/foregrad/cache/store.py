@@ -4,9 +4,9 @@
     <zlib: JSON {"key": ..., "about": {...}, "content": ...}>
 
 A file is written beside its place and renamed into it, so processes may read and write at once: the last one wins, and
-all of them write equal entries. The checksum, and the key inside, tell of a file that was torn by a crash, damaged or
-renamed; such a file is no entry. Only a folder and files of this user's, which nobody else may write to, are read.
-Reading executes nothing. The file's modification time is the time of last use; past the limit of bytes the oldest go.
+all write equal entries. The checksum, and the key inside, reveal a file torn by a crash, damaged or renamed; it is no
+entry. Only a folder and files of the user's own, writable by nobody else, are read. Reading executes nothing. The
+file's modification time is the time of last use; past the limit of bytes the oldest go.
 
 An error of the disk is a miss: the cache never fails a call.
 """
@@ -52,7 +52,7 @@ class _RefusedError(Exception):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Entry:
+class StoredEntry:
     """An entry as `ls` and `verify` show it. `fault`: the reason why it can't be used, None for a good one."""
 
     key: str
@@ -93,7 +93,7 @@ class Store:
             os.utime(path)
         return content
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[StoredEntry]:
         """All entries, the one used last first, each checked as for reading."""
         try:
             self._check_folder()
@@ -112,7 +112,7 @@ class Store:
                 continue  # removed meanwhile
             except (_RefusedError, OSError) as why:
                 fault = str(why)
-            entries.append(Entry(key, path, status.st_size, status.st_mtime, about, fault))
+            entries.append(StoredEntry(key, path, status.st_size, status.st_mtime, about, fault))
         return sorted(entries, key=lambda entry: (-entry.used, entry.key))
 
     def refused(self) -> str | None:
@@ -217,7 +217,7 @@ def _check_private(status: os.stat_result, what: str) -> None:
 
 
 def _content(path: str) -> bytes:
-    """The bytes of an entry's file, if it is a plain file of this user's."""
+    """The bytes of an entry's file, if it is a plain file of the user's own."""
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0)
     for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK"):  # a pipe would block
         flags |= getattr(os, name, 0)

@@ -1,7 +1,8 @@
-"""The call of a compiler: our own gets the graph as it is, others as compilers written for AOTAutograd expect it.
+"""The call of a compiler: our own compiler gets the graph unchanged, all others get it in the form that compilers for
+AOTAutograd expect.
 
-Other compilers may change the graph, so they get a copy of it, whose metadata is plain and complete. A tracing context
-with the fake mode of the graph surrounds the call. Output strides that the compiler reports there, or in an attribute
+Other compilers may change the graph, so they get a copy with plain, complete metadata. A tracing context with the fake
+mode of the graph surrounds the call. Output strides that the compiler reports there, or in an attribute
 `output_strides` of its function, are believed.
 """
 
@@ -64,7 +65,7 @@ def call_compiler(
 
     Results of the compiled graph are checked in its first call, or `always`. With `failures`, a failure becomes an
     error of foregrad's, or the graph runs on eager's kernels. With `may_retry` a failure of a graph with symbolic sizes
-    is raised as it is, for another try with plain sizes.
+    is raised unchanged, for a second try with plain sizes.
     """
     how: dict[str, Any] = {"always": always, "failures": failures, "may_retry": may_retry}
 
@@ -188,7 +189,7 @@ def _result_names(module: fx.GraphModule, joint: JointGraph, phase: str) -> list
 
 
 def _slots(module: fx.GraphModule, joint: JointGraph, phase: str) -> list[Slot]:
-    """What the first results of a graph are."""
+    """The slots of a graph's first results."""
     signature = joint.signature
     if phase != "backward":
         return list(signature.graph_outputs.slots)
@@ -204,7 +205,7 @@ def _input_names(module: fx.GraphModule, joint: JointGraph) -> list[str]:
 
 
 def _given_out(joint: JointGraph, role: GraphRole) -> dict[str, Any]:
-    """The results whose strides the user sees, and the position of the backward's first result."""
+    """The results with strides that the user sees, and the position of the backward's first result."""
     if role.phase == "backward":
         return {"visible": (), "kept_from": None}
     return {"visible": role.visible_outputs, "kept_from": joint.signature.num_forward_outputs}
@@ -333,7 +334,7 @@ get_graph_being_compiled = get_aot_graph_name
 
 @contextlib.contextmanager
 def graph_being_compiled(phase: str) -> Iterator[None]:
-    """Context: a graph of that phase (forward, backward, inference) is being compiled."""
+    """Context: a graph of the phase (forward, backward, inference) is being compiled."""
     global _nth_graph
     outer = _now.graphs
     _now.graphs = (f"{next(_functions)}_{phase}",)

@@ -1,4 +1,4 @@
-"""Conditions that a value is what it was at the capture: plain values, the keys of containers, the parts of objects."""
+"""Conditions that a value equals its value at capture: plain values, the keys of containers, the parts of objects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .._torch.ops import is_opaque_value
 from ..frontend.arrays import is_number_of_numpy
 from ..frontend.call import FlatCall, are_apart
 from ..frontend.expected import Expected, same_keys, same_value
-from ..frontend.objects import Layout, slot_members
+from ..frontend.objects import ObjectLayout, slot_members
 from ..frontend.source import ABSENT
 from ..frontend.tree import KEPT_WHOLE, Tree
 from ..graph.python_effects import OfArgument, PythonWrite
@@ -55,7 +55,7 @@ def is_constant(name: str, value: Any, bind: Bind) -> str:
 
 
 def answers(template: str, owner: str, attribute: str | None, value: Any, bind: Bind) -> tuple[str, str]:
-    """(the condition that a question about an input, the variable `owner`, has the same answer; the answer).
+    """(the condition that a question about an input, the variable `owner`, has an unchanged answer; the answer).
 
     `template` has `{}` for the input, and `{name}` for `attribute`.
     """
@@ -74,7 +74,7 @@ def answers(template: str, owner: str, attribute: str | None, value: Any, bind: 
 
 
 def has_keys(name: str, keys: tuple[Any, ...], bind: Bind) -> str:
-    """The condition that a dict has these keys, in this order.
+    """The condition that a dict has the keys, in their order.
 
     Texts are equal to no other plain object; of other keys the type counts too, since `True == 1 == 1.0`.
     """
@@ -84,7 +84,7 @@ def has_keys(name: str, keys: tuple[Any, ...], bind: Bind) -> str:
 
 
 def has_context(name: str, context: Any, bind: Bind) -> str:
-    """The condition that a registered container has this context, which holds the keys of a kind of dict."""
+    """The condition that a registered container has an equal context: a dict-like container's keys, for one."""
     if _is_of_texts(context):
         return f"{name} == {bind('context', context)}"
     return f"{bind('same_context', functools.partial(same_value, context))}({name})"
@@ -97,7 +97,7 @@ def _is_of_texts(value: Any) -> bool:
 
 
 def order_of_keywords_matters(function: Any) -> bool:
-    """Whether a function can tell in which order its keyword arguments came."""
+    """Whether a function can tell the order of its keyword arguments."""
     while isinstance(function, functools.partial):
         function = function.func
     if isinstance(function, torch.nn.Module):
@@ -119,8 +119,8 @@ def apart_guards(
     reached: Mapping[type, frozenset[int]],
     bind: Bind,
 ) -> Iterator[str]:
-    """Guards that distinct containers are distinct still, and that none is a container which the function also reaches
-    by itself (`reached`: their ids, by class). `names`: the variables of the containers, by number.
+    """Guards that distinct containers are distinct still, and that none is a container reached by the function itself
+    (`reached`: their ids, by class). `names`: the variables of the containers, by number.
     """
     is_written = any(type(write.target) is OfArgument for write in writes)
     of_class: dict[type, list[str]] = {}
@@ -160,7 +160,7 @@ def object_lines(name: str, tree: Tree, children: list[str], names: Names, bind:
         values = [f"{name}()"] if parts is None else [f"{name}.{part}" for part in parts]
         yield f"{', '.join(children)} = {', '.join(values)}", ""
         return
-    layout: Layout = tree.context
+    layout: ObjectLayout = tree.context
     end = layout.num_items
     yield from _items(name, layout, children[:end], names, bind)
     if layout.names is not None:
@@ -179,7 +179,7 @@ def object_lines(name: str, tree: Tree, children: list[str], names: Names, bind:
         yield "", f"{bind('are_empty', _are_empty)}({name}, {bind('slots', tuple(empty))})"
 
 
-def _items(name: str, layout: Layout, children: list[str], names: Names, bind: Bind) -> Iterator[tuple[str, str]]:
+def _items(name: str, layout: ObjectLayout, children: list[str], names: Names, bind: Bind) -> Iterator[tuple[str, str]]:
     base: Any = layout.base
     if base is set:
         yield "", has_context(f"frozenset({bind('members_of', set.__iter__)}({name}))", layout.members, bind)

@@ -1,4 +1,4 @@
-"""From a call to the graph whose guards it passes; a call that passes none is compiled."""
+"""From a call to the graph with guards that it passes; a call that passes none is compiled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ..interrupts import held
 from ..locks import Turn
 from ..subclasses.function_classes import FunctionClassError, OfClasses, has_classes
 from ..tracing.tape.again import ArgumentsDiffer, ArgumentsFound
-from .explain import Difference, Once, Recompile, Recompiles, is_float_text, reason_of, split_reason
+from .explain import Difference, OneWarning, Recompile, Recompiles, is_float_text, reason_of, split_reason
 from .fallbacks import MOST_IN_A_ROW, Fallbacks, Refusals, Transformed
 from .graphs import GIVEN_UP_AFTER, Graphs, Paths, Specialization, Specializer
 from .guard_list import MISS
@@ -73,7 +73,7 @@ class Outer:
     only_written: set[tuple[int, Any]] = dataclasses.field(default_factory=set)
     varied: frozenset[str] = frozenset()
     splits_sizes: bool = True
-    once: Once = dataclasses.field(default_factory=Once)
+    once: OneWarning = dataclasses.field(default_factory=OneWarning)
     turn: Turn = dataclasses.field(default_factory=Turn)
 
 
@@ -114,9 +114,8 @@ class Dispatcher:
         on_unsupported: str | None = None,
         outer: Outer | None = None,
     ) -> None:
-        """`on_unsupported`: the treatment of calls that can't be compiled; None for that of `config`. `outer`: the
-        dispatcher compiles a form of a function, which is called under no torch.func transform and without dual
-        numbers.
+        """`on_unsupported`: the treatment of calls that can't be compiled; None for `config`'s. `outer`: the dispatcher
+        compiles a form of a function; forms are called under no torch.func transform and without dual numbers.
         """
         self.function = function
         self.pipeline = pipeline
@@ -199,7 +198,7 @@ class Dispatcher:
         return "\n\n".join([*parts, *(inner.source() for inner in self.inner())])
 
     def view(self) -> FunctionView:
-        """The view of this function: see `foregrad.extend.view`."""
+        """The view of the function: see `foregrad.extend.view`."""
         recompiles, graphs, pipeline = self.recompiles(), list(self.all_specializations()), self.pipeline
         return FunctionView(
             self.name,
@@ -415,8 +414,8 @@ class Dispatcher:
     def _try_to_specialize(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], place: Any = None
     ) -> Specialization | BaseException | None:
-        """A graph for a call, made since the value at `place` differs. None if this call alone runs eagerly: it fills a
-        cache, asks for the text of a tensor, or fails a check. The error if all such calls run eagerly.
+        """A graph for a call, made since the value at `place` differs. None if the call alone runs eagerly: it fills a
+        cache, asks for the text of a tensor, or fails a check. The error if all calls of its kind run eagerly.
         """
         try:
             specialization = self._specialized(args, kwargs)
@@ -480,7 +479,7 @@ class Dispatcher:
             return ()
 
     def _tell(self, reasons: tuple[Difference, ...]) -> None:
-        """Record the reasons for another graph, and log them."""
+        """Record and log the reasons for a further graph."""
         lifted: tuple[str, ...] = ()
         if not self.compilations and isinstance(self.function, Lifted):
             reasons = self._outer.why

@@ -1,4 +1,4 @@
-"""What people are told: why a function was compiled again, which calls of it ran eagerly, and why."""
+"""Reports for people: why a function was compiled again, its eager calls, and why."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Difference:
 class Recompile:
     """One compilation: its number, from 1, and for each earlier graph the reason why it was not right for the call.
 
-    `lifted`: state that is an input from this graph on, since it varies. `earlier`: the number of still older graphs,
-    which are no longer tried and have no entry in `reasons`.
+    `lifted`: state that is an input from the graph on, since it varies. `earlier`: the number of still older graphs: no
+    longer tried, and without entries in `reasons`.
     """
 
     number: int
@@ -60,7 +60,7 @@ class Recompile:
 
 @dataclasses.dataclass(slots=True)
 class EagerCalls:
-    """Calls that ran eagerly for one reason: their `count` so far, and the `seconds` that `timed` of them took.
+    """Calls that ran eagerly for one reason: their `count` so far, and the `seconds` that `timed` calls took.
 
     `reason` is the whole text; `why`, `change` (the one change that would compile them) and `line` are its parts.
     """
@@ -86,7 +86,7 @@ class EagerCalls:
 
     @property
     def why(self) -> str:
-        """The reason why such calls can't be compiled."""
+        """The reason why these calls can't be compiled."""
         return split_reason(self.reason)[0]
 
     @property
@@ -107,7 +107,7 @@ class EagerCalls:
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Recompiles:
-    """The compilations of one function, in order, and the calls that ran eagerly; `str()` of it is a report."""
+    """The compilations of one function, in order, and the calls that ran eagerly; `str()` gives a report."""
 
     name: str
     entries: tuple[Recompile, ...]
@@ -119,7 +119,7 @@ class Recompiles:
         return sum(entry.count for entry in self.eager)
 
     def then(self, other: Recompiles) -> Recompiles:
-        """Append the report of another form; its first entry explains why the form was needed."""
+        """Append a form's report; its first entry explains why the form was needed."""
         later = [
             dataclasses.replace(entry, number=len(self) + entry.number, earlier=entry.earlier + (len(self) if i else 0))
             for i, entry in enumerate(other.entries)
@@ -130,7 +130,7 @@ class Recompiles:
         return len(self.entries)
 
     def lines(self) -> list[str]:
-        """A text for each compilation, or for several of one reason, and for the calls that ran eagerly for one."""
+        """A text for each compilation, or for several with one reason, and for each reason's eager calls."""
         lines: list[str] = []
         for name, group in itertools.groupby(self.entries, _only_reason):
             entries = list(group)
@@ -158,7 +158,7 @@ _MANY = 4  # compilations in a row for one reason: these are one line
 
 
 def _only_reason(entry: Recompile) -> str | None:
-    """The name of what no earlier graph was right for, where it is one."""
+    """The name of the one value that made all earlier graphs wrong, if it is one."""
     names = {reason.name for reason in entry.reasons}
     return names.pop() if len(names) == 1 and not entry.lifted else None
 
@@ -208,7 +208,7 @@ _FOLDERS = {sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib",
 _LIBRARIES = (_TORCH, *_FOLDERS, "<frozen", "<eval_with_key")
 
 
-class Once:
+class OneWarning:
     """Gives the one warning of a function and its forms."""
 
     def __init__(self) -> None:

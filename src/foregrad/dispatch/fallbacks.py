@@ -1,8 +1,8 @@
-"""Calls without a graph: the outcome of the capture decides whether they run eagerly, and with which warning.
+"""Calls without a graph: the capture's outcome decides whether they run eagerly, and the warning.
 
-A refusal is remembered by the kind of the call: the types of its arguments, the metadata of tensors among them, plain
-values that may choose what the function does, and the modes in force. A call of that kind is not captured again. After
-some kinds no other kind is tried either, so the time spent on failed captures is bounded.
+A refusal is remembered by the kind of the call: the types of its arguments, their tensors' metadata, plain values that
+may steer the function, and the modes in force. A call of a refused kind is not captured again. After some kinds no
+other kind is tried either, so the time spent on failed captures is bounded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..graph.signature import MemoryOf
 from ..identity import ById
 from ..interrupts import held, is_interrupt
 from ..tracing.tape.again import ArgumentsDiffer
-from .explain import Difference, EagerCalls, Once, reason_of
+from .explain import Difference, EagerCalls, OneWarning, reason_of
 from .graphs import Graphs, Specialization
 from .pipeline import is_of_capture
 
@@ -49,14 +49,14 @@ class _Growing:
 class Refusals:
     """The calls of one function that run eagerly. `mode` is "eager", or "raise" if no call may run eagerly."""
 
-    def __init__(self, function: Callable[..., Any], name: str, mode: str, once: Once | None = None) -> None:
+    def __init__(self, function: Callable[..., Any], name: str, mode: str, once: OneWarning | None = None) -> None:
         self.function = function
         self.name = name
         self.mode = mode
         self.by_kind: dict[Any, EagerCalls] = {}
         self.always: EagerCalls | None = None  # counts every call that fits no graph, once no kind is tried
         self.entries: list[EagerCalls] = []
-        self.once = once or Once()
+        self.once = once or OneWarning()
         self._growing: ById[EagerCalls, _Growing] = ById()
         self._tries = 0
         self._module = getattr(function, "__self__", None)
@@ -65,7 +65,7 @@ class Refusals:
         return bool(self.entries)
 
     def covers(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> EagerCalls | None:
-        """The count of calls of the same refused kind, with this one added; None if the kind was not refused."""
+        """The count of calls of the refused kind, the present call included; None if the kind was not refused."""
         entry = self.always
         if entry is None:
             entry = self.by_kind.get(self.kind(args, kwargs))
@@ -75,7 +75,7 @@ class Refusals:
         return entry
 
     def _has_grown(self, entry: EagerCalls) -> bool:
-        """Whether a container that grew in such calls has stopped growing, so that they are tried again."""
+        """Whether a container that grew in the refused calls has stopped growing, so the calls are tried again."""
         growing = self._growing.get(entry)
         if growing is None:
             return False
@@ -87,7 +87,7 @@ class Refusals:
         return is_full
 
     def note(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: BaseException) -> EagerCalls:
-        """Record that a call is refused for `error`: it runs eagerly, and so do others of its kind. `tell` warns."""
+        """Record that a call is refused for `error`: it and its kind run eagerly. `tell` warns."""
         entry = self.count_only(reason_of(self.function, self.name, error))
         container = getattr(error, "container", None)
         if container is not None and self._tries < _MOST_TRIES:
@@ -147,7 +147,7 @@ def _kind_of(value: Any) -> Any:
 
 
 class Fallbacks:
-    """The eager calls of one function. `refusals` remembers their kinds, `graphs` are the function's graphs."""
+    """The eager calls of one function. `refusals` remembers the kinds, `graphs` are the function's graphs."""
 
     def __init__(
         self, function: Callable[..., Any], name: str, config: Config, refusals: Refusals, graphs: Graphs
@@ -213,7 +213,7 @@ class Fallbacks:
         return error
 
     def _is_refusal(self, error: BaseException) -> bool:
-        """Whether calls that lead to this error run eagerly: the function can't be compiled, or its capture failed."""
+        """Whether calls that lead to the error run eagerly: the function can't be compiled, or its capture failed."""
         if isinstance(error, ForegradError):
             return self.refusals.mode == "eager" and isinstance(error, (UnsupportedError, UnknownLeafError))
         return error is not held.raised and is_of_capture(error)
@@ -259,7 +259,7 @@ class Fallbacks:
         return error
 
     def unguardable(self, args: Any, kwargs: Any, specialization: Specialization) -> Exception:
-        """The error for a call whose guards fail right after its capture."""
+        """The error for a call that fails its own graph's guards right after its capture."""
         self.graphs.remove(specialization)
         difference = specialization.difference(args, kwargs)
         error = UnsupportedSideEffectError(
@@ -284,7 +284,7 @@ class PastLimit:
         self.calls, self._left = calls, self._pause
 
     def covers(self) -> EagerCalls | None:
-        """The count of such calls, with a call added that fits no graph; None if that call is to be looked at."""
+        """The count of calls that fit no graph, the present call included; None if the call is to be looked at."""
         if not self._left:
             return None
         self._left -= 1

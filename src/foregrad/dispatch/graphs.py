@@ -1,9 +1,9 @@
-"""The graphs of one compiled function: how one is made, the order in which calls try them, the limit on their number.
+"""The graphs of one compiled function: their making, the order of trials in a call, the limit on their number.
 
-A program may branch on values of its inputs: each path is a graph, up to a limit. A call tries the graphs whose guards
-it passes. Each runs as far as its forward, and its results are dropped if a decision comes out otherwise. So every
-further graph makes a call that fits none dearer: past the limit such calls run eagerly, and if no other calls come, the
-graphs are given up.
+A program may branch on values of its inputs: each path is a graph, up to a limit. A call tries the graphs with guards
+that it passes. Each runs as far as its forward, and its results are dropped if a decision comes out otherwise. So every
+further graph makes a call that fits none dearer: past the limit these calls run eagerly, and if no other calls come,
+the graphs are given up.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ..runtime.decisions import Stop
 from ..runtime.node import NodeSource
 from ..runtime.render import RunLines
 from ..tracing.tape.again import ArgumentsDiffer, NumberVaries
-from .explain import Difference, Once, decided, warn_user
+from .explain import Difference, OneWarning, decided, warn_user
 from .guard_list import MISS, GuardList, GuardMaker
 from .guards import CallGuards
 from .pipeline import Pipeline, Product, is_of_capture
@@ -55,7 +55,7 @@ class _Record:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Noticing:
-    """The function of a graph until its second call. No graph is kept alive by it."""
+    """The function of a graph until its second call. It keeps no graph alive."""
 
     call: Call
     record: _Record
@@ -115,7 +115,7 @@ class Graphs:
 
     @property
     def decisions(self) -> list[DecisionInfo]:
-        """The decisions of all of them."""
+        """The decisions of all graphs."""
         return [decision for s in self.specializations for decision in s.signature.stops.decisions]
 
     def remove(self, specialization: Specialization) -> None:
@@ -150,7 +150,7 @@ GIVEN_UP_AFTER = 8  # calls that no graph was right for
 class Paths:
     """The paths of a function that branches on values, and the limit on their number."""
 
-    def __init__(self, name: str, config: Config, once: Once) -> None:
+    def __init__(self, name: str, config: Config, once: OneWarning) -> None:
         self.name, self.once = name, once
         self.config = config
         self.reason = ""  # once the limit was met
@@ -195,7 +195,7 @@ def _ways(specializations: Sequence[Specialization]) -> set[tuple[str, ...]]:
 
 
 def _says_values(specializations: Sequence[Specialization]) -> bool:
-    """Whether two graphs print, log or warn and are for different values, as those are whose text has a number."""
+    """Whether two graphs print, log or warn, and differ because the text has a number."""
     saying = [s for s in specializations if any(write.target is CONSOLE for write in s.signature.effects.python_writes)]
     return len(_ways(saying)) > 1
 
@@ -219,11 +219,11 @@ class Specialization:
         return bool(self.signature.stops.decisions)
 
     def difference(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Difference:
-        """The reason why the graph is not right for a call with these arguments, made now."""
+        """The reason why the graph is not right for a call with the arguments, made now."""
         return self.guards.first_difference(args, kwargs) or decided(self.signature.stops.decisions)
 
     def makes_the_same_of_it(self, other: Specialization) -> bool:
-        """Whether another capture has an equal graph, and equal outputs that are no tensors."""
+        """Whether the other capture has an equal graph, and equal outputs besides tensors."""
         one, two = self.product.captured.joint, other.product.captured.joint
         numbers = [
             [(output.path, repr(getattr(output, "value", None))) for output in joint.signature.structure.outputs]
@@ -260,10 +260,10 @@ class Specializer:
         self.again = again
         self._errors: set[tuple[type, str]] = set()  # that backwards raise without symbols too
         self._of_compiler = ""  # the error of a compiler where sizes or numbers were symbolic, in this capture
-        self._once = Once()
+        self._once = OneWarning()
 
     def specialize(self, call: FlatCall, decisions: Sequence[DecisionInfo]) -> Specialization:
-        """Capture, partition, compile and render for this call. `decisions`: those of the graphs so far."""
+        """Capture, partition, compile and render for the call. `decisions`: of the graphs so far."""
         self._of_compiler = ""
         with compiling(self.name):
             call = self.sizes.observe(call, decisions)
@@ -343,7 +343,7 @@ class Specializer:
             self._of_compiler = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 
     def _tell(self) -> None:
-        """Say once that a compiler failed with symbolic sizes, which works without."""
+        """Say once that a compiler failed with symbolic sizes alone."""
         if self._of_compiler:
             self._once.warn(
                 f"a compiler failed on a graph of `{self.name}` with symbolic sizes or numbers: {self._of_compiler}. "

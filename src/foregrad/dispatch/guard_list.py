@@ -1,20 +1,20 @@
-"""Guards as data: the conditions under which a graph is right for a call, in the order in which calls are tested.
+"""Guards as data: the conditions that make a graph right for a call, in the order of testing.
 
 A `GuardList` is made once for each graph: by `guards.CallGuards` from a call and its capture, or by
-`artifacts.module.StoredGuards` from a specialization of an artifact. Its steps are lines, which bind variables, and
-guards:
+`artifacts.module.StoredGuards` from a specialization of an artifact. Its steps are guards, and lines that bind
+variables:
 
     Guard(test, name, expected, now)
 
 `test` is Python over the variables that the lines before it bind. For people, `name` is the user's name for the value,
-`expected` its value at capture, `now` is Python for its value in this call. Two functions of the list:
+`expected` its value at capture, `now` is Python for its value in the present call. Two functions of the list:
 
 * `code()`: lines that return `MISS` at the first test that fails, to stand in front of the graph;
-* `first_difference(args, kwargs)`: the same tests in a function of its own, made when it is first asked, which returns
-  the `Difference(name, before, now)` of the first guard that fails.
+* `first_difference(args, kwargs)`: the same tests in a function of its own, made on first use; it returns the
+  `Difference(name, before, now)` of the first guard that fails.
 
-For speed a test may be about many values at once: all tensors in one call into C++, all places that were read. Such a
-guard has `parts`, guards that test the values one by one, or a `look`, Python for a `Difference` or None.
+For speed a test may be about many values at once: all tensors in one call into C++, all places that were read. The
+guard then has `parts`, guards that test the values one by one, or a `look`, Python for a `Difference` or None.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Lines:
 
 
 class GuardList:
-    """The guards of one graph. `globals` are the objects that its lines name."""
+    """The guards of one graph. `globals` are the objects named in its lines."""
 
     def __init__(self) -> None:
         self.globals: dict[str, Any] = {"MISS": MISS}
@@ -104,7 +104,7 @@ class GuardList:
         return [*lines, _ERRORS, "    return MISS"]
 
     def first_difference(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Difference | None:
-        """The first guard that a call with these arguments, made now, would fail, as a `Difference`."""
+        """The first guard that a call with the arguments, made now, would fail, as a `Difference`."""
         if self._first_difference is None:
             source = "def first_difference(args, kwargs):\n" + "".join(f"    {line}\n" for line in self._words())
             globals_ = {**self.globals, "differs": functools.partial(_differs, self.steps)}
@@ -121,7 +121,7 @@ class GuardList:
                     yield guard.name, "", guard.expected
 
     def _words(self) -> list[str]:
-        """Lines of `first_difference`: guards that can name the difference come before others."""
+        """Lines of `first_difference`: guards that can name the difference come first."""
         lines, last = ["try:"], []
         for number, step in enumerate(self.steps):
             if isinstance(step, Lines):
@@ -141,7 +141,7 @@ class GuardList:
 
 
 def _differs(steps: Sequence[Lines | Guard], number: int, part: int, now: Any = _OTHERWISE) -> Difference:
-    """The difference for guard `part` of a step, which fails."""
+    """The difference for a step's guard `part`, a failing one."""
     step = steps[number] if number >= 0 else Guard("", "the structure of the arguments")
     assert isinstance(step, Guard)
     guard = step.parts[part] if step.parts else step
@@ -149,11 +149,11 @@ def _differs(steps: Sequence[Lines | Guard], number: int, part: int, now: Any = 
 
 
 class GuardMaker:
-    """Builds the guard list of a graph whose arguments have the structure `tree`.
+    """Builds the guard list of a graph with arguments of the structure `tree`.
 
-    After the guards `inputs[i]` names the variable of input i, whose name for users is `slots[i]`. `symbols`,
-    `wrappers` and `containers` have the variables of symbolic sizes, of wrapper subclasses that were taken apart, and
-    of containers among the arguments.
+    After the guards `inputs[i]` names the variable of input i; `slots[i]` is its name for users. `symbols`, `wrappers`
+    and `containers` have the variables of symbolic sizes, of wrapper subclasses that were taken apart, and of
+    containers among the arguments.
     """
 
     inputs: list[str]
@@ -168,7 +168,7 @@ class GuardMaker:
         self.containers: dict[int, str] = {}
 
     def lines(self) -> list[str]:
-        """Lines of a function of (args, kwargs), which bind the inputs' variables or return `MISS`."""
+        """Lines of a function of (args, kwargs) that bind the inputs' variables or return `MISS`."""
         lines = self.list.code()
         for name, info in zip(self.inputs, self.signature.inputs, strict=True):
             if isinstance(info.source, MemoryOf):
@@ -218,7 +218,7 @@ class GuardMaker:
             self.open(name, child, str(key))
 
     def open(self, name: str, tree: Tree, path: str) -> None:
-        """Guards for the argument, or the part of one, in the variable `name`."""
+        """Guards for the argument, or an argument's part, in the variable `name`."""
         if tree.kind == "leaf":
             self.leaf(name)
             return
@@ -405,7 +405,7 @@ def tensor_facts(tensor: torch.Tensor, shape: Sequence[Any], stride: Sequence[An
 
 
 def tensor_difference(expected: Facts, tensors: Sequence[Any]) -> Difference | None:
-    """The first fact in which `tensors` differ from `expected`; no two may be one object."""
+    """The first fact that differs between `tensors` and `expected`; no two tensors may be one object."""
     seen: dict[int, str] = {}
     for (name, facts), tensor in zip(expected, tensors, strict=True):
         if not isinstance(tensor, torch.Tensor):

@@ -125,7 +125,7 @@ class CallGuards(GuardMaker):
             self.require(test, guard.name, guard.expected, now)
 
     def _answers(self, asked: list[str]) -> None:
-        """Add guards that these tensors answer questions as they did; of all those without attributes by one test."""
+        """Add guards on the tensors' answers to questions; one test covers all tensors without attributes."""
         bare: dict[str, Guard] = {}
         for index, question, attribute_asked, value in self.captured.facts:
             name, slot = asked[index], self.slots[index] if index < len(self.slots) else "a wrapper"
@@ -184,7 +184,7 @@ class CallGuards(GuardMaker):
             self.let(f"{unpacked(children)}{items}")
 
     def _wrapper(self, name: str, spec: Opening, path: str) -> None:
-        """Guards for a wrapper subclass, whose plain tensors are the inputs of the graphs."""
+        """Guards for a wrapper subclass: its plain tensors are the inputs of the graphs."""
         at = len(self.leaves)
         first_equal = tuple(self.call.first_of[at : at + spec.count])
         self.wrappers.append(name)
@@ -199,7 +199,7 @@ class CallGuards(GuardMaker):
             self.leaf(part)
 
     def _parts(self, name: str, path: str, spec: Opening, gradient: Opening | None) -> list[str]:
-        """The variables of the plain tensors of a wrapper, whose metadata are checked."""
+        """The variables of a wrapper's plain tensors; the wrapper's metadata are checked."""
         expected = Words(f"a {spec.cls.__name__} as captured")
         self.require(f"{self.bind('fits', spec.fits)}({name})", path, expected, f"type({name})")
         if spec.requires_grad:
@@ -291,7 +291,7 @@ class CallGuards(GuardMaker):
         return _static_or_none(spec.shape), _static_or_none(spec.stride)
 
     def _check_tensors(self, checked: list[int], inputs: list[str]) -> None:
-        """Add a guard on all metadata of these inputs, and on their being distinct objects."""
+        """Add a guard on all metadata of the inputs, and on their being distinct objects."""
         tensors = [self.tensors[i] for i in checked]
         if not tensors:
             return
@@ -305,7 +305,7 @@ class CallGuards(GuardMaker):
         self.compare(f"{check}({operands[:-2]})", self._facts(checked), f"({operands})")
 
     def _is_part(self, index: int) -> bool:
-        """Whether an input is a part of a wrapper, which is guarded as a leaf or not as a whole."""
+        """Whether an input is a part of a wrapper: it is guarded as a leaf, or not as a whole."""
         info = self.signature.inputs[index]
         return isinstance(info.source, PartOf) or info.argument in self.call.inside_wrappers()
 
@@ -344,7 +344,7 @@ class CallGuards(GuardMaker):
         return name
 
     def _other_objects(self, watch: Any) -> None:
-        """If the function compares objects by identity: guard which of the tensors it found each argument is."""
+        """If the function compares objects by identity: guard each argument's identity with the found tensors."""
         first_index = self.bind("tensors_found", watch.first_index)
         nodes = [node for _, node in self.call.tree.walk("")]
         keys_given = [n.context if n.kind == "dict" else getattr(n.context, "keys", None) for n in nodes]
@@ -401,8 +401,8 @@ class CallGuards(GuardMaker):
 def _note_way(reads: Reads, source: Source, steps: tuple[tuple[str, Any], ...], object_by_path: dict[Any, Any]) -> Any:
     """The object at the end of `steps` from the source's root.
 
-    Each step on the way is guarded, since another object in its place would have another end. `object_by_path`: the
-    objects at the ends of paths that were followed before.
+    Each step on the way is guarded, since a replaced object leads elsewhere. `object_by_path`: the objects at the ends
+    of paths that were followed earlier.
     """
     if not steps:
         return source.root
@@ -442,7 +442,7 @@ def _tensor_of(number: float) -> torch.Tensor:
 
 
 def user_name(function: Callable[..., Any], path: str) -> str:
-    """A path such as `args[0]["x"]` with the parameter's own name for `args[0]`."""
+    """A path (`args[0]["x"]`) with the parameter's own name for `args[0]`."""
     if not path.startswith("args["):
         return path
     number, _, rest = path[len("args[") :].partition("]")
@@ -472,8 +472,8 @@ def state_conditions(joint: JointGraph, bind: Callable[[str, Any], str], *, tens
     reduced precision, the number of threads. Filling of new memory matters only to deterministic algorithms, and the
     choice of attention kernels only to a graph for which one may have been chosen.
 
-    `tensors`: a tensor that autograd records is checked too. Its dispatch keys are those of the thread, so autograd's
-    are missing in inference mode, and others are present in functorch transforms.
+    `tensors`: a tensor that autograd records is checked too. Dispatch keys are the thread's, so autograd's are missing
+    in inference mode, and functorch's present in transforms.
     """
     conditions = [f"{bind('global_state', torch_guards.GlobalStateGuard())}.check()"]
     if not tensors or torch_guards.is_inference():

@@ -1,4 +1,4 @@
-"""What a compiler may ask of a graph's function: `TracingContext.fw_metadata`, with AOTAutograd's names."""
+"""A compiler's view of a graph's function: `TracingContext.fw_metadata`, with AOTAutograd's names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..graph.slots import Buffer, Param, Updated
 
 
 class _AsInPyTorch(enum.Enum):
-    """Members are equal to those of PyTorch's enumeration of the same name, which clients compare them with."""
+    """Members equal the members of PyTorch's enumeration of equal name, since clients compare both."""
 
     def __eq__(self, other: object) -> bool:
         return type(other).__name__ == type(self).__name__ and getattr(other, "name", None) == self.name
@@ -34,7 +34,7 @@ class MutationType(_AsInPyTorch):
 
 
 class OutputType(_AsInPyTorch):
-    """What a result shares memory with."""
+    """The owner of a result's memory."""
 
     non_alias = 1
     alias_of_intermediate = 5
@@ -42,7 +42,7 @@ class OutputType(_AsInPyTorch):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class InputFacts:
-    """An input of the forward. `mutates_data`: the call writes elements of it; `mutates_metadata`: it changes sizes."""
+    """An input of the forward. `mutates_data`: the call writes its elements; `mutates_metadata`: it changes sizes."""
 
     is_leaf: bool
     requires_grad: bool
@@ -65,7 +65,7 @@ class InputFacts:
 @dataclasses.dataclass(frozen=True, slots=True)
 class OutputFacts:
     """A result that the forward returns beside new values of inputs. Views of inputs are no results of the graph: they
-    are taken after it has run. `is_viewed`: the caller gets views of it alone.
+    are taken after it has run. `is_viewed`: the caller gets only views.
     """
 
     requires_grad: bool
@@ -111,7 +111,7 @@ class ForwardFacts:
     unsafe_view_out_indices: list[int] = dataclasses.field(default_factory=list)
 
     def write_inside(self, inputs: Sequence[int]) -> None:
-        """The graph itself writes to these inputs, and returns no new values for them."""
+        """The graph itself writes to the `inputs`, and returns no new values for these."""
         for number in inputs:
             self.input_info[number] = dataclasses.replace(self.input_info[number], keep_input_mutations=True)
         self.mutated_inp_runtime_indices = [n for n in self.mutated_inp_runtime_indices if n not in inputs]
@@ -158,7 +158,7 @@ def static_inputs(signature: Signature) -> list[int]:
 
 
 def forward_facts(joint: JointGraph, role: GraphRole) -> ForwardFacts:
-    """What is known of the forward of `joint`."""
+    """The known facts about the forward of `joint`."""
     signature = joint.signature
     slots = signature.graph_outputs.slots
     update_at = {

@@ -1,4 +1,5 @@
-"""A compiled module: a module of the same class over the same state, whose forward goes through a dispatcher.
+"""A compiled module: a module of the original's class over the original's state, with a forward that goes through a
+dispatcher.
 
 Both share one `__dict__`: an attribute that is set, moved, trained, loaded, hooked or frozen on one is so on the other.
 A forward that is put on the instance or the class later is called as it is. The two are equal and hash alike, so a dict
@@ -35,7 +36,7 @@ class _Compiled:
 
 
 class _Forward(_Compiled):
-    """A module whose forward goes through a dispatcher."""
+    """A module with a forward that goes through a dispatcher."""
 
     def __init__(self, module: torch.nn.Module, recipe: Recipe, dispatcher: Dispatcher) -> None:
         super().__init__(module, recipe)
@@ -82,7 +83,7 @@ class _ForwardAttribute:
 
 
 def _forward_on_class(module: torch.nn.Module) -> Any:
-    """The class's forward; for a class of TorchScript's, which has it on instances only, the attribute found there."""
+    """The class's forward; for a class of TorchScript's, with a forward on instances only, that attribute."""
     cls = type(module)
     return inspect.getattr_static(cls, "forward") if isinstance(module, torch.jit.ScriptModule) else cls.forward
 
@@ -96,7 +97,7 @@ def _call_through(dispatcher: Dispatcher, like: Any) -> Callable[..., Any]:
 
 
 def make_compiled_module(module: torch.nn.Module, dispatcher: Dispatcher, recipe: Recipe) -> torch.nn.Module:
-    """`module` compiled by `dispatcher`. `recipe` compiles another module in the same way, for copies and pickles."""
+    """`module` compiled by `dispatcher`. `recipe` compiles any module likewise, for copies and pickles."""
     state = _Forward(module, recipe, dispatcher)
     attributes: dict[str, Any] = {"forward": _ForwardAttribute(state.on_class)}
     if calls_itself(module):
@@ -107,7 +108,7 @@ def make_compiled_module(module: torch.nn.Module, dispatcher: Dispatcher, recipe
 
 
 def make_wrapper(wrapper: torch.nn.Module, inner: torch.nn.Module, recipe: Recipe) -> torch.nn.Module:
-    """`wrapper` over `wrapper.module` compiled: its own forward, which runs that module, is not compiled."""
+    """`wrapper` over `wrapper.module` compiled: its own forward, which runs the inner module, is not compiled."""
     return _over_the_state_of(_Around(wrapper, recipe, inner), {"module": property(lambda self: _state(self).inner)})
 
 
@@ -136,8 +137,8 @@ def _equal(self: torch.nn.Module, other: Any) -> bool:
     return self is other or module is other or module_behind(other) is module
 
 
-class _Holder:
-    """A class with a slot for the state of a compiled module. A lazy module gets another class with such a slot."""
+class _CompiledSlot:
+    """A class with a slot for the state of a compiled module. A lazy module gets a second class with a slot."""
 
     __slots__ = (_STATE,)
 
@@ -157,12 +158,12 @@ _BODY: dict[str, Any] = {
 
 def _class_like(cls: type, body: dict[str, Any]) -> type:
     attributes = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(cls.__name__, (cls, _Holder), attributes | body)
+    return type(cls.__name__, (cls, _CompiledSlot), attributes | body)
 
 
 class _Becoming:
     """The class change of a compiled lazy module once it has parameters: the module gets its final class, the compiled
-    module a class derived from that.
+    module a class derived from the final class.
     """
 
     def __init__(self, cls: Any, body: dict[str, Any]) -> None:

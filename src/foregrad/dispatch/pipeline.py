@@ -78,7 +78,7 @@ class StageCache(Protocol):
     """A cache of a pipeline's results."""
 
     def halves(self, joint: JointGraph, about: Sequence[Any], make: Callable[[], tuple[_Halves, bool]]) -> _Halves:
-        """The halves from the cache, else from `make`, which also tells whether they are to be kept."""
+        """The halves from the cache, else from `make`; it also tells whether they are to be kept."""
 
     def compiled(
         self,
@@ -161,7 +161,7 @@ class Pipeline:
     def split(self, joint: JointGraph, about: Sequence[Any] = ()) -> Parts:
         """The two halves; for a function without gradients the joint graph is the forward.
 
-        `about`: the call and what its capture read, for the key of a cache.
+        `about`: the call and its capture's reads, for the key of a cache.
         """
         if self.keeper is None:
             (forward, backward), _ = self._halves(joint)
@@ -187,7 +187,7 @@ class Pipeline:
         return halves, self.prepare_joint is None or module is not joint.module
 
     def prepared(self, module: fx.GraphModule, joint: JointGraph | None = None) -> fx.GraphModule:
-        """A graph after the backend's own passes. `joint`: the graph whose stage this is, for watchers."""
+        """A graph after the backend's own passes. `joint`: the stage's graph, for watchers."""
         if self.prepare_joint is None:
             return module
         begin = time.perf_counter()
@@ -208,8 +208,8 @@ class Pipeline:
         *,
         may_retry: bool = True,
     ) -> Compiled:
-        """The halves compiled; the backward lazily, and its derivatives too if it is `resumable`. `may_retry`: with
-        symbolic sizes a failure is raised, for another capture with plain sizes.
+        """The halves compiled; the backward lazily, and its derivatives too if `resumable`. `may_retry`: with symbolic
+        sizes a failure is raised, for a further capture with plain sizes.
         """
         joint = partitioned.joint
         inference = joint.signature.is_inference
@@ -274,7 +274,8 @@ class Pipeline:
     def _compile_late(
         self, module: fx.GraphModule, joint: JointGraph, role: GraphRole, failures: Failures | None, always: bool
     ) -> Boxed:
-        """Compile a backward after the check of the arguments was written, which takes no further conditions on sizes.
+        """Compile a backward after the check of the arguments was written: the check takes no further conditions on
+        sizes.
 
         A compiler that adds conditions on a symbolic size is not used for this graph; our own adds none.
         """
@@ -345,7 +346,7 @@ class Pipeline:
         config: Config,
         at_hand: AtHand = lambda: ((), ()),
     ) -> Derived:
-        """The backward of a compiled function through the same stages, starting from what its forward saves."""
+        """The backward of a compiled function through the same stages, starting from its forward's residuals."""
         written = frozenset(update.input for update in partitioned.joint.signature.updates)
         from ..tracing.derivatives.higher_order import Differentiation  # late: see `build`
 
@@ -397,7 +398,7 @@ def _one_at_a_time(make: F, lock: Any) -> F:
 
 
 def _takes(function: Callable[..., Any], name: str) -> bool:
-    """Whether `function` has a parameter of that name, or takes any."""
+    """Whether `function` has a parameter of the name, or takes any."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -419,7 +420,7 @@ def _forward_only(joint: JointGraph) -> fx.GraphModule:
 
 
 def reachable(outputs: list[fx.Node], joint: JointGraph) -> set[fx.Node]:
-    """The nodes that `outputs` need, with all that are random or have effects, the backward's if an output is of it."""
+    """The nodes that `outputs` need, all random nodes, and all with effects; the backward's too if it has an output."""
     halves = {node.meta.get("partitioner_tag") for node in outputs}
     random = [
         n
@@ -461,7 +462,7 @@ class _Roles:
         return GraphRole("inference", tuple(static), tuple(visible), updates=self._updates())
 
     def _updates(self) -> tuple[tuple[int, int], ...]:
-        """Writes to inputs that the graph may carry out; see `graph_arguments` for those that move no version."""
+        """Writes to inputs that the graph may carry out; see `graph_arguments` for writes that move no version."""
         writes, hides_versions = writes_for_the_graph(self.signature), self.signature.is_inference
         return tuple((update.input, update.output) for update in writes if update.counted or hides_versions)
 
@@ -490,7 +491,7 @@ def _lay_out_saved(partitioned: Partitioned, strides: Sequence[tuple[Any, ...] |
 
 
 def _by_tangents(compiled: Boxed, in_operators: Callable[[], Boxed], count: int) -> Boxed:
-    """A backward for tangents that may be batched or dual: kernels take plain memory only, operators all of them."""
+    """A backward for tangents that may be batched or dual: kernels take plain memory only, operators take all."""
     transforms_active, forward_ad = engine.transforms_active, engine.forward_ad
 
     def backward(values: list[Any]) -> list[Any]:

@@ -1,8 +1,8 @@
 """Calls of a compiled function under torch.func transforms or with dual numbers.
 
 The function is captured once without the levels, for the tensors that it reads and its side effects; the guards in
-front are those of an ordinary call. All tensors that it reads, closed-over ones too, then go as values to a `Layered`
-function, which takes the levels off. Functions that write to tensors or to Python's state, or would have to draw random
+front are an ordinary call's. All tensors that it reads, closed-over tensors too, then go as values to a `Layered`
+function that takes the levels off. Functions that write to tensors or to Python's state, or would have to draw random
 numbers again, run uncompiled: a level may run the function more than once.
 """
 
@@ -160,13 +160,13 @@ class _OfValues:
         args, kwargs = self.tree.unflatten(leaves)
         if not instead:
             return self.function(*args, **kwargs)
-        mode = _Instead(instead)
+        mode = _Substituted(instead)
         with mode, swapping(mode.swapped):
             return self.function(*args, **kwargs)
 
 
-class _Instead(TorchFunctionMode):
-    """Torch functions get substitutes for the tensors with these ids."""
+class _Substituted(TorchFunctionMode):
+    """Torch functions get substitutes for the tensors by their ids."""
 
     def __init__(self, instead: dict[int, torch.Tensor]) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ Function = Callable[..., Any]
 
 
 class Layered:
-    """`function`, of tensors only, compiled for calls whose tensors are wrapped by any levels.
+    """`function`, of tensors only, compiled for calls with tensors under any levels.
 
     `compile_flat(function, name)` gives the dispatcher of a function that is called under no level: `bottom`.
     """

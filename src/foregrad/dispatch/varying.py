@@ -1,4 +1,4 @@
-"""Sizes and numbers among the arguments that vary from call to call: which become symbolic, and for which one graph can
+"""Sizes and numbers among the arguments that vary from call to call: choices of symbolic sizes, and of graphs that
 serve all values.
 """
 
@@ -76,7 +76,8 @@ EVERY_LINE = _EveryLine(["every line"])
 
 
 class SizesSeen:
-    """Sizes and numbers among the arguments of one function's captures: one that differed between two is symbolic.
+    """Sizes and numbers among the arguments of one function's captures: a number that differed between two captures is
+    symbolic.
 
     `dynamic` is None (as above), True (every size from the beginning) or False (only marked sizes). `open_sizes` are
     symbolic from the beginning: dimensions by the path of their tensor; an integer's path has none.
@@ -94,8 +95,9 @@ class SizesSeen:
         self.constants: Counter[str] = Counter()  # by path, the captures that needed the value
 
     def make_constant(self, paths: Iterable[str]) -> None:
-        """Note that a capture needed the values of these numbers. After a second one, every value gets a graph of its
-        own; after the first, the other branches of a program that prints the number now and then may still be one.
+        """Note that a capture needed the values of the numbers. After a second capture, every value gets a graph of its
+        own; after the first, a program that prints the number now and then may still share one graph among its other
+        branches.
         """
         self.constants.update(paths)
 
@@ -108,8 +110,8 @@ class SizesSeen:
         self._hopeless = True
 
     def observe(self, call: FlatCall, decisions: Sequence[DecisionInfo]) -> FlatCall:
-        """The call with the symbolic dimensions, and the lines that read symbolic numbers, noted on it. `decisions`:
-        those of the graphs so far.
+        """The call with the symbolic dimensions, and the lines that read symbolic numbers, noted on the call.
+        `decisions`: of the graphs so far.
         """
         if self._hopeless:
             return call
@@ -144,8 +146,8 @@ class SizesSeen:
         return dataclasses.replace(call, dynamic=limits_by_leaf, padded=padded) if limits_by_leaf else call
 
     def _padded(self, path: str, tensor: torch.Tensor) -> frozenset[int]:
-        """The dimensions whose stride differed between two captures, with the same padding: of `batch[:, :-1]`, say. Of
-        sizes that are open from the beginning, those with a padding, until that differs.
+        """The dimensions with strides that differed between two captures at equal padding: of `batch[:, :-1]`, say.
+        Among sizes open from the beginning, the padded dimensions, until the padding differs.
         """
         found = set()
         for dim, pitch, padding in paddings(tensor.shape, tensor.stride()) if tensor.layout is torch.strided else ():
@@ -157,7 +159,7 @@ class SizesSeen:
         return frozenset(found)
 
     def _numbers(self, call: FlatCall) -> frozenset[int]:
-        """The leaves that are integers or floats whose values have varied; the integers 0 and 1 are never symbolic."""
+        """The leaves that are varying integers or floats; the integers 0 and 1 are never symbolic."""
         leaves, inside = set(), tuple(f"{path}[" for path in self.open)  # a list of numbers may be replaced as a whole
         for index, (path, leaf) in enumerate(zip(call.paths, call.leaves, strict=True)):
             if type(leaf) not in (int, float) or self.constants[path] > 1:
@@ -174,7 +176,7 @@ class SizesSeen:
 
 
 def numbers_read(decisions: Sequence[DecisionInfo]) -> frozenset[str]:
-    """The lines at which the graphs so far read a number from a tensor. Another graph is needed since it varies."""
+    """The lines where the graphs so far read a number from a tensor. A further graph is needed since it varies."""
     return frozenset(
         decision.where
         for decision in decisions
@@ -192,7 +194,7 @@ def sizes_found(decisions: Sequence[DecisionInfo]) -> dict[str, frozenset[int]]:
 
 
 def check_marked(call: FlatCall, joint: JointGraph, name: str) -> None:
-    """Raise `UnsupportedError` for a marked dimension if the program works only for one size of it."""
+    """Raise `UnsupportedError` for a marked dimension if the program works for one size only."""
     for info in joint.signature.symbols:
         argument = joint.signature.inputs[info.input].argument
         if argument is None or info.dim is None or info.dim not in marked_dims(call.leaves[argument]):
@@ -232,7 +234,7 @@ class ConstantNumbers(Exception):  # noqa: N818 - not an error: asks for another
 
 
 def fixed_numbers(joint: JointGraph) -> frozenset[int]:
-    """The arguments that were symbolic numbers, but for which the graph is right for a single value."""
+    """The arguments that were symbolic numbers but have a graph for a single value."""
     signature = joint.signature
     arguments = {
         signature.inputs[info.input].argument
@@ -345,7 +347,7 @@ _LIMIT_BYTES = 1024
 
 
 def _outputs(joint: JointGraph) -> list[Any]:
-    """The graph's results, without decisions on numbers, and without gradients of numbers, which come last."""
+    """The graph's results, without decisions on numbers, and without gradients of numbers (they come last)."""
     outputs, signature = joint.outputs(), joint.signature
     decided = {decision.output for decision in signature.stops.decisions if not decision.is_tensor}
     count = len(outputs) - sum(1 for info in signature.inputs if info.number is not None)

@@ -39,7 +39,14 @@ class Holder:
     __slots__ = ("_name", "_way", "before", "is_table", "kind", "owner", "parent", "step", "style", "target")
 
     def __init__(
-        self, kind: Kind, target: Any, parent: Holder | None, step: Any, style: str, before: Any, owner: Any = None
+        self,
+        kind: HolderKind,
+        target: Any,
+        parent: Holder | None,
+        step: Any,
+        style: str,
+        before: Any,
+        owner: Any = None,
     ) -> None:
         self.kind = kind
         self.target = target
@@ -142,7 +149,7 @@ def _refuse(*_: Any) -> NoReturn:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Kind:
+class HolderKind:
     """How a kind of holder is read into a copy, compared with a copy, and put back; the items in a copy; how one is
     set. `put_back(target, before, after)` undoes the difference of the copies, except where a thread has written since.
     """
@@ -465,63 +472,65 @@ def _is_traced(key: Any) -> bool:
 # -------------------------------------------------------------------- the kinds
 
 
-DICT = Kind(_read_dict, _same_dict, _put_back_dict, dict.items, _put_item)
-ATTRIBUTES = Kind(
+DICT = HolderKind(_read_dict, _same_dict, _put_back_dict, dict.items, _put_item)
+ATTRIBUTES = HolderKind(
     without_marks, lambda table, before: _same_dict(without_marks(table), before), _put_back_dict, dict.items
 )
 # The globals of a module.
-NAMESPACE = Kind(_read_namespace, _same_namespace, _put_back_namespace, dict.items, _put_item)
-LIST = Kind(
+NAMESPACE = HolderKind(_read_namespace, _same_namespace, _put_back_namespace, dict.items, _put_item)
+LIST = HolderKind(
     list.copy,
     lambda now, before: len(now) == len(before) and all(map(operator.is_, list.__iter__(now), before)),
     lambda items, before, after: list.__setitem__(items, slice(None), _row(before, after, list.copy(items))),
     enumerate,
     list.__setitem__,
 )
-DEQUE = Kind(
+DEQUE = HolderKind(
     lambda items: list(collections.deque.__iter__(items)),
     lambda items, before: _same_items(collections.deque.__iter__(items), before),
     lambda items, before, after: put_back_deque(items, _row(before, after, list(collections.deque.__iter__(items)))),
     enumerate,
     collections.deque.__setitem__,
 )
-SET = Kind(set, _same_set, _put_back_set)
-CELL = Kind(
+SET = HolderKind(set, _same_set, _put_back_set)
+CELL = HolderKind(
     _read_cell,
     lambda cell, before: _read_cell(cell) is before,
     _put_back_cell,
     lambda before: [("cell_contents", before)],
     setattr,
 )
-SLOTS = Kind(
+SLOTS = HolderKind(
     _read_slots,
     lambda value, before: _same_dict(_read_slots(value), before),
     _put_back_slots,
     dict.items,
     object.__setattr__,
 )
-CLASS = Kind(
+CLASS = HolderKind(
     _read_class,
     lambda cls, before: _same_dict(_read_class(cls), before),
     _put_back_class,
     dict.items,
     type.__setattr__,
 )
-BUFFER = Kind(
+BUFFER = HolderKind(
     lambda buffer: memoryview(buffer).tobytes(), lambda b, before: memoryview(b).tobytes() == before, _put_back_buffer
 )
-NUMBERS = Kind(_read_numbers, _same_numbers, _put_back_numbers)
-FILE = Kind(lambda file: (None, 0) if file.closed else (file.getvalue(), file.tell()), _same_file, _put_back_file)
-DECIMALS = Kind(read_decimals, lambda context, before: read_decimals(context) == before, _put_back_decimals)
-RANDOM = Kind(random.Random.getstate, lambda r, before: r.getstate() == before, lambda r, before, _: r.setstate(before))
-NUMPY_RANDOM = Kind(_numpy_state, _same_numpy_state, _put_back_numpy_state)
+NUMBERS = HolderKind(_read_numbers, _same_numbers, _put_back_numbers)
+FILE = HolderKind(lambda file: (None, 0) if file.closed else (file.getvalue(), file.tell()), _same_file, _put_back_file)
+DECIMALS = HolderKind(read_decimals, lambda context, before: read_decimals(context) == before, _put_back_decimals)
+RANDOM = HolderKind(
+    random.Random.getstate, lambda r, before: r.getstate() == before, lambda r, before, _: r.setstate(before)
+)
+NUMPY_RANDOM = HolderKind(_numpy_state, _same_numpy_state, _put_back_numpy_state)
 # One attribute of something that is a library's: (module, class or object, name); or a module: (sys.modules, name).
-OUTSIDE = Kind(_read_outside, lambda place, before: _read_outside(place) is before, _put_back_outside)
-PASSAGE = Kind(_nothing, _refuse, _refuse, dict.items)  # a tuple and the like: a way to what is in it
-CACHE = Kind(_read_cache, lambda cached, before: cached.cache_info().misses == before[0], _put_back_cache)
+OUTSIDE = HolderKind(_read_outside, lambda place, before: _read_outside(place) is before, _put_back_outside)
+PASSAGE = HolderKind(_nothing, _refuse, _refuse, dict.items)  # a tuple and the like: a way to what is in it
+CACHE = HolderKind(_read_cache, lambda cached, before: cached.cache_info().misses == before[0], _put_back_cache)
 
 
-_KINDS: tuple[tuple[Any, Kind], ...] = (
+_KINDS: tuple[tuple[Any, HolderKind], ...] = (
     (dict, DICT),
     (list, LIST),
     (set, SET),
@@ -532,6 +541,6 @@ _KINDS: tuple[tuple[Any, Kind], ...] = (
 )
 
 
-def kind_of(value: Any) -> Kind | None:
+def kind_of(value: Any) -> HolderKind | None:
     """The kind of a holder that C knows how to write to; None where nothing can put it back."""
     return next((kind for cls, kind in _KINDS if isinstance(value, cls)), None)

@@ -34,7 +34,7 @@ _NO_OBJECTS = (type, torch.Tensor, torch.nn.Module, torch.Generator, BaseExcepti
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Layout:
+class ObjectLayout:
     """An object without its values. The values come in order: the contents of the `base` (a defaultdict's factory
     first), the attributes `names` of its `__dict__`, the attributes in slots (`slots`: numbers among the members).
     """
@@ -109,7 +109,7 @@ def slot_members(cls: type) -> list[Any]:
     return [item for values in own for item in values if type(item) is types.MemberDescriptorType]
 
 
-def look_into(value: Any) -> tuple[Layout, list[Any]] | None:
+def look_into(value: Any) -> tuple[ObjectLayout, list[Any]] | None:
     """The layout of a plain object, and its values; None for any other object."""
     cls = type(value)
     if not is_plain_class(cls):
@@ -143,10 +143,10 @@ def look_into(value: Any) -> tuple[Layout, list[Any]] | None:
             slots.append(index)
         except AttributeError:
             pass
-    return Layout(base, keys, count, members, limit, names, tuple(slots)), values
+    return ObjectLayout(base, keys, count, members, limit, names, tuple(slots)), values
 
 
-def make_empty(cls: type, layout: Layout) -> Any:
+def make_empty(cls: type, layout: ObjectLayout) -> Any:
     """A new, empty object of the class."""
     if layout.base is None:
         base: Any = types.SimpleNamespace if issubclass(cls, types.SimpleNamespace) else object
@@ -157,7 +157,7 @@ def make_empty(cls: type, layout: Layout) -> Any:
     return made
 
 
-def fill(made: Any, layout: Layout, values: Sequence[Any]) -> None:
+def fill(made: Any, layout: ObjectLayout, values: Sequence[Any]) -> None:
     """Put values into an object from `make_empty`."""
     base, count = layout.base, layout.num_items
     items = values[:count]

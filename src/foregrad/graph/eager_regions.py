@@ -242,7 +242,7 @@ class _Kept(bytearray):
     inputs: list[torch.Tensor | None]
 
 
-class _Absent(torch.autograd.Function):
+class _AbsentGradient(torch.autograd.Function):
     """Stands for a result's absent gradient; eager's autograd reaches the result all the same."""
 
     @staticmethod
@@ -254,7 +254,7 @@ class _Absent(torch.autograd.Function):
         return None
 
 
-_absent_for = direct_apply(_Absent)  # as it is, inside of a capture too
+_absent_for = direct_apply(_AbsentGradient)  # as it is, inside of a capture too
 
 
 _kept: weakref.WeakValueDictionary[int, _Kept] = weakref.WeakValueDictionary()

@@ -30,15 +30,14 @@ from ..interrupts import held
 from ..partitioners import default_partition
 from ..phases import compiling, phase
 from ..runtime.compiled import Compiled
-from ..tracing.capture import Captured as OfCapture
-from ..tracing.capture import capture_call
+from ..tracing.capture import Captured, capture_call
 from ..tracing.parts import Options
 from ..tracing.tape.collection import paused_collection
 from ..tracing.tape.origin import stands_for
 from .back import joint_of
 from .calls import rendered_call
 from .graph import written_graph
-from .held import Captured, JointWithDescriptors
+from .held import HeldCapture, JointWithDescriptors
 from .layout import layout_of
 from .writes import with_mutations_inside
 
@@ -101,7 +100,7 @@ def aot_export_joint_with_descriptors(
         layout = layout_of(mod, call, signature, captured.wrappers, writes_inside=inside)
     module = written_graph(captured.joint, layout, writes_inside=inside)
     stack.enter_context(captured.joint.fake_mode)
-    held_ = Captured(captured.joint, layout, inside, grad_enabled, autocast, call.function)
+    held_ = HeldCapture(captured.joint, layout, inside, grad_enabled, autocast, call.function)
     return JointWithDescriptors(module, held_)
 
 
@@ -219,7 +218,7 @@ def _arguments(
     return given
 
 
-def _captured(mod: nn.Module, call: FlatCall, options: Options) -> OfCapture:
+def _captured(mod: nn.Module, call: FlatCall, options: Options) -> Captured:
     lifted = [(source.get(), source) for source in named_sources(mod)]
     name = options.name
     try:
@@ -237,7 +236,7 @@ def _captured(mod: nn.Module, call: FlatCall, options: Options) -> OfCapture:
     return captured
 
 
-def _once_kinds_are_known(capture: Callable[[], OfCapture]) -> OfCapture:
+def _once_kinds_are_known(capture: Callable[[], Captured]) -> Captured:
     """A capture, begun again while it learns what gradients of tensor subclasses are like."""
     for _ in range(_MOST_KINDS):
         with contextlib.suppress(GradientKindError):

@@ -24,10 +24,10 @@ CONSTANT = "_reached_{}"
 
 def written_graph(joint: JointGraph, layout: Layout, *, writes_inside: bool) -> fx.GraphModule:
     """The graph of a layout. With `writes_inside`, a graph without gradients writes to its inputs by `copy_`."""
-    return _Writer(joint, layout).module(writes_inside=writes_inside)
+    return _GraphWriter(joint, layout).module(writes_inside=writes_inside)
 
 
-class _Writer:
+class _GraphWriter:
     def __init__(self, joint: JointGraph, layout: Layout) -> None:
         self.joint, self.layout, self.signature = joint, layout, joint.signature
         self.copier = GraphCopier()

@@ -16,7 +16,7 @@ from .layout import Layout, inputs_of, is_tensor
 
 
 @dataclasses.dataclass(frozen=True)
-class Captured:
+class HeldCapture:
     """What was captured, and the state in which it was: fixed, however the graph is edited."""
 
     joint: JointGraph
@@ -45,7 +45,7 @@ class JointWithDescriptors:
         '__output_tangent(output[0])'
     """
 
-    def __init__(self, graph_module: fx.GraphModule, captured: Captured) -> None:
+    def __init__(self, graph_module: fx.GraphModule, captured: HeldCapture) -> None:
         self.graph_module = graph_module
         self.captured = captured
         layout = captured.layout

@@ -1,4 +1,5 @@
-"""Partitioners divide a joint graph into forward and backward: which residuals are saved, which are recomputed.
+"""Partitioners divide a joint graph into forward and backward: they choose the residuals to save and the values to
+recompute.
 
 The names here are for whoever writes a partition, or judges one.
 """

@@ -1,8 +1,8 @@
 """The forward as a row of blocks, cut where few bytes are alive: between two layers, for instance.
 
-A *waist* is a place in the forward's order where few bytes pass from what comes before to what comes after. Blocks
-are the stretches between waists. A block can be recomputed from the values that pass its waist.
-Values that pass most waists (masks, position embeddings) belong to no block: they are shared.
+A *waist* is a place in the forward's order where few bytes pass from earlier to later operators. Blocks are the
+stretches between waists. A block can be recomputed from the values that pass its waist. Values that pass most waists
+(masks, position embeddings) belong to no block: they are shared.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Blocks:
     """`count` blocks. `made_in[i]`: the block that computes node i, `SHARED` for none. `waists[b]`: the storages that
     pass into block b.
 
-    `of[i]`: the block that node i's storage counts for. A storage that passes a waist counts for the block behind it,
-    which starts from that storage.
+    `of[i]`: the block that node i's storage counts for. A storage that passes a waist counts for the block behind it:
+    the block starts from the storage.
     """
 
     count: int

@@ -1,12 +1,12 @@
-"""Partitions whose measured peak keeps to a budget in bytes, with as little recomputation as possible.
+"""Partitions with a measured peak within a budget in bytes, with as little recomputation as possible.
 
-The peak is that of one whole step, as liveness.py simulates it for the schedule that runs. The row of blocks is cut
-into segments, each under one of the uniform plans (uniform.py). Dynamic programming chooses the segments (search.py),
-on the joint graph, with no module per block.
+The peak is a whole step's, simulated by liveness.py for the schedule that runs. The row of blocks is cut into segments,
+each under one of the uniform plans (uniform.py). Dynamic programming chooses the segments (search.py), on the joint
+graph, with no module per block.
 
-Plans for small graphs are refined value by value, and, where asked, by an integer program (exact.py).
-Plans are made for a fixed row of budgets, whatever budget the caller asks for, and the cheapest that keeps to it is
-taken. So a smaller budget never has a larger peak.
+Plans for small graphs are refined value by value, and, where asked, by an integer program (exact.py). Plans are made
+for a fixed row of budgets, independent of the caller's, and the cheapest plan within the caller's budget is taken. So a
+smaller budget never has a larger peak.
 """
 
 from __future__ import annotations
@@ -217,14 +217,14 @@ class Frontier:
         return peak
 
     def bytes_of(self, fraction: float) -> int:
-        """The budget at `fraction` of the way from the least feasible peak to that of saving everything."""
+        """The budget at `fraction` of the way from the least feasible peak to the peak of saving everything."""
         return self.least + int(fraction * (self.most - self.least))
 
     def best(self, budget: int) -> Measured:
-        """The cheapest plan whose peak is at most `budget` bytes; raises `BudgetError`, with the least, if none is.
+        """The cheapest plan with a peak of at most `budget` bytes; raises `BudgetError`, with the least, if none is.
 
-        The order of the plans does not depend on the budget, and the first that keeps to it is taken. So a smaller
-        budget never takes an earlier plan.
+        The order of the plans does not depend on the budget, and the first plan within the budget is taken. So a
+        smaller budget never takes an earlier plan.
         """
         for choice in self._choices:
             if choice.bound <= budget and choice.peak <= budget:
@@ -234,7 +234,7 @@ class Frontier:
 
 class _Choice:
     """A plan that is measured on demand. `bound`: the peak predicted from its pieces, a lower bound of `peak`. A plan
-    whose prediction is too large need not be measured.
+    with too large a prediction need not be measured.
     """
 
     def __init__(self, costs: int, bound: int, measure: Callable[[], Measured]) -> None:
@@ -310,8 +310,8 @@ _MOST_ROWS = 24  # of the printed table
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ParetoPoint:
-    """A plan. `budget`: the peak, which is the smallest budget that the plan keeps to; `saved_bytes`: what it keeps for
-    the backward; `cost`, `flops`: what it computes again; `overhead`: that cost over the step's work.
+    """A plan. `budget`: the peak, the smallest budget that the plan keeps to; `saved_bytes`: bytes kept for the
+    backward; `cost`, `flops`: of its recomputation; `overhead`: the cost over the step's work.
     """
 
     budget: int
@@ -323,7 +323,7 @@ class ParetoPoint:
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Pareto:
-    """The curve, from the largest peak to the least. `str()` of it is a table; rich prints it as one."""
+    """The curve, from the largest peak to the least. `str()` gives a table; rich prints a table too."""
 
     name: str
     points: tuple[ParetoPoint, ...]
@@ -358,7 +358,7 @@ class Pareto:
 
 
 def pareto_of(plans: Frontier, name: str) -> Pareto:
-    """The curve of these plans."""
+    """The curve of the plans."""
     nodes, cost = plans.index.nodes, plans.space.cost
     work = sum(cost) or 1
     return Pareto(

@@ -1,4 +1,4 @@
-"""Classes of operators for partitioners: which share memory, are cheap to run again, or must run only once.
+"""Classes of operators for partitioners: operators that share memory, are cheap to run again, or must run only once.
 
 Schema and tags are read from the operator itself, so custom operators are understood too; names are listed only
 where no tag says enough. An unknown operator counts as heavy, and an unknown Python function as an effect: it runs
@@ -196,7 +196,7 @@ def _classify_higher_order(node: fx.Node) -> OpClass:
 
 
 def _worst_inside(argument: fx.Node) -> Kind:
-    """RANDOM or EFFECT when `argument` is a graph that contains such operators."""
+    """RANDOM or EFFECT when `argument` is a graph with random operators or effects."""
     module = argument.graph.owning_module
     if argument.op != "get_attr" or module is None:
         return Kind.HEAVY

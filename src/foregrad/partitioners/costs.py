@@ -1,9 +1,8 @@
 """The cost of recomputing a node: an analytic model of time, in floating-point operations.
 
 Matrix products, convolutions and attention cost their operations, by the formulas of `torch.utils.flop_counter` and
-those added by `register_flop_formula`. Every operator also costs the bytes that it reads and writes, each worth
-`FLOPS_A_BYTE` operations. A `CostModel` is any function from a node to a number, so measured times can replace this
-model.
+`register_flop_formula`. Every operator also costs the bytes that it reads and writes, each worth `FLOPS_A_BYTE`
+operations. A `CostModel` is any function from a node to a number, so measured times can replace the model.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def _sizes(value: Any) -> Any:
 
 
 def _uncounted(node: fx.Node) -> int:
-    """Operations of the CPU's own operators for attention and recurrent layers, for which PyTorch has no formula."""
+    """Operations of the CPU's own operators for attention and recurrent layers, without a formula in PyTorch."""
     name = getattr(getattr(node.target, "_schema", None), "name", "")
     is_backward = name.endswith("_backward")
     if node.target is mkldnn_rnn_layer_for_training or name == "aten::mkldnn_rnn_layer_backward":

@@ -1,12 +1,12 @@
 """The cheapest choice of residuals, when saving a value and computing it again each have a price.
 
 A value that the backward needs must be saved, or computed again, and then its operands are needed too. The cheapest
-such choice is a minimum cut (the "project selection" of Rhys, 1970, and Picard, 1976): each value is an arc whose
-capacity is the price of saving it, computing it again is an arc from the source, and an operand's arc leads into
-its readers' with a capacity that is never cut.
+choice is a minimum cut (the "project selection" of Rhys, 1970, and Picard, 1976): each value is an arc with the price
+of saving as its capacity, recomputation is an arc from the source, and an operand's arc leads into its readers' with a
+capacity that is never cut.
 
-Most values need no cut. What is needed for certain and can't be computed again is saved; what follows for nothing
-from saved values is there. Only the rest becomes a network.
+Most values need no cut. Values that are certainly needed and can't be computed again are saved; values that follow from
+saved values at no price are free. Only the rest becomes a network.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def required_by_backward(index: JointIndex) -> list[int]:
 def cheapest_residuals(
     index: Dependencies, save: Sequence[int], redo: Sequence[int], required: Iterable[int]
 ) -> list[int]:
-    """The numbers of the nodes to save, at the least sum of `save` over them and `redo` over what is recomputed.
+    """The numbers of the nodes to save, at the least sum of `save` over these and `redo` over the recomputed nodes.
 
     Prices are integers up to 2**100 or `NEVER`. Of equally cheap choices the one that recomputes least is taken.
     Raises `PartitionError`, with the chain of reasons, if a needed value may be neither saved nor recomputed.
@@ -108,14 +108,14 @@ _ALWAYS_THERE = (Kind.INPUT, Kind.CONSTANT)
 
 
 def _follows(index: Dependencies, redo: Sequence[int], free: bytearray, i: int) -> bool:
-    """Whether node i follows at no price from what the backward has."""
+    """Whether node i follows at no price from the backward's values."""
     return redo[i] == 0 and all(map(free.__getitem__, index.operands[i]))
 
 
 def _cut(
     index: Dependencies, save: Sequence[int], redo: Sequence[int], undecided: list[int], certain: bytearray
 ) -> list[int]:
-    """Solve for the undecided values. Sink side: present in the backward (outer), or computed in it (inner)."""
+    """Solve for the undecided values. Sink side: present in the backward (outer), or computed there (inner)."""
     inner: dict[int, int] = {}  # the vertex that stands for computing a value again
     outer: dict[int, int] = {}  # the vertex that stands for having it
     from_source: list[int] = []
@@ -198,7 +198,7 @@ def min_cut(
 
 
 class _Elimination:
-    """Removes vertices with at most two neighbours, remembering what is needed to choose their sides later."""
+    """Removes vertices with at most two neighbours, remembering how to choose their sides later."""
 
     def __init__(self, source: list[int], sink: list[int], neighbours: list[dict[int, int]]) -> None:
         self.source = source
@@ -248,7 +248,7 @@ class _Elimination:
         return both_source + self._charge(u, u_sink - both_source) + self._charge(w, both_sink - u_sink)
 
     def _charge(self, v: int, price: int) -> int:
-        """Make the sink's side for v dearer by `price`, which may be negative; what has to be paid either way."""
+        """Make the sink's side for v dearer by `price`, perhaps negative; returns the price to be paid either way."""
         if price >= 0:
             self.source[v] += price
             return 0
@@ -256,7 +256,7 @@ class _Elimination:
         return price
 
     def decide(self, is_sink: bytearray) -> None:
-        """Choose the sides of eliminated vertices, last first: then those of their neighbours are known."""
+        """Choose the sides of eliminated vertices, last first: then their neighbours' sides are known."""
         for v, if_sink, if_source, links in reversed(self.steps):
             for u, from_u, to_u in links:
                 if is_sink[u]:
@@ -294,8 +294,8 @@ def _solve_core(
 def max_flow(
     num_vertices: int, tails: Sequence[int], heads: Sequence[int], capacities: Sequence[int], source: int, sink: int
 ) -> tuple[int, bytearray]:
-    """The greatest flow from source to sink, and which vertices can still reach the sink: the smallest sink side
-    of a minimum cut.
+    """The greatest flow from source to sink, and the vertices that can still reach the sink: the smallest sink side of
+    a minimum cut.
     """
     arcs_of: list[list[int]] = [[] for _ in range(num_vertices)]
     to: list[int] = []

@@ -128,8 +128,8 @@ def _numbers_to_save(index: JointIndex, numbers: list[int], needed: bytearray, s
 
 
 def prefer_views(index: JointIndex, residuals: list[fx.Node], away: Collection[int] = ()) -> list[fx.Node]:
-    """The residuals, where a value that is read through a single view of the forward is replaced by that view. Values
-    in `away` stay: they are copied.
+    """The residuals, with each value that is read through a single view of the forward replaced by the view. Values in
+    `away` stay: they are copied.
     """
     used, computed = backward_needs(index, [index.number[node] for node in residuals])
     candidates = {i for i in used if index.kinds[i] is not Kind.INPUT}

@@ -1,11 +1,11 @@
 """The cheapest plan for a budget as an integer program, for graphs of up to some hundred operators (extra `solver`).
 
 The program is Checkmate's (Jain et al., MLSys 2020) for a schedule that runs each operator at most once more: time is
-the operators of the backward that read values of the forward, and for each of these and each value it says whether
+the operators of the backward that read values of the forward, and for each such operator and each value it says whether
 the value is there and whether it is computed again just before. Memory is counted while each operator of the backward
 runs, while each recomputed one does, and through the forward. The program chooses when an operator is computed again,
-while the schedule that runs (split.py) does it right before the first use; so the program's optimum is a lower bound
-of the true one, and each plan that it finds is simulated before it is believed.
+while the schedule that runs (split.py) does it right before the first use; so the program's optimum is a lower bound of
+the true one, and each plan that it finds is simulated before it is believed.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ class _Program:
                     self._row(row, 1.0 - at.before / budget)
 
     def _present(self, r: int, u: int, k: int) -> list[int]:
-        """The columns whose sum says that value r is in memory while u is computed again for time k."""
+        """The columns with a sum that says that value r is in memory while u is computed again for time k."""
         maker = self.model.made_by[r]
         if maker < u:
             return [self._until(r, u, k)]

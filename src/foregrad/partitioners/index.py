@@ -1,7 +1,7 @@
 """`JointIndex`: a joint graph as flat lists, with the half that each node belongs to. Every partitioner starts here.
 
-fx nodes are linked lists and dicts; a partitioner asks the same few questions of thousands of nodes. Here nodes are
-numbers in topological order, so "needs", "is needed by" and "comes before" are one sweep over a list each.
+fx nodes are linked lists and dicts; a partitioner asks few questions of thousands of nodes. Here nodes are numbers in
+topological order, so "needs", "is needed by" and "comes before" are one sweep over a list each.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class JointIndex:
     * `in_forward[i]`: the forward must compute it, for its outputs or for its effect.
     * `for_backward[i]`: the gradients, or an effect of the backward, depend on it.
     * `root[i]`: the node whose memory node i shares; itself unless it is a view.
-    * `once`: random operators and effects. Those of the forward have `in_forward`, the others are the backward's.
+    * `once`: random operators and effects. The forward's have `in_forward`, the rest are the backward's.
     * `replays`: the random operators of the forward that may run again (see instead.py); set by a partitioner.
     * `hands_on`: whether gradients leave as they are made; set by a partitioner.
     * `policy`: the user's policy, if there is one; set by a partitioner.
@@ -146,7 +146,7 @@ class JointIndex:
         return not bits & 1 and dict.get(self.nodes[i].meta, "partitioner_tag") in _BACKWARD_TAGS
 
     def _tie_to_backward(self, once: list[int]) -> None:
-        """Mark what depends on a random operator of the backward as the backward's: the forward can't save it."""
+        """Mark values behind a random operator of the backward as the backward's: the forward can't save them."""
         needs_tangent = self.needs_tangent
         for i in once:
             needs_tangent[i] = 1
@@ -184,7 +184,7 @@ class JointIndex:
 
     @cached_property
     def last_views(self) -> set[int]:
-        """Views that nothing but the output reads: the graph takes them at its end, of what may be handed on before."""
+        """Views that nothing but the output reads: the graph takes them at its end, of values handed on earlier."""
         ends: set[fx.Node] = {self.output}
         for i in range(len(self) - 1, -1, -1):
             node = self.nodes[i]
@@ -194,7 +194,7 @@ class JointIndex:
 
     @cached_property
     def users(self) -> list[list[int]]:
-        """For each node, the numbers of its readers, without those that nothing depends on."""
+        """For each node, the numbers of its readers, without dead readers."""
         users: list[list[int]] = [[] for _ in self.nodes]
         in_forward, for_backward = self.in_forward, self.for_backward
         for i, reads in enumerate(self.operands):
@@ -227,7 +227,7 @@ class JointIndex:
         return self.kinds[i] in _ONCE and bool(self.in_forward[i])
 
     def exists_in_forward(self, i: int) -> bool:
-        """Whether the forward has node i's value, since its outputs need it or another result of the operator."""
+        """Whether the forward has node i's value, since its outputs need some result of the operator."""
         return bool(self.in_forward[i] or (self.kinds[i] is Kind.ITEM and self.in_forward[self.operands[i][0]]))
 
     def bytes_of(self, i: int) -> int:

@@ -2,10 +2,10 @@
 
 * The forward sends a value to the host, the backward fetches it before its first use.
 * Random operators that the backward runs once more: the forward notes the state of the generator right before the
-  operator; the backward goes back to it, runs the operator, and returns to where the generator was. So the numbers are
-  the same bit for bit, and the user's generator moves as in eager. On the CPU a state is 5 KB, where the mask of a
-  dropout is as large as what it is for. It takes a backend that runs operators one by one in the graph's order: nothing
-  else ties an operator to the state.
+  operator; the backward goes back to it, runs the operator, and returns to the generator's place. So the numbers are
+  equal bit for bit, and the user's generator moves as in eager. On the CPU a state is 5 KB, a dropout's mask as large
+  as its operand. It takes a backend that runs operators one by one in the graph's order: nothing else ties an operator
+  to the state.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The memory that a split takes, storage by storage, for the schedule that runs: both halves, in their order.
 
-A storage lives from the operator that makes it to the last operator that reads it or a view of it. Outputs of the
-forward live on, since the caller has them; residuals live until their last use in the backward; gradients live to the
-end. Arguments, parameters and buffers are alive before the call, and count nothing. The eager backend's generated code
-does the same (`del` after each last use). While an operator runs, the workspace of its kernel is added.
+A storage lives from its maker to the last operator that reads it or one of its views. Outputs of the forward live on,
+since the caller has them; residuals live until their last use in the backward; gradients live to the end. Arguments,
+parameters and buffers are alive before the call, and count nothing. The eager backend's generated code does the same
+(`del` after each last use). While an operator runs, the workspace of its kernel is added.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _measurements_lock = make_lock()
 
 
 def workspace(node: fx.Node) -> int:
-    """The most bytes that an operator's kernel has in use at once, less those of its results."""
+    """The most bytes that an operator's kernel has in use at once, without its results' bytes."""
     if node.op != "call_function":
         return 0
     total = _NUMBER if any(type(argument) in _NUMBERS for argument in node.args) else 0
@@ -84,7 +84,7 @@ _MOST_MEASURED = 1 << 30  # bytes of operands: those of a model that is not ther
 
 
 def _measured(node: fx.Node) -> tuple[int, tuple[int, ...]]:
-    """(the most bytes that a kernel has in use at once beside its results, those of each result if it was run)"""
+    """(the most bytes that a kernel has in use at once beside its results, each result's bytes if it was run)"""
     library = torch.get_num_threads(), torch.backends.mkldnn.enabled, torch.are_deterministic_algorithms_enabled()
     key = (node.target, _key(node.args), _key(node.kwargs), library)
     with _measurements_lock:
@@ -220,13 +220,13 @@ class Timeline:
 
     @property
     def peak_node(self) -> int | None:
-        """The operator during which most is alive."""
+        """The operator at the peak."""
         return self.order[self.bytes.index(self.peak)] if self.order else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Liveness:
-    """Bytes alive through one step, beyond what was alive before it."""
+    """Bytes alive through one step, beyond the bytes alive before."""
 
     forward: Timeline
     backward: Timeline
@@ -241,7 +241,7 @@ _NO_STATES: Mapping[int, int] = {}
 
 
 class Storages:
-    """The storages of a joint graph's nodes: which node's memory each shares, what each operator allocates."""
+    """The storages of a joint graph's nodes: the owner of each node's memory, each operator's allocations."""
 
     def __init__(self, index: JointIndex) -> None:
         self.index = index
@@ -292,8 +292,8 @@ class Storages:
     def of_split(
         self, used: list[int], computed: bytearray, away: Collection[int] = (), excerpt: Excerpt | None = None
     ) -> Liveness:
-        """The memory of the split whose backward takes the residuals `used`, `away` among them from host memory, and
-        computes `computed` (see `backward_needs`, also for `excerpt`).
+        """The memory of the split with a backward that takes the residuals `used`, of these `away` from host memory,
+        and computes `computed` (see `backward_needs`, also for `excerpt`).
         """
         index, root = self.index, self.root
         kept = {root[i] for i in index.output_numbers}

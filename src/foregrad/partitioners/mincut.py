@@ -1,11 +1,11 @@
 """The min-cut partition: the fewest bytes saved, where only cheap operators are computed again.
 
-`may_recompute` says which values may be computed again, and `cut` chooses among them. Bytes decide. Among choices of
-equal bytes, fewer values win; values that a fused forward writes to memory anyway count least, and values that only the
+`may_recompute` names the values that may be computed again, and `cut` chooses. Bytes decide. Among choices of equal
+bytes, fewer values win; values that a fused forward writes to memory anyway count least, and values that only the
 backward needs count most; then less recomputation wins.
 
-`fused_partition` also counts what a fused forward must write only because it is saved: it prefers a value that is in
-memory anyway to one that is a fifth smaller and would otherwise live inside a kernel.
+`fused_partition` also counts values that a fused forward must write only to save them: it prefers a value that is in
+memory anyway to a value a fifth smaller that would otherwise live inside a kernel.
 """
 
 from __future__ import annotations
@@ -188,8 +188,8 @@ class _Rules:
         return bool(self.allowed[i] and self.index.in_forward[i] and self.index.kinds[i] in _CHEAP)
 
     def materialized(self) -> Iterator[int]:
-        """Values that exist in memory in the backward whatever is chosen, since an operator there that does not
-        fuse, or the caller, gets them, directly or through views. Computing them again would write them twice.
+        """Values that exist in memory in the backward under any choice, since an operator that does not fuse, or the
+        caller, gets them, directly or through views. Computing them again would write them twice.
         """
         index = self.index
         in_forward, kinds, users = index.in_forward, index.kinds, index.users
@@ -208,7 +208,7 @@ class _Rules:
                 yield i
 
     def reductions(self) -> Iterator[int]:
-        """Results much smaller than what they are computed from."""
+        """Results much smaller than their operands."""
         index = self.index
         for i, reads in enumerate(index.operands):
             if reads and self._cheap(i):
@@ -218,8 +218,8 @@ class _Rules:
 
     def used_far_apart(self) -> Iterator[int]:
         """Readers of a value that come after an operator that does not fuse and depends on the value: nothing fuses
-        across it, so what comes before and after would both be computed again, from further and further back. This
-        is what keeps a row of residual additions from running again from the start.
+        across it, so values before and after would both be computed again, from further and further back. This keeps a
+        row of residual additions from running again from the start.
         """
         index = self.index
         in_forward, users = index.in_forward, index.users

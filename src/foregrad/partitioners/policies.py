@@ -1,7 +1,7 @@
 """Policies: the user's word on each value of the forward: save it, compute it again, keep it in host memory.
 
 A policy is asked about every value that the forward computes and the backward may want, views and tuples apart. Its
-answers become wishes, which every partitioner grants as it grants those of checkpointed regions.
+answers become wishes; every partitioner grants them like wishes of checkpointed regions.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Candidate:
 
     @property
     def op(self) -> Any:
-        """The operator that makes the value; for one result of several, the operator with these."""
+        """The operator that makes the value; for one result of several, the operator with all."""
         node = self.node
         while node.target is operator.getitem:
             node = node.all_input_nodes[0]
@@ -92,9 +92,9 @@ class Candidate:
 class Policy:
     """A policy from a function of a `Candidate` that answers "save", "recompute", "offload", or None: no matter.
 
-    True and False mean the first two, and a `CheckpointPolicy` of PyTorch's what its name says. Values answered by
-    None are left to the partition: to the solver if there is a memory budget, else they are saved if the backward
-    reads them.
+    True and False mean the first two, and a `CheckpointPolicy` of PyTorch's counts by its name. Values answered by None
+    are left to the partition: to the solver if there is a memory budget, else they are saved if the backward reads
+    them.
 
     Examples:
         >>> import torch, foregrad
@@ -130,7 +130,7 @@ class _Constant:
 
 @dataclasses.dataclass(frozen=True)
 class _Operators:
-    """Results of these operators are saved, and nothing else."""
+    """Results of the operators are saved, and nothing else."""
 
     names: frozenset[str]
 
@@ -141,7 +141,7 @@ class _Operators:
 
 @dataclasses.dataclass(frozen=True)
 class _Names:
-    """Values of these names are kept, and nothing else."""
+    """Values of the names are kept, and nothing else."""
 
     saved: frozenset[str]
     offloaded: frozenset[str] = frozenset()
@@ -285,7 +285,7 @@ _OFFLOADED = (CheckpointPolicy.MUST_CPU_OFFLOAD, CheckpointPolicy.PREFER_CPU_OFF
 
 
 def to_offload(index: JointIndex) -> set[int]:
-    """The nodes whose values the user wants in host memory, if they are saved at all.
+    """The nodes with values that the user wants in host memory, if saved at all.
 
     Values of a checkpointed region that are on the CPU already are not moved.
     """

@@ -128,10 +128,10 @@ class Recomputed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Report:
-    """The memory and time of a split. `str()` of it is text; rich prints it as tables.
+    """The memory and time of a split. `str()` gives text; rich prints tables.
 
-    `forward` and `backward`: for each operator in its order, its name and the bytes alive while it runs, beyond what
-    was alive before the call. `work`: the cost of a step that computes nothing twice. `budget`: the outcome of the
+    `forward` and `backward`: for each operator in its order, its name and the bytes alive while it runs, beyond the
+    bytes alive before the call. `work`: the cost of a step that computes nothing twice. `budget`: the outcome of the
     memory budget, with the proof for the plan.
     """
 
@@ -209,7 +209,7 @@ class Parts(Partitioned):
     """The halves of a joint graph, with a report on their memory and time."""
 
     def report(self) -> Report:
-        """Each saved value with its line and bytes, what is computed again and its cost, the bytes alive over time."""
+        """Each saved value with its line and bytes, the recomputation and its cost, the bytes alive over time."""
         return make_report(self)
 
 
@@ -240,7 +240,8 @@ def make_report(parts: Partitioned) -> Report:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Halves:
     """Both halves of a split. `roots`: the name of a saved value by its storage in the forward. `kept`: the storages
-    that outlive the forward; `alive`: those that the backward begins with, `others` its bytes that are no input of it.
+    that outlive the forward; `alive`: the storages that the backward begins with, `others` its bytes outside its
+    inputs.
     """
 
     forward: Half

@@ -69,7 +69,7 @@ class Search:
     def rows(self, budgets: Sequence[int]) -> list[list[Segment]]:
         """The cheapest row for each budget (these in ascending order); an empty one where none was found.
 
-        Budgets of one magnitude are looked at together, in steps of the same bytes: then a segment is one sum and one
+        Budgets of one magnitude are looked at together, in steps of equal bytes: then a segment is one sum and one
         minimum of stretches of a table.
         """
         rows: list[list[Segment]] = []
@@ -81,7 +81,7 @@ class Search:
 
     @plain_execution()
     def _rows(self, budgets: Sequence[int]) -> list[list[Segment]]:
-        """The rows for budgets of one magnitude."""
+        """The rows for budgets of equal magnitude."""
         unit = max(1, -(-budgets[-1] // _STEPS))
         limits = torch.tensor([budget // unit for budget in budgets])
         infinite = float("inf")
@@ -145,7 +145,7 @@ class _Step(NamedTuple):
 
 
 def _worthwhile(segments: list[Segment]) -> list[Segment]:
-    """The segments without those that another over the same blocks beats in all respects."""
+    """The segments, without segments that a rival over equal blocks beats in all respects."""
     kept: list[Segment] = []
     for one in sorted(segments, key=lambda s: (s.stop, s.costs, s.saves, s.needs)):
         if not any(other.stop == one.stop and other.saves <= one.saves and other.needs <= one.needs for other in kept):
@@ -229,7 +229,7 @@ class _Neighbours:
     def explore(self, starts: Sequence[frozenset[int]], free: Sequence[int]) -> None:
         """Try the neighbours of each undominated plan, until there is nothing new or no try is left.
 
-        A choice that trades memory for time may lead to one that is better in both, so none is dropped early.
+        A choice that trades memory for time may lead to a choice that is better in both, so none is dropped early.
         """
         for choice in starts:
             self.measured(choice)
@@ -246,7 +246,7 @@ class _Neighbours:
 
 
 def _moves(choice: frozenset[int], free: Sequence[int]) -> Iterator[frozenset[int]]:
-    """One value more, one less, or one in another's place."""
+    """One value more, one less, or one exchanged."""
     inside = [i for i in free if i in choice]
     outside = [i for i in free if i not in choice]
     yield from (choice | {i} for i in outside)

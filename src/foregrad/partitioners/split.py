@@ -28,7 +28,7 @@ from .instead import Hosts, Replays, can_offload
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Split:
-    """The halves, and the joint graph's nodes whose values go from one to the other (tensors, then numbers)."""
+    """The halves, and the joint graph's nodes with values that pass between the halves (tensors, then numbers)."""
 
     forward: fx.GraphModule
     backward: fx.GraphModule
@@ -38,7 +38,7 @@ class Split:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Excerpt:
-    """Some nodes of a graph, looked at by themselves: `nodes` in order, and those of the backward's own sequence."""
+    """Some nodes of a graph, by themselves: `nodes` in order, and the nodes of the backward's own sequence."""
 
     nodes: Sequence[int]
     backward_sequence: Sequence[int]
@@ -114,8 +114,8 @@ def _chosen(index: JointIndex, residuals: Iterable[int]) -> bytearray:
 def backward_needs(
     index: JointIndex, residuals: Iterable[int], excerpt: Excerpt | None = None
 ) -> tuple[list[int], bytearray]:
-    """(the residuals and inputs that the backward uses, a mask of what it computes), from one sweep over the graph or
-    an excerpt of it.
+    """(the residuals and inputs that the backward uses, a mask of the nodes that it computes), from one sweep over the
+    graph or an excerpt of it.
 
     Raises `PartitionError` as `check_split` does.
     """
@@ -189,8 +189,8 @@ def _with_size_symbols(index: JointIndex, tensors: list[int], numbers: list[int]
 
 
 def _defining_symbols(index: JointIndex) -> list[tuple[int, Any]]:
-    """(node, its value), in reverse order, for nodes whose value is one symbol: inputs, and sizes or numbers that the
-    forward computes and whose symbol is in no input.
+    """(node, its value), in reverse order, for nodes with one symbol as their value: inputs, and sizes or numbers that
+    the forward computes and that are in no input.
     """
     definitions, inputs = [], set(index.inputs)
     for i in reversed(range(len(index))):
@@ -350,7 +350,7 @@ def backward_order(
 
 
 def _items_of_tuples(index: JointIndex, computed: bytearray) -> dict[int, list[int]]:
-    """For each recomputed operator with several results, the items of it that the backward computes."""
+    """For each recomputed operator with several results, the items that the backward computes."""
     items: dict[int, list[int]] = {}
     for i in index.items:
         if computed[i]:

@@ -1,9 +1,9 @@
 """Uniform plans: one choice of residuals for every block, with the bytes each block saves and needs, and its cost.
 
-A plan saves the waist of every L-th block and, inside, the residuals of a minimum cut in which a saved byte costs
-`price` operations. One simulation of the whole graph gives for each segment of L blocks: the bytes that it saves, the
-cost of recomputation in its backward, and the most bytes alive while it runs, forward or backward. A plan for the whole
-graph is put together from such segments (see budget.py).
+A plan saves the waist of every L-th block and, inside, the residuals of a minimum cut with `price` operations for a
+saved byte. One simulation of the whole graph gives for each segment of L blocks: the bytes that it saves, the cost of
+recomputation in its backward, and the most bytes alive while it runs, forward or backward. A plan for the whole graph
+is put together from segments (see budget.py).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _AFTER = 3  # blocks after a row of blocks whose gradients may be alive while it
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Segment:
-    """Blocks `start` to `stop` under one plan. `needs`: the most bytes alive beyond what earlier blocks saved."""
+    """Blocks `start` to `stop` under one plan. `needs`: the most bytes alive beyond earlier blocks' saved bytes."""
 
     start: int
     stop: int
@@ -151,9 +151,7 @@ class Space:
                     self._add(self.plans[-1], length, everywhere)
 
     def _telling_blocks(self, length: int) -> set[int]:
-        """Blocks among which each row of `length` blocks stands once with its neighbours. A measurement of these blocks
-        holds for all.
-        """
+        """Blocks with each row of `length` blocks once, with its neighbours. A measurement here holds for all."""
         classes, count = self.repeats.classes, self.blocks.count
         blocks: set[int] = set()
         seen: set[tuple[int, ...]] = set()
@@ -240,7 +238,7 @@ class Space:
         return True
 
     def assemble(self, segments: Sequence[Segment]) -> Measured:
-        """The plan made of these segments, measured."""
+        """The plan made of the segments, measured."""
         members = self.repeats.members
         chosen: set[int] = set()
         for segment in segments:
@@ -322,7 +320,7 @@ def _from_each(values: Sequence[int]) -> list[int]:
 
 
 def _windows(space: Space) -> list[int]:
-    """For each node of the backward, the block whose backward it belongs to; for all else, the block that makes it."""
+    """For each node of the backward, its backward's block; for all else, the block that makes it."""
     index, blocks, root = space.index, space.blocks, space.storages.root
     block_of = list(blocks.made_in)
     now = blocks.count - 1

@@ -20,7 +20,7 @@ from .opaque import OpaqueValues
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Cut:
+class SparseCut:
     """The two parts of a graph. `head` returns the graph's results, None at the positions in `moved`, and then values
     for `tail`. `tail` returns the results in `moved`. `tail` takes the inputs at the positions in `around`, then the
     values from `head`.
@@ -63,7 +63,7 @@ def sparse_nodes(graph: fx.Graph) -> set[fx.Node]:
     return nodes
 
 
-def cut_at_sparse(module: fx.GraphModule) -> Cut | None:
+def cut_at_sparse(module: fx.GraphModule) -> SparseCut | None:
     """The two parts of a graph; None if the whole graph is dense."""
     below = depending_on(module.graph, sparse_nodes(module.graph))
     if not below:
@@ -81,7 +81,7 @@ def cut_at_sparse(module: fx.GraphModule) -> Cut | None:
     head = piece(module, inputs, dense, left, "Part")
     operands = [*(inputs[i] for i in around), *handed]
     tail = piece(module, operands, [n for n in nodes if n in below], [results[i] for i in moved], "Part")
-    return Cut(head, tail, moved, around, len(results))
+    return SparseCut(head, tail, moved, around, len(results))
 
 
 def cut_for_compiler(module: fx.GraphModule, joint: Any, role: GraphRole, *, as_eager: bool) -> Any:

@@ -1,4 +1,4 @@
-"""Python's state around a call: what the function reads, writes, draws and prints. These names answer the spine.
+"""Python's state around a call: the function's reads, writes, draws and output. The names here answer the spine.
 
 The seam is "Python's state", see `annexes.py`.
 """
@@ -13,19 +13,19 @@ from .draws import Draws
 from .observed import Observed
 from .program_state import ProgramState
 from .seen_code import SeenCode
-from .state import Given, PythonState, refuse_change
+from .state import PythonState, RunArguments, refuse_change
 from .stateful import only_written_by, render_stateful, state_that_varies
 from .watch import Watch
 from .writes import attribute_set_error
 
 __all__ = [
     "Draws",
-    "Given",
     "Observed",
     "ProgramState",
     "PythonState",
     "Reads",
     "ReboundNames",
+    "RunArguments",
     "SeenCode",
     "Watch",
     "attribute_set_error",

@@ -1,7 +1,7 @@
 """NumPy arrays that the function reads by itself, and writes to through tensors over their memory.
 
-A tensor over the memory of such an array is a constant of the graph, which is right as long as the array holds what
-it held; a write to one is not. As an argument the array is written to by each call.
+A tensor over the memory of such an array is a constant of the graph: right while the array is unchanged, wrong after a
+write. As an argument the array is written to by each call.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from ..tracing.heap.recording import Host, Recording
 
 
 class ArraysWritten(UnsupportedSideEffectError):  # noqa: N818 - asks for another capture, with these as arguments
-    """The function writes to arrays, of which the first is called `array`. `places`: where they are, if they can be
-    arguments.
-    """
+    """The function writes to arrays; the first is `array`. `places`: their places, if they can be arguments."""
 
     def __init__(self, name: str, array: str, places: tuple[StatePlace, ...]) -> None:
         super().__init__(
@@ -31,13 +29,13 @@ class ArraysWritten(UnsupportedSideEffectError):  # noqa: N818 - asks for anothe
 
 @aspect
 class BorrowedArrays(Aspect):
-    """The constants of one run that are over arrays."""
+    """The constants of one run over arrays."""
 
     def __init__(self, host: Host, recorder: Recording) -> None:
         self.recorder = recorder
 
     def finished(self, run: Finished) -> None:
-        """Raise where the run wrote to an array older than the call, which Python's state has."""
+        """Raise where the run wrote to an array of Python's state, older than the call."""
         written = [real for real, value in self.recorder.borrowed if value.storage.is_written]
         if not written:
             return

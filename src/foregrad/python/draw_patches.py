@@ -1,7 +1,7 @@
-"""Functions that draw, wrapped during a capture: those of `random`, `numpy.random`, `time` and the like.
+"""Functions that draw, wrapped during a capture: from `random`, `numpy.random`, `time` and the like.
 
-They are wrapped on the capturing thread, for callers that are the user's code. What that has under names of its own
-(`from time import time`) is replaced there for the run, see `stand_in_for`.
+They are wrapped on the capturing thread, for callers that are the user's code. Names of the user's own (`from time
+import time`) are replaced there for the run, see `stand_in_for`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .._torch.asked import tell_type
 from ..frontend.libraries import is_outside
 from ..frontend.lifted import Draw
 from ..frontend.opaque import NAMES_OF, is_generator_of_numpy
-from ..locks import InPlace, Replacements, bound
+from ..locks import ProcessPatch, Replacements, bound
 from ..tracing.values.drawn_arrays import from_numpy
 from .draws import Draws
 
@@ -40,7 +40,7 @@ def drawing(draws: Draws) -> Iterator[None]:
 
 
 def not_drawing() -> contextlib.AbstractContextManager[None]:
-    """Context: what this thread draws is nobody's concern."""
+    """Context: the thread's draws go unnoted."""
     return bound(_active, "draws", None)
 
 
@@ -86,7 +86,7 @@ _originals_of_seed = random.Random.seed
 
 
 def _seed(self: random.Random, a: Any = None, version: int = 2) -> None:
-    """A generator is made, or seeded, by the user's code: one that it makes gives the same numbers in each call."""
+    """A generator is made, or seeded, by the user's code: a generator made there gives equal numbers in each call."""
     draws = getattr(_active, "draws", None)
     if draws is not None and _is_users() and not isinstance(self, random.SystemRandom):
         draws.seed(self, a)
@@ -104,14 +104,14 @@ def _setstate(self: random.Random, state: Any) -> None:
 
 
 def stand_in_for(value: Any) -> Any:
-    """What a run finds in the place of a function that draws, or of a generator of NumPy's."""
+    """A run's substitute for a function that draws, or for a generator of NumPy's."""
     if is_generator_of_numpy(value):
-        return _Generator(value)
+        return _NumpyGenerator(value)
     return wrapper_of(value, value.__qualname__)
 
 
-class _Generator:
-    """Stands for a generator of NumPy's, whose methods no other can be put in the place of."""
+class _NumpyGenerator:
+    """Stands for a generator of NumPy's: its methods can't be replaced."""
 
     __slots__ = ("_of",)
 
@@ -130,7 +130,7 @@ class _Generator:
         return self._of.__reduce_ex__(protocol)
 
 
-tell_type(_Generator, lambda generator: type(generator._of))
+tell_type(_NumpyGenerator, lambda generator: type(generator._of))
 
 
 _replaced = Replacements()
@@ -155,4 +155,4 @@ def _install() -> None:
     bind(torch, "from_numpy", from_numpy)
 
 
-_patches = InPlace(_install, _replaced.restore)
+_patches = ProcessPatch(_install, _replaced.restore)

@@ -1,8 +1,8 @@
 """Numbers drawn from Python's and NumPy's generators and from clocks while a function runs: calls that are made again.
 
-The first capture makes the calls and notes them; then the function is captured with what is drawn as arguments
-(`Lifted`), and each draw gives that which was made before the graph runs. Calls that draw otherwise than was noted
-(`ArgumentsDiffer`) are captured without such arguments, and run eagerly where they draw at all.
+The first capture makes the calls and notes them; then the function is captured with the draws as arguments (`Lifted`),
+and each draw gives the number drawn before the graph runs. Calls that draw otherwise than noted (`ArgumentsDiffer`) are
+captured without draws as arguments, and run eagerly where they draw at all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..tracing.values.drawn_arrays import DrawnArray, dtype_of, is_array
 
 
 class Draws:
-    """The draws of one run. `planned`: those that are arguments, with the values of this call."""
+    """The draws of one run. `planned`: the draws that are arguments, with the call's values."""
 
     def __init__(self, name: str, call: FlatCall, known: Callable[[Any], bool]) -> None:
         self.name, self.call, self.function = name, call, call.function
@@ -63,7 +63,7 @@ class Draws:
         return DrawnArray(value, lambda: of_it, functools.partial(self._refuse_numbers, draw.path))
 
     def arrays_of(self, leaves: Sequence[Any]) -> Callable[[torch.Tensor], DrawnArray]:
-        """What gives the stand-in of an array among the arguments, of the one among `leaves` for a tensor over it."""
+        """A function that gives an array argument's stand-in: the array of the tensor over it among `leaves`."""
         over = ById((leaves[i], (array, self.call.paths[i])) for i, array in self.call.arrays().items())
 
         def stand_in(tensor: torch.Tensor) -> DrawnArray:
@@ -80,7 +80,7 @@ class Draws:
         )
 
     def check(self) -> None:
-        """The run is over: it made all draws that were expected. Raises `ArgumentsFound` where it made others."""
+        """The run is over: it made all draws that were expected. Raises `ArgumentsFound` for any further draw."""
         planned = drawn_in(self.function)
         if planned and self.taken != len(planned):
             raise ArgumentsDiffer(self._said(planned[self.taken][0]))

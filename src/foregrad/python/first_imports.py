@@ -1,7 +1,7 @@
 """Modules that a function is the first to import: they are imported ahead of the run, as they would be in eager.
 
-The code of a module runs once for the process. What it makes (tensors, counters, entries in a registry) is there to
-stay, so it can be no part of a capture.
+The code of a module runs once for the process. Its objects (tensors, counters, entries in a registry) stay, so it can
+be no part of a capture.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class FirstImports(Aspect):
         self._thread = threading.get_ident()
 
     def prepare(self) -> None:
-        """Import what earlier runs were about to import. A module that fails does so again where the function asks."""
+        """Import the modules that earlier runs were about to import. A failing module fails again where it is asked
+        for.
+        """
         for name in [name for name, is_tried in self.modules.items() if not is_tried]:
             self.modules[name] = True
             with contextlib.suppress(Exception):
@@ -57,7 +59,7 @@ class FirstImports(Aspect):
             raise CaptureAgain
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> None:
-        """The import system asks each finder for a module that is not loaded. The others know whether there is one."""
+        """The import system asks each finder for a module that is not loaded. Later finders know whether it exists."""
         if threading.get_ident() != self._thread or name in self.modules or is_outside(name):
             return
         others = [finder for finder in sys.meta_path if not isinstance(finder, FirstImports)]

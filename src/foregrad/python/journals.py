@@ -1,12 +1,12 @@
-"""Containers that a run only adds to: what it does to them is noted, and compiled calls do it to what is there then.
+"""Containers that a run only adds to: the additions are noted, and compiled calls make them to the present contents.
 
-A list that grows by an item in each call is another list in each: guards on what is in it would fail every time. Where
-a run is found to change how many items a container has, it is repeated with a stand-in for the container, see `Notes`.
-Methods that give nothing (`append`, `update`, ...) and items that are set are noted, in order. Whatever else is asked
-of that, by Python or by an extension, is an answer that the run needs: then it is repeated once more without.
+A list that grows by an item in each call differs in each: guards on its items would fail every time. A run that changes
+a container's number of items is repeated with a stand-in for the container, see `Notes`. Methods that give nothing
+(`append`, `update`, ...) and items that are set are noted, in order. For any other question to the stand-in, from
+Python or an extension, the run needs an answer: then it is repeated once more without.
 
-The same is done where a run puts a new object of the user's in the place of an older one: as long as nothing is asked
-of that, any object of its class may be there.
+A run that replaces a user's object is treated likewise: without questions to the old object, any object of its class
+may be there.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ _KEPT = set(
 
 
 class Notes:
-    """What a run does to a container: `calls` are the methods called so far, `is_read` whether anything else was asked
-    of it. `stand_in` is what the run finds in its place: an object of a class of the same kind, so that extensions know
-    it as such, with something else in it, so that they don't get far. Other threads get at the container itself.
+    """A run's changes of a container: `calls` are the methods called so far, `is_read` whether it was asked anything
+    else. `stand_in` takes its place during the run: an instance of a subclass of the container's type, holding a
+    sentinel that makes C extensions fail. Other threads get at the container itself.
     """
 
     def __init__(self, real: Any) -> None:
@@ -94,7 +94,7 @@ class Notes:
         self.calls.append((name, args))
 
     def _snapshot(self, values: Any) -> Any:
-        """What an iterable gives now, as `extend` and `update` look at it."""
+        """An iterable's present items, as `extend` and `update` see them."""
         if isinstance(self.real, dict) and hasattr(values, "keys"):
             return {key: values[key] for key in values.keys()}  # noqa: SIM118 - as `update` does
         return list(values)
@@ -159,7 +159,7 @@ _CLASSES = {base: _class_of_stand_ins(base) for base in (list, collections.deque
 
 
 class _Foreign:
-    """What is in a stand-in, which PyTorch's functions find there."""
+    """A stand-in's contents, found by PyTorch's functions."""
 
     @classmethod
     def __torch_function__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -179,14 +179,14 @@ _FILLS: dict[Any, Callable[[Any], None]] = {
 
 
 def grows(holder: Holder) -> bool:
-    """Whether a run changed how many items a container of the user's has, or what is in one that keeps the last few."""
+    """Whether a run changed the length of a user's container, or the items of a container that keeps the last few."""
     if holder.step in TABLES or type(holder.target) not in _KINDS or holder.style == "attr":
         return False
     return len(holder.target) != len(holder.before) or holder.kind is DEQUE
 
 
 def replaced(holder: Holder) -> Iterator[Any]:
-    """The keys under which a run put other objects of the same class, which each call is to make anew."""
+    """The keys of objects that a run replaced by new objects of equal class; each call is to make them anew."""
     if holder.kind in (DICT, NAMESPACE):
         now = holder.kind.read(holder.target)
         for key, before in holder.before.items():
@@ -198,7 +198,7 @@ def replaced(holder: Holder) -> Iterator[Any]:
 
 
 class Journals:
-    """The journals of one run, and what it has `said`, see `graph/python_effects.py`. `wanted`: the places of
+    """The journals of one run, and its `said` messages, see `graph/python_effects.py`. `wanted`: the places of
     containers that earlier runs found to grow.
     """
 
@@ -219,7 +219,7 @@ class Journals:
         return bool(self.made)
 
     def tell(self, reads: Reads) -> None:
-        """What is in these containers does not matter; where one has a single place, nor does which it is."""
+        """The containers' contents do not matter; for a container with a single place, nor does its identity."""
         for notes, places in self.made:
             reads.stand_ins[id(notes.stand_in)] = notes.real
             reads.unread[id(notes.real)] = _place_of(places) is not None
@@ -243,7 +243,7 @@ class Journals:
         return any(notes.is_read for notes, _ in self.made)
 
     def calls(self) -> Iterator[tuple[StatePlace | Any, str, str, tuple[Any, ...]]]:
-        """Each call that was noted: where the container is, or itself, what people call it, method, arguments."""
+        """Each call that was noted: the container or its place, its name for people, method, arguments."""
         for notes, places in self.made:
             holder, key = places[0]
             for name, args in notes.calls:
@@ -251,7 +251,7 @@ class Journals:
         yield from self.said
 
     def play(self) -> None:
-        """Do what was noted, but for what takes stand-ins of tensors."""
+        """Make the noted calls, but for calls that take stand-ins of tensors."""
         for place, _, name, args in self.calls():
             if not is_made(args):
                 target = place.get() if isinstance(place, StatePlace) else place
@@ -259,7 +259,7 @@ class Journals:
 
 
 def _place_of(places: list[Place]) -> StatePlace | None:
-    """The place of a container that has a single one, which code can write out."""
+    """The place of a container with a single place that code can write out."""
     (holder, key), *others = places
     if others:
         return None
@@ -274,7 +274,7 @@ def _place_of(places: list[Place]) -> StatePlace | None:
 
 
 class UntouchedIterator:
-    """Stands for an iterator. `refuse` raises: it is called where something is to be taken, or asked of it."""
+    """Stands for an iterator. `refuse` raises: it is called where an item is to be taken, or a question asked."""
 
     __slots__ = ("_of", "_refuse")
 

@@ -1,4 +1,4 @@
-"""Random generators of PyTorch that the function makes itself: each call makes them anew, in the same states."""
+"""Random generators of PyTorch that the function makes itself: each call makes them anew, in equal states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..tracing.values.prefix import generators_drawn_from
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RestartGenerator(CallEffect):
-    """A random generator that the function makes begins in the same state in each call."""
+    """A random generator that the function makes begins in an equal state in each call."""
 
     generator: torch.Generator
     state: torch.Tensor

@@ -1,8 +1,8 @@
-"""The closed world of one run: what it calls in C is in the table of `frontend/known_calls.py`, or the call is eager.
+"""The closed world of one run: its calls into C are in the table of `frontend/known_calls.py`, or the call is eager.
 
 The interpreter tells of each call before it is made, so that a call that is not known is never made. A method that
-writes is fine on what the walk before the run has met, and on what the run made. Of anything else a copy is kept from
-before the first write, and a write that is left is refused by name and taken back.
+writes is fine on objects from the walk before the run, and on the run's own. Of any further object a copy is kept from
+before the first write, and a remaining write is refused by name and taken back.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ T = TypeVar("T")
 
 
 class Observed:
-    """What one run does besides computing. `ran`: the code that ran and is looked at, with its globals. `begins` is
-    told of code that is no library's before it runs.
+    """One run's actions besides computing. `ran`: the code that ran and is looked at, with its globals. `begins` is
+    called before code runs that is no library's.
     """
 
     def __init__(self, host: Host, begins: Callable[[CodeType, dict[str, Any]], None]) -> None:
@@ -81,7 +81,7 @@ class Observed:
         self.has_run = False  # code that is looked at, since the observer began
 
     def may_set(self) -> frozenset[str] | None:
-        """The globals and attributes that the code which ran may set; None: any."""
+        """The globals and attributes that the code that ran may set; None: any."""
         names: set[str] = set()
         for code, namespace in self.entered.items():
             sets_its_own = str(namespace.get("__name__")).startswith(_SET_THEIR_OWN)
@@ -148,7 +148,7 @@ class Observed:
     # ---------------------------------------------------------------- what the observer asks
 
     def _kind_of(self, callee: Any) -> int:
-        """What is known of a function of C. A capture sees no method of a random generator that was bound before."""
+        """The table's entry for a function of C. A capture sees no earlier bound method of a random generator."""
         if not is_bound(callee) and not isinstance(callee.__self__, type):
             self.called.append(callee)
         return REFUSED if isinstance(callee.__self__, torch.Generator) else kind_of_call(callee)
@@ -210,8 +210,8 @@ class Observed:
             )
 
     def warns(self, frame: FrameType | None) -> bool:
-        """Whether a warning by the code of a frame is the program's. PyTorch's own are, but those that come once in a
-        process. Under the capture's operators, under an eager region and under an import nothing is.
+        """Whether a warning by the code of a frame is the program's. PyTorch's own are, except once-in-a-process
+        warnings. Under the capture's operators, under an eager region and under an import none is.
         """
         assert frame is not None
         code, root = frame.f_code, _root(frame)
@@ -258,7 +258,7 @@ class Observed:
         self._met[id(target)] = Holder(kind, target, None, text, "", kind.read(target))
 
     def _let_go(self) -> None:
-        """Of what only this holds any more: the run made it."""
+        """Let go of objects held by nothing else: the run made them."""
         for key in [key for key, holder in self._met.items() if sys.getrefcount(holder.target) < _OWN_REFERENCES]:
             del self._met[key]
 
@@ -290,7 +290,7 @@ class Observed:
             holder.put_back()
 
     def _left_in(self, context: contextvars.Context) -> Any:
-        """A variable that the program has set; what PyTorch's own code has set is set outside, too."""
+        """A variable that the program has set; variables set by PyTorch's own code are set outside, too."""
         outside, found = contextvars.copy_context(), None
         for variable, value in context.items():
             if outside.get(variable, context) is not value:
@@ -326,7 +326,7 @@ def _warned(message: Any, category: Any = None, stacklevel: int = 1, source: Any
 
 
 def _collect(generation: int = 2) -> int:
-    """What is older than the call is not the call's: its finalizers run when the program's next collection finds it."""
+    """Objects older than the call are not the call's: their finalizers run at the program's next collection."""
     return gc.collect(1 if generation == 2 else generation)
 
 
@@ -378,8 +378,8 @@ def _line(frame: FrameType | None) -> str:
 
 
 def _is_for_pytorch(frame: FrameType | None) -> bool:
-    """Whether the standard library, or a progress bar, does something for PyTorch's own code, such as its logs, and not
-    for the program.
+    """Whether the standard library, or a progress bar, works for PyTorch's own code (its logs, for one), and not for
+    the program.
     """
     while frame is not None and (is_standard(frame.f_code.co_filename) or _root(frame) == "tqdm"):
         frame = frame.f_back
@@ -411,7 +411,7 @@ _LIBRARIES = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
 
 class Observer:
     """`of_callee(callee)` says how much is known of a C function, `of_code(code, frame)` how far code is looked at,
-    each asked once; `on_call(callee, frame)` is told before each call of what is not pure, and may raise.
+    each asked once; `on_call(callee, frame)` runs before each call that is not pure, and may raise.
     """
 
     def __init__(
@@ -436,7 +436,7 @@ class Observer:
             sys.setprofile(self._before)
 
     def pause(self) -> None:
-        """What runs until `go_on` is the capture's own."""
+        """Code that runs until `go_on` is the capture's own."""
         self._quiet += 1
         if self._is_on and self._quiet == 1 and self._before is None:
             sys.setprofile(None)

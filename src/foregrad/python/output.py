@@ -1,4 +1,4 @@
-"""What the function prints, logs and warns of: effects of each call, and not written now."""
+"""The function's prints, logs and warnings: effects of each call, and not written now."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def _is_written(logger: logging.Logger, record: logging.LogRecord) -> bool:
 
 
 def _handlers(logger: logging.Logger) -> Iterator[logging.Handler]:
-    """The handlers that a record of this logger goes to."""
+    """The handlers for a record of the logger."""
     for above in loggers_of(logger):
         yield from above.handlers
         if not above.propagate:
@@ -187,7 +187,7 @@ def _handlers(logger: logging.Logger) -> Iterator[logging.Handler]:
 
 
 def _is_read_by_handlers(state: Any, logger: Any) -> bool:
-    """The function logs. Whether a handler of the program's own may look at what the run has changed by then."""
+    """The function logs. Whether a handler of the program's own may look at the run's changes so far."""
     if all(is_class_outside(type(handler)) for handler in _handlers(logger)):
         return False
     return bool(state.before.changed()) or any(target is not CONSOLE for target, *_ in state.journals.calls())

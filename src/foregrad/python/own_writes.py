@@ -45,7 +45,7 @@ class OwnWrites:
         self._looked: dict[Holder, dict[Any, Any]] = {}  # what was there when writes were last told apart
 
     def begin(self) -> None:
-        """Accept the changes so far: they are another thread's, since nothing runs yet."""
+        """Accept the changes so far: they are other threads', since nothing runs yet."""
         for holder in self.before.changed() if len(sys._current_frames()) > 1 else ():
             holder.before = holder.kind.read(holder.target)
 
@@ -72,7 +72,7 @@ class OwnWrites:
         return [holder for holder in written if holder.is_written()]
 
     def needs_another_run(self, name: str) -> bool:
-        """Whether the run may have computed with another thread's change of its stand-ins."""
+        """Whether the run may have computed with a second thread's change of its stand-ins."""
         if len(self.disturbed) > _MOST_DISTURBED:
             raise UnsupportedSideEffectError(
                 f"`{name}` reads {self.disturbed[-1]}, to which another thread writes in the middle of each capture. "
@@ -81,7 +81,7 @@ class OwnWrites:
         return len(self.disturbed) > self._count
 
     def guard_what_was_read(self, reads: Reads) -> None:
-        """Guard the values that the run read where another thread has written since."""
+        """Guard the values that the run read where a second thread has written since."""
         for holder, before in self.read.items():
             reads.expect(holder.place, before)
 
@@ -93,7 +93,7 @@ class OwnWrites:
             holder.put_back(self.after.get(holder, holder.before))
 
     def leave(self, holder: Holder) -> None:
-        """Take stand-ins out of the writes of an interrupted run; numbers get their values of this call."""
+        """Take stand-ins out of the writes of an interrupted run; numbers get the call's values."""
         kind, now = holder.kind, now_in(holder)
         is_row = kind.items is enumerate
         before = {} if is_row and len(now) != len(holder.before) else dict(holder.items())
@@ -117,8 +117,8 @@ def now_in(holder: Holder) -> Any:
 
 
 def forget_written(reads: Reads, state: ProgramState, read: Mapping[Holder, dict[Any, Any]]) -> None:
-    """Drop from `reads` what was first looked at after it had been written: what a call does does not depend on what is
-    there. All is as it was before, but for what other threads have written: there `read` is what was.
+    """Drop from `reads` the items first looked at after their write: a call does not depend on their former values. All
+    state is as before, but for other threads' writes: there `read` has the former state.
     """
     by_place = {id(holder.place): before for holder, before in read.items()}
     held = {id(holder.place) for holder in state.holders} | {id(container) for container, _, _ in state.empty}
@@ -134,7 +134,7 @@ def forget_written(reads: Reads, state: ProgramState, read: Mapping[Holder, dict
 
 
 def _forget_contents(reads: Reads, value: Any, state: ProgramState) -> None:
-    """Drop what is in a container that the run made."""
+    """Drop the items of a container that the run made."""
     if isinstance(value, (list, dict, set, collections.deque)) and not state.knows(value):
         place = reads.places.pop(id(value), None)
         for expected in place.items.values() if place is not None else ():

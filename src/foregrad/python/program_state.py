@@ -34,7 +34,7 @@ from .._torch.torchscript import attributes_of
 from ..frontend import holders as kinds
 from ..frontend.code import Seen, imported_modules, look_at, stored_in
 from ..frontend.expected import PLAIN, stored
-from ..frontend.holders import Holder, Kind, own_globals, slots_of
+from ..frontend.holders import Holder, HolderKind, own_globals, slots_of
 from ..frontend.libraries import (
     BAGS,
     OF_CTYPES,
@@ -321,7 +321,9 @@ class ProgramState:
             return ProgramState._library if is_of_operators(cls) else ProgramState._object_of_library
         return ProgramState._object
 
-    def _hold(self, kind: Kind, target: Any, parent: Holder | None, step: Any, style: str, owner: Any = None) -> Holder:
+    def _hold(
+        self, kind: HolderKind, target: Any, parent: Holder | None, step: Any, style: str, owner: Any = None
+    ) -> Holder:
         holder = Holder(kind, target, parent, step, style, kind.read(target), owner)
         self.holders.append(holder)
         self.ways.append(holder)
@@ -341,7 +343,9 @@ class ProgramState:
             elif cls not in _ATOMS:
                 queue.append((value, holder, key))
 
-    def _container(self, value: Any, parent: Holder | None, step: Any, kind: Kind, *, is_table: bool = False) -> None:
+    def _container(
+        self, value: Any, parent: Holder | None, step: Any, kind: HolderKind, *, is_table: bool = False
+    ) -> None:
         if value is vars(builtins):  # in which a capture replaces `print`
             return
         holder = self._hold(kind, value, parent, step, "" if kind is kinds.SET else "item")
@@ -357,7 +361,7 @@ class ProgramState:
         if not is_of_operators(type(value)) and (table_of(value) or not is_class_outside(type(value))):
             self._object(value, parent, step)
 
-    def _single(self, value: Any, parent: Holder | None, step: Any, kind: Kind) -> None:
+    def _single(self, value: Any, parent: Holder | None, step: Any, kind: HolderKind) -> None:
         self._hold(kind, value, parent, step, "")
 
     def _items(self, value: Any, parent: Holder | None, step: Any) -> None:

@@ -1,4 +1,4 @@
-"""The code and the modules that a call can reach: what it reads besides tensors, and what it asks of types."""
+"""The code and the modules that a call can reach: its reads besides tensors, and its questions about types."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .scan import Scan
 
 
 class SeenCode:
-    """`modules`: those whose code ran. `rebound`: the names that its code has replacements under."""
+    """`modules`: the modules with code that ran. `rebound`: the names with replacements in its code."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class SeenCode:
         origins: Origins,
         apart: Iterable[Any],
     ) -> None:
-        """`apart`: functions that run as they are in each call, and look at what is there then."""
+        """`apart`: functions called unchanged by every call; their reads need no guards."""
         self.call, self.name, self.reads, self.rebound, self.origins = call, name, reads, rebound, origins
         self.apart = tuple(apart)
         self.modules: IdSet[torch.nn.Module] = IdSet()
@@ -74,8 +74,8 @@ class SeenCode:
         of_tensors: Iterable[Any],
     ) -> Scan:
         """Look at the arguments of the call, the code behind attributes that were read on modules, hooks (`of_tensors`
-        and those of modules), all other code that ran (`ran`, and a library's in `entered`, with their globals), and
-        functions of libraries that were `called`. The program's objects are as before the run. Names the modules.
+        and modules'), all other code that ran (`ran`, and a library's in `entered`, with their globals), and functions
+        of libraries that were `called`. The program's objects are as before the run. Names the modules.
         """
         reads, scan = self.reads, Scan(self.reads, self.apart, entered)
         scan.visit(self.call.function, self.name)
@@ -112,7 +112,7 @@ class SeenCode:
         return scan
 
     def _scan_classes(self, scan: Scan) -> None:
-        """What code may read of the classes of modules by way of `type(module)`, which nobody is told of."""
+        """Reads of modules' classes through `type(module)`: no event reports these."""
         done = set[tuple[type, str]]()
         while asking := [code.others for _, code in scan.code if "type" in code.loaded or "__class__" in code.others]:
             named = frozenset().union(*asking)

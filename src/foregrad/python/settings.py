@@ -1,4 +1,5 @@
-"""Settings of PyTorch that a function makes: those that operators compute under, and those that stay after it.
+"""Settings of PyTorch that a function makes: settings that operators compute under, and settings that stay after the
+call.
 
 Precisions, denormal numbers, deterministic algorithms: a graph runs under one setting of each, that of the call, or the
 one that the function makes before its first operator.
@@ -34,7 +35,7 @@ from ..tracing.tape.tape import Entry
 
 
 class ArithmeticSettings:
-    """The settings `now`, under which operators run while the function runs."""
+    """The settings `now`: operators run under these while the function runs."""
 
     def __init__(self, where: Callable[[], str]) -> None:
         self.where = where
@@ -42,7 +43,7 @@ class ArithmeticSettings:
         self._values: dict[str, Any] = {}
 
     def begin(self, before: dict[str, Any], between: Collection[str]) -> None:
-        """The function starts, under the settings `before`; it is known to change those `between` operators."""
+        """The function starts, under the settings `before`; it is known to change `between` between operators."""
         self.now, self._values = arithmetic(), before
         if between:
             self._refuse(between, "operators")
@@ -64,7 +65,7 @@ class ArithmeticSettings:
         self._values = self._values | {name: values[name] for name in names}
 
     def inside(self, before: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
-        """The settings that the graph is to run under, where they are others than the call's, or `known` to be set."""
+        """The settings that the graph is to run under, where they differ from the call's, or are `known` to be set."""
         values = {name: self._values[name] for name in ARITHMETIC if name in self._values}
         return {name: value for name, value in values.items() if value != before[name] or name in known}
 
@@ -87,7 +88,7 @@ class ArithmeticSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunUnder(CallEffect):
-    """The graph runs under settings which differ from those of its call: pairs of name and value."""
+    """The graph runs under settings that differ from its call's: pairs of name and value."""
 
     settings: tuple[tuple[str, Any], ...]
     place = CallPlace.GRAPH
@@ -118,7 +119,7 @@ class LeaveSettings(CallEffect):
 
 @aspect
 class Settings(Aspect):
-    """`after`: settings that the function leaves to what comes after it; `inside`: those that its graph runs under."""
+    """`after`: settings that the function leaves changed; `inside`: settings that its graph runs under."""
 
     def __init__(self, host: Host, recorder: Recording) -> None:
         self.recorder = recorder
@@ -136,7 +137,7 @@ class Settings(Aspect):
 
     @contextlib.contextmanager
     def around_function(self) -> Iterator[None]:
-        """Context: what the function sets in it is noted, and put back."""
+        """Context: the function's changes of settings are noted, and put back."""
         before, was_inference = settings(), torch.is_inference_mode_enabled()
         function, name = self.recorder.host.call.function, self.recorder.host.name
         self.arithmetic.begin(before, getattr(function, "settings_between", ()))

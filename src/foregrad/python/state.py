@@ -1,4 +1,4 @@
-"""The Python state round one run of a capture: as it was before, what the run wrote as effects, put back in the end."""
+"""The Python state round one run of a capture: its former contents, the run's writes as effects, the way back."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _Named = tuple[list[Any], list[str]]  # values, and what people call them
 
 
 class PythonState:
-    """What the function can reach, as it is before the run. `writes` and `spec` are known once it has run: the writes,
-    and the structure of the values that they write.
+    """The state in the function's reach, from before the run. `writes` and `spec` are known after the run: the writes,
+    and the structure of the written values.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class PythonState:
         reads: Reads,
         real_of: Callable[[Any], Any],
         learned: Learned,
-        given: Given,
+        given: RunArguments,
         observed: Observed,
     ) -> None:
         self.call = call
@@ -73,8 +73,8 @@ class PythonState:
         self._taken_over: list[tuple[Holder, Any, str]] = []
 
     def put_stand_ins(self, where: Callable[[], str]) -> None:
-        """Let the run find what notes its use: functions of random generators that the user's code has by a name of its
-        own, iterators, and containers that it only adds to. `where` tells the line that runs.
+        """Put in stand-ins that note their use: for functions of random generators under the user's own names, for
+        iterators, and for containers that the run only adds to. `where` gives the running line.
         """
         self.journals.install()
         for holder, key, value in self.before.drawing:
@@ -102,7 +102,7 @@ class PythonState:
         return any(leaf is value for leaf in self.call.leaves)
 
     def take_stand_ins(self) -> None:
-        """The run is over: what was there is back, where the run left what stood for it."""
+        """The run is over: replace the remaining stand-ins by the originals."""
         self.journals.remove()
         for holder, key, value, stand_in in self._standing_in:
             if holder.now(key) is stand_in:
@@ -125,7 +125,7 @@ class PythonState:
             raise self._failed
 
     def changed_since(self) -> Callable[[], str | None]:
-        """What names something that the run changes from now on."""
+        """A function that names a change that the run makes from now on."""
         before = {holder: holder.kind.read(holder.target) for holder in self.before.changed()}
         calls = sum(1 for _ in self.journals.calls())
 
@@ -142,13 +142,13 @@ class PythonState:
         return self.before.knows(value) and value not in self.made.arguments
 
     def varies(self, value: Any) -> bool:
-        """Whether an object is a tensor, a container or an object among the arguments: another in each call."""
+        """Whether an object is a tensor, container or object among the arguments: a different object in each call."""
         own = self.real_of(value) if isinstance(value, torch.Tensor) else None
         is_leaf = own is not None and any(leaf is own for leaf in self.call.leaves)
         return is_leaf or value in self.made.arguments
 
     def enter(self, module: torch.nn.Module) -> None:
-        """The code of a module runs. No tensor of the capture is to stay in one that no walk has met."""
+        """The code of a module runs. No tensor of the capture is to stay in a module that no walk has reached."""
         if not self.before.knows(module) and id(module) not in self.reads.made_here and module not in self._strays:
             own = object.__getattribute__(module, "__dict__")
             tables, name = (own, own.get("_buffers", {})), type(module).__name__
@@ -156,7 +156,7 @@ class PythonState:
             self._strays[module] = holders
 
     def _leave_strays(self) -> Iterator[str]:
-        """Take the tensors of the capture out of these modules; what people call their places."""
+        """Take the tensors of the capture out of these modules; returns the places' names for people."""
         for module, holders in self._strays.items():
             for holder in holders:
                 for key, value in kinds.DICT.read(holder.target).items():
@@ -166,8 +166,8 @@ class PythonState:
                             yield holder.path(key)
 
     def needs_another_run(self) -> bool:
-        """The function has run. Whether it is to run again with other journals: with none of what it reads, or with
-        some of containers that it changed.
+        """The function has run. Whether to run again with changed journals: fewer, of containers that it reads, or
+        more, of containers that grew.
         """
         if self.journals.are_read:
             self.forget_journals()
@@ -204,12 +204,12 @@ class PythonState:
         return True
 
     def forget_journals(self) -> None:
-        """The containers in whose places journals are matter for what the function does."""
+        """The containers behind journals matter to the function."""
         self.containers.update(dict.fromkeys(self._only_written(), True))
 
     def outputs(self, result: Any, unwrap: Unwrap, more: _Named) -> tuple[list[Any], list[str], Tree]:
-        """The leaves of the result, then those of the written values and of `more`, which are more outputs; what people
-        call them; the structure of the result.
+        """The leaves of the result, then those of the written values and of `more` outputs; their names for people; the
+        structure of the result.
         """
         self.own.after = {holder: now_in(holder) for holder in self._changed}
         found = PythonWrites(
@@ -230,7 +230,7 @@ class PythonState:
         return opened.leaves, [*tree.paths("out"), *(p for name, child in named for p in child.paths(name))], tree
 
     def reached(self) -> dict[type, frozenset[int]]:
-        """By class, the ids of objects that no argument may be, see `Given`."""
+        """By class, the ids of objects that no argument may be, see `RunArguments`."""
         return self.given.reached(self.name, self.before, self.writes)
 
     def settle(self) -> None:
@@ -256,7 +256,7 @@ class PythonState:
                         self.reads.add(place, write.name, holder.before.get(write.name, ABSENT))
 
     def _is_still(self, holder: Holder, expected: Any) -> bool:
-        """Whether a holder has what it had, or stand-ins for that: `self.total += 1` sets a buffer to itself."""
+        """Whether a holder has its former contents, or stand-ins: `self.total += 1` sets a buffer to itself."""
         if holder.kind.same(holder.target, expected):
             return True
         now = holder.kind.read(holder.target)
@@ -277,7 +277,7 @@ class PythonState:
 
     @contextlib.contextmanager
     def as_it_is(self, region: str, who: str) -> Iterator[None]:
-        """Context: an eager region runs, which sees the state itself. `who` names it with its line.
+        """Context: an eager region runs, and sees the state itself. `who` names it with its line.
 
         Raises:
             UnsupportedSideEffectError: the function has changed something that the region would see in eager before
@@ -302,7 +302,7 @@ class PythonState:
                     holder.put(key, stand_in)
 
     def take_over(self, region: str) -> None:
-        """What an eager region has changed is as if it had been so before: each call changes it anew."""
+        """An eager region's changes count as older than the run: each call makes them anew."""
         journal = open_journal()
         for holder in self.before.changed():
             before, holder.before = holder.before, holder.kind.read(holder.target)
@@ -311,7 +311,7 @@ class PythonState:
                 journal.undo.append(functools.partial(holder.kind.put_back, holder.target, before, holder.before))
 
     def check_taken_over(self, name: str) -> None:
-        """Raise where the function looks at what a region has changed: it would see that of the capture."""
+        """Raise where the function looks at a region's changes: it would see the capture's."""
         for holder, before, region in self._taken_over:
             place = self.reads.places.get(id(holder.place))
             if place is None or place.kind == "asked":
@@ -325,8 +325,8 @@ class PythonState:
                 )
 
     def give_up(self, *, is_interrupted: bool) -> None:
-        """Everything as it was before: the function runs again, or in eager. What is interrupted is left in the middle,
-        but for its stand-ins: what was noted is done now.
+        """Everything as it was before: the function runs again, or in eager. An interrupted run stays in the middle,
+        but for its stand-ins: noted calls are made now.
         """
         list(self._leave_strays())
         for holder in self.before.caches:
@@ -379,8 +379,8 @@ def _defined(function: Any) -> str:
 
 
 def _written(changed: list[Holder], state: ProgramState, function: Any) -> list[Holder]:
-    """The holders that are `changed`, and those that hold what they held before in the place of an argument that
-    stood for it: that was written, which the next call does with another number there.
+    """Changed holders, and holders whose lifted argument was overwritten with the old value: the next call does so with
+    a new number.
     """
     lifted: ById[Any, list[StatePlace]] = ById()
     for place in lifted_places(function):
@@ -398,9 +398,9 @@ def _written(changed: list[Holder], state: ProgramState, function: Any) -> list[
 # What a run is given: its arguments, made anew with stand-ins in them, so that the user's own stay as they are.
 
 
-class Given:
-    """`args` and `kwargs` with `leaves` in them. `of_argument`: the containers among these and the tables of
-    their attributes, as each call knows its own; `named`: the same containers with what people call them.
+class RunArguments:
+    """`args` and `kwargs` made of the `leaves`. `of_argument`: the containers among the arguments and the tables of
+    their attributes, as each call knows its own; `named`: the containers with their names for people.
     `arguments(leaves, made)` makes them.
     """
 
@@ -453,12 +453,12 @@ class Given:
         return {cls: frozenset(map(id, values)) for cls, values in found.items()}
 
     def is_own(self, container: Any, state: ProgramState) -> bool:
-        """Whether the items of a container are others in each call: only the guards of arguments ask for them."""
+        """Whether the items of a container differ in each call: only the guards of arguments ask for them."""
         return is_array(container) or self.is_lifted(container, state)
 
     def is_lifted(self, container: Any, state: ProgramState, inside: IdSet[Any] | None = None) -> bool:
-        """Whether the function reaches a container or array only at places that are arguments, see `Lifted`, and what
-        is there. `inside`: containers on the way.
+        """Whether the function reaches a container or array only at places that are arguments, see `Lifted`, or below.
+        `inside`: containers on the way.
         """
         inside = inside or IdSet()
         if container not in self._of_state or container in inside:

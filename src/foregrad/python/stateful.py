@@ -1,4 +1,4 @@
-"""Calls of a function whose state is an argument: read the state, draw, and call the form that takes both."""
+"""Calls of a function with its state as an argument: read the state, draw, and call the form that takes both."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def only_written_by(specialization: Specialization) -> set[tuple[int, Any]]:
 def render_stateful(
     name: str, lifted: Lifted, inner: Callable[..., Any]
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-    """A function of (args, kwargs) that calls `inner` with the state ahead of them. The result is `MISS` for calls
-    whose draws differ, or that need the numbers in an array.
+    """A function of (args, kwargs) that calls `inner` with the state ahead of its arguments. The result is `MISS` for
+    calls with different draws, or that need the numbers in an array.
     """
     names = Names(["args", "kwargs", "inner", "eagerly", "state", "MISS"])
     reads, remember, draws = [], "", LineWriter(names)
@@ -127,7 +127,7 @@ def render_stateful(
 
 
 def _drawn(draw: Draw, lines: LineWriter) -> str:
-    """Add the line that draws; the variable of what it gives."""
+    """Add the line that draws; returns the variable of the number."""
 
     def spelled(value: Any) -> str:
         return literal(value) or lines.bind("constant", value)

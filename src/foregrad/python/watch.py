@@ -1,16 +1,16 @@
 """`Watch`: whether values that a function read besides its arguments are unchanged, in two calls into C++.
 
-Places that are seldom written to (the tables of modules, the globals of a library) are checked by the version that
-CPython keeps of each dict. A place that was written to is compared again, item by item; if no item that matters has
-changed, it is checked by its items from the second time on. So a place costs some ten nanoseconds, whatever its size,
-and a change is never missed: every doubt ends in the slow comparison. A dict whose version does not tell of every write
-(see `versions_tell`) is checked by its items from the start.
+Places that are seldom written to (the tables of modules, the globals of a library) are checked by CPython's version of
+each dict. A place that was written to is compared again, item by item; if no item that matters has changed, it is
+checked by its items from the second time on. So a place of any size costs some ten nanoseconds, and a change is never
+missed: every doubt ends in the slow comparison. A dict whose version does not tell of every write (see `versions_tell`)
+is checked by its items from the start.
 
-The parameters and buffers of modules are kept as a tuple, read again when one of the tables they are in was written
-to; their metadata, which can change without any table being written to, is checked on every call.
+The parameters and buffers of modules are kept as a tuple, read again after a write to one of their tables; their
+metadata, which can change without any table being written to, is checked on every call.
 
-A watch holds on to none of the user's objects but those tables and tensors, and lets go of these when an object that
-is guarded by identity is gone: no call can pass its guard again.
+A watch holds none of the user's objects but tables and tensors, and lets go when an object that is guarded by identity
+is gone: no call can pass its guard again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from .._torch.guards import GLOBAL_HOOKS, TensorGuards, Tree, dict_version, versions_tell
+from .._torch.guards import GLOBAL_HOOKS, CheckTree, TensorGuards, dict_version, versions_tell
 from .._torch.native import make_tensor_check, make_version_check
 from ..dispatch.explain import Difference
 from ..frontend.expected import Expected, describe, same_keys
@@ -94,7 +94,7 @@ class Watch:
             self.forget()
 
     def _add_hooks(self, modules: Sequence[torch.nn.Module], own: set[int]) -> None:
-        """Tables of hooks that are empty are only asked to stay so; in others, every hook matters."""
+        """Empty tables of hooks must stay empty; in other tables, every hook matters."""
         tables = [(table, "global hooks of modules") for table in GLOBAL_HOOKS]
         for module in modules:
             name = type(module).__name__
@@ -164,7 +164,7 @@ class Watch:
             self.now = (_never, self.now[1], ())
 
     def forget_trees(self) -> None:
-        """In a forked child: a tree locks a mutex while it checks, which a thread of the parent may hold for ever."""
+        """In a forked child: a tree locks a mutex while it checks, perhaps held by a thread of the parent for ever."""
         if not self.dead:
             self.forget()
 
@@ -202,7 +202,7 @@ class Watch:
         return dropped
 
     def _one_another(self) -> list[int]:
-        """For each tensor that may be compared by identity, its first position in the list, behind those `held`."""
+        """For each tensor that may be compared by identity, its first position in the list, behind the `held`."""
         self.first_index.clear()
         self.first_index.update((tensor, number) for number, tensor in enumerate(self.held))
         return [
@@ -270,7 +270,7 @@ def _of_state(name: str, before: str, now: str) -> Difference:
 
 
 def tensors_in(places: list[ReadSite]) -> list[tuple[ReadSite, Any]]:
-    """The places and keys at which the function found tensors."""
+    """The places and keys where the function found tensors."""
     return [
         (place, key)
         for place in places
@@ -340,7 +340,7 @@ def _shape_check(shapes: list[tuple[Any, type, Any]]) -> Check:
 
 
 def _at_several(sites: list[tuple[ReadSite, Any]], held: list[int]) -> list[tuple[ReadSite, Any]]:
-    """The places whose tensor is found at several places: one input of the graph stands for all of them."""
+    """The places that share a tensor with further places: one input of the graph stands for all."""
     tensors = [place.look(key) for place, key in sites]
     counts = collections.Counter([*map(id, tensors), *held])
     return [place for place, tensor in zip(sites, tensors, strict=True) if counts[id(tensor)] > 1]
@@ -348,7 +348,7 @@ def _at_several(sites: list[tuple[ReadSite, Any]], held: list[int]) -> list[tupl
 
 def _item_check(places: list[ReadSite], modules: list[tuple[Any, type, Any]]) -> Check:
     """A check by one call into C++; places that it can't check are compared in Python."""
-    tree = Tree((*(place.holder for place in places), *(reference for reference, _, _ in modules)))
+    tree = CheckTree((*(place.holder for place in places), *(reference for reference, _, _ in modules)))
     for index, (reference, cls, table) in enumerate(modules, len(places)):
         tree.shape(index, reference(), cls, table)
     slow = [place for index, place in enumerate(places) if not _render_place(tree, index, place)]
@@ -414,7 +414,7 @@ _KEYS = collections.OrderedDict.keys
 
 
 def _has_none(holder: threading.local, names: frozenset[str]) -> bool:
-    """Whether this thread has none of these attributes in `holder`."""
+    """Whether the thread has none of the attributes in `holder`."""
     return names.isdisjoint(vars(holder))
 
 
@@ -425,18 +425,18 @@ def _by_version(place: ReadSite) -> bool:
 
 
 def _is_full_cell(place: ReadSite) -> bool:
-    """Whether a place is a closure cell whose content matters."""
+    """Whether a place is a closure cell with contents that matter."""
     if type(place.holder) is not CellType or place.absent or place.keys is not None or place.copy is not None:
         return False
     return [*place.items] == ["cell_contents"] and place.items["cell_contents"].kind in ("same", "equal")
 
 
 def _by_items_in_order(place: ReadSite) -> bool:
-    """Whether the tree checks the items of a dict, which leaves out their order."""
+    """Whether the tree checks the items of a dict: it leaves out their order."""
     return place.kind == "dict" and type(place.holder) is dict and not _by_version(place) and place.copy is None
 
 
-def _render_place(tree: Tree, index: int, place: ReadSite) -> bool:
+def _render_place(tree: CheckTree, index: int, place: ReadSite) -> bool:
     """Add the check of one place; False when it can only be done in Python."""
     holder = place.holder
     if _by_version(place):
@@ -482,7 +482,7 @@ def _has_holes(place: ReadSite) -> bool:
 
 
 def _is_simple(value: Any) -> bool:
-    """Whether equal values of this type are interchangeable."""
+    """Whether equal values of the type are interchangeable."""
     if type(value) is float:
         return value not in (0.0, value + 1.0)  # not zero, which has two signs, nor NaN or infinite
     return value is None or type(value) in (int, bool, str, bytes, torch.dtype, torch.device)

@@ -1,6 +1,6 @@
 """The writes that a run made to the Python state of the user's program, found by comparing, as effects of the call.
 
-What can be written is told by `MadeValues`. Anything else is refused by the name of its place.
+`MadeValues` knows the values that can be written. Anything else is refused by the name of its place.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class GrowingError(UnsupportedSideEffectError):
 
 
 class PythonWrites:
-    """The writes of one run: `entries`, and the `values` that they write.
+    """The writes of one run: `entries`, and their `values`.
 
     `fills_caches`: a place that was empty and holds a tensor now is refused (`EscapedTensorError`): the call runs
     eagerly, and the next one finds it filled. `real_of(fake)` is the tensor from outside that a stand-in stands for.
@@ -136,7 +136,7 @@ class PythonWrites:
         return not (holder.kind is kinds.NAMESPACE and before is ABSENT and is_import(value))
 
     def _stand_in(self, holder: Holder, key: Any) -> Any:
-        """What stands for what was there, a symbolic number or a container of tensors, or None."""
+        """The stand-in for a former value (a symbolic number or a container of tensors), or None."""
         return stand_in_at(self.function, (id(holder.place), key))
 
     def _stands_for(self, value: Any, before: Any) -> bool:
@@ -194,7 +194,7 @@ class PythonWrites:
 
     def call_methods(self, calls: Iterable[tuple[Any, str, str, tuple[Any, ...]]]) -> None:
         """Methods that were called on containers that are only written to, see `Journals.calls`. They come before other
-        writes, which may put another container in the place.
+        writes, since these may replace the container.
         """
         first: list[PythonWrite] = []
         for place, path, name, args in calls:
@@ -213,8 +213,8 @@ class PythonWrites:
     # ---------------------------------------------------------------- values
 
     def _is_of_call(self, holder: Holder, length: int) -> bool:
-        """Whether a holder is another one in each call: an argument, or a container that changes its length and is then
-        replaced, wherever it is, by one like it was.
+        """Whether a holder differs in each call: an argument, or a container that changes its length and is then
+        replaced, in all its places, by an equal of its former state.
         """
         if self.made.is_argument(holder) or length == len(holder.before):
             return self.made.is_argument(holder)
@@ -222,7 +222,7 @@ class PythonWrites:
         return bool(places) and all(self._varies(holder.target, parent.now(key)) for parent, key in places)
 
     def _varies(self, before: Any, now: Any) -> bool:
-        """Whether a value takes the place of another of its kind: a number, or a container of the same structure."""
+        """Whether a value replaces a value of its kind: a number, or a container of the same structure."""
         if _is_number(before):
             return _is_number(now)
         if before is now or type(before) is not type(now) or is_plain(before) or isinstance(before, torch.Tensor):
@@ -233,8 +233,8 @@ class PythonWrites:
         return tree.kind != "leaf" and tree == other and all(isinstance(x, torch.Tensor) or is_plain(x) for x in leaves)
 
     def _check_growth(self, holder: Holder, written: list[Any]) -> None:
-        """A container of another length after each call is another one for each: no graph is right twice. One that is
-        emptied stays so, or is filled again outside.
+        """A container with a new length after each call differs for each: no graph is right twice. An emptied container
+        stays empty, or is filled again outside.
         """
         if not holder.kind.read(holder.target):
             return
@@ -310,7 +310,7 @@ _REMEDIES = {  # for classes of PyTorch's, by a part of the place's name: their 
 
 
 def remedy_at(path: str, otherwise: str) -> str:
-    """What to do about a write that can't be repeated."""
+    """The remedy for a write that can't be repeated."""
     return next((remedy for part, remedy in _REMEDIES.items() if part in path), otherwise)
 
 
@@ -331,7 +331,7 @@ class MadeValues:
     newborns: Newborns
 
     def is_argument(self, holder: Holder) -> bool:
-        """Whether it is among the arguments: what it holds is guarded, so that it may grow."""
+        """Whether the holder is among the arguments: their contents are guarded, so they may grow."""
         return holder.target in self.arguments
 
     def in_arguments(self, write: PythonWrite) -> PythonWrite:
@@ -340,9 +340,9 @@ class MadeValues:
         return write if target is None else dataclasses.replace(write, target=target)
 
     def all(self, result: Any, written: list[Any], unwrap: Unwrap, *, objects: bool) -> Opened:
-        """The result and written values, with what is in several of them once: first of two, then of a list.
+        """The result and written values, with shared items once: first of two, then of a list.
 
-        `objects`: the result may be or have objects. `UnknownLeafError` for what can't be made.
+        `objects`: the result may be or have objects. `UnknownLeafError` for a value that can't be made.
         """
         others: Sequence[Tree]
         if objects:
@@ -375,7 +375,7 @@ class MadeValues:
                 self._refuse(leaf, path, "that it made")
 
     def check_key(self, key: Any, path: str) -> None:
-        """Raise for a key of a dict that no call could set: one that is of this call."""
+        """Raise for a key of a dict that no later call could set: an object of the call itself."""
         parts = key if type(key) is tuple else (key,)
         for part in parts:
             is_value = is_plain(part) or isinstance(part, _CONSTANT) or is_symbolic(part)

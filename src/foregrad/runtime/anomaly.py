@@ -2,7 +2,7 @@
 
 To autograd a compiled function is one node, made at the line of the call. So if anomaly mode is on, the node checks its
 gradients itself; if one is nan, its backward graph runs once more, operator by operator, to find the first operator
-that gives nan. Otherwise nothing of this runs.
+that gives nan. Otherwise none of the code here runs.
 """
 
 from __future__ import annotations
@@ -86,14 +86,14 @@ def _first_nan(
             inputs.append(torch.zeros(spec.shape, dtype=spec.dtype, device=spec.device))
         else:
             return None
-    search = _Search(partitioned.backward)
+    search = _NanSearch(partitioned.backward)
     with torch.no_grad(), engine.disable_autocast(), without_anomaly_mode:
         search.run(*(v.detach() if isinstance(v, torch.Tensor) else v for v in saved), *inputs, *live)
     return search.found
 
 
-class _Search(fx.Interpreter):
-    """`found`: the first node whose value is nan and computed from a tangent."""
+class _NanSearch(fx.Interpreter):
+    """`found`: the first node with a nan value computed from a tangent."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)

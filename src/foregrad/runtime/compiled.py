@@ -28,17 +28,16 @@ class Partial:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Compiled:
-    """`forward` and `backward` take one list, which they empty, and return a list.
+    """`forward` and `backward` empty their one list, and return a list.
 
-    `make_backward(values)` compiles the backward, on first use; buffers among the values that have no other owner in
-    that call may be overwritten in later calls, if they have no other owner then. `make_partial_backward(mask,
-    needs_input_grad)` gives the backward that takes only the tangents at True positions of `mask`, and returns only the
-    gradients of the inputs in `needs_input_grad` (None: all), else None; not for a backward with effects.
-    `disable_autocast`: autocast was on during the capture, so the casts are in the graphs.
-    `needs_grad_mode`: the function turned gradients on by itself. `make_derived(case, at_hand)` captures and compiles
-    the backward for a case as a function; decisions on values are those of the call with the values `at_hand`. None:
-    nothing was kept for it.
-    `hooked`: the function puts hooks on its own tensors. `native`: calls may use the C++ part, if it was built.
+    `make_backward(values)` compiles the backward, on first use; buffers without another owner in the first call may be
+    overwritten in later calls, if they have no other owner then. `make_partial_backward(mask, needs_input_grad)` gives
+    the backward that takes the tangents at True positions of `mask` alone, and returns the gradients of the inputs in
+    `needs_input_grad` alone (None: all); not for a backward with effects. `disable_autocast`: autocast was on during
+    the capture, so the casts are in the graphs. `needs_grad_mode`: the function turned gradients on by itself.
+    `make_derived(case, at_hand)` captures and compiles the backward for a case as a function; decisions on values are
+    taken with the values `at_hand`. None: nothing was kept for a derivative. `hooked`: the function puts hooks on its
+    own tensors. `native`: calls may use the C++ part, if it was built.
     """
 
     partitioned: Partitioned
@@ -73,17 +72,17 @@ class Derived:
 
 
 def owned_among(positions: tuple[int, ...], values: list[Any]) -> tuple[int, ...]:
-    """Positions whose buffer in `values` has no other owner.
+    """Positions of buffers in `values` without another owner.
 
-    Checked in the first call only: a buffer with another owner there has one as a rule, since the graph is retained in
-    each call, or the forward returns a tensor that it keeps.
+    Checked in the first call only: a buffer with another owner has one in later calls too, as a rule: the graph is
+    retained in each call, or the forward returns a tensor that it keeps.
     """
     owned = memory.owned()
     return tuple(position for position in positions if owned(values, (position,)))
 
 
 def overwriting(backward: Boxed, positions: tuple[int, ...], make_careful: Callable[[], Boxed]) -> Boxed:
-    """`backward`, which writes into its inputs at `positions`, if they have no other owner; else the careful one."""
+    """`backward`, which writes into its inputs at `positions`, if nobody else owns them; else the careful backward."""
     owned = memory.owned()
 
     def choose(values: list[Any]) -> list[Any]:

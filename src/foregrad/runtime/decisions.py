@@ -25,8 +25,8 @@ Bind = Callable[[str, Any], str]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stop:
-    """The statements that end a call for which a graph is not right: `diverged` if a decision differs, `checked` if a
-    check fails, `faulted` if the graph raised `fault`.
+    """The statements that end a call with a wrong graph: `diverged` if a decision differs, `checked` if a check fails,
+    `faulted` if the graph raised `fault`.
     """
 
     diverged: str
@@ -37,7 +37,7 @@ class Stop:
 def attempt_lines(
     writer: LineWriter, signature: Signature, inputs: list[str], run: list[str]
 ) -> tuple[list[str], list[str]]:
-    """(`run`, the lines for a graph, in a `try`, up to the block after a `fault` in it; lines to undo the call)."""
+    """(`run`, a graph's lines, in a `try`, up to the block after a `fault`; lines to undo the call)."""
     bind = writer.bind
     save, undo = generator_lines(signature.stops.generators, bind)
     if not signature.is_inference:
@@ -119,7 +119,7 @@ def range_text(table: Any, symbol: Any, variable: str) -> str:
 
 
 def unless_ended(error: BaseException) -> BaseException:
-    """The error of a graph, for a call to be made again in another way. Raises interrupts, foregrad's own errors, and
+    """The error of a graph, for a call to be made again by other means. Raises interrupts, foregrad's own errors, and
     errors after the graph wrote to tensors: the call ends there.
     """
     if isinstance(error, RaisedInCallError):
@@ -183,7 +183,7 @@ def check_arguments(writer: LineWriter, check: CheckInfo, inputs: Sequence[str],
 def check_lines(
     writer: LineWriter, signature: Signature, inputs: Sequence[str], outputs: Sequence[str], eagerly: str
 ) -> Callable[[CheckInfo, list[str]], list[str]]:
-    """The lines of a check of the forward. If it fails, the statement `eagerly` runs, which raises as eager does.
+    """The lines of a check of the forward. If it fails, the statement `eagerly` runs: it raises as eager does.
 
     Eager then has its effects before the check, and the function may catch the error. An operator of the user's must
     not run twice: after one has run, a check raises by itself.

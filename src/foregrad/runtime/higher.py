@@ -1,9 +1,9 @@
 """The backward of a compiled function when it must itself be differentiable (`create_graph=True`).
 
-Each pattern of tangents (which are present, which require grad) gets a compiled function of its own on first use. The
-function takes the saved values, the tangents, and the inputs for their histories: a leaf is found through its gradient
-accumulator, other inputs are among the saved values or have a trail, a tensor without memory (`trail_of`). So a
-function that is never differentiated twice keeps only trails for it.
+Each pattern of tangents (present or absent, requiring grad or not) gets a compiled function of its own on first use.
+The function takes the saved values, the tangents, and the inputs for their histories: a leaf is found through its
+gradient accumulator, other inputs are among the saved values or have a trail, a tensor without memory (`trail_of`). So
+a function that is never differentiated twice keeps only trails.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MOST_PATHS = 16  # of one derivative, for different outcomes of its decisions
 
 
 def needs_trail(compiled: Compiled, taken: list[int]) -> list[int]:
-    """The inputs whose history is in no saved tensor. Parameters too: `functional_call` replaces them."""
+    """The inputs with a history in no saved tensor. Parameters too: `functional_call` replaces them."""
     if compiled.make_derived is None:
         return []
     kept = saved_inputs(compiled.partitioned)
@@ -69,8 +69,8 @@ def differentiable_backward(
 def stopping_backward(
     compiled: Compiled, taken: list[int], make_node: Node, release: Release
 ) -> Callable[[Any, Sequence[Any], tuple[int, ...], bool], tuple[Sequence[Any], Sequence[Any]]] | None:
-    """`run(ctx, tangents, stops, needed)`: the gradients of the outputs at `stops`, which go no further, and of the
-    inputs, if these are `needed`. Saved tensors are kept.
+    """`run(ctx, tangents, stops, needed)`: the gradients of the outputs at `stops`, where gradients end, and of the
+    inputs, if `needed`. Saved tensors are kept.
     """
     if compiled.make_derived is None:
         return None
@@ -164,7 +164,7 @@ class _Derivatives:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Diverged:
-    """The result of a derivative whose decisions come out otherwise; `error`: the exception of its graph."""
+    """The result of a derivative with diverging decisions; `error`: the exception of its graph."""
 
     where: str
     error: Exception | None = None
@@ -177,7 +177,7 @@ def _saved_values(ctx: Any, is_tensor: list[bool]) -> list[Any]:
 
 
 def needs_input_grad_of(ctx: Any, taken: list[int], *, exact: bool = False) -> NeedsInputGrad:
-    """The inputs whose gradients are needed in the running backward (or more, unless `exact`); None: all of them."""
+    """The inputs with gradients that the running backward needs (or more, unless `exact`); None: all."""
     needs_input_grad = engine.wanted_gradients(ctx, exact=exact)
     return None if needs_input_grad is None else frozenset(compress(taken, needs_input_grad))
 
@@ -438,7 +438,7 @@ def _parts(tangent: Any) -> Sequence[torch.Tensor]:
 
 
 def _kind_of(kinds: list[TangentKind], places: tuple[int, ...], tangent: Any, *, varies: bool) -> TangentKind:
-    """The kind of a tangent, one object for all of the same kind. `varies`: sizes of results may vary."""
+    """The kind of a tangent, one object for all equal kinds. `varies`: sizes of results may vary."""
     parts = parts_of(tangent) if is_wrapper(tangent) else [tangent]
     layouts = [_layout(part, tuple(tangent.shape) if varies else ()) for part in parts]
     for kind in kinds:

@@ -1,8 +1,8 @@
-"""The autograd node of a compiled function: a `torch.autograd.Function` whose two methods are rendered.
+"""The autograd node of a compiled function: a `torch.autograd.Function` with two rendered methods.
 
-The forward takes the inputs that may need gradients as arguments and the others in a list, in which it returns the
-outputs without gradients: autograd then only handles what it must. Saved tensors are freed as soon as the backward has
-them, unless the graph is kept.
+The forward takes the inputs that may need gradients as arguments, and the rest in a list; in the list it also returns
+the outputs without gradients: autograd then handles no more than it must. Saved tensors are freed as soon as the
+backward has them, unless the graph is kept.
 
 If the C++ part was built, it replaces the forward and the usual backward here, on equal graphs and from equal decisions
 (`_how_kept`, the specs of tangents); the rendered backward is then for all other cases.
@@ -56,7 +56,7 @@ class NodeSource:
     """An autograd node: the function that calls it, and its rendered text.
 
     `apply(others, *taken)` if the node is all rendered: see `call_lines`. `is_native`: `apply(*inputs)`, in C++.
-    `held_inputs`, `held_outputs`: the inputs and outputs that share memory with what it saves.
+    `held_inputs`, `held_outputs`: the inputs and outputs that share memory with saved values.
     """
 
     apply: Callable[..., Any]
@@ -151,7 +151,7 @@ class _NodeRenderer:
         return NodeSource(apply, source, self.taken, self.is_native, **held)
 
     def _held(self) -> dict[str, frozenset[int]]:
-        """The inputs and outputs that are saved without a copy, or share memory with what is."""
+        """The inputs and outputs that are saved without a copy, or share memory with saved tensors."""
         tensors = [node for node in self.partitioned.saved_nodes if self._how_kept(node) not in (_SIZE, _COPIED)]
         inputs = frozenset(number for number in map(_number_of_input, tensors) if number >= 0)
         outputs, memory = [*ends_of(self.partitioned.forward)[1]], {*map(memory_of, tensors)}
@@ -159,7 +159,7 @@ class _NodeRenderer:
         return {"held_inputs": inputs, "held_outputs": frozenset(held)}
 
     def _in_python(self, backward: Any) -> Callable[..., Any]:
-        """The backward of a node in Python, whose saved tensors autograd drops after any part has run."""
+        """The backward of a node in Python: autograd drops the node's saved tensors after any part has run."""
         partial = backward.__globals__.get("partial_backward")
         has_parts = partial is not None and (len(self.tangents) > 1 or len(self.taken) > 1)
         runs_once = bool(self.signature.gradients.saving) and not self.partitioned.saved_tensors
@@ -307,10 +307,9 @@ class _NodeRenderer:
         return lines
 
     def _how_kept(self, node: fx.Node) -> int:
-        """The form in which a residual is kept: one of the constants above, or the number of an input.
+        """A residual's form while it is kept: one of the constants above, or the number of an input.
 
-        Views are kept without their history, inputs whose version is about to move as copies, other inputs with their
-        history.
+        Views are kept without their history, inputs before a version change as copies, other inputs with their history.
         """
         if not isinstance(spec_of(node), TensorSpec):
             return _SIZE
@@ -396,7 +395,7 @@ class _NodeRenderer:
         return lines
 
     def _laid_out(self) -> list[str]:
-        """Lines that copy a tangent with other strides than at capture into those strides."""
+        """Lines that copy a tangent into capture's strides where its strides differ."""
         lines = []
         self.globals["laid_out"] = laid_out
         for i, (name, spec) in enumerate(zip(self.tangents, self.signature.gradients.tangent_specs, strict=True)):
@@ -435,8 +434,8 @@ def _layout(spec: TensorSpec) -> tuple[bool, tuple[int, ...]]:
 
 
 def _held_by_calls(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
-    """The forward of a node, which gives each call its backward. Their class holds neither, since only the collector
-    frees it.
+    """The forward of a node; it gives each call its backward. The class holds neither, since only the collector frees a
+    class.
     """
 
     def forward_of_call(ctx: Any, *inputs: Any) -> Any:
@@ -475,8 +474,8 @@ def _nothing(ctx: Any, count: int) -> tuple[None, ...]:
 def _partial(
     compiled: Compiled, taken: list[int], release: Release, differentiable: Callable[..., Any]
 ) -> Callable[[Any, tuple[Any, ...]], Any]:
-    """The backward if some tangents are missing, or some gradients are not needed: a graph of its own for each such
-    pattern. Autograd makes that graph where only autograd can tell which gradients there are, and which effects.
+    """The backward if some tangents are missing, or some gradients are not needed: a graph of its own for each pattern.
+    Autograd makes the graph where only autograd can tell the present gradients and effects.
     """
     signature = compiled.partitioned.joint.signature
     is_unclear = bool(signature.backward) or any(paths.is_unclear for paths in signature.gradients.reached_from)

@@ -1,12 +1,12 @@
-"""Interior outputs, from which other outputs were computed: gradients pass through them unseen.
+"""Interior outputs: further outputs were computed from these, and gradients pass through them unseen.
 
-A compiled function is one node to autograd. A gradient that flows from one of its outputs into another stays inside, so
-a hook on the latter, its `.grad`, or its gradient from `torch.autograd.grad`, would get only the gradient from outside.
-Eager's get all: so these raise. A node in C++ handles its own outputs. If views of them or of inputs, or inputs that
-were written to, are such outputs too, all of them are marked as they are returned.
+A compiled function is one node to autograd. A gradient that flows between its outputs stays inside, so a hook on an
+interior output, its `.grad`, or its gradient from `torch.autograd.grad`, would get only the gradient from outside.
+Eager's get all: so the three raise. A node in C++ handles its own outputs. If views of outputs or inputs, or written
+inputs, are interior too, all are marked as they are returned.
 
-The node's outputs have no path to such views and inputs, so a gradient of these alone would be missing. The outputs are
-`join`ed to them, so that the engine visits them.
+The node's outputs have no path to interior views and inputs, so a gradient of these alone would be missing. The outputs
+are `join`ed to both, for the engine's visit.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def said_of(signature: Signature, name: str, what: str, after: tuple[int, ...], 
 
 
 def marking(signature: Signature, name: str, what: str, after: tuple[int, ...]) -> Mark:
-    """`mark(tensor, node)` for the output called `what`, from which the outputs at positions `after` are computed.
+    """`mark(tensor, node)` for the output called `what`, the origin of the outputs at positions `after`.
 
     `node` is the autograd node of the call.
     """
@@ -111,7 +111,7 @@ class _Join(torch.autograd.Function):
 
 
 def join(output: torch.Tensor, *tensors: torch.Tensor) -> None:
-    """Add edges from the history of `output` to the tensors, along which no gradient flows."""
+    """Add edges without gradients from the history of `output` to the tensors."""
     if output.grad_fn is not None:
         with torch.enable_grad(), keeps_versions(output):
             _Join.apply(output, *tensors)
@@ -299,7 +299,7 @@ def _sum(a: Any, b: Any) -> Any:
 def finishing(
     backward: Callable[..., Any], release: Release, needs_input_grad_of: Callable[[Any], Any]
 ) -> Callable[..., Any]:
-    """`backward(node, *tangents)` for a node whose first step may have run: see `Interior.before`."""
+    """`backward(node, *tangents)` for a node that may have run its first step: see `Interior.before`."""
 
     def run(node: Any, *tangents: Any) -> Any:
         rest = node.take_rest()

@@ -1,9 +1,9 @@
 """Saved tensors that a node frees after a backward of some of its outputs, or for some of its inputs.
 
-To eager a function is many nodes, each of which gives its tensors up when it has run: a later backward through nodes
-that have not run yet is fine, and one through a node that has is an error. A compiled function is one node. It keeps
-the tensors that later parts may read, and records the parts that ran, as bits: one for each kind of eager's nodes that
-keep tensors (`Signature.saving`), one for each path on which the backward graph reads a saved tensor.
+To eager a function is many nodes, and each gives its tensors up when it has run: a later backward through nodes that
+have not run is fine, a backward through a node that has is an error. A compiled function is one node. It keeps the
+tensors that later parts may read, and records the parts that ran, as bits: one for each kind of eager's nodes that keep
+tensors (`Signature.saving`), one for each of the backward graph's paths to a saved tensor.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Release:
     """The parts of one compiled function's backward."""
 
     def __init__(self, partitioned: Partitioned, histories: Sequence[int]) -> None:
-        """`histories`: the inputs whose histories a derivative may need, in the node's order."""
+        """`histories`: the inputs with histories that a derivative may need, in the node's order."""
         self.partitioned, self.saving = partitioned, partitioned.joint.signature.gradients.saving
         self.histories = histories
         self._known: dict[Any, int] = {}
@@ -54,7 +54,7 @@ class Release:
             raise RuntimeError(_TWICE)
 
     def after(self, ctx: Any, mask: tuple[bool, ...], needs_input_grad: NeedsInputGrad, saved: Sequence[Any]) -> None:
-        """Free the saved tensors that no later part reads; `saved`: the tensors at hand, None for others."""
+        """Free the saved tensors that no later part reads; `saved`: the tensors at hand, None for absent tensors."""
         ran = parts_run(ctx) or 0
         if ran == -1:
             return
@@ -114,7 +114,7 @@ class Release:
 
     @cached_property
     def _tensors_by_way(self) -> dict[tuple[int, int], int]:
-        """(tangents, gradients) -> the saved tensors read by operators that lead from these tangents to these."""
+        """(tangents, gradients) -> the saved tensors read on the way from the tangents to the gradients."""
         return _tensors_by_way(self.partitioned)
 
 
@@ -127,7 +127,7 @@ def saved_inputs(partitioned: Partitioned) -> dict[int, int]:
 
 
 def trail_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same shape and history, without the memory."""
+    """A tensor of equal shape and history, without the memory."""
     with torch.enable_grad():
         trail: torch.Tensor = torch.ops.aten._unsafe_view.default(tensor, tensor.shape)  # to autograd, no view
     trail.data = torch.empty((), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
@@ -178,7 +178,7 @@ def _tensors_by_way(partitioned: Partitioned) -> dict[tuple[int, int], int]:
 
 
 def _hold(ctx: Any, saved: Sequence[Any], gone: list[int]) -> None:
-    """Keep saved tensors of a node in Python, since autograd drops all of them after it has run."""
+    """Keep saved tensors of a node in Python, since autograd drops all after the node has run."""
     before = getattr(ctx, "kept", None)
     kept: list[Any] = []
     for position, tensor in enumerate(saved):
@@ -228,7 +228,7 @@ def let_go(node: Any) -> None:
 
 
 class _Output(torch.autograd.Function):
-    """An output of a node without an edge to it, by which the node would keep itself alive."""
+    """An output of a node, without an edge: by an edge the node would keep itself alive."""
 
     @staticmethod
     def forward(ctx: Any, node: Any, position: int, held: list[torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
@@ -258,7 +258,7 @@ def as_output(node: Any, value: torch.Tensor, position: int, inputs: Sequence[to
 def saved_in_part(ctx: Any, read: Sequence[bool]) -> Sequence[Any]:
     """The node's saved tensors; None for a tensor that is not read and was written to since.
 
-    In eager such a tensor belongs to another node, which does not run.
+    In eager a tensor of a foreign part belongs to a node that does not run.
     """
     if not read:
         return ()

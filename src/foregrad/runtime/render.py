@@ -1,7 +1,7 @@
-"""The rendered runtime: what happens around the compiled graphs on each call, as straight-line Python.
+"""The rendered runtime: each call's steps around the compiled graphs, as straight-line Python.
 
-The signature decides which lines a function needs: the autograd node, the forward call, writing mutations back, taking
-views. Dispatch puts `RunLines` after the guards into one function, whose text `compiled.source()` shows.
+The signature decides the lines of a function: the autograd node, the forward call, writing mutations back, taking
+views. Dispatch puts `RunLines` after the guards into one function; `compiled.source()` shows its text.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ from .writes import (
 
 
 class RunLines(LineWriter):
-    """The body of a function that runs `compiled`: `lines`, which end in a return, the `globals` that they use, and the
-    `node` that they call, if there is one.
+    """The body of a function that runs `compiled`: `lines` up to a return, their `globals`, and the `node` called
+    there, if there is one.
 
-    `inputs`: the variables of the signature's inputs; `wrappers`: those of the wrapper subclasses that inputs are parts
-    of. `symbols`: the variable of each symbolic size; `containers`: those of containers among the arguments, by number.
-    `draws`: whether random numbers of Python's are drawn around it.
+    `inputs`: the variables of the signature's inputs; `wrappers`: of the wrapper subclasses that inputs are parts of.
+    `symbols`: of each symbolic size; `containers`: of containers among the arguments, by number. `draws`: whether
+    Python's random numbers are drawn around the body.
     """
 
     def __init__(
@@ -182,8 +182,8 @@ class RunLines(LineWriter):
         return self.bind("increment_version", torch.autograd.graph.increment_version)
 
     def _may_end(self) -> None:
-        """A call may end once the graph has raised, or has run and a decision or check is against it. Nothing of the
-        call can be seen by then: another way is tried.
+        """A call may end once the graph has raised, or a decision or check after it fails. The call then has no visible
+        effect yet: other means are tried.
         """
         signature, stop = self.signature, self.stop
         effects = signature.effects
@@ -201,7 +201,7 @@ class RunLines(LineWriter):
         self.lines += decision_lines(self, self.joint, self.outputs, undo, diverged, checks)
 
     def _acts(self) -> bool:
-        """Whether the forward does more than compute, which can't be undone."""
+        """Whether the forward does more than compute, beyond undoing."""
         modules = [module for module in self.joint.module.modules() if isinstance(module, torch.fx.GraphModule)]
         nodes = [node for module in modules for node in module.graph.nodes if node.op == "call_function"]
         return any(
@@ -326,7 +326,7 @@ class RunLines(LineWriter):
         return self.are_inputs_done or (isinstance(info, Handle) and info.input is None)
 
     def _mark(self, name: str, after: tuple[int, ...] | None, what: str) -> None:
-        """Mark a tensor from which outputs at the positions `after` were computed, inside."""
+        """Mark a tensor that outputs at the positions `after` were computed from, inside."""
         if after is not None and self.node is not None:
             mark = self.bind("mark", marking(self.signature, self.joint.name, what, after))
             self.lines.append(f"{mark}({name}, {self.made_by})")
@@ -399,7 +399,7 @@ _MADE_FIRST = {"object", "ref", "weakref", "method", "partial", "function", "cel
 
 
 def build_expression(tree: Tree, values: list[str], made: str, bind: Callable[[str, Any], str]) -> str:
-    """The expression that builds a container with objects in it; `made`: the variable of a dict that collects them."""
+    """The expression that builds a container of objects; `made`: the variable of a dict that collects the objects."""
     return f"{bind('build', tree.unflatten)}([{', '.join(values)}], made={made})"
 
 

@@ -1,10 +1,10 @@
 """Gradients that are given out in stages while the backward runs, for consumers of the first ones.
 
-`DistributedDataParallel` reduces a bucket of gradients as soon as it has them, beside further computation. A node gives
-all its gradients at once. So the inputs of later stages go through nodes of their own, which only pass gradients on in
-any other backward. The function's backward runs the first stage, gives these nodes tensors without elements, and leaves
-the rest to them. The engine accumulates the gradients of a stage before it goes on to the node of the next, which was
-made last.
+`DistributedDataParallel` reduces a bucket of gradients as soon as all have arrived, beside further computation. A node
+gives all its gradients at once. So the inputs of later stages go through stage nodes of their own; in any other
+backward these only pass gradients on. The function's backward runs the first stage, gives the stage nodes tensors
+without elements, and leaves the rest to the nodes. The engine accumulates a stage's gradients before it goes on to the
+next node, the node made last.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _entered = threading.local()
 Boxed = Callable[[list[Any]], list[Any]]
 
 
-class _Call:
-    """One call of a function whose backward has stages; `run`: the later stages of a backward that has begun."""
+class _StagedCall:
+    """One call of a function with a backward in stages; `run`: the later stages of a backward that has begun."""
 
     def __init__(self) -> None:
-        self.run: _Run | None = None
+        self.run: _StagedBackward | None = None
 
     def follow(self, node: Any) -> None:
         """Watch `node`, the node of the call."""
@@ -42,7 +42,7 @@ class _Call:
         _entered.call = self
 
     def gradients(self, stage: int) -> Sequence[Any] | None:
-        """The gradients of a stage, which runs now; None if the node's own backward did not run."""
+        """Run a stage: its gradients; None if the node's own backward did not run."""
         return None if self.run is None else self.run.gradients(stage)
 
 
@@ -50,7 +50,7 @@ class _Later(torch.autograd.Function):
     """The inputs of a later stage."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, stage: int, *inputs: torch.Tensor) -> Any:
+    def forward(ctx: Any, call: _StagedCall, stage: int, *inputs: torch.Tensor) -> Any:
         ctx.set_materialize_grads(False)
         ctx.call, ctx.stage = call, stage
         return tuple(tensor.detach() for tensor in inputs)
@@ -64,7 +64,7 @@ class _Later(torch.autograd.Function):
 
 
 def _together(own: Any, other: Any) -> Any:
-    """The sum of a gradient and a derivative's gradient of one input."""
+    """The sum of an input's gradient and its derivative's gradient."""
     return own if other is None or hasattr(other, _NOTHING) else own + other
 
 
@@ -80,7 +80,7 @@ def later_lines(
     if not signature.gradients.stages:
         return inputs, [], []
     inputs, call = list(inputs), writer.names.fresh("call")
-    lines = [f"{call} = {writer.bind('Call', _Call)}()"]
+    lines = [f"{call} = {writer.bind('Call', _StagedCall)}()"]
     for number, stage in reversed(list(enumerate(signature.gradients.stages))[1:]):
         arguments = ", ".join([call, str(number), *(inputs[index] for index in stage)])
         for index in stage:
@@ -90,8 +90,8 @@ def later_lines(
     return inputs, lines, [f"{call}.follow({outputs[signature.gradients.differentiable[0]]}.grad_fn)"]
 
 
-class _Run:
-    """One backward, the first stage of which has run."""
+class _StagedBackward:
+    """One backward after its first stage."""
 
     def __init__(self, stages: Sequence[Stage], calls: Sequence[Boxed], values: dict[str, Any]) -> None:
         self.stages, self.calls, self.values = stages, calls, values
@@ -122,9 +122,9 @@ def in_stages(
     """
 
     def backward(values: list[Any]) -> list[Any]:
-        call: _Call | None = getattr(_entered, "call", None)
+        call: _StagedCall | None = getattr(_entered, "call", None)
         _entered.call = None
-        run = _Run(stages, calls, dict(zip(names, values, strict=True)))
+        run = _StagedBackward(stages, calls, dict(zip(names, values, strict=True)))
         values.clear()
         gradients: list[Any] = [None] * len(specs)
         for number, stage in enumerate(stages):

@@ -41,7 +41,7 @@ class WrapperLines:
         return name
 
     def _saved(self, node: NodeSource) -> list[WrapperPlace]:
-        """The wrappers whose plain tensors the node has saved."""
+        """The wrappers with plain tensors that the node has saved."""
         parts = enumerate(self.signature.structure.wrapper_parts)
         wrappers = [WrapperPlace("wrapper", number) for number, inside in parts if node.held_inputs & set(inside)]
         results: list[Any] = [
@@ -61,7 +61,7 @@ Link = Callable[[Any, Mapping[int, Any], Mapping[int, Any], Any], None]
 
 
 def linking(signature: Signature, name: str, saved: Sequence[WrapperPlace]) -> Link:
-    """`link(result, wrappers, inputs, node)` for the function called `name`, whose autograd node this is."""
+    """`link(result, wrappers, inputs, node)` for the autograd node of the function called `name`."""
     passed = signature.gradients.passed_wrappers
     marks = [marking(signature, name, _said(one.place), one.after) for one in passed]
     before: dict[WrapperPlace, list[WrapperPlace]] = {}  # earlier wrappers are joined first

@@ -1,4 +1,4 @@
-"""Writes of a call and of its backward, into tensors and into the program's objects: lines, and what the lines call."""
+"""Writes of a call and of its backward, into tensors and the program's objects: lines, and functions called there."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def write_with_history(target: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def write_overlapping(target: torch.Tensor, value: torch.Tensor) -> None:
-    """Copy into a tensor whose elements overlap in memory; overlapping elements of `value` are equal."""
+    """Copy into a tensor with elements that overlap in memory; overlapping elements of `value` are equal."""
     for dim in range(target.dim()):
         if target.stride(dim) == 0 and target.size(dim) > 1:
             target, value = target.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
@@ -58,7 +58,7 @@ def write_overlapping(target: torch.Tensor, value: torch.Tensor) -> None:
 
 
 class _History(torch.autograd.Function):
-    """Tensors that require grad and are no leaves, and whose gradient goes nowhere."""
+    """Tensors that require grad and are no leaves, with gradients that go nowhere."""
 
     @staticmethod
     def forward(ctx: Any, nobody: torch.Tensor, tensors: list[torch.Tensor], error: Exception | None) -> Any:
@@ -90,7 +90,7 @@ def with_history(tensors: list[torch.Tensor], error: Exception | None = None) ->
 
 
 class EffectLines(LineWriter):
-    """The lines of one node's backward, and the globals that they use."""
+    """The lines of one node's backward, and their globals."""
 
     def __init__(self, signature: Signature, names: Names, globals: dict[str, Any], tangents: list[str]) -> None:
         super().__init__(names)
@@ -134,7 +134,7 @@ class EffectLines(LineWriter):
 
 
 def update_line(writer: LineWriter, target: str, value: str, spec: TensorSpec, *, counted: bool) -> str:
-    """A write to a tensor of which autograd sees only the version."""
+    """A write to a tensor: autograd sees only its version."""
     # Neither counts as a write to a leaf; `detach` shares the version counter, `data` does not.
     hidden = f"{target}.{'detach()' if counted else 'data'}"
     if spec.overlaps_itself:
@@ -143,7 +143,7 @@ def update_line(writer: LineWriter, target: str, value: str, spec: TensorSpec, *
 
 
 def graph_arguments(names: Sequence[str], forward: Any, updates: Iterable[Write]) -> str:
-    """The list that a graph without gradients is given. It writes to an input whose version stays through `data`."""
+    """A graph's arguments, without gradients, as a list. It writes to an input whose version stays through `data`."""
     done = {number for number, _ in getattr(forward, "updated", ())}
     hidden = done & {update.input for update in updates if not update.counted}
     return f"[{', '.join([f'{name}.data' if i in hidden else name for i, name in enumerate(names)])}]"

@@ -1,7 +1,7 @@
 """fx graphs as data and back.
 
-A graph is the list of its nodes, each of which refers only to nodes before it: there are no cycles. Constants are named
-and kept beside the weights.
+A graph is the list of its nodes, and each refers only to nodes before it: there are no cycles. Constants are named and
+kept beside the weights.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Plain values, and functions by name, as JSON and back: for the arguments of graphs and for signatures.
 
-JSON's own values stand for themselves (a list is a list). Any other value is an object whose single key is its kind:
+JSON's own values stand for themselves (a list is a list). Any other value is an object with its kind as the single key:
 `{"tuple": [...]}`, `{"dtype": "float32"}`, `{"operator": 3}`. Operators, layouts of tensors and lines of source are
 kept once each, in tables, and named by their position there.
 """
@@ -98,7 +98,7 @@ class Writer:
             raise ArtifactError(f"an artifact can't hold the size {expression}: {error}") from None
 
     def layout(self, spec: TensorSpec) -> int:
-        """The position of a tensor's shape, strides, dtype and device in the table of these."""
+        """The position of a tensor's shape, strides, dtype and device in its table."""
         shape, stride = [*map(self.number, spec.shape)], [*map(self.number, spec.stride)]
         data: dict[str, Any] = {"dtype": _DTYPE_NAMES[spec.dtype], "shape": shape, "stride": stride}
         if spec.device != torch.device("cpu"):
@@ -191,7 +191,7 @@ class Reader:
         return self.operators[index(position, self.operators)]
 
     def _operator(self, data: Any) -> Any:
-        """A function by name, or an operator that writes to its arguments, run on copies of these."""
+        """A function by name, or an operator that writes to its arguments, run on copies."""
         if type(data) is not dict:
             return operator_named(data)
         inner = operator_named(data["on_copies" if "on_copies" in data else "in_memory"])
@@ -400,7 +400,7 @@ def name_of_operator(target: Any) -> str | None:
 
 
 def operator_named(name: Any) -> Any:
-    """The function with this name, see `name_of_operator`. Raises `ArtifactError` for any other name."""
+    """The function with the name, see `name_of_operator`. Raises `ArtifactError` for any other name."""
     if type(name) is not str:
         raise ArtifactError("the name of an operator is no text")
     function = _FUNCTIONS.get(name)

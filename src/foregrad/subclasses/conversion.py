@@ -111,9 +111,9 @@ def wrap(spec: WrapperSpec, parts: Sequence[torch.Tensor], take: Take | None = N
 
 
 def taken_by(take: Take, gradient: Any, layouts: Sequence[Layout], edges: Sequence[tuple[Any, int]]) -> Parts:
-    """The cotangent of a result of a compiled function, for each plain tensor, in these `layouts`.
+    """The cotangent of a result of a compiled function, for each plain tensor, in the `layouts`.
 
-    A cotangent of another kind is left with the function's node, where the `edges` lead.
+    A cotangent of a different kind is left with the function's node, at the end of the `edges`.
     """
     parts = take(gradient)
     if parts is not None and all(
@@ -126,13 +126,13 @@ def taken_by(take: Take, gradient: Any, layouts: Sequence[Layout], edges: Sequen
 
 
 def layouts_of(parts: Parts) -> list[Layout]:
-    """The shapes, dtypes and devices to which autograd would convert gradients by itself."""
+    """The shapes, dtypes and devices that autograd itself would convert gradients to."""
     return [None if part is None else (part.shape, part.dtype) for part in parts]
 
 
 def taken_gradient(spec: WrapperSpec, gradient: Any) -> Parts | None:
-    """The cotangent of a result of a compiled function, for each plain tensor; None if it is of another class or
-    metadata, and its class can't convert it.
+    """The cotangent of a result of a compiled function, for each plain tensor; None if its class or metadata differ,
+    and its class can't convert it.
     """
     if spec.is_whole:
         return None if is_wrapper(gradient) else [*[None] * len(spec.carries), gradient]
@@ -147,7 +147,7 @@ def taken_gradient(spec: WrapperSpec, gradient: Any) -> Parts | None:
 
 
 def converted(gradient: Any, metadata: Any, cls: type) -> Any:
-    """A gradient converted by its class to another class or metadata; None if the class does not convert it."""
+    """A gradient converted by its class to `cls` and `metadata`; None if the class does not convert it."""
     convert = getattr(gradient, "__coerce_same_metadata_as_tangent__", None)
     if convert is None:
         return None
@@ -229,7 +229,7 @@ def has_plain_gradient(spec: WrapperSpec) -> bool:
 
 
 class Samples:
-    """For wrappers among the inputs of a call, plain tensors like those that `unwrap` gives, but without history."""
+    """For wrappers among the inputs of a call, plain tensors like `unwrap`'s, but without history."""
 
     def __init__(self) -> None:
         self._known: ById[Any, tuple[WrapperSpec, Sequence[torch.Tensor]]] = ById()

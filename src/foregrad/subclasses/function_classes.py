@@ -1,7 +1,8 @@
-"""Tensors of classes with `__torch_function__` alone, among what a function is given and what it returns.
+"""Tensors of classes with `__torch_function__` alone, among a function's arguments and results.
 
-`OfClasses(function)` is given such tensors as `Taken`: the class, a plain tensor with the data and the history, and the
-attributes; it gives those of the result so. To all else they are containers of a plain tensor and of Python's state.
+`OfClasses(function)` gets these tensors as `Taken`: the class, a plain tensor with the data and the history, and the
+attributes; it gives the result's tensors likewise. To all other code they are containers of a plain tensor and of
+Python's state.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..locks import bound
 
 
 class FunctionClassError(UnsupportedTensorError):
-    """A tensor of such a class is an argument, or a result (`is_result`), of a function that gets none as `Taken`."""
+    """An argument, or a result (`is_result`), is a tensor of such a class; the function gets none as `Taken`."""
 
     is_result = False
 
@@ -30,7 +31,7 @@ _serving: list[Callable[[], FunctionClasses | None]] = []
 
 
 def serve_captures(handles: Callable[[], FunctionClasses | None]) -> None:
-    """Captures are patched in: `handles()` gives the handles of this thread's capture, None without one."""
+    """Captures are patched in: `handles()` gives the handles of the thread's capture, None without a capture."""
     _serving[:] = [handles]
 
 
@@ -39,7 +40,7 @@ def _classes_of_capture() -> FunctionClasses | None:
 
 
 def check_classes(name: str, leaves: Sequence[Any], paths: Sequence[str], classes: FunctionClasses) -> None:
-    """Raise where a tensor of such a class is returned, or left behind, as it is."""
+    """Raise where a tensor of one of the classes is returned, or left behind, unchanged."""
     for leaf, path in zip(leaves, paths, strict=True) if classes else ():
         if isinstance(leaf, torch.Tensor) and classes.stand_in(leaf) is not None:
             error = FunctionClassError(
@@ -75,7 +76,7 @@ class Taken(NamedTuple):
 
 
 def has_classes(args: tuple[Any, ...], kwargs: Any) -> bool:
-    """Whether there is a tensor of such a class among some arguments."""
+    """Whether a tensor of one of the classes is among the arguments."""
     return any(map(_has, args)) or any(map(_has, kwargs.values()))
 
 
@@ -95,7 +96,7 @@ _calls = threading.local()
 
 
 class _Copies:
-    """Containers in which tensors are replaced, and the copies of them with others in them."""
+    """Containers with tensors to be replaced, and their copies with the replacements."""
 
     def __init__(self, replace: Callable[[Any], Any]) -> None:
         self.replace = replace  # of a tensor, or `Taken`
@@ -103,7 +104,7 @@ class _Copies:
         self._known: ById[Any, Any] = ById()
 
     def of(self, value: Any) -> Any:
-        """A value with others in it; the very same where there is none to be replaced."""
+        """A value with its tensors replaced; the value itself where none is to be replaced."""
         cls = type(value)
         if cls in _PLAIN or cls is Taken or isinstance(value, torch.Tensor):
             return self.replace(value)
@@ -123,7 +124,7 @@ class _Copies:
         return copy
 
     def back(self, replace: Callable[[Any], Any]) -> _Copies:
-        """Put the containers in the place of their copies, in what was made of the copies."""
+        """Put the containers back in place of their copies, in values made of the copies."""
         back = _Copies(replace)
         back._known = ById((copy, value) for value, copy, _ in self.made)
         return back
@@ -144,7 +145,7 @@ _BY_VALUE = ("tuple", "namedtuple", "structseq")
 
 
 class OfClasses(functools.partial):  # type: ignore[type-arg]
-    """`function` of tensors of classes, which are given as `Taken`. It counts as a partial application of it."""
+    """`function` of tensors of classes, passed as `Taken`. It counts as the function's partial application."""
 
     takes_classes: bool
 
@@ -169,7 +170,7 @@ class OfClasses(functools.partial):  # type: ignore[type-arg]
         return copies.back(lambda value: _of_handle(value, classes)).of(result)
 
     def called(self, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> Any:
-        """A call of the function by what was compiled of this form of it."""
+        """A call of the function by its compiled form."""
         aliases: ById[Any, torch.Tensor] = ById()
         originals: ById[torch.Tensor, Any] = ById()
 
@@ -200,7 +201,7 @@ class OfClasses(functools.partial):  # type: ignore[type-arg]
 
 
 def _of_handle(value: Any, classes: FunctionClasses) -> Any:
-    """What stands for a tensor of a class that the function returns."""
+    """The substitute for a tensor of a class among the results."""
     stand_in = classes.stand_in(value)
     if stand_in is None:
         return value

@@ -1,7 +1,7 @@
 """`WrapperSpec`: the structure of a wrapper subclass, and the way from a wrapper to its plain tensors and back.
 
-`__tensor_flatten__` of a traceable wrapper subclass names the attributes that hold its inner tensors, which may be
-wrappers themselves, and `__tensor_unflatten__` rebuilds it. Graphs take and return the plain tensors at the leaves.
+`__tensor_flatten__` of a traceable wrapper subclass names the attributes with its inner tensors (these may be wrappers
+themselves), and `__tensor_unflatten__` rebuilds it. Graphs take and return the plain tensors at the leaves.
 """
 
 from __future__ import annotations
@@ -43,14 +43,13 @@ class WrapperSpec:
     """One wrapper: its class, the attributes that hold inner tensors, and the other arguments of
     `__tensor_unflatten__`.
 
-    `inner[i]` is the spec of the tensor in `names[i]` if that is a wrapper too, None if it is plain. `shape` and
-    `stride` are those at capture, `sizes` the expressions of sizes that vary. `constants`: (path, value) of objects
-    that are no tensors (a device mesh). `carries[i]`: plain tensor i, of all in order, has a dtype with gradients.
-    `is_whole`: its gradient is a plain tensor of its shape, not a wrapper. A further input without elements, after the
-    plain tensors, then carries the wrapper's gradient. `carriers`: its gradient is a wrapper of other plain tensors; an
-    input without elements then carries the gradient of each. `keeps_parts`: the function made the wrapper of tensors
-    with histories of their own, and the wrapper is a leaf. `of`: a reference to the wrapper, if it is an input of a
-    capture.
+    `inner[i]` is the spec of the tensor in `names[i]` if it is a wrapper too, None if it is plain. `shape` and `stride`
+    are capture's, `sizes` the expressions of varying sizes. `constants`: (path, value) of objects that are no tensors
+    (a device mesh). `carries[i]`: plain tensor i, of all in order, has a dtype with gradients. `is_whole`: its gradient
+    is a plain tensor of its shape, not a wrapper. A further input without elements, after the plain tensors, then
+    carries the wrapper's gradient. `carriers`: its gradient is a wrapper of other plain tensors; an input without
+    elements then carries the gradient of each. `keeps_parts`: the function made the wrapper of tensors with histories
+    of their own, and the wrapper is a leaf. `of`: a reference to the wrapper, if it is an input of a capture.
     """
 
     cls: type
@@ -95,7 +94,7 @@ class WrapperSpec:
                 yield from (f".{name}{rest}" for rest in spec._inner_paths())
 
     def may_vary(self, part: int, dim: int) -> bool:
-        """Whether a size of one of the plain tensors may be symbolic; sizes of parameters may not.
+        """Whether a plain tensor's size may be symbolic; sizes of parameters may not.
 
         A ragged size can be multiplied by plain numbers only, so in a jagged tensor only sizes by the batch may be.
         """
@@ -128,7 +127,7 @@ class WrapperSpec:
         )
 
     def has_structure_of(self, tensor: Any, *, of_any_size: bool = False) -> bool:
-        """Whether a wrapper of the same class has the same metadata, sizes and inner classes."""
+        """Whether a wrapper of equal class has equal metadata, sizes and inner classes."""
         names, metadata = tensor.__tensor_flatten__()
         if (
             len(names) != len(self.names) + len(self.constants)
@@ -151,7 +150,7 @@ class WrapperSpec:
         return bool(size == self.layout(() if self.sizes is None else parts_of(tensor))[0])
 
     def has_metadata(self, metadata: Any) -> bool:
-        """Whether metadata of another wrapper are equal, as its class defines it."""
+        """Whether a second wrapper's metadata are equal, as its class defines equality."""
         if is_jagged(self.cls):
             return bool(self.metadata["ragged_idx"] == metadata["ragged_idx"])
         guard = getattr(self.cls, "__metadata_guard__", None)
@@ -162,7 +161,7 @@ class WrapperSpec:
 
 
 def is_parameter(wrapper: Any) -> bool:
-    """Whether `torch.nn.Parameter` was called on the wrapper, which keeps its own class."""
+    """Whether `torch.nn.Parameter` was called on the wrapper; it keeps its own class."""
     return bool(getattr(wrapper, "_is_param", False))
 
 
@@ -311,7 +310,7 @@ def _function(text: str) -> Callable[[Sequence[torch.Tensor]], Any]:
 
 
 def with_sizes_of(spec: WrapperSpec, parts: Sequence[Any]) -> WrapperSpec:
-    """`spec` for a wrapper around plain stand-ins, some of whose sizes vary.
+    """`spec` for a wrapper around plain stand-ins with some varying sizes.
 
     A size of the wrapper is taken to be the one of a plain tensor that it is equal to: guards look at each call.
     """

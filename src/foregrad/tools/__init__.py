@@ -1,1 +1,1 @@
-"""Tools: `explain`, `verify` and the commands. They stand on what is public, as any package beside foregrad could."""
+"""Tools: `explain`, `verify` and the commands. They stand on public names, as any package beside foregrad could."""

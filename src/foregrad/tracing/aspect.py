@@ -1,7 +1,7 @@
 """The seam between a capture and its subjects.
 
 A subject of a capture (settings, checkpointed regions, collectives, ...) is one class, an `Aspect`. The capture makes
-one instance for each tape and asks all instances at the same moments; it names none. A class is registered by the
+one instance for each tape and asks all instances at equal moments; it names none. A class is registered by the
 decorator `aspect`; `foregrad.ANNEXES` lists the package's modules that hold registered classes. A class of any other
 module joins by the same decorator, from `foregrad.extend`.
 """
@@ -32,12 +32,12 @@ A = TypeVar("A", bound="Aspect")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settled:
-    """A run whose inputs and results have numbers.
+    """A run with numbered inputs and results.
 
-    `results`: the leaves of what the function returned and wrote, named by `paths`. `records`: the inputs' records by
+    `results`: the leaves of the function's results and writes, named by `paths`. `records`: the inputs' records by
     their stand-ins; `number`: the inputs' numbers by their records. `interior(result)`: why nobody outside the function
-    sees the gradient of that result whole; empty where somebody does. `may_stop`: a call may end before its graph has
-    run to the end, and run eagerly.
+    sees the result's whole gradient; empty where somebody does. `may_stop`: a call may end before its graph has run to
+    the end, and run eagerly.
     """
 
     name: str
@@ -67,7 +67,7 @@ class CallGuard:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finished:
-    """A run whose graph is built. `records`: those of the graph's inputs; `names`: names in the code that ran."""
+    """A run with its graph built. `records`: of the graph's inputs; `names`: names in the code that ran."""
 
     joint: JointGraph
     records: Sequence[InputRecord]
@@ -75,12 +75,12 @@ class Finished:
 
 
 class Aspect:
-    """Base of the subjects of a capture. Each method is a moment at which a capture asks, and does nothing here. Parts
-    of the capture itself are aspects too, though not registered.
+    """Base of the subjects of a capture. Each method is a moment of a capture, and does nothing here. Parts of the
+    capture itself are aspects too, though not registered.
 
     `functions`: torch functions that the aspect owns; `method(self, function, args, kwargs)` runs in place of each.
-    `operators`: the same for operators and namespaces of operators, with an operator's `Plan`. An
-    aspect holds no real tensor after `finished`, and reaches the capture only by `recorder.host`, which goes.
+    `operators`: likewise for operators and namespaces of operators, with an operator's `Plan`. An aspect holds no real
+    tensor after `finished`, and reaches the capture only by `recorder.host`; that reference goes.
     """
 
     functions: ClassVar[Mapping[Any, Row]] = {}
@@ -91,7 +91,7 @@ class Aspect:
 
     @staticmethod
     def install(bind: Bind, current: Callable[[], Any]) -> Callable[[], None] | None:
-        """Replace names of PyTorch while any thread captures. `current()`: the aspect of this thread's capture, None
+        """Replace names of PyTorch while any thread captures. `current()`: the aspect of the thread's capture, None
         where no capture runs. Returns a function for the end, where more than names is to be restored.
         """
         return None
@@ -108,32 +108,32 @@ class Aspect:
         return contextlib.nullcontext()
 
     def ran(self) -> None:
-        """The function has run, or a backward; what is called here is still recorded."""
+        """The function has run, or a backward; calls made here are still recorded."""
 
     def raise_caught(self) -> None:
         """Raise again the error of this subject that the program has caught; the function has ended, or a backward."""
 
     def failed(self, error: BaseException) -> bool:
-        """The run raised `error`: whether another run is to be made, for this subject behaves otherwise in it."""
+        """The run raised `error`: whether a further run is to be made, since the subject behaves otherwise there."""
         return False
 
     def mark(self) -> Any:
         """A mark of all entries so far: later entries may be dropped."""
 
     def drop(self, mark: Any) -> None:
-        """Forget the entries since `mark`, which a trial recorded."""
+        """Forget a trial's entries since `mark`."""
 
     def ahead(self, entry: Entry) -> None:
-        """The function asks for the value of an entry with an effect, which no call has run by then."""
+        """The function asks for the value of an entry with an effect that no call has run yet."""
 
     def returned(self, results: Sequence[Any], paths: Sequence[str]) -> None:
-        """The leaves of what the function returned and wrote are known."""
+        """The leaves of the function's results and writes are known."""
 
     def before_graph(self, outputs: Sequence[Entry | None]) -> None:
         """The graph is about to be made of the entries that its `outputs` need."""
 
     def effects(self, run: Settled) -> Iterable[CallEffect]:
-        """What each call does for this subject."""
+        """The subject's effects in each call."""
         return ()
 
     def guards(self, run: Settled) -> Iterable[CallGuard]:
@@ -178,7 +178,7 @@ class Aspects(Subjects):
         self.operators = {name: functools.partial(row, one) for one in self for name, row in one.operators.items()}
 
     def join(self, parts: Iterable[Aspect]) -> None:
-        """Add parts of the capture itself, which own no functions and operators."""
+        """Add parts of the capture itself: they own no functions and operators."""
         self.by_class |= {type(part): part for part in parts}
 
     def installers(self) -> Mapping[type, Any]:

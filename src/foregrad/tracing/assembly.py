@@ -1,4 +1,4 @@
-"""The results of a capture, from what its run found out: the joint graph and what differentiates it again."""
+"""The results of a capture, from its run's findings: the joint graph and its further derivatives."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Assembly(CaptureParts):
     guards: tuple[CallGuard, ...] = ()
 
     def separate_outputs(self, analysis: Analysis) -> None:
-        """Copy an output that would share memory with an input or with another output when eager's does not."""
+        """Copy an output that would share memory with an input or an output where eager's does not."""
         recorder = self.recorder
         self._take_over_gradients(analysis)
         taken: set[Entry] = set()
@@ -85,8 +85,8 @@ class Assembly(CaptureParts):
             taken.add(root)
 
     def _take_over_gradients(self, analysis: Analysis) -> None:
-        """Gradients that are left in `.grad` as they were computed: stand-ins of them are referred to by the capture,
-        so that autograd copies what it would take over in eager.
+        """Gradients that are left in `.grad` as computed: the capture refers to their stand-ins, so autograd copies
+        them, though eager's autograd would take them over.
         """
         entries = analysis.entries
         taken = {memory_root(entry) for entry in entries}
@@ -228,7 +228,7 @@ class Assembly(CaptureParts):
         *,
         may_stop: bool,
     ) -> Settled:
-        """What the aspects are told."""
+        """The facts for the aspects."""
         known: ById[Any, Any] = self.inputs.by_stand_in | self.inputs.wrappers.by_stand_in
         outputs = {differentiable[position] for position, _ in passed[0]}
         aliases = {at for at, _ in passed[1]}
@@ -307,15 +307,16 @@ class Assembly(CaptureParts):
         return {places: GradientEdge(node, 0) for places, node in edges.items() if node is not None}
 
     def _names_of_numbers(self) -> frozenset[str]:
-        """The nodes of integers and of sizes that the graph finds: a derivative may compute with any of them."""
+        """The nodes of integers and of sizes that the graph finds: a derivative may compute with any."""
         sizes = self.recorder.decisions.sizes.made
         entries = [*(n.entry for n in self.inputs.numbers), *(e for e in self.recorder.tape.entries if e in sizes)]
         return frozenset(entry.name for entry in entries if entry.name is not None)
 
 
 def _reference(record: InputRecord) -> Callable[[], Any]:
-    """What gives an input's tensor as long as it is there, and does not keep it. For what modules hold it is no weak
-    reference: `torch.utils.swap_tensors` refuses tensors that have any. An argument is another in each call.
+    """A function that gives an input's tensor while the tensor lives, and does not keep it alive. For modules' tensors
+    it is no weak reference: `torch.utils.swap_tensors` refuses tensors with weak references. An argument differs in
+    each call.
     """
     source = record.source
     if record.argument is not None:
@@ -336,7 +337,7 @@ def _input_info(
     owners: ById[torch.Tensor, int],
     shared_of: Mapping[int, int],
 ) -> InputInfo:
-    """`number`, `owners`: by its record, and by its real tensor, which input it is."""
+    """`number`, `owners`: inputs' numbers by record, and by real tensor."""
     source: Any = record.source
     if index in shared_of:
         source = MemoryOf(shared_of[index])
@@ -359,7 +360,7 @@ def _input_info(
 
 
 def _passed_wrappers(analysis: Analysis, differentiable: Sequence[int]) -> tuple[PassedWrapper, ...]:
-    """The wrappers that others were computed from, inside."""
+    """The wrappers that further results were computed from, inside."""
     targets = list(_targets(analysis))
     if not targets:
         return ()
@@ -382,7 +383,7 @@ def _passed_wrappers(analysis: Analysis, differentiable: Sequence[int]) -> tuple
 
 
 def _targets(analysis: Analysis) -> Iterator[tuple[WrapperPlace | None, Any, frozenset[int]]]:
-    """The wrappers that the caller sees whose histories are the call's: where, and their own graph outputs."""
+    """The visible wrappers with a history of the call's: their places, and their own graph outputs."""
     wrappers = analysis.inputs.wrappers
     own = _own_outputs(analysis)
     seen: IdSet[Any] = IdSet()
@@ -397,7 +398,7 @@ def _targets(analysis: Analysis) -> Iterator[tuple[WrapperPlace | None, Any, fro
 
 
 def _wrapper_results(analysis: Analysis) -> tuple[tuple[WrapperPlace, frozenset[int]], ...]:
-    """Where wrappers are that are made of graph outputs which carry gradients, and of which."""
+    """Wrappers made of graph outputs with gradients: their places, and these outputs."""
     own = _own_outputs(analysis)
     found: dict[WrapperPlace, frozenset[int]] = {}
     for at, leaf in enumerate(analysis.inputs.wrappers.leaves):
@@ -409,14 +410,14 @@ def _wrapper_results(analysis: Analysis) -> tuple[tuple[WrapperPlace, frozenset[
 
 
 def _own_outputs(analysis: Analysis) -> ById[Any, frozenset[int]]:
-    """By a wrapper that is made of them: graph outputs that carry gradients."""
+    """By wrapper, the graph outputs with gradients that it is made of."""
     outputs = ById((fake, i) for i, fake in enumerate(analysis.fakes) if fake is not None)
     made = analysis.inputs.wrappers.made.items()
     return ById((one, frozenset(outputs[part] for part in parts if part in outputs)) for one, parts in made)
 
 
 def _places(analysis: Analysis) -> dict[int, WrapperPlace]:
-    """By graph output: where what is made of it is found after the call."""
+    """By graph output, the places after the call of values made from it."""
     writes = [entry.effect for entry in analysis.log if isinstance(entry.effect, Write) and entry.effect.is_whole]
     places = {write.output: WrapperPlace("input", write.input) for write in writes if write.differentiable}
     outputs = ById((fake, i) for i, fake in enumerate(analysis.fakes) if fake is not None)

@@ -57,7 +57,7 @@ class CaptureRun(Assembly):
     """One run of the function."""
 
     def run(self, lifted: list[tuple[torch.Tensor, Source]]) -> Captured | None:
-        """The captured function; None: capture again with what was learned, such as common bases (see `Learned`)."""
+        """The captured function; None: capture again with the learned facts, common bases for one (see `Learned`)."""
         for one in self.aspects:
             one.prepare()
         what = "self" if isinstance(self.call.function, torch.nn.Module) else self.name
@@ -69,7 +69,7 @@ class CaptureRun(Assembly):
             leaves = self.inputs.add_arguments(self.recorder, lifted)
         self.draws = self.python.Draws(self.name, self.call, self.met)
         arguments = functools.partial(self.inputs.arguments, self.draws.arrays_of(leaves))
-        given = self.python.Given(self.call, leaves, arguments)
+        given = self.python.RunArguments(self.call, leaves, arguments)
         state.walk(given.named)
         known = state, self.reads, self.inputs.real_of, self.learned, given, self.observed
         self.state = self.python.PythonState(self.call, self.name, *known)
@@ -133,7 +133,7 @@ class CaptureRun(Assembly):
             return self._captured(analysis, described, out_leaves, out_tree)
 
     def _called(self, given: Any) -> tuple[Any] | None:
-        """Run the function: what it returns."""
+        """Run the function and return its result."""
         recorder, call = self.recorder, self.call
         trace_math()
         self.state.own.begin()
@@ -163,7 +163,7 @@ class CaptureRun(Assembly):
         return None if self.state.needs_another_run() else (result,)
 
     def _checked(self, given: Any, result: Any) -> tuple[list[Any], list[str], Tree] | None:
-        """The leaves of what the function returned and of what it wrote to Python's state, and their paths."""
+        """The leaves of the function's result and of its writes to Python's state, and their paths."""
         recorder, inputs, call = self.recorder, self.inputs, self.call
         with recorder:
             for one in self.aspects:
@@ -203,7 +203,7 @@ class CaptureRun(Assembly):
         return analysis
 
     def _differentiated(self, analysis: Analysis, out_leaves: list[Any], paths: list[str]) -> Differentiated | None:
-        """The backward, run on fakes; None: capture again, with what it was found to write to."""
+        """The backward, run on fakes; None: capture again, with the writes found."""
         recorder, records, backward = self.recorder, self.inputs.records, self.backward
         with_history = [fake for fake in analysis.fakes if fake is not None]
         if with_history:
@@ -232,7 +232,7 @@ class CaptureRun(Assembly):
     def _captured(
         self, analysis: Analysis, described: Differentiated, out_leaves: list[Any], out_tree: Tree
     ) -> Captured:
-        """The joint graph, and what goes with it."""
+        """The joint graph and its companions."""
         recorder, inputs = self.recorder, self.inputs
         self.separate_outputs(analysis)
         recorder.decisions.numbers.decide_fixed()
@@ -258,10 +258,10 @@ class CaptureRun(Assembly):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Captured:
-    """What a capture gives: the joint graph, the real tensors behind its inputs (None for whole memories), the modules
-    whose code ran, what the function read besides tensors, what it asked of which input (an expression, its value),
-    what it takes to differentiate it again, the wrapper subclasses that it was given, and, by class, the ids of objects
-    that it reaches by itself, which its arguments must not be.
+    """A capture's results: the joint graph, the real tensors behind its inputs (None for whole memories), the modules
+    with code that ran, the function's reads besides tensors, its questions about inputs (an expression, its value), the
+    trace for further derivatives, the wrapper subclasses in the call, and, by class, the ids of objects that the
+    function reaches by itself and that its arguments must not be.
     """
 
     joint: JointGraph
@@ -285,7 +285,7 @@ def capture_call(
 
     Where it raises, everything is as it was before.
 
-    Raises `Unsupported...Error` for what can't be captured, and whatever the function raises on such arguments.
+    Raises `Unsupported...Error` for a call that can't be captured, and the function's own errors on its arguments.
     """
     warn_if_untested()
     options, lifted, learned = options or Options(), list(lifted), Learned()
@@ -311,7 +311,7 @@ def capture_call(
 
 
 def _take_apart(run: CaptureRun) -> None:
-    """The parts of a run refer to one another: they go now, and the arguments with them."""
+    """The parts of a run refer to each other: they go now, and the arguments too."""
     state, recorder = getattr(run, "state", None), run.recorder
     parts: list[Any] = [run, run.inputs, run.facts, run.observed, *(() if state is None else (state.before, state))]
     if recorder.host is run:  # nothing goes on with it
@@ -368,8 +368,8 @@ def _written_gradient(name: str, slot: Any, where: str, *, goes_on: bool = False
 
 
 def _check_arrays(name: str, call: FlatCall, records: list[InputRecord], met: Iterable[Any]) -> None:
-    """No tensor that was written to is over the memory of an array that the function reaches by itself: what is
-    read there is read before the graph runs.
+    """No written tensor is over the memory of an array that the function reaches by itself: the array's reads happen
+    before the graph runs.
     """
     written = [r for r in records if not r.real.is_inference() and r.stand_in._version != r.start_version]
     arrays = [over for value in met if (over := tensor_over(value)) is not None] if written else []

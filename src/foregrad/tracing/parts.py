@@ -1,4 +1,4 @@
-"""The parts of a capture, what they are to do, and what they ask of each other."""
+"""The parts of a capture, their tasks, and their questions to each other."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from .values.sizes import OpenSizes, SizeSymbols
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:
-    """What a capture is to do.
+    """The tasks of a capture.
 
-    `higher_order`: keep what it takes to differentiate the function again. `around`: makes a context for each run of
-    the function. `live_hooks`: hooks may stay Python functions that each call puts on its results.
-    `takes_output`: what the function prints or logs is an effect, and not written now; `runs_regions`: an eager region
-    is called now, and not refused. `fake_mode`: the mode of its fakes (None: that of fakes among the arguments).
+    `higher_order`: keep the trace for differentiating the function again. `around`: makes a context for each run of the
+    function. `live_hooks`: hooks may stay Python functions that each call puts on its results. `takes_output`: the
+    function's output is an effect, and not written now; `runs_regions`: an eager region is called now, and not refused.
+    `fake_mode`: the mode of its fakes (None: the mode of fakes among the arguments).
     """
 
     name: str = "function"
@@ -55,7 +55,7 @@ class Options:
 
 
 class CaptureParts(Host):
-    """The parts of one run of the function, each with what it needs of the others."""
+    """The parts of one run of the function, each with its needs from the rest."""
 
     notes_reads = True
     aspects: Aspects
@@ -172,7 +172,7 @@ class CaptureParts(Host):
         return 0 if value is None else value.storage.generation
 
     def _decisions(self, recorder: Recorder) -> Decisions:
-        """What knows the values that the program reads."""
+        """The record of the values that the program reads."""
         call, numbers = self.call, Numbers(recorder, self.symbols.table if self.symbols else None)
         sizes, real_of = OpenSizes(numbers, call.sizes, always=call.every_size), self.inputs.real_behind
         return Decisions(recorder.tape, real_of, numbers, sizes, checks=recorder.checks, varied=call.varied)

@@ -29,9 +29,9 @@ example: foregrad doctor
 
 
 def main(arguments: Sequence[str] | None = None, more: Sequence[Callable[[Any], None]] = ()) -> int:
-    """Run the command line `arguments` (default: those of the process) and return its exit code.
+    """Run the command line `arguments` (default: the process's) and return its exit code.
 
-    `more` are commands besides those of this package: each is given the parsers to add its own to.
+    `more` are commands besides the package's: each gets the parsers to add its own to.
     """
     parser = argparse.ArgumentParser(
         prog="foregrad", description="Ahead-of-time autograd for PyTorch.", epilog=_EPILOG, formatter_class=_Raw

@@ -1,4 +1,4 @@
-"""`foregrad cache ls|verify|clear|path`: what `compile` keeps on disk."""
+"""`foregrad cache ls|verify|clear|path`: the files of `compile` on disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from foregrad.cache.keeper import store_of
-from foregrad.cache.store import Entry, Store
+from foregrad.cache.store import Store, StoredEntry
 from foregrad.config import config
 from foregrad.graph.source import shown
 
@@ -74,7 +74,7 @@ def run_cache(options: argparse.Namespace) -> int:
     return 1 if options.action == "verify" and findings["damaged"] else 0
 
 
-def _line(entry: Entry) -> str:
+def _line(entry: StoredEntry) -> str:
     start = f"{entry.key[:16]}  {time.strftime('%Y-%m-%d %H:%M', time.localtime(entry.used))}  {entry.nbytes:>9}"
     if entry.fault is not None:
         return f"{start}  {shown(entry.fault)}"

@@ -1,4 +1,4 @@
-"""`foregrad doctor`: what is installed here, what works, what the default backend would be; and `build-native`."""
+"""`foregrad doctor`: installed packages, working parts, the default backend; and `build-native`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`foregrad inspect FILE`: what an artifact holds, without loading its tensors."""
+"""`foregrad inspect FILE`: an artifact's contents, without loading its tensors."""
 
 from __future__ import annotations
 

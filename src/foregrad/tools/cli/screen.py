@@ -1,4 +1,4 @@
-"""What the commands show: a progress bar and a table, with rich where it is installed, else as plain text; or JSON."""
+"""The commands' display: a progress bar and a table, with rich where it is installed, else as plain text; or JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PlainScreen:
 
     @contextmanager
     def progress(self, label: str, total: int) -> Iterator[Advance]:
-        """A progress bar for the length of a `with`; what it gives is called with the count done and a remark."""
+        """A progress bar for the length of a `with`; it gives a function of the count done and a remark."""
         redraw = self.out.isatty()
 
         def advance(done: int, remark: str) -> None:
@@ -43,7 +43,7 @@ class PlainScreen:
                 self.out.write("\n")
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Show a table: the first column to the left, the others to the right."""
+        """Show a table: the first column to the left, the rest to the right."""
         lines = [columns, *rows]
         widths = [max(len(line[at]) for line in lines) for at in range(len(columns))]
         rule = "-" * (sum(widths) + 3 * (len(widths) - 1))

@@ -80,7 +80,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 
 
 def load_target(options: argparse.Namespace) -> Target:
-    """Run the file and take the target out of it. Raises `TargetError`."""
+    """Run the file and return its target. Raises `TargetError`."""
     file, colon, name = options.target.rpartition(":")
     path = Path(file)
     if not colon or not name or path.suffix != ".py":
@@ -137,7 +137,7 @@ def _run(path: Path) -> Any:
 
 
 def load_module(name: str, path: Path) -> Any:
-    """Run a file as the module of that name."""
+    """Run a file as the module `name`."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

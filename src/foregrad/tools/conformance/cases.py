@@ -1,4 +1,4 @@
-"""A case of the suite, and the suite as a list of them."""
+"""A case of the suite, and the suite as a list of cases."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def expect(condition: Any, text: str) -> None:
 class CaseProgram:
     """A function or module with its arguments, to be compared with eager.
 
-    `settings` are those of `aot_function`. `versus_eager`: compare what the caller sees with eager, besides each graph.
+    `settings` are `aot_function`'s. `versus_eager`: compare the caller's results with eager, besides each graph.
     `title` tells the programs of one case apart.
     """
 
@@ -104,7 +104,7 @@ def groups_of(cases: Sequence[Case]) -> list[list[Case]]:
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """Which cases: `size` "short" or "full"; `only`, patterns of names as in a shell; `dtypes` of the operators."""
+    """A choice of cases: `size` "short" or "full"; `only`, patterns of names as in a shell; operators' `dtypes`."""
 
     size: str = "short"
     only: tuple[str, ...] = ()

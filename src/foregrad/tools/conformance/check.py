@@ -13,7 +13,7 @@ from foregrad.tools.cli.screen import Advance
 from .cases import Selection, groups_of, in_turn
 from .probe import name_of
 from .report import ConformanceReport, Finding
-from .trial import Checked, tried
+from .trial import TrialSubject, tried
 
 
 def check_compiler(
@@ -32,25 +32,24 @@ def check_compiler(
     """Check a compiler of graphs against eager: operators, small programs, calls, threads, models.
 
     The compiler gets forward and backward graphs as `aot_function` hands them over. Each compiled graph is compared
-    with eager's kernels on the same values, and what a caller sees with eager.
+    with eager's kernels on the same values, and a caller's results with eager.
 
     Args:
         compiler: takes (fx.GraphModule, example inputs) and gives a callable; or the name of a registered backend; or
             the text `package.module:name` or `file.py:name`.
-        size: "short", some 180 cases; or "full", all operators of PyTorch's database in seven dtypes.
-        only: names of cases, `group/what`, as patterns of a shell: `"operators/softmax*"`.
-        dtypes: those of the operators, as `("float32", "complex64")`, in place of those of the suite's size.
-        decompositions: as for `aot_function`: operators that the compiler wants captured as others.
-        isolated: run the cases in child processes, so that a process that ends or stands still is a finding. The
+        size: "short", some 180 cases; or "full", all operators of PyTorch's database in seven dtypes. only: names of
+        cases, `group/what`, as patterns of a shell: `"operators/softmax*"`. dtypes: those of the operators, as
+        `("float32", "complex64")`, in place of the suite's. decompositions: as for `aot_function`: operators to be
+        replaced in the capture. isolated: run the cases in child processes, so that a process that ends or stands still
+        is a finding. The
             compiler is imported there: it needs a name in a module or file.
-        jobs: how many child processes.
-        timeout: seconds after which a case in a child process counts as crashed.
-        folder: where programs that show faults are written; by default new folders for temporary files.
-        progress: called with how many cases are done, and the name of the last.
+        jobs: how many child processes. timeout: seconds after which a case in a child process counts as crashed.
+        folder: where programs that show faults are written; by default new folders for temporary files. progress:
+        called with the number of cases done, and the name of the last.
 
     Raises:
-        ValueError: an unknown size or dtype, no case of such a name, or, `isolated`, a compiler without a name.
-        TypeError: `compiler` can't be called.
+        ValueError: an unknown size or dtype, no case of the name, or, `isolated`, a compiler without a name. TypeError:
+        `compiler` can't be called.
 
     Example:
         >>> import foregrad
@@ -80,7 +79,7 @@ def check_partitioner(
 ) -> ConformanceReport:
     """Check a function that splits joint graphs: `partition(joint, inputs, *, num_fwd_outputs, ...)` gives two graphs.
 
-    The halves run on eager's kernels. Arguments, errors and the cases are those of `check_compiler`.
+    The halves run on eager's kernels. Arguments, errors and cases are `check_compiler`'s.
 
     Example:
         >>> import foregrad
@@ -96,8 +95,8 @@ def check_partitioner(
     return checked(subject_for("partition", partition, folder), selection, progress)
 
 
-def subject_for(kind: str, value: Any, folder: str | None = None, decompositions: Any = None) -> Checked:
-    """What is checked, of a function, a text that names one, or the name of a backend."""
+def subject_for(kind: str, value: Any, folder: str | None = None, decompositions: Any = None) -> TrialSubject:
+    """The subject to check, from a function, a text that names a function, or the name of a backend."""
     from .names import load
 
     backend = ""
@@ -106,17 +105,19 @@ def subject_for(kind: str, value: Any, folder: str | None = None, decompositions
             registered = foregrad.get_backend(value)
             compiler: Any = registered.inference_compiler
             table = decompositions if decompositions is not None else registered.decompositions
-            return Checked(value, compiler, None, table, value, folder)
+            return TrialSubject(value, compiler, None, table, value, folder)
         backend, value = "", load(value)
     if not callable(value):
         raise TypeError(f"a {kind} is a function, not {value!r}")
     if kind == "partition":
-        return Checked(name_of(value), foregrad.get_backend("eager").inference_compiler, value, None, "eager", folder)
-    return Checked(name_of(value), value, None, decompositions, backend, folder)
+        return TrialSubject(
+            name_of(value), foregrad.get_backend("eager").inference_compiler, value, None, "eager", folder
+        )
+    return TrialSubject(name_of(value), value, None, decompositions, backend, folder)
 
 
-def checked(subject: Checked, selection: Selection, progress: Advance | None = None) -> ConformanceReport:
-    """Run the selected cases in this process."""
+def checked(subject: TrialSubject, selection: Selection, progress: Advance | None = None) -> ConformanceReport:
+    """Run the selected cases in the calling process."""
     begin = time.perf_counter()
     cases = selection.cases()
     if not cases:

@@ -1,7 +1,7 @@
 """The suite in child processes, a case at a time: one that ends or stands still is a finding, and the next one starts.
 
 A child reads the names of cases, a line each, and answers with a line of JSON for each. Ahead of each graph that it
-hands to the compiler, it writes the program of that graph: where the child ends, the last one is at hand.
+hands to the compiler, it writes the graph's program: where the child ends, the last one is at hand.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PREFIX = "\x1eforegrad "
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What a child checks, as text."""
+    """A child's task, as text."""
 
     kind: str
     name: str
@@ -47,7 +47,7 @@ class Request:
 
     @classmethod
     def of(cls, kind: str, value: Any, selection: Selection, folder: str | None, decompositions: Any) -> Request:
-        """The request. Raises `ValueError` for what has no name that another process can import."""
+        """The request. Raises `ValueError` for a subject without a name that a new process can import."""
         if decompositions is not None:
             raise ValueError("a table of decompositions can't be handed to child processes: leave `isolated` out")
         title = value if isinstance(value, str) else name_of(value)
@@ -90,7 +90,7 @@ def run_isolated(request: Request, *, jobs: int, timeout: float, progress: Advan
 
 
 class _Child:
-    """A child process, which is started when a case comes and again where it ended."""
+    """A child process, started when a case comes and again after it ended."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -171,7 +171,7 @@ class _Child:
         return self.lines.get(timeout=seconds)
 
     def _end(self, patience: float = 0) -> int:
-        """End the child, which has that many seconds to end by itself; its exit code, negative for a signal."""
+        """End the child after `patience` seconds to end by itself; its exit code, negative for a signal."""
         process, self.process = self.process, None
         if process is None:
             return 0

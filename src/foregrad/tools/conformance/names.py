@@ -1,4 +1,4 @@
-"""`package.module:name` and `file.py:name`: the name of a function that another process can import."""
+"""`package.module:name` and `file.py:name`: the name of a function that a new process can import."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _file(path: Path) -> Any:
 
 
 def name_for(value: Any) -> str:
-    """The text that names a function, for another process. Raises `UnknownNameError` where there is none."""
+    """The text that names a function, for a new process. Raises `UnknownNameError` where there is none."""
     if isinstance(value, str):
         return value
     module, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)

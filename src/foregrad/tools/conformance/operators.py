@@ -48,7 +48,7 @@ _MOST = 8  # calls of one operator in the full suite
 
 
 def operator_cases(*, is_full: bool, dtypes: Sequence[str]) -> Iterator[Case]:
-    """The cases; `dtypes` in place of those of the suite's size.
+    """The cases; `dtypes` in place of the suite's.
 
     In the short suite an operator is called as in the database's first call, and in the first one with an empty tensor
     or a single number; eight operators are in one graph, and by themselves where that graph does not pass. The full
@@ -83,7 +83,7 @@ def _is_small(call: OperatorCall) -> bool:
 
 
 def spread(tensor: torch.Tensor) -> Any:
-    """A tensor of the same content, whose elements stand two apart."""
+    """A tensor of equal content, with elements that stand two apart."""
     wide = torch.zeros((*tensor.shape, 2), dtype=tensor.dtype)[..., 0]
     with torch.no_grad():
         wide.copy_(tensor)

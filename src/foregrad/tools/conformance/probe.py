@@ -15,7 +15,7 @@ from torch import fx
 from foregrad._torch.tools import make_graph_module, storage_key, tensors_in
 from foregrad.graph.role import GraphRole, role_of
 from foregrad.tools.verification.lockstep import evaluate
-from foregrad.tools.verification.watched import Generators, copy_of_tensor
+from foregrad.tools.verification.watched import GlobalGenerators, copy_of_tensor
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -25,7 +25,7 @@ _SAYS = ("_boxed_call", "output_strides", "writes_into", "updated", "returns_lis
 
 @dataclasses.dataclass(eq=False)
 class GraphCall:
-    """A call of a compiled graph: copies of what went in and came out. `error`: what it raised.
+    """A call of a compiled graph: copies of its inputs and results. `error`: its exception.
 
     `changed`: the inputs that it wrote to without leave, by name. `reused`: the results of the graph's first call that
     this one changed, by number.
@@ -33,7 +33,7 @@ class GraphCall:
 
     module: fx.GraphModule
     role: GraphRole
-    generators: Generators
+    generators: GlobalGenerators
     inputs: list[Any]
     results: list[Any] = dataclasses.field(default_factory=list)
     error: BaseException | None = None
@@ -41,14 +41,14 @@ class GraphCall:
     reused: tuple[int, ...] = ()
 
     def expected(self) -> list[Any]:
-        """The results of the graph on eager's kernels, for the same inputs."""
+        """The results of the graph on eager's kernels, for equal inputs."""
         self.generators.put_back()
         return evaluate(self.module, self.inputs)
 
 
 @dataclasses.dataclass(eq=False)
 class Probe:
-    """`probe(gm, example_inputs)` compiles as `compiler` does, and notes what comes of it.
+    """`probe(gm, example_inputs)` compiles as `compiler` does, and notes the outcome.
 
     `refused`: the graph that the compiler raised an error for, with its role, and the error. `given`: the tensors that
     compiled graphs were called with, by name. `about_to(module, inputs)` hears of a graph ahead of the compiler and of
@@ -76,7 +76,7 @@ class Probe:
         return probed
 
     def noting_refusals(self, partition: Callable[..., Any]) -> Callable[..., Any]:
-        """The partition, whose errors are kept as `refused`."""
+        """The partition; its errors are kept as `refused`."""
 
         def split(joint: fx.GraphModule, *args: Any, **settings: Any) -> Any:
             try:
@@ -135,7 +135,7 @@ class Probe:
 
     def _begun(self, module: fx.GraphModule, role: GraphRole, values: Sequence[Any]) -> GraphCall:
         inputs = [copy_of_tensor(value) if isinstance(value, torch.Tensor) else value for value in values]
-        call = GraphCall(module, role, Generators.now(), inputs)
+        call = GraphCall(module, role, GlobalGenerators.now(), inputs)
         names = self._names(module)
         with self.lock:
             self.calls.append(call)
@@ -165,7 +165,7 @@ class Probe:
 def _fresh(
     results: Sequence[Any], copies: Sequence[Any], role: GraphRole, args: Sequence[Any]
 ) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-    """The visible results that share no memory with what the caller still has, by number, with their copies."""
+    """The visible results that share no memory with the caller's remaining values, by number, with their copies."""
     written = {output for _, output in role.updates}
     fresh: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     given = {storage_key(v) for v in tensors_in(args) if v.layout is torch.strided}
@@ -179,14 +179,14 @@ def _fresh(
 
 
 def name_of(function: Any) -> str:
-    """What to call a compiler."""
+    """A compiler's name for people."""
     while hasattr(function, "func"):
         function = function.func  # of a partial
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
 
 
 def copy_of_graph(gm: fx.GraphModule) -> fx.GraphModule:
-    """A graph with the same nodes, of the same module."""
+    """A copy of a graph, of its module."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
     return make_graph_module(gm, graph)

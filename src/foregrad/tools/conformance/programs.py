@@ -1,4 +1,4 @@
-"""Small programs, each of which puts one thing into a graph; compared with eager, graph by graph and as a whole."""
+"""Small programs, each with one thing to put into a graph; compared with eager, graph by graph and as a whole."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROGRAMS: list[Case] = []
 
 
 def numbers(*shape: int, grad: bool = True, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Random numbers of these sizes, that require a gradient."""
+    """Random numbers of the sizes, that require a gradient."""
     return torch.randn(shape, dtype=dtype).requires_grad_(grad)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 if TYPE_CHECKING:
     from .cases import Case
-    from .trial import Checked
+    from .trial import TrialSubject
 
 
 def pytest_addoption(parser: Any) -> None:
@@ -52,7 +52,7 @@ def _items(session: Any, config: Any, kind: str, name: str) -> Iterator[Any]:
 class ConformanceItem(pytest.Item):
     """A case of the suite as a test: skipped where the compiler refuses the graph."""
 
-    def __init__(self, *, case: Case, subject: Checked, **settings: Any) -> None:
+    def __init__(self, *, case: Case, subject: TrialSubject, **settings: Any) -> None:
         super().__init__(**settings)
         self.case, self.subject = case, subject
 

@@ -1,4 +1,4 @@
-"""What a conformance suite found: a verdict for each case, and a table of them."""
+"""A conformance suite's findings: a verdict for each case, and a table."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 
 class CaseVerdict(enum.Enum):
-    """What came of a case.
+    """The outcome of a case.
 
-    `REFUSED`: the compiler raised an error for a graph; foregrad runs such a graph on eager's kernels. `WRONG`: it
+    `REFUSED`: the compiler raised an error for a graph; foregrad runs a refused graph on eager's kernels. `WRONG`: it
     compiled the graph, and the contract does not hold. `CRASHED`: the compiled graph raised an error, or the process
     ended or stood still. `SKIPPED`: the case can't run here, for a reason that is no fault of the compiler's.
     """
@@ -25,7 +25,7 @@ class CaseVerdict(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-    """What came of one case: its name, `group/what`, the verdict and why, the operator at fault where one is known.
+    """The outcome of one case: its name, `group/what`, the verdict and why, the operator at fault where one is known.
 
     `graph`: "forward", "backward" or "inference", where one graph is at fault. `program`: the path of a program of a
     few operators that shows the fault.
@@ -71,7 +71,7 @@ class ConformanceError(AssertionError):
 
 @dataclasses.dataclass(frozen=True)
 class ConformanceReport:
-    """What the suite found about a compiler or partitioner. `str()` is a table and the faults.
+    """The suite's findings about a compiler or partitioner. `str()` is a table and the faults.
 
     `name` is that of the compiler, `size` of the suite; `findings` are in the suite's order; `seconds` of all.
     """
@@ -83,7 +83,7 @@ class ConformanceReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong and nothing crashed. What the compiler refused is no fault."""
+        """Whether nothing is wrong and nothing crashed. A refusal is no fault."""
         return not self.faults
 
     @property

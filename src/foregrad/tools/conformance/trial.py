@@ -1,4 +1,4 @@
-"""One case tried on a compiler or a partitioner: what came of it, the operator at fault, a program that shows it."""
+"""One case tried on a compiler or a partitioner: the outcome, the operator at fault, a program that shows the fault."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from foregrad.tools.verification.locate import Culprit, Piece, gap_of
 from foregrad.tools.verification.lockstep import evaluate, gives_nothing, steps
 from foregrad.tools.verification.reproducer import write_reproducer
 from foregrad.tools.verification.search import Maker, smallest_wrong
-from foregrad.tools.verification.verify import Comparison, Outcome, make_side
+from foregrad.tools.verification.verify import CallOutcome, Comparison, make_side
 
 from .cases import BrokenContractError, Case, CaseProgram
 from .models import NoTransformersError
@@ -38,8 +38,8 @@ from .report import CaseVerdict, Finding
 
 
 @dataclasses.dataclass(frozen=True)
-class Checked:
-    """What is checked: a compiler, or a partition of joint graphs, whose halves run on eager's kernels then.
+class TrialSubject:
+    """The subject: a compiler, or a partition of joint graphs (its halves run on eager's kernels).
 
     `backend`: the name that the compiler is registered by, if it is. `folder`: where programs are written.
     """
@@ -71,8 +71,8 @@ class _FaultError(Exception):
     culprit: Culprit | None = None
 
 
-def tried(case: Case, subject: Checked) -> Finding:
-    """Try a case. The random state is the same for each, and put back."""
+def tried(case: Case, subject: TrialSubject) -> Finding:
+    """Try a case. The random state is equal for each, and put back."""
     begin = time.perf_counter()
     finding = Finding(case.name, CaseVerdict.PASSED)
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), foregrad.config.override(check=True):
@@ -97,7 +97,7 @@ def tried(case: Case, subject: Checked) -> Finding:
 
 @dataclasses.dataclass
 class _Partitions(Watcher):
-    """Keeps what a partition was given and made."""
+    """Keeps a partition's arguments and results."""
 
     split: list[CompileStage] = dataclasses.field(default_factory=list)
 
@@ -106,10 +106,10 @@ class _Partitions(Watcher):
             self.split.append(stage)
 
 
-def _try_all(case: Case, subject: Checked) -> None:
+def _try_all(case: Case, subject: TrialSubject) -> None:
     """Try the programs of a case, or its script. Raises `_FaultError` for the first that does not pass.
 
-    A case of several programs is skipped where each of them is.
+    A case of several programs is skipped where all are.
     """
     if case.programs is None:
         return _Trial(case, subject).run()
@@ -132,7 +132,7 @@ def _try_all(case: Case, subject: Checked) -> None:
 
 
 class _Trial:
-    def __init__(self, case: Case, subject: Checked, program: CaseProgram | None = None) -> None:
+    def __init__(self, case: Case, subject: TrialSubject, program: CaseProgram | None = None) -> None:
         self.case, self.subject, self.program = case, subject, program
         self.probe = Probe(subject.compiler, subject.about_to)
         self.partitions = _Partitions()
@@ -163,9 +163,9 @@ class _Trial:
     # ---------------------------------------------------------------- running
 
     def _called(self) -> _FaultError | None:
-        """Run the case; what it found that is no fault of one graph."""
+        """Run the case; its findings that are no fault of one graph."""
         compile = functools.partial(self.subject.compiled, self.probe)
-        self.outcome: Outcome | None = None
+        self.outcome: CallOutcome | None = None
         try:
             if self.program is not None:
                 return self._called_twice(compile, self.program)
@@ -189,12 +189,12 @@ class _Trial:
         return _FaultError(CaseVerdict.CRASHED, _said(error))
 
     def _called_twice(self, compile: Callable[..., Any], program: CaseProgram) -> _FaultError | None:
-        """Two calls with equal arguments: the second gives what the first gave, and changes nothing of it."""
+        """Two calls with equal arguments: the second gives equal results, and leaves the first call's unchanged."""
         function = program.function
         is_module = isinstance(function, nn.Module)
         run: Any = None if is_module else compile(function, **program.settings)
         results: list[list[tuple[str, Any]]] = []
-        outcomes: list[Outcome] = []
+        outcomes: list[CallOutcome] = []
         for _ in range(2):
             side = make_side(function, program.args, program.kwargs)
             own = compile(side.function, **program.settings) if is_module else run
@@ -226,7 +226,7 @@ class _Trial:
             gc.collect()
         return self.probe.kept()
 
-    def _eager(self, program: CaseProgram) -> Outcome:
+    def _eager(self, program: CaseProgram) -> CallOutcome:
         side = make_side(program.function, program.args, program.kwargs)
         torch.manual_seed(0)
         return side.run(side.function, 1, dict)
@@ -256,7 +256,7 @@ class _Trial:
         return gap.verdict
 
     def _versus_eager(self, closeness: Sequence[Closeness | None]) -> None:
-        """Compare what the caller sees: numbers only where each graph gives eager's bits and none was decomposed."""
+        """Compare the caller's results: numbers only where each graph gives eager's bits and none was decomposed."""
         if self.program is None or self.outcome is None:
             return
         is_partition = self.subject.partition is not None
@@ -271,7 +271,7 @@ class _Trial:
     # ---------------------------------------------------------------- the program that shows a fault
 
     def _of_graph(self, call: GraphCall, text: str) -> _FaultError:
-        """A fault of one compiled graph, whose smallest part is looked for."""
+        """A fault of one compiled graph, narrowed to its smallest part."""
         again = self._alone
         return _FaultError(CaseVerdict.WRONG, text, call.role.phase, self._smallest(call, again, text))
 
@@ -307,7 +307,7 @@ class _Trial:
         return dataclasses.replace(found, gap=Gap(Closeness.WRONG, text)) if found.gap.what else found
 
     def _alone(self, module: fx.GraphModule) -> Callable[[list[Any]], list[Any]]:
-        """A part of a graph compiled by itself; what it writes to without leave is a wrong result."""
+        """A part of a graph compiled by itself; a forbidden write is a wrong result."""
         run = compiled_alone(self.subject.compiler, module)
 
         def call(values: list[Any]) -> list[Any]:
@@ -322,7 +322,7 @@ class _Trial:
         return call
 
     def _failing(self, kind: type[BaseException], module: fx.GraphModule) -> Callable[[list[Any]], list[Any]]:
-        """A part of a graph whose results are wrong where the compiler fails as it did, and right elsewhere."""
+        """A part of a graph, counted wrong where the compiler fails as before, and right elsewhere."""
 
         def call(values: list[Any]) -> list[Any]:
             copies = [v.clone() if isinstance(v, torch.Tensor) else v for v in values]
@@ -360,7 +360,7 @@ def stem_of(name: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in name)
 
 
-def write_rerun(case: Case, subject: Checked, text: str) -> str | None:
+def write_rerun(case: Case, subject: TrialSubject, text: str) -> str | None:
     """Write a program that runs the case alone, for a fault that no graph shows by itself; its path."""
     try:
         name = subject.backend if subject.partition is None else ""
@@ -382,7 +382,7 @@ def write_rerun(case: Case, subject: Checked, text: str) -> str | None:
 
 
 def _source_of(case: Case) -> str:
-    """What the case does, as a comment."""
+    """The case's source, as a comment."""
     if case.script is None:
         return ""
     text = inspect.getsource(case.script)
@@ -396,8 +396,8 @@ def _draws(call: GraphCall) -> bool:
     return gap_of(other, call.expected(), lambda: None).verdict is not Closeness.EQUAL
 
 
-def _changed(results: Sequence[tuple[str, Any]], outcome: Outcome) -> list[str]:
-    """The results of a call that no longer are what they were when it ended, but for arguments that it wrote to."""
+def _changed(results: Sequence[tuple[str, Any]], outcome: CallOutcome) -> list[str]:
+    """The results that changed after their call's end, but for arguments that it wrote to."""
     return [
         name
         for name, value in results
@@ -438,7 +438,7 @@ def _whole(call: GraphCall, maker: Maker, text: str) -> Culprit:
 
 
 def write_whole(
-    subject: Checked, backend: str, module: fx.GraphModule, inputs: list[Any] | None, folder: str
+    subject: TrialSubject, backend: str, module: fx.GraphModule, inputs: list[Any] | None, folder: str
 ) -> str | None:
     """Write the program of a graph that is about to be compiled, or called with `inputs`; its path.
 

@@ -1,4 +1,4 @@
-"""Advice, each piece of it tried on the graphs at hand: nothing is said that was not computed for this function."""
+"""Advice, each piece tried on the graphs at hand: all figures were computed for the function itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from foregrad.extend import CompiledFunction, GraphView, RefusalView
 from foregrad.graph.joint import JointGraph
 from foregrad.partitioners import Report, in_bytes
 
-from .tree import Advice, EagerPart, Findings, Saved
+from .tree import Advice, EagerPart, Findings, SavedTensor
 
 Split = Callable[[str], Report]
 _WORTH = 0.05  # of what is saved or of the peak: less is not worth a word
@@ -29,8 +29,8 @@ _MOST_NODES = 6_000  # of graphs that other partitions are tried on
 def advice_on(
     findings: Findings, joint: JointGraph, split: Split, compilations: Sequence[Any], opens: Callable[[str, int], str]
 ) -> Iterator[Advice]:
-    """Changes that would lower the figures, the largest first. `opens`: the change that gives one graph for all
-    sizes of that dimension of the argument of that name, or "".
+    """Changes that would lower the figures, the largest first. `opens`: the change that gives one graph for all sizes
+    of an argument's dimension, or "".
     """
     memory = findings.memory
     assert memory is not None
@@ -126,7 +126,7 @@ def as_regions(parts: Sequence[EagerPart], operators: int | None) -> Iterator[Ad
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Group:
-    """Saved values that one line of the user's makes in several modules, or in one."""
+    """Saved values that a user's line makes, in one module or several."""
 
     what: str
     place: str
@@ -148,9 +148,9 @@ class Group:
         return f"{self.count} value{'' if self.count == 1 else 's'} of `{_span(self.modules)}` ({made})"
 
 
-def groups(saved: Sequence[Saved]) -> list[Group]:
+def groups(saved: Sequence[SavedTensor]) -> list[Group]:
     """Saved values by the line that makes them, largest first."""
-    by_name: dict[str, list[Saved]] = {}
+    by_name: dict[str, list[SavedTensor]] = {}
     for one in saved:
         if one.kind == "saved" and one.nbytes:
             by_name.setdefault(one.line or f"{re.sub('[0-9]+', '*', one.module)} {one.op}", []).append(one)
@@ -188,8 +188,8 @@ def _span(modules: Sequence[str]) -> str:
 
 
 @dataclasses.dataclass(slots=True)
-class _Call:
-    """The first call of a module in an eager run, and what all of them took."""
+class _ModuleCall:
+    """The first call of a module in an eager run, and the time of all its calls."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -209,8 +209,8 @@ def graph_or_error(compiled: CompiledFunction, args: Any, kwargs: Any) -> GraphV
 def graph_after_calls(
     compiled: CompiledFunction, args: Any, kwargs: Any, error: Exception
 ) -> tuple[GraphView | Exception, list[Exception]]:
-    """(the graph, or the exception that the last capture ends with; those of calls before that filled caches), for a
-    call whose capture raised `error`. The function runs.
+    """(the graph, or the exception of the last capture; the exceptions of earlier calls that filled caches), for a call
+    with a capture that raised `error`. The function runs.
     """
     filled: list[Exception] = []
     while True:
@@ -290,12 +290,12 @@ def _as_regions(modules: Mapping[torch.nn.Module, Any]) -> Iterator[None]:
                 vars(module).pop(name, None)
 
 
-def calls_of(module: torch.nn.Module, args: Any, kwargs: Any) -> dict[torch.nn.Module, _Call]:
+def calls_of(module: torch.nn.Module, args: Any, kwargs: Any) -> dict[torch.nn.Module, _ModuleCall]:
     """The arguments of each module in an eager run, and how long its calls take."""
-    calls: dict[torch.nn.Module, _Call] = {}
+    calls: dict[torch.nn.Module, _ModuleCall] = {}
 
     def before(part: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        call = calls.setdefault(part, _Call(args, kwargs))
+        call = calls.setdefault(part, _ModuleCall(args, kwargs))
         call.count += 1
         call.begun = time.perf_counter()
 

@@ -29,13 +29,13 @@ from foregrad.graph.meta import TensorSpec, paddings
 from foregrad.graph.slots import Checked, Decision, Updated
 from foregrad.partitioners import Report, SavedValue, make_report
 
-from ..verification.watched import Generators, compiled_with
+from ..verification.watched import GlobalGenerators, compiled_with
 from .advice import advice_on, as_regions, calls_of, graph_after_calls, graph_or_error, parts_of_module
 from .graphs import Rows, own_source, rows_of, sources_of, work_of
 from .measure import Subject, held_by, operators_of, packed_by, peak_of, step_of, subject_of, times_of
 from .program import program_of, writes_to_arguments, written_outside
 from .text import Explanation
-from .tree import Advice, Again, EagerPart, Memory, Operator, Saved, Time
+from .tree import Advice, Again, EagerPart, Memory, Operator, SavedTensor, Time
 
 
 def explain(
@@ -82,7 +82,7 @@ def explain(
     """
     asked = {"backend": backend, "partition": partition, "memory_budget": memory_budget}
     with warnings.catch_warnings(), without_fake_mode(), contextlib.ExitStack() as afterwards:
-        afterwards.callback(Generators.now().put_back)
+        afterwards.callback(GlobalGenerators.now().put_back)
         warnings.simplefilter("ignore", ForegradWarning)
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # by the copies of fakes
         subject = subject_of(fn, args, kwargs)
@@ -119,8 +119,8 @@ class _Explainer:
         return self._of_graph(result, time.perf_counter() - start)
 
     def _through_a_call(self, error: Exception) -> GraphView | Exception:
-        """A function that a call makes another form of, with what it draws as an argument, say, or one whose first
-        calls fill caches; or its own error.
+        """A function that a call makes a form of (with its draws as an argument, say), or with first calls that fill
+        caches; or its own error.
         """
         if not self._why_not_measured(None, None):
             with _quiet():
@@ -173,7 +173,7 @@ class _Explainer:
         return Explanation(*names, compilations=lines, versions=_versions(), **findings)
 
     def _split(self, joint: Any, policy: str) -> Any:
-        """The report of another partition of the graph, after the backend's own passes as well."""
+        """The report of a second partition of the graph, after the backend's own passes as well."""
         backend = self.backend if self.backend in foregrad.list_backends() else "nop"
         asked = {"memory_budget": float(policy)} if policy[0].isdigit() else {"partition": policy}
         return make_report(self.compiled.split(joint, compiled_with(backend=backend, **asked).view().partition))
@@ -335,7 +335,7 @@ _CALLS_TIMED = 3
 
 
 def _quiet() -> AbstractContextManager[Any]:
-    """Context: what the function prints is dropped, as it runs more often than anybody asked for."""
+    """Context: the function's output is dropped, since it runs more often than anybody asked for."""
     return contextlib.redirect_stdout(io.StringIO())
 
 
@@ -414,8 +414,8 @@ def memory_of(parts: Partitioned, report: Report, rows: Rows) -> Memory:
 
 
 def _own_results(parts: Partitioned) -> set[str]:
-    """Results that the caller does not get: new values of inputs, of which it gets the elements, and values looked at.
-    The backward alone keeps them.
+    """Results that the caller does not get: new values of inputs, whose elements it gets, and values looked at. The
+    backward alone keeps them.
     """
     *_, output = parts.forward.graph.nodes
     pairs = list(zip(output.args[0], parts.joint.signature.graph_outputs.slots, strict=False))
@@ -430,7 +430,7 @@ def _saved(
     rows: Rows,
     forward: int,
     slot: str,
-) -> Saved:
+) -> SavedTensor:
     key = f"f:{value.name}"
     one = by_key.get(key)
     read_by = _readers(key, by_key, readers)
@@ -440,7 +440,7 @@ def _saved(
     maker = None if one is None else _maker(one, by_key)
     op, module = "" if maker is None else maker.op, _module(maker, rows)
     is_output = maker is not None and _is_output(maker, by_key, readers, rows)
-    return Saved(
+    return SavedTensor(
         name=value.name,
         variable=variable,
         op=op,
@@ -466,7 +466,7 @@ def _label(name: str, variable: str, module: str, op: str, *, is_output: bool) -
 
 
 def _is_output(one: Operator, by_key: dict[str, Operator], readers: dict[str, list[str]], rows: Rows) -> bool:
-    """Whether no operator of the forward in the same module reads a value: the module gives it."""
+    """Whether no operator of the forward in its own module reads a value: the module gives it."""
     own, waiting = rows.modules[one.module][0], [one.key]
     while waiting:
         for reader in (by_key[key] for key in readers.get(waiting.pop(), ())):
@@ -478,16 +478,16 @@ def _is_output(one: Operator, by_key: dict[str, Operator], readers: dict[str, li
 
 
 def _maker(one: Operator, by_key: dict[str, Operator]) -> Operator:
-    """The operator that made a value's memory: what a view is of."""
+    """The operator that made a value's memory, through views."""
     while one.view_of in by_key:
         one = by_key[one.view_of]
     return one
 
 
 def _is_last(one: Operator, by_key: dict[str, Operator], readers: dict[str, list[str]], rows: Rows) -> bool:
-    """Whether nothing else that the same line computes in the forward is made of a value: it is the line's result.
+    """Whether its line computes nothing more from a value in the forward: then it is the line's result.
 
-    The line may call modules; the same line in another layer is another call of it.
+    The line may call modules; the line in a further layer is a further call.
     """
     own = rows.modules[one.module][0]
     return not any(
@@ -503,7 +503,7 @@ def _is_inside(one: str, other: str) -> bool:
 
 
 def _readers(key: str, by_key: dict[str, Operator], readers: dict[str, list[str]]) -> list[str]:
-    """The operators that read a value, through views of it."""
+    """The operators that read a value, through its views."""
     found: dict[str, None] = {}
     waiting = [key]
     while waiting:

@@ -14,14 +14,14 @@ from foregrad.graph.meta import TensorSpec, spec_of, value_of
 from foregrad.graph.printing import print_graph, user_line
 from foregrad.partitioners import Kind, Report, amount, flops, in_bytes, is_counted, kind_of, value_bytes
 
-from .tree import Operator, Saved, Source, Work
+from .tree import Operator, PrintedGraph, SavedTensor, Work
 
 _NOTHING = (Kind.INPUT, Kind.CONSTANT, Kind.NUMBER, Kind.ITEM, Kind.VIEW)
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """All operators, and what they share. `known`: the operations that PyTorch's counter knows of."""
+    """All operators, and their shared memory. `known`: the operations that PyTorch's counter knows of."""
 
     operators: tuple[Operator, ...]
     modules: tuple[tuple[str, str], ...]
@@ -158,7 +158,7 @@ def type_of(node: fx.Node) -> str:
 _PLACE = re.compile(r"(.*):(\d+) in [^:]*(?:: (.*))?$")
 
 
-def own_source(rows: Rows, saved: Sequence[Saved]) -> Source:
+def own_source(rows: Rows, saved: Sequence[SavedTensor]) -> PrintedGraph:
     """The user's lines that ran, with the bytes that each keeps for the backward, and its operations."""
     costs: dict[str, list[int]] = {line: [0, 0] for line in rows.lines if _PLACE.match(line)}
     first: dict[str, str] = {}
@@ -178,7 +178,7 @@ def own_source(rows: Rows, saved: Sequence[Saved]) -> Source:
             text += f"{place[1]}:{place[2]}  {place[3] or ''}"
             found.append((place[1], int(place[2]), text, first.get(line, "")))
     head = f"{'kept':>10}  operations".ljust(26) + "line"
-    return Source(
+    return PrintedGraph(
         "your code", (head, *(text for *_, text, _ in sorted(found))), ("", *(key for *_, key in sorted(found)))
     )
 
@@ -187,7 +187,7 @@ _ASSIGNED = re.compile(r"    (\w+) = ")
 _TAKEN = re.compile(r"    (\w+),  # ")
 
 
-def sources_of(parts: Partitioned, runtime: str) -> tuple[Source, ...]:
+def sources_of(parts: Partitioned, runtime: str) -> tuple[PrintedGraph, ...]:
     """The printed halves and the code around them; each line with the operator that it computes."""
     slots, sources = parts.joint.slot_texts(), []
     halves = [("forward", parts.forward, "f")]
@@ -201,6 +201,6 @@ def sources_of(parts: Partitioned, runtime: str) -> tuple[Source, ...]:
             match = _ASSIGNED.match(line) or _TAKEN.match(line)
             name = match[1] if match else ""
             keys.append(f"{'f' if name in saved else half}:{name}" if name else "")
-        sources.append(Source(title, tuple(lines), tuple(keys)))
+        sources.append(PrintedGraph(title, tuple(lines), tuple(keys)))
     lines = runtime.splitlines()
-    return (*sources, Source("call code", tuple(lines), ("",) * len(lines)))
+    return (*sources, PrintedGraph("call code", tuple(lines), ("",) * len(lines)))

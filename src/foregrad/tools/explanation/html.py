@@ -1,4 +1,4 @@
-"""The report: one HTML file with its data, style and script inside, which needs no network."""
+"""The report: one HTML file with its data, style and script inside: it needs no network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from foregrad.partitioners import amount, in_bytes
 
 from .advice import groups
 from .text import by_modules, seconds
-from .tree import Findings, Memory, Operator, Saved
+from .tree import Findings, Memory, Operator, SavedTensor
 
 _FOLDER = pathlib.Path(__file__).parent / "page"
 _ROLES = ("operator", "saved", "again", "view", "input", "tangent")
@@ -45,7 +45,7 @@ def _script_safe(data: Any) -> str:
 
 
 def _cards(findings: Findings) -> Iterator[tuple[str, str, str]]:
-    """The figures on top: what it is, the figure, what to compare it with."""
+    """The figures on top: name, figure, standard of comparison."""
     memory, work, time = findings.memory, findings.work, findings.time
     if memory is not None:
         yield "peak of memory", in_bytes(memory.predicted_peak), _compared(memory.measured_peak, memory.eager_peak)
@@ -298,7 +298,7 @@ def _outline(alive: Sequence[int], axes: _Axes) -> str:
     return "".join([*points, f"H{axes.x(len(alive))}V{axes.y(0)}Z"])
 
 
-def _layers(saved: Sequence[Saved], axes: _Axes) -> list[str]:
+def _layers(saved: Sequence[SavedTensor], axes: _Axes) -> list[str]:
     layers = sorted((s for s in saved if s.kind == "saved" and s.nbytes), key=lambda s: (s.born, -s.dies))
     times = sorted({0, axes.steps} | {s.born for s in layers} | {s.dies + 1 for s in layers})
     spans: list[list[tuple[int, int, int]]] = [[] for _ in layers]  # of each: (from, to, height of its floor)
@@ -316,7 +316,7 @@ def _layers(saved: Sequence[Saved], axes: _Axes) -> list[str]:
     return [_layer(number, one, span, axes) for number, (one, span) in pairs if span]
 
 
-def _layer(number: int, one: Saved, span: list[tuple[int, int, int]], axes: _Axes) -> str:
+def _layer(number: int, one: SavedTensor, span: list[tuple[int, int, int]], axes: _Axes) -> str:
     path = "".join(
         f"M{axes.x(start)} {axes.y(floor)}V{axes.y(floor + one.nbytes)}H{axes.x(end)}V{axes.y(floor)}Z"
         for start, end, floor in span

@@ -1,7 +1,7 @@
 """Measured costs of a step, run on copies: bytes held between forward and backward, the peak of memory, the time.
 
 A step is a call, then the backward from all of its results that have gradients, with ones for their gradients. Peaks
-are the allocator's own reports; what is held for the backward is found in autograd's graph.
+are the allocator's own reports; memory held for the backward is found in autograd's graph.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from foregrad.extend import CompiledFunction, as_compiled, is_house_module, modu
 class Subject:
     """A function to explain with its arguments. All are copies, unless `why_not_copied` says that there are none.
 
-    `asked`: what the user asks about. `is_dynamo`: `torch.compile` made it.
+    `asked`: the object that the user asks about. `is_dynamo`: `torch.compile` made it.
     """
 
     name: str
@@ -98,7 +98,7 @@ def subject_of(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sub
 
 
 def _tables(copies: Mapping[int, Any]) -> dict[int, Any]:
-    """The dicts and cells that hold attributes and variables of copies: writes go to these."""
+    """The dicts and cells that hold attributes and variables of copies: targets of writes."""
     tables = [getattr(value, "__dict__", None) for value in copies.values()]
     for value in copies.values():
         if isinstance(value, types.FunctionType):
@@ -114,7 +114,7 @@ def _copy_results(leaves: list[Any], memo: dict[int, Any]) -> None:
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    """A callable over copies of what it reaches."""
+    """A callable over copies of all that it reaches."""
     if id(value) in memo:
         return memo[id(value)]
     if isinstance(value, types.MethodType):
@@ -179,14 +179,14 @@ def _differentiable(result: Any) -> list[torch.Tensor]:
 
 
 def held_by(result: Any, present: Sequence[Any]) -> int:
-    """Bytes that the autograd graph of a compiled call's results holds, but for those given and the results."""
+    """Bytes that the autograd graph of a compiled call's results holds, besides present tensors and the results."""
     saved = [tensor for node in nodes_behind(_differentiable(result)) for tensor in getattr(node, "saved_tensors", ())]
     return _bytes(saved, [result, present])
 
 
 def packed_by(call: Call, present: Sequence[Any]) -> int | None:
-    """Bytes that eager's autograd saves in a call, but for those given and the results; each memory once. None where
-    the function allows no hooks on saved tensors: `torch.func.grad` does not.
+    """Bytes that eager's autograd saves in a call, besides present tensors and the results; each memory once. None
+    where the function allows no hooks on saved tensors: `torch.func.grad` does not.
     """
     saved: list[torch.Tensor] = []
 
@@ -261,7 +261,7 @@ def peak_of(step: Call, device: torch.device | None) -> int | None:
 
 
 def _contexts() -> Iterator[Callable[[], Any]]:
-    """Autocast as it is on this thread, for another."""
+    """The thread's autocast, for a second thread."""
     for kind in ("cpu", "cuda"):
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)

@@ -8,17 +8,17 @@ from foregrad.extend import GraphView, TensorView
 from foregrad.partitioners import value_bytes
 
 from .measure import Subject
-from .tree import Fact, Guard, Place, Program
+from .tree import CapturedProgram, Fact, FoundGuard, Place
 
 _MOST_GUARDS = 3_000
 
 
-def program_of(graph: GraphView) -> Program:
+def program_of(graph: GraphView) -> CapturedProgram:
     """The program of a compiled graph, in the user's names."""
     has_backward = not graph.joint.signature.is_inference
     trained = [place for place in graph.inputs if place.requires_grad and place.kind in ("parameter", "buffer")]
     effects = (Fact(e.name, f"Python: {e.what}" if e.kind == "python" else e.what) for e in graph.effects)
-    return Program(
+    return CapturedProgram(
         inputs=tuple(_place(place) for place in graph.inputs if place.is_argument),
         outputs=tuple(_result(place) for place in graph.outputs),
         outside=tuple(_place(place) for place in graph.inputs if not place.is_argument),
@@ -27,7 +27,7 @@ def program_of(graph: GraphView) -> Program:
             Fact(alias.name, alias.what) for alias in graph.aliases if f"base of {alias.name}" not in alias.what
         ),
         unused=tuple(place.name for place in trained if has_backward and not place.has_gradient),
-        guards=tuple(Guard(g.kind, g.name, g.expected) for g in graph.guards[:_MOST_GUARDS]),
+        guards=tuple(FoundGuard(g.kind, g.name, g.expected) for g in graph.guards[:_MOST_GUARDS]),
         has_backward=has_backward,
     )
 

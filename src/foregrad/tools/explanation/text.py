@@ -1,4 +1,4 @@
-"""`Explanation`: the findings of `foregrad.explain`, which print as a report and are saved as a page.
+"""`Explanation`: the findings of `foregrad.explain`: printed as a report, saved as a page.
 
 Text, tables of rich and HTML for notebooks are made from one list of sections.
 """
@@ -18,7 +18,7 @@ from typing import Any
 from foregrad.partitioners import Table, amount, in_bytes
 
 from .advice import groups
-from .tree import Findings, Saved
+from .tree import Findings, SavedTensor
 
 _MOST_ROWS = 12
 
@@ -111,8 +111,8 @@ def sections(findings: Findings) -> Iterator[Section]:
 
 @dataclasses.dataclass(slots=True)
 class ModuleCost:
-    """Modules that differ in a number of their path, and what they take, with all inside: `kept` bytes for the
-    backward, operations of forward and backward, and `seconds` of the eager forward (None: not measured).
+    """Modules that differ in a number of their path, and their costs, with all inside: `kept` bytes for the backward,
+    operations of forward and backward, and `seconds` of the eager forward (None: not measured).
     """
 
     where: str
@@ -163,7 +163,7 @@ def _memory(findings: Findings) -> Iterator[Section]:
     columns = ("bytes", "share", "values", "what", "modules", "line")
     tables = [_cut("by line", columns, rows, right=3)]
     kept = sorted((one for one in memory.saved if one.kind == "saved" and one.nbytes), key=lambda one: -one.nbytes)
-    alike: dict[tuple[str, str], list[Saved]] = {}
+    alike: dict[tuple[str, str], list[SavedTensor]] = {}
     for one in kept:
         alike.setdefault((of_layers(one.label), one.type), []).append(one)
     largest = sorted(alike.values(), key=lambda members: -sum(one.nbytes for one in members))
@@ -178,15 +178,15 @@ def _memory(findings: Findings) -> Iterator[Section]:
 
 
 def of_layers(path: str) -> str:
-    """A path in a model, or a text with one, without the number of the layer: the first of its numbers."""
+    """A path in a model, or a text with a path, without the number of the layer: the first of its numbers."""
     return _NUMBER.sub("*", path, count=1)
 
 
 _NUMBER = re.compile(r"(?<![^.\s])\d+(?![^.\s])")
 
 
-def _of_all(alike: Sequence[Saved]) -> str:
-    """Values that differ in the numbers of their modules, by the first and the last of these."""
+def _of_all(alike: Sequence[SavedTensor]) -> str:
+    """Values that differ in the numbers of their modules, by the first and the last number."""
     first, last = (one.label.split() for one in sorted((alike[0], alike[-1]), key=lambda one: one.born))
     return " ".join(one if one == other else f"{one} to {other}" for one, other in zip(first, last, strict=True))
 
@@ -287,7 +287,7 @@ class Explanation(Findings):
     """
 
     def save(self, path: str | pathlib.Path) -> pathlib.Path:
-        """Write the report as one HTML file, which needs nothing else; gives its path.
+        """Write the report as one self-contained HTML file; gives its path.
 
         Example:
             >>> import torch, foregrad
@@ -302,7 +302,7 @@ class Explanation(Findings):
         return target
 
     def to_json(self, *, indent: int | None = None) -> str:
-        """All of it as JSON: an object with the fields of this class."""
+        """All findings as JSON: an object with the fields of the class."""
         return json.dumps(dataclasses.asdict(self), indent=indent)
 
     def show(self) -> None:

@@ -1,6 +1,6 @@
-"""`Findings`: what `foregrad.explain` found out, as one tree of frozen values.
+"""`Findings`: the results of `foregrad.explain`, as one tree of frozen values.
 
-Sizes are in bytes and times in seconds; None is what was not measured. `to_json()` has the same names.
+Sizes are in bytes and times in seconds; None was not measured. `to_json()` has equal names.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """A tensor at the edge of the graph: an input, an output, a parameter. `note`: what else there is to say."""
+    """A tensor at the edge of the graph: an input, an output, a parameter. `note`: a remark for people."""
 
     name: str
     kind: str
@@ -28,7 +28,7 @@ class Fact:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Guard:
+class FoundGuard:
     """A condition on a call, for the graph to be used: `name` is `expected`. `kind` says where it is looked at."""
 
     kind: str
@@ -37,11 +37,11 @@ class Guard:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Program:
+class CapturedProgram:
     """A captured program.
 
     `mutated`: tensors and Python objects that a call writes to; `aliased`: results that share memory with inputs or
-    with one another; `outside`: tensors that the function reaches by itself; `unused`: parameters without a gradient.
+    results; `outside`: tensors that the function reaches by itself; `unused`: parameters without a gradient.
     """
 
     inputs: tuple[Place, ...]
@@ -50,7 +50,7 @@ class Program:
     mutated: tuple[Fact, ...]
     aliased: tuple[Fact, ...]
     unused: tuple[str, ...]
-    guards: tuple[Guard, ...]
+    guards: tuple[FoundGuard, ...]
     has_backward: bool
 
 
@@ -58,11 +58,11 @@ class Program:
 class Operator:
     """A node of the forward or the backward graph, in the order they run.
 
-    `key`: its name, after "f:" or "b:". `role`: "input", "tangent", "view", "operator", "saved" (kept for the
-    backward) or "again" (of the forward, run once more in the backward). `module`: the number of the module that ran
-    it, `line` that of the user's line, `sequence` that of the autograd node. `nbytes` is the size of its result,
-    `moved` what it reads and writes, `alive` the memory in use while it runs. `reads`: keys of its operands;
-    `view_of`: that whose memory its result shares, or "".
+    `key`: its name, after "f:" or "b:". `role`: "input", "tangent", "view", "operator", "saved" (kept for the backward)
+    or "again" (of the forward, run once more in the backward). `module`: the number of the module that ran it, `line`
+    the user's line's, `sequence` the autograd node's. `nbytes` is the size of its result, `moved` the bytes read and
+    written, `alive` the memory in use while it runs. `reads`: keys of its operands; `view_of`: the key of the operand
+    that its result is a view of, or "".
     """
 
     key: str
@@ -82,13 +82,13 @@ class Operator:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Saved:
+class SavedTensor:
     """A value that the forward keeps for the backward.
 
-    `variable`: what the user's line calls it. `kind`: "saved", "output" (the caller has it), "input" (there before),
-    "offloaded" or "number"; `nbytes` counts memory that several share once. `readers`: the backward's operators that
-    read it; `why`: the same in words. `born` and `dies`: the steps of `Memory.alive` from which to which it is there.
-    `label`: the value for people, by its variable and module: `layers.0.mlp output (addmm)`.
+    `variable`: its name in the user's line. `kind`: "saved", "output" (the caller has it), "input" (there before),
+    "offloaded" or "number"; `nbytes` counts shared memory once. `readers`: the backward's operators that read it;
+    `why`: these in words. `born` and `dies`: its first and last step in `Memory.alive`. `label`: the value for people,
+    by its variable and module: `layers.0.mlp output (addmm)`.
     """
 
     name: str
@@ -120,17 +120,17 @@ class Again:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes beyond what was alive before the call.
+    """Bytes beyond those alive before the call.
 
     `alive`: while each operator runs, the forward's first, of which there are `forward_steps`. `predicted_*` come from
-    the graphs, `measured_*` from the allocator and from what autograd holds between forward and backward; `eager_*`
-    are the same without foregrad.
+    the graphs, `measured_*` from the allocator and from autograd's memory between forward and backward; `eager_*` are
+    measured without foregrad.
     """
 
     predicted_peak: int
     peak_at: str
     predicted_saved: int
-    saved: tuple[Saved, ...]
+    saved: tuple[SavedTensor, ...]
     again: tuple[Again, ...]
     alive: tuple[int, ...]
     forward_steps: int
@@ -144,8 +144,8 @@ class Memory:
 class Work:
     """Floating-point operations and bytes moved by one call, if each operator reads and writes memory.
 
-    `known_flops`: of the operators that `torch.utils.flop_counter` knows, which is what it counts in eager mode.
-    `again_flops` are those of operators that run twice.
+    `known_flops`: of the operators that `torch.utils.flop_counter` knows: its count in eager mode. `again_flops` are of
+    operators that run twice.
     """
 
     forward_flops: int
@@ -182,8 +182,7 @@ class Time:
 class EagerPart:
     """Something that runs eagerly: a module or function, or a graph break of Dynamo's.
 
-    `reason`: why it can't be compiled; `change`: the one change that would compile it. `seconds`: what a call of it
-    costs.
+    `reason`: why it can't be compiled; `change`: the one change that would compile it. `seconds`: the time of a call.
     """
 
     name: str
@@ -197,14 +196,14 @@ class EagerPart:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Advice:
-    """A change that was tried, and what it came to. `change`: as Python, where it is an argument."""
+    """A change that was tried, and its outcome. `change`: as Python, where it is an argument."""
 
     text: str
     change: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Source:
+class PrintedGraph:
     """A printed graph; `keys`: the operator that each line computes, or ""."""
 
     title: str
@@ -214,16 +213,16 @@ class Source:
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Findings:
-    """All that was found out. `not_measured`: why nothing was run, or "". `modules`: the (path, class) of each module
-    that ran, by the numbers in `operators`; `lines`: the user's lines. `module_seconds`: by path, the time of each
-    module's forward in eager mode, of those inside it too. `operator_seconds`: the operators of an eager step, the
-    longest first: name, calls, seconds.
+    """All findings. `not_measured`: why nothing was run, or "". `modules`: the (path, class) of each module that ran,
+    by the numbers in `operators`; `lines`: the user's lines. `module_seconds`: by path, the time of each module's
+    forward in eager mode, inner modules included. `operator_seconds`: the operators of an eager step, the longest
+    first: name, calls, seconds.
     """
 
     name: str
     backend: str
     partition: str
-    program: Program | None = None
+    program: CapturedProgram | None = None
     memory: Memory | None = None
     work: Work | None = None
     time: Time | None = None
@@ -234,7 +233,7 @@ class Findings:
     modules: tuple[tuple[str, str], ...] = ()
     lines: tuple[str, ...] = ()
     operators: tuple[Operator, ...] = ()
-    sources: tuple[Source, ...] = ()
+    sources: tuple[PrintedGraph, ...] = ()
     versions: str = ""
     module_seconds: tuple[tuple[str, float], ...] = ()
     operator_seconds: tuple[tuple[str, int, float], ...] = ()

@@ -1,9 +1,9 @@
-"""Two tensors compared: bits, units in the last place, and whether what differs is rounding or wrong.
+"""Two tensors compared: bits, units in the last place, and whether a difference is rounding or wrong.
 
 The judge is the computation in float64. Its results say how far each side is from the exact value. A second run in
-float64 multiplies every intermediate result by one plus a random relative error of the narrow type's size: how far that
-run strays is how much the computation amplifies rounding (Monte Carlo arithmetic: Parker, 1997). A result is *rounding*
-while it is within `_SLACK` times the larger of eager's own error and that; anything beyond is *wrong*.
+float64 multiplies every intermediate result by one plus a random relative error of the narrow type's size: its distance
+shows the amplification of rounding in the computation (Monte Carlo arithmetic: Parker, 1997). A result is *rounding*
+while it is within `_SLACK` times the larger of eager's own error and this distance; anything beyond is *wrong*.
 
 Known weakness: the allowance is one number for a tensor, so an error in a small element that is below the rounding of
 the largest one passes.
@@ -48,7 +48,7 @@ class Gap:
     """How one tensor differs from the expected one. `index`, `expected`, `actual`, `exact` are of the worst element.
 
     `ulps`: its distance in representable numbers of the tensor's type. `absolute`: the largest difference. `count` of
-    `numel` elements differ. `allowed`: the largest difference from `exact` that is rounding. `what` is said in place of
+    `numel` elements differ. `allowed`: the largest difference from `exact` that is rounding. `what` takes the place of
     numbers where dtype or shape differ.
     """
 
@@ -81,7 +81,7 @@ EQUAL = Gap(Verdict.EQUAL)
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two tensors of one shape and dtype hold the same bits; a NaN equals any NaN."""
+    """Whether two tensors of one shape and dtype hold equal bits; a NaN equals any NaN."""
     if left.dtype.is_floating_point or left.dtype.is_complex:
         left, right = _real(left), _real(right)
         if torch.equal(left, right):
@@ -177,7 +177,7 @@ def _floats(actual: torch.Tensor, expected: torch.Tensor, exact: Exact | None) -
 
 
 def _integers(actual: torch.Tensor, expected: torch.Tensor, exact: Exact | None) -> Gap:
-    """A number that is chosen by comparing others may be another one where float64 does not agree with eager either."""
+    """A number that is chosen by comparison may differ where float64 does not agree with eager either."""
     differs = actual != expected
     settled = differs
     if exact is not None:

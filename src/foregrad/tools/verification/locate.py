@@ -19,7 +19,7 @@ from foregrad.graph.printing import user_line
 
 from .compare import EQUAL, Gap, Verdict, compare
 from .lockstep import exact_call, gives_nothing, steps
-from .watched import Generators
+from .watched import GlobalGenerators
 
 Table = Mapping[Any, Callable[..., Any]]
 
@@ -30,7 +30,7 @@ class Piece:
 
     module: fx.GraphModule
     inputs: list[Any]
-    generators: Generators | None = None  # before it, where it draws random numbers
+    generators: GlobalGenerators | None = None  # before it, where it draws random numbers
     judged: tuple[int, ...] | None = None  # the results that may be wrong; None: all
 
     @property
@@ -60,20 +60,20 @@ class Culprit:
 
 
 def first_in_decompositions(
-    module: fx.GraphModule, inputs: Sequence[Any], table: Table, generators: Generators
+    module: fx.GraphModule, inputs: Sequence[Any], table: Table, generators: GlobalGenerators
 ) -> Culprit | None:
-    """The first operator of a graph without decompositions whose decomposition is wrong for the values it gets."""
+    """The first operator of a graph without decompositions that has a wrong decomposition for its values."""
     generators.put_back()
-    before: list[Generators] = []
+    before: list[GlobalGenerators] = []
 
     def note(node: fx.Node) -> None:
-        before[:] = [Generators.now()] if is_random(node) and node.target in table else []
+        before[:] = [GlobalGenerators.now()] if is_random(node) and node.target in table else []
 
     for step in steps(module, inputs, before=note):
         node = step.node
         if node.op != "call_function" or node.target not in table or gives_nothing(node.target):
             continue
-        after = Generators.now() if before else None
+        after = GlobalGenerators.now() if before else None
         if before:
             before[0].put_back()
         wrong = _in_decomposition(table, node.target, step.args, step.kwargs, step.value)
@@ -145,7 +145,7 @@ def _is_left(func: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags or gives_nothing(func)
 
 
-def _one_call(op: Any, args: Any, kwargs: Any, generators: Generators | None) -> Piece:
+def _one_call(op: Any, args: Any, kwargs: Any, generators: GlobalGenerators | None) -> Piece:
     """A graph of one operator."""
     graph = fx.Graph()
     values: list[Any] = []
@@ -164,7 +164,7 @@ def _one_call(op: Any, args: Any, kwargs: Any, generators: Generators | None) ->
 
 
 def gap_of(actual: Any, expected: Any, exact: Callable[[], Any]) -> Gap:
-    """The worst difference of a value, or of a list of them; `exact()` is asked where bits differ."""
+    """The worst difference of a value, or of a list of values; `exact()` is asked where bits differ."""
     if not isinstance(expected, (list, tuple)):
         return compare(actual, expected, exact)
     if not isinstance(actual, (list, tuple)) or len(actual) != len(expected):
@@ -183,7 +183,7 @@ def _item(exact: Callable[[], Any], index: int) -> Any:
 
 
 def ranges_of(named: Any) -> tuple[str, ...]:
-    """For each operand its kind and the range of what it holds."""
+    """For each operand its kind and the range of its values."""
     lines = []
     for name, value in named:
         if not isinstance(value, torch.Tensor):

@@ -1,8 +1,8 @@
 """A graph run node by node, by itself or in step with float64.
 
-Beside each value two more are kept on demand: that of the computation in float64, and that in float64 with a relative
-error of the narrow type's size after each operator. What is random, or no floating-point number, is the narrow run's in
-all three, so that they take the same ways.
+Beside each value two more are kept on demand: the computation's in float64, and its value in float64 with a relative
+error of the narrow type's size after each operator. Random values, and values that are no floating-point numbers, are
+the narrow run's in all three, so that all take equal ways.
 
 Known weakness: an operator that has no float64 kernel is run in the narrow type; its own rounding is then not seen.
 """
@@ -37,7 +37,7 @@ _NARROW = frozenset({*_WIDE, torch.float64, torch.complex128})
 
 @dataclasses.dataclass(slots=True)
 class Step:
-    """A node that has run: with which arguments, to which value; `exact` mirrors the structure of `value`."""
+    """A node that has run: its arguments, its value; `exact` mirrors the structure of `value`."""
 
     node: fx.Node
     args: tuple[Any, ...]
@@ -47,7 +47,7 @@ class Step:
     shaken: Any = None
 
     def exact(self) -> Any:
-        """`Exact` for a tensor, a list of them for several; None where there was no run in float64."""
+        """`Exact` for a tensor, a list for several; None where there was no run in float64."""
         return _paired(self.wide, self.shaken)
 
 
@@ -68,7 +68,7 @@ def steps(
     keep: bool = False,
     before: Callable[[fx.Node], None] | None = None,
 ) -> Iterator[Step]:
-    """Run a graph on `inputs`, which stay as they are; each node as it has run, inputs and the output node too.
+    """Run a graph on `inputs` without changing them; yields each node that has run, inputs and the output node too.
 
     `exactly`: in step with float64. `keep`: no value is dropped after its last use. `before(node)` is called ahead of
     each.
@@ -124,7 +124,7 @@ def evaluate(module: fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
 
 
 def exact_call(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> Any:
-    """What `Step.exact` gives, for one call whose result in the narrow type is `value`."""
+    """The value of `Step.exact`, for one call with the result `value` in the narrow type."""
     noise = _Noise()
     wide = mapped((args, kwargs), _WIDENED, widened)
     shaken = mapped((args, kwargs), _WIDENED, lambda item: noise.on(widened(item), item))
@@ -141,7 +141,7 @@ def gives_nothing(op: Any) -> bool:
 
 
 def widened(value: Any) -> Any:
-    """A tensor or dtype in float64 or complex128, where it is a narrower one of these; anything else as it is."""
+    """A tensor or dtype in float64 or complex128, where it is narrower; anything else unchanged."""
     if isinstance(value, torch.Tensor):
         wide = _WIDE.get(value.dtype)
         return value if wide is None else value.detach().to(wide)
@@ -149,7 +149,7 @@ def widened(value: Any) -> Any:
 
 
 class _Noise:
-    """Relative errors of the size of a type's rounding, the same in every run; cut out of one sequence of numbers."""
+    """Relative errors of the size of a type's rounding, equal in every run; cut out of one sequence of numbers."""
 
     def __init__(self) -> None:
         self.drawn: dict[torch.device, torch.Tensor] = {}
@@ -211,7 +211,7 @@ def _merged(wide: Any, narrow: Any) -> Any:
 
 
 def _map2(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
-    """Lists, tuples and dicts of what `function` gives for pairs of what is in two."""
+    """Lists, tuples and dicts of the results of `function` for pairs of items."""
     if isinstance(left, (list, tuple)):
         items = [_map2(function, a, b) for a, b in zip(left, right, strict=True)]
         return tuple(items) if isinstance(left, tuple) else items
@@ -226,7 +226,7 @@ def _called(interpreter: fx.Interpreter, node: fx.Node, args: Any, kwargs: Any) 
 
 
 def _laid_out(value: Any, node: fx.Node) -> Any:
-    """A value with the strides that the graph says: a backend's passes may have chosen others than the kernel."""
+    """A value with the strides that the graph says: a backend's passes may differ from the kernel."""
     spec = spec_of(node)
     if not isinstance(value, torch.Tensor) or not isinstance(spec, TensorSpec) or not spec.is_static:
         return value

@@ -1,4 +1,4 @@
-"""`Verification`: what `verify` found, as a value and as text."""
+"""`Verification`: the findings of `verify`, as a value and as text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class VerificationError(AssertionError):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StageResult:
-    """One stage by itself: how its results are to those of the stage before. `worst`: which of them differs most."""
+    """One stage by itself: its results beside the previous stage's. `worst`: the result that differs most."""
 
     name: str
     verdict: Verdict | None  # None: not compared, for the reason in `detail`

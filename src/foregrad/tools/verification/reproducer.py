@@ -1,4 +1,4 @@
-"""A program on disk that shows a fault by itself: a small graph, its inputs, and what is to be compared.
+"""A program on disk that shows a fault by itself: a small graph, its inputs, and the comparison.
 
 It needs PyTorch, and the backend or decomposition that is at fault. Inputs are random numbers of a seed, in the range
 of the real ones, where these show the fault; else the real ones, in a file beside the program.
@@ -32,7 +32,7 @@ from .search import Maker, made_gap, run_in_halves, run_with_gradients
 def write_reproducer(culprit: Culprit, backend: str, folder: str | None, *, tries: bool = True) -> str | None:
     """Write the program for a culprit that has a piece; its path. None where it can't be written.
 
-    `tries`: whether random inputs are tried first, for which what is at fault runs; else the real ones are stored.
+    `tries`: whether random inputs are tried first, for a culprit that can run; else the real inputs are stored.
     """
     if culprit.piece is None:
         return None
@@ -79,7 +79,7 @@ def _gap(culprit: Culprit, piece: Piece) -> Gap | None:
 
 
 def _drawn(values: Sequence[Any]) -> list[Any]:
-    """What `_seeded` writes, made here."""
+    """The values that `_seeded` writes, made here."""
     torch.manual_seed(0)
     return [eval(_input(value), {"torch": torch}) if isinstance(value, torch.Tensor) else value for value in values]
 
@@ -237,7 +237,7 @@ sys.exit(1 if differ else 0)
 
 
 class _Decomposition:
-    """Stands in a printed graph for what is handed to it."""
+    """Stands in a printed graph for its argument."""
 
     __name__ = "decomposition"
 

@@ -1,12 +1,12 @@
-"""The smallest part of a graph that shows what is wrong with what was made of it.
+"""The smallest part of a graph that shows a fault of its compiled form.
 
-A `Maker` makes something that runs of a graph: a backend's compiler, a backend's passes, a partition, or a capture. A
-quick one is given the graph once more to return all of its values, and each operator is compared on the values that it
-got. One that fuses operators may be right then: it is given the graph in pieces of some thirty operators, which
-together cost about one more compilation. Then the operators before the wrong one are looked for that it takes to see
-the fault, nearest first (delta debugging: Zeller, 2002).
+A `Maker` turns a graph into a callable: a backend's compiler, a backend's passes, a partition, or a capture. A quick
+maker gets the graph once more to return all of its values, and each operator is compared on its own operands. A maker
+that fuses operators may be right then: it gets the graph in pieces of some thirty operators, in all about one more
+compilation. Then the earlier operators needed to show the fault are searched for, nearest first (delta debugging:
+Zeller, 2002).
 
-Known weakness: a fault that shows only in the graph as a whole is searched for by halving the whole, which takes more.
+Known weakness: a fault that shows only in the graph as a whole is searched for by halving the whole, at greater cost.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from foregrad.graph.printing import user_line
 from .compare import Gap, Verdict
 from .locate import Culprit, Piece, gap_of, ranges_of
 from .lockstep import evaluate, exact_call, gives_nothing, steps
-from .watched import Generators, copy_of_tensor
+from .watched import GlobalGenerators, copy_of_tensor
 
 _PIECE = 32  # operators in a piece that a backend is given
 _QUICK = 1.0  # seconds: a compilation that takes less can be made of a graph that returns all of its values
@@ -36,7 +36,7 @@ _TESTS = 40  # pieces compiled while operators are taken out
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Maker:
-    """What makes something that runs of a graph, in about `seconds`. `again`: a compiler's way to a graph by itself."""
+    """Turns a graph into a callable, in about `seconds`. `again`: a compiler's way to a graph by itself."""
 
     kind: Literal["compiler", "passes", "partition", "capture"]
     function: Callable[..., Any]
@@ -48,7 +48,7 @@ class Maker:
         return self.seconds >= _QUICK
 
     def results(self, piece: Piece) -> list[Any]:
-        """The results of a piece by what is made of it."""
+        """The results of a piece from its made form."""
         module = piece.module
         inputs = piece.inputs
         if self.kind != "capture":
@@ -74,7 +74,7 @@ def _of_list(function: Callable[..., Any]) -> Callable[[list[Any]], Any]:
 
 
 def made_gap(piece: Piece, maker: Maker, expected: list[Any] | None = None) -> Gap | None:
-    """What is wrong with the judged results of a piece by what `maker` makes of it; None where nothing is.
+    """The fault in the judged results of a piece made by `maker`; None where there is none.
 
     `expected`: these results on eager's kernels, where they are known.
     """
@@ -100,7 +100,9 @@ def made_gap(piece: Piece, maker: Maker, expected: list[Any] | None = None) -> G
     return gap if gap.verdict is Verdict.WRONG else None
 
 
-def smallest_wrong(module: fx.GraphModule, inputs: list[Any], generators: Generators, maker: Maker) -> Culprit | None:
+def smallest_wrong(
+    module: fx.GraphModule, inputs: list[Any], generators: GlobalGenerators, maker: Maker
+) -> Culprit | None:
     """The part of a graph that a maker gets wrong, as small as it can be made; None where no part is wrong alone."""
     search = _Search(module, inputs, generators, maker)
     units = search.units
@@ -117,16 +119,16 @@ def smallest_wrong(module: fx.GraphModule, inputs: list[Any], generators: Genera
 
 
 class _Search:
-    def __init__(self, module: fx.GraphModule, inputs: list[Any], generators: Generators, maker: Maker) -> None:
+    def __init__(self, module: fx.GraphModule, inputs: list[Any], generators: GlobalGenerators, maker: Maker) -> None:
         self.module, self.inputs, self.generators, self.maker = module, inputs, generators, maker
         self.values: dict[fx.Node, Any] = {}
-        self.before: dict[fx.Node, Generators] = {}  # the random state at nodes that draw
+        self.before: dict[fx.Node, GlobalGenerators] = {}  # the random state at nodes that draw
         self.late: set[fx.Node] = set()  # nodes that depend on tangents
         generators.put_back()
 
         def note(node: fx.Node) -> None:
             if is_random(node):
-                self.before[node] = Generators.now()
+                self.before[node] = GlobalGenerators.now()
 
         for step in steps(module, inputs, keep=True, before=note):
             self.values[step.node] = step.value
@@ -135,10 +137,10 @@ class _Search:
         self.units = _units(module)
 
     def piece(self, units: Sequence[list[fx.Node]], last: Sequence[fx.Node] = ()) -> Piece | None:
-        """The graph of these nodes, others' values as its inputs; None where something else than these goes in.
+        """The graph of the units' nodes, with outside values as its inputs; None where anything but values goes in.
 
-        Its results are what others use of it; with `last`, those of this unit, which are judged, and what no unit of
-        the piece uses. For a partition inputs are named as it knows them, and the forward's results come first.
+        Its results are the values used outside; with `last`, the judged results of the last unit, and values that no
+        unit of the piece uses. For a partition inputs are named as it knows them, and the forward's results come first.
         """
         nodes = [node for unit in units for node in unit]
         inside, is_joint = set(nodes), self.maker.kind == "partition"
@@ -169,7 +171,7 @@ class _Search:
 
     @staticmethod
     def _is_shown(node: fx.Node, inside: set[fx.Node], is_needed_only: bool) -> bool:
-        """Whether a piece returns a node: used by no other of it, or, where all that others use is, used outside."""
+        """Whether a piece returns a node: one without users inside, or, unless `is_needed_only`, with users outside."""
         return inside.isdisjoint(node.users) if is_needed_only else not node.users or not inside.issuperset(node.users)
 
     def _ordered(self, nodes: Sequence[fx.Node]) -> list[fx.Node]:
@@ -180,7 +182,7 @@ class _Search:
         return _is_value(self.values[node]) and not gives_nothing(node.target)
 
     def gap(self, units: Sequence[list[fx.Node]], last: Sequence[fx.Node] = ()) -> Gap | None:
-        """The worst fault in these units, made by themselves; with `last`, in that one. None where there is none."""
+        """The worst fault in the units, made by themselves; with `last`, in the last unit. None where there is none."""
         piece = self.piece(units, last)
         if piece is None:
             return None
@@ -209,7 +211,7 @@ class _Search:
         return None
 
     def grown(self, end: int, floor: int) -> Culprit | None:
-        """As few units as show that number `end` is wrong; None where it takes more than those from `floor` on."""
+        """As few units as show that number `end` is wrong; None where units before `floor` are needed too."""
         last = self.units[end]
         gaps: dict[tuple[int, ...], Gap | None] = {}
 
@@ -228,7 +230,7 @@ class _Search:
         return Culprit(node.name, str(node.target), user_line(node), gap, operands, piece, maker=self.maker)
 
     def _nearest_first(self, end: int, floor: int) -> list[int]:
-        """The numbers of the units from `floor` to `end`: those that lead to it by distance, then all others."""
+        """The numbers of the units from `floor` to `end`: leading units by distance, then all others."""
         number_of = {node: i for i, unit in enumerate(self.units) for node in unit}
         numbers = {end: None}
         queue = [end]
@@ -242,10 +244,11 @@ class _Search:
 
 
 def needed_of(wrong: Callable[[Sequence[int]], Any], items: Sequence[int], enough: int) -> list[int] | None:
-    """Few of the items that are wrong together; None where all of them are not. `enough`: no fewer are looked for.
+    """A few items that are wrong together; None where all items together are right. `enough`: the search stops at this
+    number.
 
-    Parts of the items are tried first, each by itself: one of them holds all that is needed as a rule. Where none does,
-    the last item of the shortest beginning that is wrong is needed, and what else is needed stands before it.
+    Parts of the items are tried first, each by itself: a part holds all needed items as a rule. Where none does, the
+    last item of the shortest wrong beginning is needed, and the other needed items stand before it.
     """
     needed: list[int] = []
     if wrong(()):
@@ -271,7 +274,7 @@ def needed_of(wrong: Callable[[Sequence[int]], Any], items: Sequence[int], enoug
 
 
 def _least_count(wrong: Callable[[Any], Any], items: Sequence[Any], needed: Sequence[Any] = ()) -> int:
-    """How many of the items, from the first on, it takes to be wrong with `needed`. All of them are."""
+    """The number of items, from the first on, that are wrong with `needed`. All items are."""
     low, high = 1, len(items)
     while low < high:
         middle = (low + high) // 2
@@ -281,7 +284,7 @@ def _least_count(wrong: Callable[[Any], Any], items: Sequence[Any], needed: Sequ
 
 @torch.no_grad()
 def _is_wrong(node: fx.Node, parts: Sequence[fx.Node], values: Mapping[fx.Node, Any]) -> bool:
-    """Whether an operator's results, itself or items of it, are wrong for its operands' values."""
+    """Whether an operator's results, itself or its items, are wrong for its operands' values."""
     operands: Any = [fx.map_arg(a, values.__getitem__) for a in (node.args, node.kwargs)]
     target: Any = node.target
     value = target(*operands[0], **operands[1])
@@ -296,7 +299,7 @@ def _is_wrong(node: fx.Node, parts: Sequence[fx.Node], values: Mapping[fx.Node, 
 
 
 def _units(module: fx.GraphModule) -> list[list[fx.Node]]:
-    """The operators in order; one with several results together with what takes these apart."""
+    """The operators in order; an operator with several results together with the nodes that pick them."""
     units: dict[fx.Node, list[fx.Node]] = {}
     for node in module.graph.nodes:
         if node.op in ("placeholder", "output", "get_attr"):

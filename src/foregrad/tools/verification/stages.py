@@ -26,7 +26,7 @@ from .locate import Culprit, Piece, first_in_decompositions, gap_of, ranges_of
 from .lockstep import evaluate, gives_nothing, steps
 from .report import StageResult
 from .search import Maker, made_gap, needed_of, smallest_wrong
-from .watched import Execution, Generators, Log, copy_of_tensor
+from .watched import Execution, GlobalGenerators, Log, copy_of_tensor
 
 # Whose operators run Python, or talk to other processes.
 _NAMESPACES = ("foregrad", "c10d", "_c10d_functional")
@@ -34,7 +34,7 @@ _NAMESPACES = ("foregrad", "c10d", "_c10d_functional")
 
 @dataclasses.dataclass
 class Stages:
-    """What was compiled for one call, with `decompositions`. `capture()` captures the function without these."""
+    """The compiled stages of one call, with `decompositions`. `capture()` captures without decompositions."""
 
     log: Log
     decompositions: Any
@@ -118,7 +118,7 @@ def _name_of(execution: Execution) -> str:
 
 @dataclasses.dataclass
 class Values:
-    """The inputs of one call's joint graph, and what that gives in float64."""
+    """The inputs of one call's joint graph, and its results in float64."""
 
     joint: JointGraph  # without decompositions
     module: fx.GraphModule  # with them
@@ -177,13 +177,13 @@ class Values:
         return results[:count] + evaluate(backward, taken)
 
     def differs(self, results: list[Any]) -> Gap | None:
-        """How results differ from those of the stage before; None where they do not."""
+        """The difference of results from the previous stage's; None where they are equal."""
         before = self.before or self.run(self.joint.module)
         self.before = results
         return _worst(results, before, lambda: None)[1]
 
     def judge(self, results: list[Any]) -> tuple[Verdict, Gap | None]:
-        """How results are to those of the stage before."""
+        """The results judged beside the previous stage's."""
         before = self.before or self.run(self.joint.module)
         self.before = results
         return _worst(results, before, self._exact)
@@ -245,7 +245,7 @@ Content = tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Call:
+class _NotedCall:
     """A call of an operator; `before`: copies of its tensors from before it."""
 
     op: Any
@@ -256,15 +256,15 @@ class _Call:
 
 
 class EagerValues(ThreadDispatchMode):
-    """Notes what operators give: `by_content` has the operator and the user's line for each content, in order.
+    """Notes operators' results: `by_content` has the operator and the user's line for each content, in order.
 
-    `calls` are those of the forward, which ends when `is_forward` is set to False.
+    `calls` are the forward's; it ends when `is_forward` is set to False.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.by_content: dict[Content, tuple[str, str]] = {}
-        self.calls: list[_Call] = []
+        self.calls: list[_NotedCall] = []
         self.is_forward = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -276,7 +276,7 @@ class EagerValues(ThreadDispatchMode):
             before = {id(t): copy_of_tensor(t).requires_grad_(t.requires_grad) for t in tensors}
         result = func(*args, **kwargs)
         if is_noted:
-            self.calls.append(_Call(func, args, kwargs, result, before))
+            self.calls.append(_NotedCall(func, args, kwargs, result, before))
         info = op_info(func)
         is_cotangent = not self.is_forward and "generator" in kwargs  # drawn by `verify`
         if not gives_nothing(func) and not is_cotangent:
@@ -289,7 +289,7 @@ class EagerValues(ThreadDispatchMode):
 
 
 def first_not_eager(module: fx.GraphModule, inputs: Sequence[Any], eager: EagerValues) -> Culprit | None:
-    """The first node whose value eager does not have; None where eager has all of them."""
+    """The first node with a value that eager does not have; None where eager has all."""
     input_contents = {_content(value) for value in inputs if isinstance(value, torch.Tensor)}
     culprit: Culprit | None = None
     graph: set[Content] = set(input_contents)
@@ -333,8 +333,8 @@ def with_program(culprit: Culprit, eager: EagerValues, maker: Maker) -> Culprit:
     return dataclasses.replace(culprit, piece=piece, maker=maker)
 
 
-def _piece(calls: Sequence[_Call]) -> Piece | None:
-    """Calls as a graph. A tensor that none of them made is an input, with its content from before its first use."""
+def _piece(calls: Sequence[_NotedCall]) -> Piece | None:
+    """Calls as a graph. A tensor from outside is an input, with its content from before its first use."""
     graph = fx.Graph()
     inputs: list[torch.Tensor] = []
     nodes: dict[Any, fx.Node] = {}  # by the id of a tensor, and by its place: autograd makes another object of a view
@@ -342,7 +342,7 @@ def _piece(calls: Sequence[_Call]) -> Piece | None:
     def note(tensor: torch.Tensor, node: fx.Node) -> None:
         nodes[id(tensor)] = nodes[_place(tensor)] = node
 
-    def operand(call: _Call, value: torch.Tensor) -> fx.Node:
+    def operand(call: _NotedCall, value: torch.Tensor) -> fx.Node:
         if id(value) not in nodes and _place(value) not in nodes:
             with graph.inserting_before(None):  # ahead of all others
                 note(value, graph.placeholder(f"x{len(inputs)}"))
@@ -362,7 +362,7 @@ def _piece(calls: Sequence[_Call]) -> Piece | None:
     if not results:
         return None
     graph.output(list(results))
-    return Piece(make_graph_module(torch.nn.Module(), graph, "Piece"), inputs, Generators.now())
+    return Piece(make_graph_module(torch.nn.Module(), graph, "Piece"), inputs, GlobalGenerators.now())
 
 
 def _place(tensor: torch.Tensor) -> Any:

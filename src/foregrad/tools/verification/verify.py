@@ -24,7 +24,7 @@ from .report import StageResult, Verification
 from .reproducer import write_reproducer
 from .search import Maker
 from .stages import EagerValues, Stages, Values, first_not_eager, with_program
-from .watched import Generators, Log, compiled_with, copy_of_tensor
+from .watched import GlobalGenerators, Log, compiled_with, copy_of_tensor
 
 
 def verify(
@@ -56,13 +56,12 @@ def verify(
         kwargs: keyword arguments of the function.
 
     Returns:
-        A `Verification`: `.ok` says whether all is equal or rounding, `str()` is a report. Where both raise the same
-        error, or there is no result, the verdict is `Verdict.NOTHING`, which is not ok.
+        A `Verification`: `.ok` says whether all is equal or rounding, `str()` is a report. Where both raise equal
+        errors, or there is no result, the verdict is `Verdict.NOTHING`: not ok.
 
     Raises:
-        ValueError: for arguments or parameters on the meta device, which have no values.
-        UnsupportedError: for a function that can't be compiled.
-        BackendError: where the backend fails.
+        ValueError: for arguments or parameters on the meta device: they have no values. UnsupportedError: for a
+        function that can't be compiled. BackendError: where the backend fails.
 
     Example:
         >>> import torch, foregrad
@@ -86,7 +85,7 @@ def verify(
         compiled = compiled_with(
             backend=chosen, partition=partition, memory_budget=memory_budget, decompositions=decompositions
         )
-    generators = Generators.now()
+    generators = GlobalGenerators.now()
     try:
         verifier = _Verifier(function, args, kwargs, order, compiled, name or "its backend", folder)
         with compiling(verifier.name, verb="verifying"):
@@ -120,7 +119,7 @@ class _Verifier:
         return str(getattr(self.function, "__name__", type(self.function).__name__))
 
     def run(self, begin: float) -> Verification:
-        generators = Generators.now()
+        generators = GlobalGenerators.now()
         log = Log()
         start = time.perf_counter()
         side, compiled = self._compiled(self.like, log, generators)
@@ -164,7 +163,7 @@ class _Verifier:
         side = self._side()
         return _as_captured(side.function).graph_for(side.args, side.kwargs).joint
 
-    def _capture(self, eager: Outcome, generators: Generators) -> tuple[StageResult, Culprit | None]:
+    def _capture(self, eager: CallOutcome, generators: GlobalGenerators) -> tuple[StageResult, Culprit | None]:
         """The graph as it was captured, on eager's kernels; and its first operator that eager does not run."""
         log = Log()
         side, plain = self._compiled(_plainly_compiled(), log, generators)
@@ -178,8 +177,8 @@ class _Verifier:
                 culprit = with_program(culprit, values, Maker("capture", _as_captured))
         return StageResult("capture", comparison.verdict, "; ".join(comparison.lines[:2])), culprit
 
-    def _compiled(self, like: CompiledFunction, log: Log, generators: Generators) -> tuple[Side, Outcome]:
-        """A side whose function is compiled, of which `log` hears, and what it left. Nothing is cached on disk."""
+    def _compiled(self, like: CompiledFunction, log: Log, generators: GlobalGenerators) -> tuple[Side, CallOutcome]:
+        """A side with a compiled function that `log` hears of, and its outcome. Nothing is cached on disk."""
         while True:
             side = self._side()
             compiled = like.like(side.function, on_unsupported="raise", watcher=log, cached=False)
@@ -199,7 +198,9 @@ class _Verifier:
             side.function(*side.args, **side.kwargs)
         return side
 
-    def _eager(self, other: Side, log: Log, generators: Generators, values: EagerValues | None = None) -> Outcome:
+    def _eager(
+        self, other: Side, log: Log, generators: GlobalGenerators, values: EagerValues | None = None
+    ) -> CallOutcome:
         side = self._side()
 
         def reached() -> Mapping[str, torch.Tensor]:
@@ -226,12 +227,12 @@ def _as_captured(function: Callable[..., Any]) -> CompiledFunction:
 
 
 def _copied(side: Side) -> set[int]:
-    """The ids of the copies, which the side keeps."""
+    """The ids of the copies that the side keeps."""
     return {id(copied) for copied in side.copies.values()}
 
 
 def _reached(side: Side, log: Log) -> dict[str, torch.Tensor]:
-    """The tensors that the captures found, by what they are to the function."""
+    """The tensors that the captures found, by their role in the function."""
     by_name: dict[str, torch.Tensor] = {}
     for stage in log.captured:
         for info, tensor in zip(stage.joint.signature.inputs, stage.tensors, strict=False):
@@ -241,7 +242,7 @@ def _reached(side: Side, log: Log) -> dict[str, torch.Tensor]:
 
 
 def _mapped(tensors: Mapping[str, torch.Tensor], one: Side, other: Side) -> dict[str, torch.Tensor]:
-    """The tensors of one side as the other has them."""
+    """The other side's tensors for one side's."""
     originals = {id(copied): original for original, copied in one.copies.items() if isinstance(copied, torch.Tensor)}
     return {name: other.copies.get(originals.get(id(tensor), 0), tensor) for name, tensor in tensors.items()}
 
@@ -256,7 +257,7 @@ class Comparison:
     layouts_differ: bool
 
     @classmethod
-    def of(cls, eager: Outcome, compiled: Outcome) -> Comparison:
+    def of(cls, eager: CallOutcome, compiled: CallOutcome) -> Comparison:
         if eager.error is not None or compiled.error is not None:
             return cls._of_errors(eager.error, compiled.error)
         lines: list[str] = []
@@ -298,7 +299,7 @@ class Comparison:
         return cls(Verdict.WRONG, [f"eager raises {type(eager).__name__}: {eager}; compiled raises {said}"], 0, True)
 
     def judged(self, stages: list[StageResult]) -> Comparison:
-        """The verdict on values by the stages, which know float64: tolerances alone can't tell."""
+        """The verdict on values by the stages: they know float64, and tolerances alone can't tell."""
         verdicts = [stage.verdict for stage in stages if stage.verdict is not None]
         if self.layouts_differ or any(stage.verdict is None for stage in stages[1:]) or not verdicts:
             return self
@@ -314,10 +315,10 @@ class Comparison:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a call left: tensors by name, other results, facts about tensors, and the error that it raised, if any.
+class CallOutcome:
+    """A call's outcome: tensors by name, other results, facts about tensors, and the error that it raised, if any.
 
-    `layouts`: for each tensor what can be seen besides values; `shared`: the pairs of names that share memory.
+    `layouts`: for each tensor its visible facts besides values; `shared`: the pairs of names that share memory.
     """
 
     values: Mapping[str, Any]
@@ -344,7 +345,9 @@ class Side:
             by_name |= {f"buffer {name}": value for name, value in self.function.named_buffers()}
         return by_name
 
-    def run(self, call: Callable[..., Any], order: int, reached: Callable[[], Mapping[str, torch.Tensor]]) -> Outcome:
+    def run(
+        self, call: Callable[..., Any], order: int, reached: Callable[[], Mapping[str, torch.Tensor]]
+    ) -> CallOutcome:
         """Call `call` (the function, or its compiled form) with the arguments, and differentiate `order` times.
 
         `reached()`: after the call, the tensors that the function reaches by itself.
@@ -363,7 +366,7 @@ class Side:
             layouts |= {f"{n} afterwards": _layout(t) for n, t in inputs.items()}
             gradients = _differentiated(outputs, leaves, order)
         except Exception as error:
-            return Outcome({}, {}, frozenset(), error)
+            return CallOutcome({}, {}, frozenset(), error)
         values |= gradients
         for name, tensor in inputs.items():
             if name not in versions or _version(tensor) != versions[name]:
@@ -373,7 +376,7 @@ class Side:
             for n, g in gradients.items()
             if g is not None and g.layout is torch.strided
         }
-        return Outcome(values, layouts, shared)
+        return CallOutcome(values, layouts, shared)
 
 
 def make_side(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Side:
@@ -401,7 +404,7 @@ def _same(tensor: torch.Tensor, content: torch.Tensor) -> bool:
 
 
 def _differentiated(outputs: Mapping[str, Any], leaves: Mapping[str, torch.Tensor], order: int) -> dict[str, Any]:
-    """Gradients of the leaves, and of these gradients' random combination, up to `order`; None where there is none."""
+    """Gradients of the leaves, and of the gradients' random combination, up to `order`; None where there is none."""
     values: dict[str, Any] = {}
     roots = [t for t in outputs.values() if isinstance(t, torch.Tensor) and t.requires_grad]
     generator = torch.Generator().manual_seed(0)
@@ -447,7 +450,7 @@ def _layout(tensor: torch.Tensor) -> str:
 
 
 def _shared(tensors: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
-    """The pairs of tensors that share memory, and, as `(name, "is NAME")`, those that are one object."""
+    """The pairs of tensors that share memory, and, as `(name, "is NAME")`, the pairs that are one object."""
     groups: dict[int, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in tensors.items():
         if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and tensor.numel():

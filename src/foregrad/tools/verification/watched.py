@@ -18,7 +18,7 @@ from .lockstep import evaluate
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Generators:
+class GlobalGenerators:
     """The states of the global random generators: PyTorch's, Python's, NumPy's where it is imported."""
 
     cpu: torch.Tensor
@@ -27,7 +27,7 @@ class Generators:
     numpy: Any
 
     @classmethod
-    def now(cls) -> Generators:
+    def now(cls) -> GlobalGenerators:
         """As they are."""
         gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
         numpy = sys.modules.get("numpy")
@@ -49,7 +49,7 @@ class Execution:
 
     stage: CompileStage
     inputs: list[Any]
-    generators: Generators
+    generators: GlobalGenerators
     results: list[Any] = dataclasses.field(default_factory=list)
     _expected: list[Any] = dataclasses.field(default_factory=list)
 
@@ -59,7 +59,7 @@ class Execution:
         return module
 
     def expected(self) -> list[Any]:
-        """The results of the graph on eager's kernels, for the same inputs."""
+        """The results of the graph on eager's kernels, for equal inputs."""
         if not self._expected:
             self.generators.put_back()
             self._expected = evaluate(self.module, self.inputs)
@@ -68,7 +68,7 @@ class Execution:
 
 @dataclasses.dataclass(eq=False)
 class Log(Watcher):
-    """What was done: captured functions, the backend's own passes, partitions, executions, in order.
+    """A log of captured functions, the backend's own passes, partitions, executions, in order.
 
     `tensors` are copies of the tensors that the function reaches, made when the capture had found them.
     """
@@ -91,7 +91,7 @@ class Log(Watcher):
     def compiled(self, stage: CompileStage) -> Callable[..., Any]:
         def run(values: list[Any]) -> Any:
             inputs = [copy_of_tensor(v) if isinstance(v, torch.Tensor) else v for v in values]
-            done = Execution(stage, inputs, Generators.now())
+            done = Execution(stage, inputs, GlobalGenerators.now())
             results = stage.after(values)
             done.results = [copy_of_tensor(v) if isinstance(v, torch.Tensor) else v for v in results]
             self.executions.append(done)
@@ -101,14 +101,14 @@ class Log(Watcher):
 
 
 def compiled_with(**settings: Any) -> CompiledFunction:
-    """How `foregrad.compile` compiles with these settings."""
+    """The `foregrad.compile` of the settings."""
     compiled = as_compiled(foregrad.compile(lambda: None, **settings))
     assert compiled is not None
     return compiled
 
 
 def copy_of_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """A detached tensor of the same content, strides and gaps, in memory of its own."""
+    """A detached tensor of equal content, strides and gaps, in memory of its own."""
     source = tensor.detach()
     if type(source) not in (torch.Tensor, torch.nn.Parameter) or source.layout is not torch.strided:
         return source.clone()

@@ -1,4 +1,4 @@
-"""Running eager's engine over what a capture has recorded: the gradients of outputs, and what it raises."""
+"""Running eager's engine over a capture's record: the gradients of outputs, and the engine's errors."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def _run_backward(outputs: Any, leaves: Any, tangents: Any, *, keep: bool) -> An
 def _gradients_of(
     outputs: Sequence[Any], leaves: Sequence[Any], tangents: Sequence[torch.Tensor], *, keep: bool
 ) -> tuple[Sequence[Any], dict[int, Exception]]:
-    """The gradients, and what eager raises for some of the outputs: then they are those of the others.
+    """The gradients, and eager's errors for some outputs: then the gradients are the other outputs'.
 
-    Raises what eager raises for all.
+    Raises eager's error where no output has a backward.
     """
     try:
         return _run_backward(outputs, leaves, tangents, keep=keep or len(outputs) > 1), {}
@@ -82,10 +82,10 @@ def _failing(outputs: Sequence[Any], leaves: Sequence[Any], tangents: Sequence[A
 
 
 class Backward:
-    """The backward of a capture, run once: what it gives, and the errors that eager raises in it.
+    """The backward of a capture, run once: its gradients, and the errors that eager raises there.
 
     `error`: no output has a backward. `failing`: some outputs, by position, have none. `raising`: by graph output,
-    raised on a way that leads to no input, which eager runs all the same; `aside`: the same by position.
+    raised on a path to no input that eager runs all the same; `aside`: likewise, by position.
     """
 
     def __init__(self, recorder: Recorder, lifting: Lifting, inputs: Inputs) -> None:
@@ -100,7 +100,7 @@ class Backward:
     def gradients(
         self, outputs: Sequence[Any], sinks: Sequence[InputRecord], tangents: Sequence[torch.Tensor], *, keep: bool
     ) -> dict[InputRecord, Entry]:
-        """The gradients that there are, by input; `keep`: what it takes to go on with them."""
+        """The present gradients, by input; `keep`: keep the trace for a further derivative."""
         found: dict[InputRecord, Entry] = {}
         wrapped: list[Any] = []
         leaves = [record.leaf for record in sinks]
@@ -166,7 +166,7 @@ class Backward:
         return error
 
     def _has_unlinked(self) -> bool:
-        """Whether views were made under no_grad of what requires grad, and something was written to in place."""
+        """Whether views of tensors that require grad were made under no_grad, and something was written in place."""
         values = self.recorder.values.values()
         made = [v.fake for v in values if v.view is not None and not v.view.grad_enabled and v.fake is not None]
         if not any(is_view(fake) and fake.requires_grad for fake in made):
@@ -176,7 +176,7 @@ class Backward:
     def _failing_aside(
         self, outputs: Sequence[Any], sinks: Sequence[InputRecord], tangents: Sequence[torch.Tensor]
     ) -> dict[int, Exception]:
-        """What `backward()` raises where `torch.autograd.grad` answers, by position: it runs what leads nowhere too."""
+        """By position, the errors of `backward()` where `torch.autograd.grad` answers: it also runs dead ends."""
         leaves = [record.leaf for record in sinks]
         found: dict[int, Exception] = {}
         for position, (output, tangent) in enumerate(zip(outputs, tangents, strict=True)):
@@ -191,8 +191,8 @@ class Backward:
         return found
 
     def _run_whole(self, output: torch.Tensor, tangent: torch.Tensor) -> bool:
-        """The backward of an output, to wherever it leads; `.grad` of inputs, and of leaves that the function made,
-        stays what it is. Whether it has effects besides.
+        """The backward of an output, to all its leaves; `.grad` of inputs, and of leaves that the function made, stays.
+        Returns whether the backward has effects.
         """
         pairs = [(r.leaf, r.stand_in) for r in self.inputs.records]  # an argument may be made a leaf of its own
         leaves = [t for pair in pairs for t in pair if t is not None and is_usable(t) and t.is_leaf]
@@ -207,7 +207,7 @@ class Backward:
                 leaf.grad = grad
 
     def _line_of(self, output: torch.Tensor) -> str:
-        """The user's line that made it what it is."""
+        """The user's line that gave the output its value."""
         return user_line(self.recorder.value_of(output).read(self.recorder.emit).origin)
 
     def leading_nowhere(
@@ -217,7 +217,7 @@ class Backward:
         reached: Mapping[InputRecord, GradientPaths],
         tangents: Any,
     ) -> dict[int, torch.Tensor]:
-        """The outputs, with their tangents, from which no gradient flows to anything outside."""
+        """The outputs without a gradient that flows outside, with their tangents."""
         wrapped = ById((leaf, parts) for leaf, _, _, parts in self.run.wrapped)
         entries = [*gradients, *(entry for parts in wrapped.values() for entry in parts)]
         if self.error is not None or self.failing or (any(entries) and not reached):
@@ -231,7 +231,7 @@ class Backward:
         return {i: fake for i, (fake, entry) in found.items() if entry not in used}
 
     def reached(self, outputs: list[Any], least: int = 2) -> dict[InputRecord, GradientPaths]:
-        """For each record, which outputs lead to it, when there are as many outputs."""
+        """For each record, the outputs that lead to it, when there are `least` outputs or more."""
         if len(outputs) < least:
             return {}
         records = self.inputs.records
@@ -266,7 +266,7 @@ class Backward:
 
     @contextlib.contextmanager
     def _recording(self, tangents: Sequence[torch.Tensor] = (), *, keeps: bool = False) -> Iterator[None]:
-        """Context: the engine runs. What it does besides giving gradients is dropped, but for what was finished."""
+        """Context: the engine runs. Its effects are dropped, but for finished effects."""
         recorder = self.recorder
         marks, start = recorder.host.aspects.marks(), len(recorder.tape.entries)
         with recorder.backward_runs():
@@ -283,10 +283,10 @@ class Backward:
 
 
 class InnerGradients(Aspect):
-    """Which inputs a function takes gradients by, and the inputs that what it differentiates depends on.
+    """For each inner `autograd.grad`: the inputs differentiated by, and the inputs that the loss depends on.
 
-    Such a gradient goes through what the function does and no further. Eager's goes on: from one argument, through
-    what was computed outside, to another one.
+    The inner gradient stays inside the function. Eager's goes on: from one argument, through outside computation, to a
+    further argument.
     """
 
     def __init__(self, inputs: Inputs, recorder: Recorder, name: str) -> None:
@@ -343,7 +343,7 @@ _DELAYED = "torch::autograd::Error"  # the node of `torch._C._functions.DelayedE
 
 
 def raise_behind(outputs: Sequence[torch.Tensor]) -> list[int]:
-    """The positions of the outputs behind which a node raises whatever arrives there."""
+    """The positions of the outputs behind a node that always raises."""
     if not any(node.name() == _DELAYED for node in nodes_behind(outputs)):
         return []
     return [i for i, o in enumerate(outputs) if any(node.name() == _DELAYED for node in nodes_behind([o]))]
@@ -355,9 +355,9 @@ def errors_behind(
     known: Sequence[torch.Tensor | None],
     recording: Callable[[], AbstractContextManager[None]],
 ) -> dict[int, Exception]:
-    """What eager raises on the way from an output, by its position, to leaves that are not known.
+    """By an output's position, eager's errors on the way to leaves that are not known.
 
-    A run that does not raise has done what it does besides giving gradients within the context `recording`.
+    A run without an error has recorded its effects within the context `recording`.
     """
     found: dict[int, Exception] = {}
     for position, (output, seed) in enumerate(zip(outputs, seeds, strict=True)):
@@ -378,8 +378,8 @@ def errors_behind(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Differentiated:
-    """`outputs`: those of the graph that have a gradient, each with its tangent; `rootless`: those whose gradient leads
-    nowhere. `gradients`: an entry, or None, for each input. `reached`: by input, see `Backward.reached`.
+    """`outputs`: the graph's outputs with a gradient, each with its tangent; `rootless`: outputs with gradients that
+    lead nowhere. `gradients`: an entry, or None, for each input. `reached`: by input, see `Backward.reached`.
     """
 
     outputs: list[int]
@@ -389,7 +389,7 @@ class Differentiated:
     reached: Mapping[InputRecord, GradientPaths]
 
     def parted(self, backward: Backward, analysis: Analysis) -> Differentiated:
-        """Tell outputs apart whose gradient leads nowhere."""
+        """Separate the outputs with gradients that lead nowhere."""
         nowhere = backward.leading_nowhere(self.outputs, self.gradients, self.reached, self.tangents)
         if not nowhere:
             return self
@@ -402,7 +402,7 @@ class Differentiated:
 
 
 def differentiate(backward: Backward, analysis: Analysis, *, keep: bool) -> Differentiated:
-    """Run the backward on fakes. `keep`: what it takes to differentiate that again."""
+    """Run the backward on fakes. `keep`: keep the trace for a further derivative."""
     recorder, records = analysis.recorder, analysis.inputs.records
     outputs = analysis.carrying_gradients()
     with_history = [fake for fake in analysis.fakes if fake is not None]

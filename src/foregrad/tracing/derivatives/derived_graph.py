@@ -1,4 +1,4 @@
-"""The joint graph of a derivative: what a backward and its own backward recorded, cut out of the tape."""
+"""The joint graph of a derivative: the record of a backward and of its own backward, cut out of the tape."""
 
 from __future__ import annotations
 
@@ -53,15 +53,16 @@ class DerivedOutput:
 
 
 class RecordedBackward:
-    """What running the backward of `origin`, and then the backward of that, left on the tape: see `Differentiation`.
+    """The tape's record of the backward of `origin`, and of that backward's own backward: see `Differentiation`.
 
-    The backward's entries start at `start`, those of its own backward at `middle`. `given` are the positions of the
-    outputs with a tangent, `tangents` the fakes and entries of those. Of the `outputs`, `sources` have a history that
-    leads to a variable, and take the tangents `seeds`; `rootless` ones require grad and lead to none. `variables` are
-    the tensors that the derivative can be differentiated by, `second` the entries of the gradients. `valued` are the
-    inputs whose own value is at hand, `saved` and `sizes` the other values, `results` those that are outputs of the
-    function. `done` and `second_done` are the effects of both backwards, `backward_error` what the second one raised,
-    and `raised` that by output. `made` are gradients that are wrapper subclasses, and where their plain tensors are.
+    The backward's entries start at `start`, its own backward's at `middle`. `given` are the positions of the outputs
+    with a tangent, `tangents` the tangents' fakes and entries. Of the `outputs`, `sources` have a history that leads to
+    a variable, and take the tangents `seeds`; `rootless` outputs require grad and lead to none. `variables` are the
+    tensors that the derivative can be differentiated by, `second` the entries of the gradients. `valued` are the inputs
+    with their own values at hand, `saved` and `sizes` the other values, `results` the values that are outputs of the
+    function. `done` and `second_done` are the effects of both backwards, `backward_error` the second backward's error,
+    and `raised` its errors by output. `made` are gradients that are wrapper subclasses, with the places of their plain
+    tensors.
     """
 
     origin: ResumableTrace
@@ -181,7 +182,7 @@ class _Graph:
         )
 
     def _writes(self, count: int) -> tuple[Write, ...]:
-        """The writes of the backward that this is. `count`: outputs before those for them."""
+        """The writes of the backward. `count`: the number of outputs before the writes'."""
         number = {(place.kind, place.index): i for i, place in enumerate(self.feeds)}
         found = []
         for update in self.own.effects.updates:
@@ -194,7 +195,7 @@ class _Graph:
         return tuple(i for i, output in enumerate(self.recorded.outputs) if output in self.recorded.sources)
 
     def resumable(self, signature: Signature) -> ResumableTrace:
-        """What the next derivative starts from."""
+        """The start of the next derivative."""
         recorded, session = self.recorded, self.session
         outputs = [recorded.outputs[i] for i in self.differentiable]
         feeds = enumerate(self.feeds)
@@ -215,7 +216,7 @@ class _Graph:
         )
 
     def _made(self) -> dict[tuple[int, ...], Any]:
-        """The gradients that are wrapper subclasses, by where their plain tensors are among those differentiable."""
+        """The gradients that are wrapper subclasses, by their plain tensors' places among differentiable outputs."""
         positions = {output: at for at, output in enumerate(self.differentiable)}
         found = {}
         for gradient, refs in self.recorded.made:
@@ -253,7 +254,7 @@ def derivative_of(
 
 
 def _reached(fakes: list[torch.Tensor], leaves: list[torch.Tensor | None]) -> tuple[GradientPaths, ...]:
-    """For each input the outputs that lead to it, where there are several."""
+    """For each input its leading outputs, where there are several."""
     if len(fakes) < 2 or any(fake.grad_fn is None for fake in fakes):
         return ()
     return tuple(reached_from(fakes, leaves))
@@ -264,7 +265,7 @@ def _reached(fakes: list[torch.Tensor], leaves: list[torch.Tensor | None]) -> tu
 
 
 class Cut:
-    """The part of the tape between what is at hand and what is wanted, copied, with its inputs."""
+    """The part of the tape between the values at hand and the wanted values, copied, with its inputs."""
 
     def __init__(self, recorded: RecordedBackward, results: list[int]) -> None:
         """`results`: the positions of outputs that the function saves for itself."""
@@ -304,7 +305,7 @@ class Cut:
             self._undo_views(number)
 
     def _undo_views(self, number: int) -> None:
-        """What a saved view that rearranges a whole tensor was taken of: for one, a transposed parameter."""
+        """The base of a saved view that rearranges a whole tensor: a transposed parameter's, for one."""
         saved = number
         while True:
             view = self.numbering.first[number]
@@ -397,7 +398,7 @@ class Cut:
         )
 
     def drop_unused(self, with_gradients: IdSet[torch.Tensor]) -> None:
-        """Leave out inputs of the function that nothing is computed from: what they hold may be let go by then.
+        """Leave out inputs of the function without readers: their values may be gone at the call.
 
         `with_gradients`: the leaves that get one.
         """
@@ -421,7 +422,7 @@ class Cut:
         )
 
     def tape(self) -> tuple[Tape, list[tuple[Entry, Entry]]]:
-        """The copies in the order of the tape, and the random ones with what they are copies of."""
+        """The copies in the order of the tape, and the random copies with their originals."""
         tape, random = Tape(self.recorder.tape.origins), []
         for copy, _ in self.undone.values():
             tape.append(copy)
@@ -438,7 +439,7 @@ class Cut:
 
 
 def written_by(recorder: Recorder, records: Sequence[InputRecord]) -> IdSet[torch.Tensor]:
-    """The inputs that the backward turned out to write to, for another capture to know from the start."""
+    """The inputs that the backward was found to write to: the next capture knows them from the start."""
     found: IdSet[torch.Tensor] = IdSet()
     for root in recorder.late.missing:
         record = next((r for r in records if r.initial is root), None)
@@ -452,7 +453,7 @@ def written_by(recorder: Recorder, records: Sequence[InputRecord]) -> IdSet[torc
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outputs:
-    """The outputs of a graph for what a run did, and what the signature says of them."""
+    """The outputs of a graph for a run's effects, and their part of the signature."""
 
     entries: list[Entry]
     slots: list[Slot]
@@ -460,7 +461,7 @@ class Outputs:
     leaves: tuple[Any, ...]  # those whose gradients are wrapper subclasses
 
     def of(self, leaves: Sequence[torch.Tensor | None], live: tuple[int, ...]) -> BackwardEffects:
-        """The effects of a graph with inputs that have these leaves, of which the backward writes to those `live`."""
+        """The effects of a graph with inputs that have the `leaves`; the backward writes to the inputs `live`."""
         number = ById((leaf, i) for i, leaf in enumerate(leaves) if leaf is not None)
         given = zip(self.effects.wrapped, self.leaves, strict=True)
         wrapped = tuple(dataclasses.replace(one, input=number[leaf]) for one, leaf in given)
@@ -468,7 +469,7 @@ class Outputs:
 
 
 def effects_of(recorder: Recorder, run: Run, slots: Sequence[Slot], tangents: Sequence[Slot]) -> Outputs:
-    """For a backward at the end of a joint graph; `slots` are those of the live inputs. `Outputs.of` tells the rest."""
+    """For a backward at the end of a joint graph; `slots` are the live inputs'. `Outputs.of` has the rest."""
     entries: list[Entry] = []
     found: list[Slot] = []
 
@@ -496,7 +497,7 @@ def effects_of(recorder: Recorder, run: Run, slots: Sequence[Slot], tangents: Se
 
 
 def _own_copy(recorder: Recorder, entry: Entry) -> Entry:
-    """The entry, or a copy of it where it is in memory that another write may change first."""
+    """The entry, or a copy where an earlier write may change its memory."""
     root = memory_root(entry)
     if root.target is not None:
         return entry
@@ -506,7 +507,7 @@ def _own_copy(recorder: Recorder, entry: Entry) -> Entry:
 
 
 def check_outputs(recorder: Recorder, run: Run, leaves: Sequence[Any], paths: Sequence[str]) -> None:
-    """No backward writes to what the function returns."""
+    """No backward writes to the function's results."""
     where = {root.storage: place for root, place in run.written}
     for leaf, path in zip(leaves, paths, strict=True) if where else ():
         value = recorder.values.get(leaf) if isinstance(leaf, torch.Tensor) else None

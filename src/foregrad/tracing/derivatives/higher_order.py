@@ -2,12 +2,12 @@
 
 The fakes that a capture ran on keep their autograd history, so the backward of a backward needs no second run of the
 user's function: eager's own engine is run over the fakes with `create_graph`, the recorder still writing to the same
-tape. Whatever eager differentiates, stops at (detach, no_grad) or refuses is thereby treated as eager does, at any
-order. The new graph starts from the values that the graph before it saves, matched by value number: it computes
-nothing again that was kept, and draws no random number a second time.
+tape. So differentiation, stops (detach, no_grad) and refusals are eager's, at any order. The new graph starts from the
+earlier graph's residuals, matched by value number: it computes no kept value again, and draws no random number a second
+time.
 
-Known weakness: a value that neither was saved nor can be computed from what was is refused by name. That takes a
-partitioner that saves other values than those which the operators' derivatives read.
+Known weakness: a value that neither was saved nor follows from saved values is refused by name. This takes a
+partitioner that saves values besides the reads of the operators' derivatives.
 """
 
 from __future__ import annotations
@@ -40,13 +40,11 @@ from .resumable_trace import Derivative, GradientRef, ResumableTrace, ValueRef, 
 class Differentiation(RecordedBackward):
     """The work of making the backward of `origin` for one `case`: `run` gives it.
 
-    `forward` is the function's forward graph and `saved` the nodes of it that are saved (None: given up since),
-    among them the differentiable outputs at positions `results`; inputs at `written` are saved as copies of what
-    they were.
-    `at_hand`: the values in `saved` and the tangents (None: absent) of the call that this is made for, from which
-    comes what the derivative's own operators read of values.
-    Raises `UnsupportedError` for a value that is not at hand any more, and what eager raises for a derivative
-    that does not exist.
+    `forward` is the function's forward graph and `saved` its saved nodes (None: given up since), among them the
+    differentiable outputs at positions `results`; inputs at `written` are saved as copies of their former values.
+    `at_hand`: the values in `saved` and the tangents (None: absent) of the present call; the values that the
+    derivative's own operators read come from there. Raises `UnsupportedError` for a value that is not at hand any more,
+    and eager's error for a derivative that does not exist.
     """
 
     def __init__(
@@ -77,7 +75,7 @@ class Differentiation(RecordedBackward):
         self._find_saved(forward, saved, written)
 
     def _find_saved(self, forward: fx.GraphModule, saved: Sequence[fx.Node | None], written: frozenset[int]) -> None:
-        """The value number of each saved value, and which inputs are at hand with their values."""
+        """The value number of each saved value, and the inputs that are at hand with their values."""
         numbering = self.session.numbering
         numbering.extend()
         numbers = numbering.of_nodes(forward, self.origin.inputs, self.origin.random)
@@ -104,7 +102,7 @@ class Differentiation(RecordedBackward):
             self.recorder.origins.forget()  # the frame of a backward, whose node holds what the session is part of
 
     def _at_hand(self) -> dict[int, Any]:
-        """The real values of this call by value number."""
+        """The call's real values by value number."""
         numbering = self.session.numbering
         saved, tangents = self.values()
         found = {n: v for n, v in zip(self.numbers_saved, saved, strict=True) if n is not None and v is not None}
@@ -157,7 +155,7 @@ class Differentiation(RecordedBackward):
         return derivative_of(self, gradients, refs[at + len(whole) :], of_wrappers)
 
     def _check_stops(self, sources: list[DerivedOutput]) -> None:
-        """Raise where a gradient depends on an output that it was asked by, whose history is not kept."""
+        """Raise where a gradient depends on an output that it was asked by: that output's history is not kept."""
         stops = [i for i in self.stops if i not in self.results]
         reached = reached_from([output.fake for output in sources], [self.origin.outputs[i] for i in stops])
         for i, reach in zip(stops, reached, strict=True):
@@ -169,7 +167,7 @@ class Differentiation(RecordedBackward):
                 )
 
     def _ref(self, gradient: Any, parts: Sequence[torch.Tensor] | None, slot: Slot) -> GradientRef | None:
-        """Where a gradient is: what is no tangent becomes an output, a wrapper by its plain tensors."""
+        """A gradient's place: a gradient that is no tangent becomes an output, a wrapper by its plain tensors."""
         if gradient is None:
             return None
         if parts is None:
@@ -222,7 +220,7 @@ class Differentiation(RecordedBackward):
     def _errors(
         self, sources: list[DerivedOutput], seeds: list[torch.Tensor], *, leads_somewhere: bool
     ) -> dict[int, Exception]:
-        """What eager raises on ways that lead to no input, as after `once_differentiable`."""
+        """Eager's errors on paths to no input, as after `once_differentiable`."""
         fakes = [output.fake for output in sources]
         looked_at = raise_behind(fakes) if leads_somewhere else [*range(len(fakes))]
 
@@ -263,7 +261,7 @@ def result_of(origin: ResumableTrace, kind: TangentKind) -> Any:
 
 
 def with_tangents(origin: ResumableTrace, kinds: Sequence[TangentKind]) -> ResumableTrace:
-    """The trace with a slot and a layout for each plain tensor of the tangents of these kinds, behind the others."""
+    """The trace with a slot and a layout for each plain tensor of the `kinds` of tangents, behind the present slots."""
     slots: list[Slot] = [*origin.output_slots]
     specs = [*origin.tangent_specs]
     for kind in kinds:
@@ -275,7 +273,7 @@ def with_tangents(origin: ResumableTrace, kinds: Sequence[TangentKind]) -> Resum
 
 
 def tangents_of(origin: ResumableTrace, kinds: Sequence[TangentKind], fakes: Sequence[torch.Tensor]) -> Iterator[Any]:
-    """The tangents of these kinds, made of fakes of their plain tensors."""
+    """The tangents of the `kinds`, made of fakes of their plain tensors."""
     rest = iter(fakes)
     for kind in kinds:
         parts = [next(rest) for _ in kind.parts]
@@ -289,7 +287,7 @@ def tangents_of(origin: ResumableTrace, kinds: Sequence[TangentKind], fakes: Seq
 
 
 def _of_result(spec: TensorSpec, kind: TangentKind, shape: Sequence[Any]) -> TensorSpec:
-    """The layout of a plain tensor in the tangent of a result whose sizes vary."""
+    """The layout of a plain tensor in the tangent of a result with varying sizes."""
     own = _sizes_of_result(spec.shape, kind, shape)
     return TensorSpec(own, contiguous_strides(own), spec.dtype, spec.device)
 

@@ -1,4 +1,4 @@
-"""A captured function that can be differentiated again, and the session in which its capture then goes on."""
+"""A captured function that can be differentiated again, and the session that continues its capture."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class ValueRef:
     """Where a value is: `kind` is "input", "saved", "tangent", "output", "result" or "live", `index` the position among
     these.
 
-    A result is an output of the function differentiated that it saves for itself: its value and its history. What is
-    live is an input that the backward writes to, as it is when the backward runs.
+    A result is an output of the function differentiated that it saves for itself: its value and its history. A live
+    value is an input that the backward writes to, in its state at the backward's run.
     """
 
     kind: str
@@ -64,7 +64,7 @@ class ValueRef:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WrappedRef:
-    """A wrapper subclass like `spec` of plain tensors in these places."""
+    """A wrapper subclass like `spec`, of the plain tensors at the places."""
 
     spec: Any
     parts: tuple[ValueRef, ...]
@@ -77,11 +77,10 @@ GradientRef = ValueRef | WrappedRef
 class Derivative:
     """The backward of a function as a function of its own, with a backward.
 
-    `feeds`: where each of its inputs is found: an input of the function differentiated (for its history, and for its
-    value where that was saved), a saved value or a tangent. `gradients`: for each input of the function
-    differentiated, the output or the tangent that is its gradient, or None; `stops` the same for the outputs that it
-    stops at. `whole`: for wrapper subclasses among these inputs, by their first, whose gradients are not those of their
-    plain tensors.
+    `feeds`: the place of each of its inputs: an input of the function differentiated (for its history, and for its
+    saved value), a saved value or a tangent. `gradients`: for each input of the function differentiated, the output or
+    the tangent that is its gradient, or None; `stops` likewise for the outputs that it stops at. `whole`: by first
+    input, the wrapper subclasses with gradients besides their plain tensors'.
     """
 
     joint: JointGraph
@@ -98,11 +97,11 @@ class ResumableTrace:
 
     `outputs`: the fakes of its differentiable outputs, their slots and the layouts of their tangents. `inputs`,
     `leaves`, `input_slots`: for each of its inputs the entry on the tape, the fake that its gradient is taken at (None:
-    it gets none) and its slot. `random`: the random operators of its graph, by node name. `read_again`: the nodes
-    whose values eager keeps for a second derivative alone. `known`: the values that were read on the way to it.
-    `valueless`: inputs that are there for their history only. `versions`: see `BackwardWrites`, once it has run.
-    `made`: the wrapper subclasses that outputs are the plain tensors of, by the positions of these. `wrappers`: edges
-    of autograd's graph to wrapper subclasses among the inputs, by the positions of their plain tensors.
+    it gets none) and its slot. `random`: the random operators of its graph, by node name. `read_again`: the nodes with
+    values that eager keeps for a second derivative alone. `known`: the values read on the way there. `valueless`:
+    inputs that are there for their history only. `versions`: see `BackwardWrites`, once it has run. `made`: the wrapper
+    subclasses that are made of outputs, by the outputs' positions. `wrappers`: edges of autograd's graph to wrapper
+    subclasses among the inputs, by the positions of their plain tensors.
     """
 
     session: Session
@@ -122,7 +121,7 @@ class ResumableTrace:
 
 
 def read_again(tape: Tape) -> frozenset[str]:
-    """The nodes made from a tape whose values only a second derivative reads."""
+    """A tape's nodes with values that only a second derivative reads."""
     return frozenset(
         entry.args[0].name
         for entry in tape.with_operator(_READ_AGAIN.__contains__)
@@ -137,8 +136,9 @@ def read_again(tape: Tape) -> frozenset[str]:
 class Session(Host):
     """The recorder of a finished capture, with its tape, and the modes to run under. Holds no real tensor.
 
-    `known`: for the id of each real tensor that the function used, what gives it while it is there, and its stand-in.
-    `has_hooks`: the function put hooks on its own tensors; not being linear, they are to see each gradient whole.
+    `known`: by the id of each real tensor that the function used, a function that gives the tensor while it lives, and
+    its stand-in. `has_hooks`: the function put hooks on its own tensors; not being linear, they are to see each
+    gradient whole.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class Session(Host):
 
     @contextlib.contextmanager
     def recording(self, tangents: Sequence[torch.Tensor] = ()) -> Iterator[None]:
-        """Context: what runs on fakes goes on the tape, as part of a backward. `recorder.late.finish()` ends it."""
+        """Context: operators on fakes go on the tape, as part of a backward. `recorder.late.finish()` ends it."""
         recorder = self.recorder
         with recorder.backward_runs(), recorder.in_region(None):
             recorder.late.begin(tangents)
@@ -206,7 +206,7 @@ class Session(Host):
                 raise
 
     def tangent(self, spec: TensorSpec, *, requires_grad: bool = False) -> tuple[torch.Tensor, Entry]:
-        """A new fake gradient for an output of this spec, and its entry."""
+        """A new fake gradient for an output of the spec, and its entry."""
         fake, entry = make_tangent(self.recorder, spec)
         return fake.requires_grad_(requires_grad), entry
 
@@ -214,7 +214,7 @@ class Session(Host):
 def run_engine(
     outputs: Sequence[Any], leaves: Sequence[Any], tangents: Sequence[Any], *, create_graph: bool
 ) -> Sequence[torch.Tensor | None]:
-    """Gradients of fakes, which can be asked for again. The frame of this function ends the user's part of a stack."""
+    """Differentiable gradients of fakes. The function's frame ends the user's part of a stack."""
     if not outputs or not leaves:
         return [None] * len(leaves)
     found: Sequence[torch.Tensor | None] = torch.autograd.grad(

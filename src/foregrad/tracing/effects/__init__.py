@@ -1,1 +1,1 @@
-"""What a call does besides computing its outputs, as the signature says it."""
+"""A call's effects besides its outputs, in the signature's form."""

@@ -1,8 +1,8 @@
-"""What a program asks a tensor among its inputs besides values: whether it is a leaf, its `.grad`, its version, ...
+"""A program's questions to its input tensors besides values: whether one is a leaf, its `.grad`, its version, ...
 
-What stands for the tensor in the capture would answer for itself. Here the real tensor's answer is given where the two
-may differ, and each answer is a fact that a later call has to agree with: an expression of the input, and its value.
-What no later call could agree with (an address) is refused.
+The tensor's stand-in would answer for itself. Here the real tensor answers where the two may differ, and each answer is
+a fact that later calls must agree with: an expression of the input, and its value. A question without an answer common
+to calls (an address) is refused.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Facts:
         self.gradients = Gradients(inputs, self.note, where)
 
     def ask(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The answer, or NotImplemented when it may be had from what stands for the tensor."""
+        """The answer, or NotImplemented when the stand-in may answer."""
         rule = _RULES.get(func)
         if rule is None or not args or not isinstance(args[0], torch.Tensor):
             return NotImplemented
@@ -65,7 +65,7 @@ class Facts:
     def missing(self, tensor: torch.Tensor, name: str) -> None:
         """The program, or PyTorch's C++ in its place, asked for an attribute that the tensor does not have.
 
-        PyTorch asks so about the tensors that it makes of numbers, which are no inputs.
+        PyTorch asks so about its tensors for numbers: these are no inputs.
         """
         inputs = self.inputs
         if is_wrapper(tensor):  # its class asks itself as it is taken apart; `attributes` sees to all of these
@@ -77,7 +77,7 @@ class Facts:
             self.note(record, _ATTRIBUTE, ABSENT, name)
 
     def _table(self, record: Asked, func: Any = None) -> Any:
-        """All attributes of a tensor may be asked for: it is to have no others."""
+        """All attributes of a tensor may be asked for: guard the whole table."""
         self.note(record, ATTRIBUTES, tuple(record.real.__dict__))
         return NotImplemented
 
@@ -86,7 +86,7 @@ class Facts:
         self.made.setdefault((record, question, attribute), value)
 
     def attributes(self, names: set[str] | None) -> None:
-        """What the user hung onto tensors, as far as code names it; `None`: code makes names up."""
+        """The user's attributes of tensors, as far as code names them; `None`: code makes names up."""
         asked: list[Asked] = [*self.inputs.records, *self.inputs.wrappers.inputs]
         for record in asked:
             there = without_marks(record.hung if isinstance(record, WrapperInput) else record.real.__dict__)
@@ -105,8 +105,8 @@ class Facts:
                 self.note(wrapper, ATTRIBUTES, tuple(there))
 
     def of(self, inputs: int, names: set[str], *, makes_up_names: bool) -> tuple[tuple[int, str, str | None, Any], ...]:
-        """What was asked of which input, by number: the question, an attribute, the answer; see `attributes`. The
-        wrappers come after all `inputs`. `names`: those in the code that ran, which may make up more.
+        """The questions, by input number: the question, an attribute, the answer; see `attributes`. The wrappers come
+        after all `inputs`. `names`: those in the code that ran, which may make up more.
         """
         self.attributes(None if makes_up_names else names)
         if not _TABLES.isdisjoint(names):
@@ -122,7 +122,7 @@ class Facts:
         )
 
     def attribute_set(self) -> str | None:
-        """An attribute that the function set on an argument, which no compiled call would do."""
+        """An attribute that the function set on an argument: compiled calls can't repeat that."""
         for record in self.inputs.records:
             ours, theirs = without_marks(record.stand_in.__dict__), without_marks(record.real.__dict__)
             if type(record.stand_in) is not (_PARAMETER if isinstance(record.real, _PARAMETER) else torch.Tensor):
@@ -283,8 +283,8 @@ _RULES: dict[Any, Callable[[Facts, Asked, Any], Any]] = {
 
 
 @dataclasses.dataclass(slots=True)
-class _Held:
-    """An input whose `.grad` the stand-in has. `was_cleared`: the first thing that happened to it is that it went."""
+class _HeldGradient:
+    """An input with its `.grad` on the stand-in. `was_cleared`: the function set `.grad = None` before reading it."""
 
     record: InputRecord
     was_cleared: bool
@@ -296,7 +296,7 @@ class Gradients(Aspect):
 
     def __init__(self, inputs: Inputs, note: Callable[..., None], where: Callable[[], str]) -> None:
         self.inputs, self.note, self.where = inputs, note, where
-        self._held: dict[InputRecord, _Held] = {}
+        self._held: dict[InputRecord, _HeldGradient] = {}
         self._is_over = False  # the function has run
         self.values: list[torch.Tensor] = []  # that are left in `.grad`, once the function has run
         self.hooks: list[Any] = []  # that backwards inside call
@@ -304,7 +304,7 @@ class Gradients(Aspect):
     # ---------------------------------------------------------------- while the function runs
 
     def read(self, record: InputRecord) -> Any:
-        """What the program gets for `tensor.grad`."""
+        """The program's `tensor.grad`."""
         if record in self._held:
             found = own_gradient(record.stand_in)
             real = None if found is None else self.inputs.real_of(found)
@@ -328,7 +328,7 @@ class Gradients(Aspect):
             )
         if record not in self._held:
             self._note(record)
-            self._held[record] = _Held(record, was_cleared=value is None)
+            self._held[record] = _HeldGradient(record, was_cleared=value is None)
 
     def accumulating(self, roots: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
         """Context: autograd's engine adds the gradients of `roots` to `.grad`, and calls the hooks of tensors."""
@@ -358,11 +358,11 @@ class Gradients(Aspect):
         if grad is not None:
             self._know(record, grad)
             set_gradient(record.stand_in, self.inputs.adopt(grad))
-        self._held[record] = _Held(record, was_cleared=False)
+        self._held[record] = _HeldGradient(record, was_cleared=False)
 
     def _note(self, record: InputRecord) -> None:
-        """Each call is to find a gradient in `.grad`, or None, as this one does. PyTorch warns who asks no leaf: a part
-        of a wrapper subclass may be one in one call alone.
+        """Each call is to find a gradient in `.grad`, or None, as the present call does. PyTorch warns on a question to
+        a non-leaf: a part of a wrapper subclass may be a leaf in one call alone.
         """
         asked = "{0}.is_leaf and {0}" if record.real.is_leaf and not isinstance(record.source, PartOf) else "{}"
         self.note(record, f"{asked}.grad is {'None' if record.real.grad is None else 'not None'}", True)
@@ -381,7 +381,7 @@ class Gradients(Aspect):
     # ---------------------------------------------------------------- when it has run
 
     def finish(self) -> tuple[list[Any], list[str]]:
-        """The function has run: the `values`, and what people call their places. The stand-ins lose their `.grad`."""
+        """The function has run: the `values`, and their places' names for people. The stand-ins lose their `.grad`."""
         paths, self._is_over = [], True
         for held in self._held.values():
             record = held.record
@@ -454,6 +454,6 @@ def check_new_leaves(
 
 
 def _is_leaf(tensor: torch.Tensor) -> bool:
-    """Whether it was marked by itself. A view is not asked: that may give it another history, or raise."""
+    """Whether the tensor itself was marked. A view is not asked: the question may change its history, or raise."""
     base = base_of(tensor) if is_view(tensor) else None
     return tensor.requires_grad and (tensor.is_leaf if base is None else not base.requires_grad)

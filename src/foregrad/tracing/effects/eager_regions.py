@@ -1,8 +1,8 @@
 """Eager regions of a capture: each call of a marked function runs once on real tensors and is one operator of the tape.
 
-What the function is given is computed by the recorded prefix, as a value that the program branches on is. What its
-autograd graph leads to says which parameters it reached by itself: these become inputs of the operator, so they get
-their gradients as any other input does.
+The recorded prefix computes the function's arguments, like a value that the program branches on. The leaves of its
+autograd graph are the parameters that it reached by itself: these become inputs of the operator, so they get gradients
+like any input.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _Watch(ThreadDispatchMode):
         self.before: list[tuple[torch.Tensor, torch.Tensor]] = []  # what was written to, and what was in it
 
     def undo(self) -> None:
-        """Put back what was written to."""
+        """Undo the writes."""
         with plain_execution():
             for tensor, before in reversed(self.before):
                 tensor.copy_(before)
@@ -122,7 +122,7 @@ class EagerRegions(Aspect):
         )
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of a marked function, with stand-ins in it."""
+        """The result of a marked function, made of stand-ins."""
         recorder = self.recorder
         if is_inside_operator(recorder) and not isinstance(function, Collective):  # of a class: a part of the capture
             return function(*args, **kwargs)
@@ -160,7 +160,7 @@ class EagerRegions(Aspect):
         entries += [recorder.value_of(leaf).read(recorder.emit) for leaf in leaves]
         entry = self._entry(region, ran, (region.key, entries, decided, [d for size in sizes for d in size]), sizes)
         self.made.append(region)
-        values = _Linked.apply(_Call(self, region, entry, inputs, [tuple(t.shape) for t in inputs]), *inputs)
+        values = _Linked.apply(_RegionCall(self, region, entry, inputs, [tuple(t.shape) for t in inputs]), *inputs)
         count = len(values) - len(region.written or ())
         for index, value in zip(region.written or (), values[count:], strict=True):
             tensors[index].copy_(value)
@@ -182,7 +182,7 @@ class EagerRegions(Aspect):
         )
 
     def _decided(self) -> list[Entry]:
-        """What the program branched on before, as tensors."""
+        """The values that the program branched on before, as tensors."""
         made = self.recorder.decisions.made
         return [d.entry if d.is_tensor else self.recorder.number_tensor(d.entry, d.value) for d in made]
 
@@ -231,7 +231,7 @@ class EagerRegions(Aspect):
             known.add(storage_key(output))
 
     def returned(self, results: Sequence[Any], paths: Sequence[str]) -> None:
-        """The function has run: nothing that regions write to by themselves is used outside of them."""
+        """The function has run: the regions' own written tensors are not used outside."""
         for record in self.records if self._written else ():
             found = self._written.get(storage_key(record.real))
             if found is not None:
@@ -261,7 +261,7 @@ class EagerRegions(Aspect):
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class _Call:
+class _RegionCall:
     """One region on the tape; `shapes` are its inputs' at that time."""
 
     regions: EagerRegions
@@ -305,7 +305,7 @@ class _Linked(torch.autograd.Function):
     """Links the results of a region to its inputs."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *inputs: torch.Tensor) -> Any:
+    def forward(ctx: Any, call: _RegionCall, *inputs: torch.Tensor) -> Any:
         ctx.call = call
         ctx.set_materialize_grads(False)
         values = call.values()
@@ -316,7 +316,7 @@ class _Linked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        call: _Call = ctx.call
+        call: _RegionCall = ctx.call
         call.region.materializes = tuple(map(_leads_to_functions, call.inputs))
         backward = call.region.backward([gradient is not None for gradient in gradients])
         found: list[Any] = [None] * len(call.shapes)
@@ -331,11 +331,11 @@ class _Linked(torch.autograd.Function):
 def _leads_to_functions(tensor: torch.Tensor) -> bool:
     """Whether traced custom Functions are behind a tensor."""
     functions = (node for node in nodes_behind([tensor]) if isinstance(node, torch.autograd.function.BackwardCFunction))
-    return any(not isinstance(getattr(node, "call", None), _Call) for node in functions)
+    return any(not isinstance(getattr(node, "call", None), _RegionCall) for node in functions)
 
 
 class Once(torch.autograd.Function):
-    """What `make()` gives, which depends on `tensors`; `refuse()` where it is differentiated: Python is in no graph."""
+    """The result of `make()`, dependent on `tensors`; `refuse()` where it is differentiated: Python is in no graph."""
 
     @staticmethod
     def forward(ctx: Any, make: Callable[[], Any], refuse: Callable[[], NoReturn], *tensors: Any) -> Any:
@@ -355,7 +355,7 @@ def _name_of(function: Any) -> str:
 
 
 def _describe(region: Region, ran: Ran, inputs: Sequence[torch.Tensor]) -> None:
-    """Note what a run showed."""
+    """Note a run's findings."""
     starts = [*ran.starts, *ran.leaves]
     region.leaves = tuple(weakref.ref(leaf) for leaf in ran.leaves)
     region.input_layouts = tuple((t.dtype, t.device, tuple(range(t.dim()))) for t in inputs)
@@ -391,7 +391,7 @@ _Part = Callable[[Iterator[torch.Tensor], list[Any]], Any]
 
 class Arguments:
     """Arguments with their tensors taken out: `tensors`, in order. `is_old(object)`: it is older than the call, and
-    each call finds it again. Such a container is handed as it is, any other is made anew.
+    each call finds it again. An old container is handed over unchanged, any other is made anew.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_old: Callable[[Any], bool]) -> None:
@@ -401,8 +401,8 @@ class Arguments:
         self._build = self._opened((args, kwargs))
 
     def call(self, function: Callable[..., Any], tensors: list[torch.Tensor]) -> tuple[list[torch.Tensor], Any, str]:
-        """Call a function with these tensors in the arguments. Gives the tensors in its result, the rest of the result,
-        and what the function does with a container that was made for it and is not the program's.
+        """Call a function with the tensors in its arguments. Gives the result's tensors, the rest of the result, and
+        the function's deed to a container that was made for the call and is not the program's.
         """
         made: list[Any] = []
         given = self._build(iter(tensors), made)
@@ -452,7 +452,7 @@ class Arguments:
 
 
 def _is_frozen(cls: type | None) -> bool:
-    """Whether it is a dataclass that refuses to be written to: a copy of one is as good as the object."""
+    """Whether it is a frozen dataclass: a copy is as good as the object."""
     parameters = getattr(cls, "__dataclass_params__", None)
     return parameters is not None and parameters.frozen
 
@@ -468,7 +468,7 @@ def _opened(container: Any) -> Any:
 
 
 def _is_kept(made: list[Any]) -> bool:
-    """Whether anything else refers to one of these containers. Outer ones are behind those that they hold."""
+    """Whether anything else refers to one of the containers. Outer containers come behind their contents."""
     while made:
         if sys.getrefcount(made[-1]) > _REFERENCES:
             return True
@@ -490,7 +490,7 @@ class _At:
 
 
 def take_apart(result: Any, given: list[torch.Tensor]) -> tuple[list[torch.Tensor], tuple[Tree, list[Any]]]:
-    """The tensors among the leaves of a result, and the rest. Numbers, which may be others next time, are tensors."""
+    """The tensors among the leaves of a result, and the rest. Numbers, which may differ next time, are tensors."""
     leaves, tree = flatten(result)
     check_leaves(leaves, tree.paths("result"), "the eager region's")
     arguments = ById((tensor, index) for index, tensor in enumerate(given))
@@ -519,7 +519,7 @@ def take_apart(result: Any, given: list[torch.Tensor]) -> tuple[list[torch.Tenso
 
 
 def rebuilt(rest: tuple[Tree, list[Any]], arguments: Sequence[Any], values: Sequence[Any]) -> Any:
-    """A result with these arguments and values in it."""
+    """A result made of the arguments and values."""
     tree, leaves = rest
     return tree.unflatten([_leaf(leaf, arguments, values) for leaf in leaves])
 

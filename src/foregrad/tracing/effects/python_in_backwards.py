@@ -47,7 +47,7 @@ from .read_in_backwards import function_of, holds_state, reads_state
 
 
 def check_module_hooks(name: str, modules: Iterable[torch.nn.Module], knows: Callable[[Any], bool]) -> None:
-    """Raise where a hook in the backward of a module looks at state: a graph has what was there in the capture."""
+    """Raise where a hook in the backward of a module looks at state: a graph has the capture's state."""
     for hook in hooks_of(modules, in_backward=True) if torch.is_grad_enabled() else ():
         if reads_state(hook, knows):
             raise UnsupportedSideEffectError(
@@ -104,7 +104,7 @@ class CustomFunctions(Aspect):
                 raise _held_in(cls, "an object that the call gives back")
 
     def check_absent(self, name: str, tangents: int) -> None:
-        """Raise where a Function's backward is told which results have no gradient, and a caller may leave some out."""
+        """Raise where a Function's backward learns of results without a gradient, and a caller may leave some out."""
         for cls in self._applied if tangents > 1 else ():
             codes = [getattr(getattr(cls, part, None), "__code__", None) for part in ("forward", "setup_context")]
             asks = any("set_materialize_grads" in names_of(code).others for code in codes if code is not None)
@@ -123,9 +123,7 @@ class CustomFunctions(Aspect):
             raise CaptureAgain
 
     def failed(self, error: BaseException) -> bool:
-        """Whether the backwards of some are refused for `error`, and run as they are from now on: another run is to be
-        made.
-        """
+        """Whether `error` refuses some backwards, which run eagerly from now on: a further run is to be made."""
         # A region has aliases of its arguments: sizes and memory that its backward gives them are not the user's.
         if not (self.may_run and isinstance(error, UnsupportedError)) or isinstance(error, UnsupportedMutationError):
             return False
@@ -164,8 +162,8 @@ def codes_on_the_way(error: BaseException) -> Iterator[types.CodeType]:
 
 
 class EagerHooks(Aspect):
-    """The eager hooks of one run. `learned`: their functions, by what tells a hook (see `_key`); `made`: what the
-    graph's operators refer to.
+    """The eager hooks of one run. `learned`: their functions, by a hook's key (see `_key`); `made`: the objects behind
+    the graph's operators.
     """
 
     def __init__(
@@ -177,7 +175,7 @@ class EagerHooks(Aspect):
         self._met: dict[Any, Any] = {}
 
     def instead(self, hook: Any) -> Any:
-        """What is to be registered in the place of a hook."""
+        """The substitute to register for a hook."""
         key = _key(hook)
         if not self.may_run or self.recorder.in_backward:
             return hook
@@ -194,10 +192,10 @@ class EagerHooks(Aspect):
             return self.traced(hook)
         called = GradientHook(hook, str(getattr(hook, "__name__", type(hook).__name__)), self.recorder.where())
         self.made.append(called)
-        return _Call(self.recorder, called, key)
+        return _HookCall(self.recorder, called, key)
 
     def traced(self, hook: Any) -> Any:
-        """A hook of which the graph has what it does now."""
+        """A hook with its present actions in the graph."""
         if reads_state(hook, self.host.met):
             raise self._looks(f"put on a tensor or a node at {self.recorder.where()}")
         self._traced.append(hook)
@@ -215,7 +213,7 @@ class EagerHooks(Aspect):
         )
 
     def failed(self, error: BaseException) -> bool:
-        """Whether hooks are refused for `error`, and are eager from now on: another run is to be made."""
+        """Whether `error` refuses hooks, which are eager from now on: a further run is to be made."""
         if not isinstance(error, UnsupportedError) or isinstance(error, UnsupportedMutationError):
             return False
         refused = [*codes_on_the_way(error)]
@@ -226,7 +224,7 @@ class EagerHooks(Aspect):
 
 
 def _key(hook: Any) -> Any:
-    """What tells a hook in another run: its code. A method of a list has none, and the call itself reads that list."""
+    """A hook's key across runs: its code. A method of a list has no code, and the call itself reads the list."""
     return getattr(_function(hook), "__code__", None)
 
 
@@ -235,7 +233,7 @@ def _function(hook: Any) -> Any:
     return getattr(called, "__func__", called)
 
 
-class _Call:
+class _HookCall:
     """In the place of a hook, while the backward is recorded."""
 
     def __init__(self, recorder: Recorder, called: GradientHook, key: Any) -> None:
@@ -245,7 +243,7 @@ class _Call:
         return Once.apply(lambda: self.result(gradient), self.refuse, gradient)
 
     def result(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The stand-in of what the hook makes of a gradient."""
+        """The stand-in of the hook's result for a gradient."""
         recorder = self.recorder
         if is_wrapper(gradient):
             raise UnsupportedTensorError(
@@ -262,7 +260,7 @@ class _Call:
         return results[0]
 
     def refuse(self) -> NoReturn:
-        """What the hook gives is differentiated."""
+        """The hook's result is differentiated."""
         differentiated_twice.add(self.key)
         raise UnsupportedOpError(
             f"the hook `{self.called.name}` registered at {self.called.where} is differentiated, and it does what no "
@@ -287,7 +285,7 @@ _DEEPEST_HELD = 6
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class _Registered:
+class _RegisteredHook:
     """A hook of a tensor: its key in the tensor's table, the tensor's history by then, the user's line."""
 
     tensor: torch.Tensor
@@ -336,13 +334,13 @@ class RegisterHook(TensorEffect):
 class OwnHooks(Aspect):
     """The hooks that one run registered on its own tensors, in their order.
 
-    `inside`: positions of results with traced hooks. Each call registers the others: on inputs, which hand a hook the
-    gradients of all their uses, and on results.
+    `inside`: positions of results with traced hooks. Each call registers the rest: on inputs (a hook there gets the
+    gradients of all their uses), and on results.
     """
 
     def __init__(self, line: Callable[[], str]) -> None:
         self._line = line
-        self._registered: list[_Registered] = []
+        self._registered: list[_RegisteredHook] = []
         self._on_nodes: list[_OnNode] = []
         self._on_results: list[tuple[int, Callable[..., Any]]] = []
         self._on_inputs: list[tuple[InputRecord | WrapperInput, Callable[..., Any]]] = []
@@ -354,7 +352,7 @@ class OwnHooks(Aspect):
 
     def note(self, tensor: torch.Tensor, hook: Any, handle: Any) -> None:
         """`tensor.register_hook(hook)` gave `handle`."""
-        self._registered.append(_Registered(tensor, hook, handle.id, history_of(tensor), self._line()))
+        self._registered.append(_RegisteredHook(tensor, hook, handle.id, history_of(tensor), self._line()))
 
     def on_node(self, hook: Any, register: Callable[[Any], Any]) -> Any:
         """Register a hook on a node."""
@@ -371,7 +369,7 @@ class OwnHooks(Aspect):
         return [*on_inputs, *(RegisterHook(EffectTarget(at), hook) for at, hook in self._on_results)]
 
     def check_nodes(self, name: str) -> None:
-        """After the backward: hooks of nodes that it did not come to, which eager's backward may call.
+        """After the backward: hooks of nodes that it did not reach but eager's backward may call.
 
         Raises:
             UnsupportedSideEffectError: there is one.
@@ -433,7 +431,7 @@ class OwnHooks(Aspect):
                 _check_view(name, analysis.outputs[at])
                 self.inside.append(at)
 
-    def _take_back(self, registered: _Registered) -> None:
+    def _take_back(self, registered: _RegisteredHook) -> None:
         del registered.tensor._backward_hooks[registered.key]  # type: ignore[union-attr]
         self._registered.remove(registered)
 
@@ -451,15 +449,15 @@ def _hook_on_view(name: str, path: str) -> UnsupportedSideEffectError:
     )
 
 
-def _is_there(registered: _Registered) -> bool:
-    """Whether the hook was not removed, and is still one of the tensor's: a write in place leaves it with what was."""
+def _is_there(registered: _RegisteredHook) -> bool:
+    """Whether the hook was not removed, and is still the tensor's: a write in place leaves it with the former one."""
     hooks = registered.tensor._backward_hooks
     return hooks is not None and registered.key in hooks and history_of(registered.tensor) is registered.history
 
 
 def _names_containers(hook: Any) -> bool:
-    """Whether the code of a hook names lists and the like. What is in these is guarded: one that the hook adds to would
-    make a graph for each call.
+    """Whether the code of a hook names lists and the like. Their items are guarded: a container that the hook adds to
+    would make a graph for each call.
     """
     hook = _function(hook)
     if not isinstance(hook, types.FunctionType):
@@ -470,7 +468,7 @@ def _names_containers(hook: Any) -> bool:
 
 
 def outside_of(function: Any) -> IdSet[Any]:
-    """What a function closes over, with the functions among that: cells, contents, objects of methods."""
+    """A function's closed-over objects, inner functions included: cells, contents, objects of methods."""
     found: IdSet[Any] = IdSet()
     waiting = [function]
     while waiting:
@@ -488,9 +486,9 @@ def outside_of(function: Any) -> IdSet[Any]:
 def needs_nothing(
     value: Any, outside: IdSet[Any], knows: Callable[[Any], bool] = lambda _: False, depth: int = 0
 ) -> bool:
-    """Whether a hook, or what it holds, holds nothing that the run made: tensors, symbolic numbers, lists.
+    """Whether a hook and its contents hold nothing that the run made: tensors, symbolic numbers, lists.
 
-    `knows`: what else is certain not to be of the run.
+    `knows`: whether a further object is certainly not of the run.
     """
     if is_stand_in(value) or is_symbolic(value) or depth > _DEEPEST_HELD:
         return False

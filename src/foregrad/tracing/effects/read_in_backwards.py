@@ -1,11 +1,10 @@
-"""What Python that a backward runs looks at: what is there when it runs.
+"""The reads of Python that a backward runs: state at the time of the backward.
 
-What its code names is looked at, one helper function after the other.
-Objects, containers and closure cells that are older than the call may be others by the time of the backward; so may the
-numbers that are globals of a script, or that some function assigns. A number that is a global of a module, and that no
-function there assigns, is taken for a constant, and so are a table of an installed package and a number in a variable
-of an enclosing function that the code itself does not assign: somebody may still set these between a forward and its
-backward.
+The names in its code are followed, one helper function after the other. Objects, containers and closure cells that are
+older than the call may change before the backward; so may numbers that are globals of a script, or that some function
+assigns. A number that is a global of a module, and that no function there assigns, is taken for a constant, and so are
+a table of an installed package and a number in a variable of an enclosing function that the code itself does not
+assign: somebody may still set these between a forward and its backward.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ _NO_STATE = (types.ModuleType, types.BuiltinFunctionType, torch.Tensor)  # of te
 
 
 def reads_state(value: Any, knows: Callable[[Any], bool], depth: int = _DEEPEST) -> bool:
-    """Whether code looks at something besides its arguments that may be another when it runs. `knows(object)`: it is
-    older than the call.
+    """Whether code looks at objects besides its arguments that may change before it runs. `knows(object)`: it is older
+    than the call.
     """
     value, held = function_of(value, knows)
     named = names_of(value.__code__).others if hasattr(value, "__code__") else frozenset()
@@ -90,7 +89,7 @@ def function_of(value: Any, knows: Callable[[Any], bool]) -> tuple[Any, list[Any
 
 
 def _is_state(value: Any, named: frozenset[str], knows: Callable[[Any], bool], depth: int) -> bool:
-    """Whether an object that code holds is older than the call and may be another; of what can't, what is in it."""
+    """Whether an object that code holds is older than the call and may change; a constant object is searched inside."""
     if isinstance(value, tuple):
         return any(_is_state(item, named, knows, depth) for item in stored(value))
     parameters = getattr(type(value), "__dataclass_params__", None)
@@ -100,7 +99,7 @@ def _is_state(value: Any, named: frozenset[str], knows: Callable[[Any], bool], d
 
 
 def holds_state(held: dict[str, Any], backward: Any, knows: Callable[[Any], bool]) -> bool:
-    """Whether a context holds something that its backward looks at and that may be another by then."""
+    """Whether a context holds an object that its backward looks at and that may change before."""
     code = getattr(backward, "__code__", None)
     named = frozenset() if code is None else names_of(code).others
     return any(_is_state(value, named, knows, _DEEPEST) for name, value in held.items() if name in named)
@@ -132,7 +131,7 @@ def _method_reads(owner: type, method: Any, knows: Callable[[Any], bool], depth:
 
 
 def _held(module: torch.nn.Module, name: str) -> Any:
-    """An attribute of a module: a parameter, buffer, submodule, or what its `__dict__` or its class holds."""
+    """An attribute of a module: a parameter, buffer, submodule, or an item of its `__dict__` or its class."""
     table = module.__dict__
     tables = (table.get("_parameters"), table.get("_buffers"), table.get("_modules"), table)
     classes = (vars(base) for base in type(module).__mro__ if not is_of_library(base))
@@ -140,7 +139,7 @@ def _held(module: torch.nn.Module, name: str) -> Any:
 
 
 def _is_stored(name: str, code: types.CodeType) -> bool:
-    """Whether a function, or one inside of it, assigns a variable of an enclosing function."""
+    """Whether a function or an inner function assigns a variable of an enclosing function."""
     inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     stores = ("STORE_DEREF", name) in {(i.name, i.value) for i in instructions_of(code)}
     return stores or any(_is_stored(name, other) for other in inner)

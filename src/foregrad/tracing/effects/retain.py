@@ -1,4 +1,4 @@
-"""`retain_grad()` on a result or an input, which each compiled call makes as well.
+"""`retain_grad()` on a result or an input: each compiled call makes it too.
 
 Results computed inside from a tensor that retains its gradient are refused: that tensor would get no whole gradient.
 """

@@ -1,10 +1,9 @@
-"""Functionalization: which entry holds the current value of each tensor, through views and mutations.
+"""Functionalization: the entry with the current value of each tensor, through views and mutations.
 
-Every fake tensor the user's function touches has a `Value`. Values over one memory share a `Storage`; all but its
-root are views, each remembering the view operator and the value it is a view of. A write to any of them is
-written back, view by view, into the root (`views.write_back`) and moves the storage's generation; a value from
-an older generation replays its view from the root when it is next read. So the tape stays free of mutation, and
-a view nobody reads again costs nothing.
+Every fake tensor the user's function touches has a `Value`. Values over one memory share a `Storage`; all but its root
+are views, each remembering its view operator and base value. A write to any value is written back, view by view, into
+the root (`views.write_back`) and moves the storage's generation; a value from an older generation replays its view from
+the root when it is next read. So the tape stays free of mutation, and a view nobody reads again costs nothing.
 
 The entry of a root always has eager's own strides (a functional result laid out otherwise is copied into
 them), so that replayed views are valid wherever eager's were.
@@ -33,7 +32,7 @@ now = itertools.count(1).__next__
 
 
 class Change(NamedTuple):
-    """A memory was changed through `tensor`, whose version counter tells of it: elements are written, or none, or else
+    """A memory was changed through `tensor`, and its version counter moves: elements are written, perhaps none, or
     (`is_write` is False) sizes change, or a history ends.
     """
 
@@ -46,7 +45,7 @@ class Change(NamedTuple):
 class Storage:
     """The memory that some values share. `generation` counts the writes; `root` is the value it was made as.
 
-    `changes`: what autograd can tell apart. `written_at`: when elements were last written, or none of them.
+    `changes`: the changes that autograd tells apart. `written_at`: the time of the last write, of an empty write too.
     """
 
     root: Value
@@ -67,7 +66,7 @@ class Storage:
         return self.changes[-1].at if self.changes else 0
 
     def changes_of(self, tensor: torch.Tensor) -> list[Change]:
-        """The changes that count for `tensor`: a write through `.data` moves another version counter."""
+        """The changes that count for `tensor`: a write through `.data` moves a counter of its own."""
         return [c for c in self.changes if c.tensor is tensor or share_counters(c.tensor, tensor)]
 
     def note_write(self, tensor: torch.Tensor) -> None:
@@ -77,9 +76,9 @@ class Storage:
 
 
 class Value:
-    """What one fake tensor holds. `entry` is right while `generation` is the storage's.
+    """One fake tensor's value. `entry` is right while `generation` is the storage's.
 
-    `became`: what that tensor holds since its sizes were changed in place.
+    `became`: the tensor's value since its sizes changed in place.
     """
 
     __slots__ = (
@@ -127,7 +126,7 @@ class Value:
 
     @property
     def is_apart(self) -> bool:
-        """Whether no other value ever shared this one's memory."""
+        """Whether no other value ever shared the value's memory."""
         return self._storage is None and self.became is None
 
     def forget_memory(self) -> None:
@@ -145,12 +144,12 @@ class Value:
 
     @property
     def is_by_layout(self) -> bool:
-        """Whether this is a view by strides, which may go past the edges of what it was taken of."""
+        """Whether the value is a view by strides: it may go past its base's edges."""
         return self.view is not None and self.view.op is aten.as_strided.default and not self.view.is_member
 
     @property
     def is_past_the_edges(self) -> bool:
-        """Whether this is a view by strides of elements that what it is taken of does not have."""
+        """Whether the value is a view by strides of elements outside its base."""
         return self.is_by_layout and not self.parent.spec.holds(self.spec)  # type: ignore[union-attr]
 
     def read(self, emit: Emit) -> Entry:
@@ -172,7 +171,7 @@ class Value:
         return entry
 
     def separate(self, emit: Emit) -> None:
-        """A copy in place of what was another tensor's value too: the root's own memory."""
+        """A copy in place of a value shared with a second tensor: the root's own memory."""
         entry = self.entry
         assert entry is not None
         starts_late = isinstance(entry.spec, TensorSpec) and entry.spec.offset != 0 and self.spec.is_dense
@@ -186,7 +185,7 @@ class Value:
         self.storage.last_scatter = None
 
     def _seen(self) -> Value:
-        """What this is a view of; for one by strides, the nearest that has all of its elements."""
+        """The value's base; for a view by strides, the nearest base with all of its elements."""
         parent = self.parent
         assert parent is not None
         if self.is_by_layout and self.spec.is_static:
@@ -200,7 +199,7 @@ class Value:
         return self.parent  # type: ignore[return-value]
 
     def write(self, emit: Emit, new: Entry) -> None:
-        """This value becomes `new`, and with it everything that shares its memory."""
+        """The value becomes `new`, as does everything that shares its memory."""
         storage = self.storage
         self.is_written_through = True
         if self.spec.numel == 0:
@@ -224,7 +223,7 @@ class Value:
             self.generation = storage.generation
 
     def mark_written(self) -> None:
-        """Note a write to this value that is not written back view by view."""
+        """Note a write to the value that is not written back view by view."""
         at: Value | None = self
         while at is not None:
             at.is_written_through = True
@@ -261,7 +260,7 @@ class Value:
 
 
 def _is_like(spec: TensorSpec, other: TensorSpec) -> bool:
-    """Whether views of the one are those of the other."""
+    """Whether both have equal views."""
     bits = (spec.conj, spec.neg) == (other.conj, other.neg)
     return bits and spec.stride == other.stride and spec.shape == other.shape
 
@@ -271,7 +270,7 @@ def _is_like(spec: TensorSpec, other: TensorSpec) -> bool:
 
 
 def chain_of(value: Value) -> list[Value]:
-    """The value, what it is a view of, and so on."""
+    """The value, its base, and so on."""
     chain = [value]
     while chain[-1].parent is not None:
         chain.append(chain[-1].parent)
@@ -279,7 +278,7 @@ def chain_of(value: Value) -> list[Value]:
 
 
 def is_from_custom_function(value: Value, tensor: torch.Tensor) -> bool:
-    """Whether one of the views that led to it is what a custom Function returned: its history is the Function's."""
+    """Whether a custom Function returned one of the views that led to the value: its history is the Function's."""
     chain, node = chain_of(value), history_of(tensor)
     inputs = [link.fake for link in chain if link.fake is not None and (link.view is None or link.view.made is None)]
     ends = list(map(history_of, inputs))  # the stand-in of a tensor that is no leaf is a Function's result itself
@@ -293,7 +292,7 @@ def is_from_custom_function(value: Value, tensor: torch.Tensor) -> bool:
 
 
 def memory_root(entry: Entry) -> Entry:
-    """The entry whose memory this one is in when the graph runs: through views back to what made it."""
+    """The owner of an entry's memory when the graph runs: through views back to the entry that made the memory."""
     while True:
         target = entry.target
         if target is None or not entry.args:
@@ -337,7 +336,7 @@ At = tuple[int, int | None]  # an argument by position, and for a list of tensor
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StorageExtent:
-    """Where a tensor lies: in which of the memories, its layout, and how many bytes from the memory's start."""
+    """A tensor's place: the memory's number, the layout, and the bytes from the memory's start."""
 
     memory: int
     spec: TensorSpec
@@ -355,7 +354,7 @@ class StorageExtent:
 
 
 def extent_of(value: Value, memory: int) -> StorageExtent | None:
-    """Where `value` lies in what its root spans; None where it goes past that, or where sizes vary."""
+    """The place of `value` in its root's span; None where it goes past the span, or where sizes vary."""
     spec, root = value.spec, value.root.spec
     if not (spec.is_static and root.is_static):
         return None
@@ -368,8 +367,8 @@ def extent_of(value: Value, memory: int) -> StorageExtent | None:
 class RunOnStorageCopies:
     """`op` run on copies of memories: `call(*memories, *arguments)` -> (results that `op` made, the memories after it).
 
-    `memories`: what the first arguments look like; they come back laid out so. `places`: the arguments of `op`, by
-    position in its schema and index in a list, that lie in one of them; None is given for those.
+    `memories`: the layouts of the first arguments; they come back in these layouts. `places`: the arguments of `op` in
+    the memories, by position in its schema and index in a list; None is passed in their place.
     """
 
     def __init__(self, op: Any, memories: tuple[TensorSpec, ...], places: dict[At, StorageExtent]) -> None:
@@ -412,7 +411,7 @@ class RunOnStorageCopies:
 
 
 def _copied(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """A copy of a tensor and of what lies between its elements, without its bits."""
+    """A copy of a tensor and of the gaps between its elements, without its bits."""
     tensor = _with_bits(tensor, spec)
     copy = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
     if tensor.stride() == spec.stride:

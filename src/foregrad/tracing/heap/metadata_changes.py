@@ -1,6 +1,6 @@
 """Operators that change sizes, strides or memory of a tensor in place, recorded as the view or tensor it becomes.
 
-The log of what happens in place is kept here, `detach_` too.
+The log of changes in place is kept here, `detach_` too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 
 class MetadataChanges:
-    """What happens to tensors in place besides writes to their elements. `log`: all of it, in program order."""
+    """Changes of tensors in place besides writes to their elements. `log`: all changes, in program order."""
 
     def __init__(self, recorder: Recording) -> None:
         self.recorder = recorder
@@ -35,7 +35,7 @@ class MetadataChanges:
         self._unclear: list[tuple[Storage, Exception, int | None]] = []  # see `differs_by_place`
 
     def run(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
-        """t_, squeeze_, as_strided_, resize_: the tensor becomes another view, or another tensor."""
+        """t_, squeeze_, as_strided_, resize_: the tensor becomes a different view, or a different tensor."""
         rec, func = self.recorder, info.op
         name = func._schema.name
         if name == "aten::set_":
@@ -60,10 +60,10 @@ class MetadataChanges:
     def resizes(
         self, tensor: torch.Tensor, value: Value, *, is_swap: bool = False, until_written: bool = False
     ) -> None:
-        """The sizes or the memory of a tensor, which has this value, are about to change in place. `until_written`:
-        views are what they were as long as their memory is not written to.
+        """The sizes or the memory of a tensor with the `value` are about to change in place. `until_written`: views
+        keep their values until a write to their memory.
 
-        Autograd takes views again by their operators: of what is no more, where the tensor is a view or has some.
+        Autograd takes views again by their operators: of a vanished base, where the tensor is a view or has views.
         """
         fakes = [v.fake for v in self.recorder.values.values() if v.fake is not None and v.fake is not tensor]
         is_alone = not is_view(tensor) and not any(is_view(fake) and base_of(fake) is tensor for fake in fakes)
@@ -72,14 +72,14 @@ class MetadataChanges:
             self.differs_by_place(value.storage, refused, value.storage.generation if until_written else None)
 
     def differs_by_place(self, storage: Storage, refused: Exception, unwritten: int | None = None) -> None:
-        """In this memory a view has another place than its operators tell: `refused` is raised once gradients flow, and
-        once the memory is no more at the generation `unwritten`, if one is given.
+        """The memory has a view at a place that differs from its operators': `refused` is raised once gradients flow,
+        and once the memory leaves the generation `unwritten`, if given.
         """
         self._unclear.append((storage, refused, unwritten))
         self.check_places()
 
     def check_places(self) -> None:
-        """Raise where something requires grad in a memory in which a view has another place than operators tell."""
+        """Raise where a tensor requires grad in a memory with a view at a place that differs from its operators'."""
         for storage, refused, unwritten in self._unclear:
             if storage.generation == unwritten:
                 continue
@@ -124,7 +124,7 @@ class MetadataChanges:
         self.changed_at[tensor] = self.recorder.origins.here()
 
     def exchanged(self) -> set[Storage]:
-        """The memories that tensors were given by `.data = ...`, and those that they had before."""
+        """The memories assigned by `.data = ...`, and the tensors' former memories."""
         values = ((old, self.recorder.value_of(tensor)) for tensor, old in self.replaced.items())
         return {value.storage for pair in values for value in pair}
 
@@ -161,7 +161,7 @@ class MetadataChanges:
         return out
 
     def require_unshared(self, value: Value, what: str) -> None:
-        """Raise for a tensor that is given more memory while another one shares what it has."""
+        """Raise for a tensor that gets more memory while a second tensor shares its present memory."""
         rec = self.recorder
         # A new tensor reaches the program through a detach: what it was detached from is nobody's.
         chain = [value]
@@ -188,7 +188,7 @@ SOMETHING = Handle("")  # the source of memory that is not known yet
 
 
 class Event(NamedTuple):  # whose `__new__` Dynamo leaves alone, unlike a dataclass's `__init__`, that gets tensors
-    """It happened to `tensor`, which was `value` until then, at the time `at`.
+    """A change of `tensor` at the time `at`; `value` is its value until then.
 
     `required_grad`: so it did until then. `after`: what it is since it was given other memory.
     """
@@ -212,14 +212,14 @@ class Event(NamedTuple):  # whose `__new__` Dynamo leaves alone, unlike a datacl
 
 
 class EventLog:
-    """`events`: what happened to tensors, but for writes of their elements, in program order."""
+    """`events`: changes of tensors besides writes of their elements, in program order."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
         self._of: ById[torch.Tensor, list[Event]] = ById()
 
     def note(self, effect: Effect, tensor: torch.Tensor, value: Value, after: Value | None = None) -> int:
-        """Note what happens to a tensor, which is `value`: when."""
+        """Note a change of a tensor with the `value`; returns its time."""
         event = Event(now(), effect, tensor, value, tensor.requires_grad, after)
         self.events.append(event)
         self._of.setdefault(tensor, []).append(event)

@@ -22,7 +22,7 @@ _LIMIT_BYTES = 1 << 26
 
 
 def check_view(source: torch.Tensor, size: Any) -> None:
-    """Raise what `source.view(size)` raises for a tensor of these strides."""
+    """Raise the error of `source.view(size)` for the tensor's strides."""
     if not source.is_contiguous() and not is_symbolic_tensor(source) and not has_symbolic(size):
         torch.empty_strided(source.size(), source.stride(), device="meta").view(size)
 
@@ -35,7 +35,7 @@ def check_lists(targets: list[torch.Tensor], origins: Origins) -> None:
 
 
 def check_write(func: Any, args: Any, kwargs: Any, targets: list[torch.Tensor]) -> None:
-    """Raise what the kernel raises about elements of `targets` that share their place with others, and dtypes."""
+    """Raise the kernel's error about elements of `targets` that share a place, and about dtypes."""
     if not _is_suspicious(func, targets, args) or any(map(is_symbolic_tensor, (*targets, *tensors_in(args)))):
         return
     try:
@@ -52,7 +52,7 @@ def _has_other_dtype(func: Any, args: Any) -> bool:
 
 
 def _answers_apart(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether the kernel answers for the same sizes where no two elements share a place: else zeros don't suit it."""
+    """Whether the kernel answers for equal sizes without shared places: else zeros don't suit it."""
     try:
         ask_kernel(func, args, kwargs, apart=True)
     except Exception:
@@ -61,7 +61,7 @@ def _answers_apart(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def check_cast(source: torch.dtype, target: torch.dtype) -> None:
-    """Raise what kernels raise where a result does not go into the tensor that it is to be written to."""
+    """Raise the kernels' error for a result that does not fit its target."""
     if not torch.can_cast(source, target):
         raise RuntimeError(
             f"result type {_type_name(source)} can't be cast to the desired output type {_type_name(target)}"
@@ -69,7 +69,7 @@ def check_cast(source: torch.dtype, target: torch.dtype) -> None:
 
 
 def _type_name(dtype: torch.dtype) -> str:
-    """What C++ calls it in messages: `Float`, `Long`."""
+    """A dtype's name in C++ messages: `Float`, `Long`."""
     return _TYPE_NAMES.get(dtype, str(dtype).removeprefix("torch.").capitalize())
 
 
@@ -109,7 +109,7 @@ def is_symbolic_tensor(value: Any) -> bool:
 
 
 def ask_kernel(op: Any, args: Any, kwargs: Any, *, apart: bool = False) -> Any:
-    """What the operator's kernel returns on zeros laid out like the fakes among the arguments, or raises.
+    """The result, or error, of the operator's kernel on zeros laid out like the fakes among the arguments.
 
     `apart`: laid out densely, each in memory of its own, also a tensor that is there twice.
     NotImplemented where they would take too much memory, or random numbers that other threads draw too.
@@ -127,7 +127,7 @@ def ask_kernel(op: Any, args: Any, kwargs: Any, *, apart: bool = False) -> Any:
 
 
 class _Replicas:
-    """Zeros laid out like fakes, one for each, sharing memory as they do. `nbytes` counts what they would take."""
+    """Zeros laid out like fakes, one for each, sharing memory as they do. `nbytes` counts their bytes."""
 
     def __init__(self) -> None:
         self.nbytes = 0

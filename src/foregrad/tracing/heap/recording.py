@@ -1,6 +1,6 @@
-"""What the parts of a capture may ask of the recorder that they belong to.
+"""The recorder's services for the parts of a capture.
 
-The recorder hands itself to its parts, which live in rooms below its own: this is all that they know of it.
+The recorder hands itself to its parts in the rooms below its own; they know no more than the protocol here.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class StateOfRun(Protocol):
 
 
 class Host(Hooks):
-    """What a recorder, the mode of stand-ins and the patches ask of the capture, or the derivative, that they work for.
+    """The questions of a recorder, the mode of stand-ins and the patches to their capture or derivative.
 
-    `name`: the function's. `written`: inputs that its backward is known to write. `learned`: what earlier runs
-    of the capture found out.
+    `name`: the function's. `written`: inputs that its backward is known to write. `learned`: the facts from earlier
+    runs of the capture.
     """
 
     name: str
@@ -72,15 +72,15 @@ class Host(Hooks):
     reads: Any  # the places that the run looked at of Python's state
 
     def knows(self, value: Any) -> bool:
-        """Whether an object is older than the call, and the same in all calls."""
+        """Whether an object is older than the call, and one object in all calls."""
         raise NotImplementedError
 
     def met(self, value: Any) -> bool:
-        """Whether an object is older than the run: an argument's, too, which a caller may change."""
+        """Whether an object is older than the run: also an argument's object, though callers may change it."""
         raise NotImplementedError
 
     def varies(self, value: Any) -> bool:
-        """Whether an object is an argument, or among one's items: another object in each call."""
+        """Whether an object is an argument or an argument's item: a different object in each call."""
         raise NotImplementedError
 
     def gives_back(self, value: Any) -> bool:
@@ -88,14 +88,14 @@ class Host(Hooks):
         raise NotImplementedError
 
     def pause(self) -> None:
-        """What runs until `go_on` is no code of the program's, and is not observed."""
+        """Code that runs until `go_on` is not the program's, and is not observed."""
 
     def go_on(self) -> None:
         """The end of `pause`."""
 
     def changed_since(self) -> Callable[[], str | None]:
-        """What tells, of all that the function does from now on, the first that a second run would do again: a write to
-        an input or to Python's state, a draw. It gives None where there is nothing.
+        """A function that names the first action from now on that a second run would make again: a write to an input or
+        to Python's state, a draw. It gives None without such an action.
         """
         raise NotImplementedError
 
@@ -116,7 +116,7 @@ class Host(Hooks):
         return context
 
     def accumulating(self, roots: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
-        """The context in which gradients of `roots` are added to `.grad`."""
+        """The context for adding gradients of `roots` to `.grad`."""
         return contextlib.nullcontext()
 
     def past_the_edges(self, root: Value) -> None:
@@ -127,21 +127,21 @@ class Host(Hooks):
         return None
 
     def on_missing(self, root: Value, where: str) -> None:
-        """A backward writes to what it was not known to write."""
+        """A backward writes to an input that it was not known to write."""
 
     def on_mark(self, tensor: torch.Tensor, requires_grad: bool) -> bool:
-        """Before `tensor.requires_grad_()`, or an assignment to it: whether it is done."""
+        """Before `tensor.requires_grad_()`, or an assignment: whether to do it."""
         return False
 
     def on_detach(self, tensor: torch.Tensor, run: Callable[[], Any]) -> None:
-        """In place of `tensor.detach_()`, which is `run()`."""
+        """In place of `tensor.detach_()`; `run()` does it."""
         run()
 
     def on_hook(self, tensor: torch.Tensor, hook: Any, handle: Any) -> None:
         """A hook was registered on a tensor."""
 
     def hook_instead(self, hook: Any) -> Any:
-        """What is registered in place of a hook."""
+        """The substitute that is registered for a hook."""
         return hook
 
     def on_gradient(self, *args: Any, **kwargs: Any) -> None:
@@ -159,14 +159,14 @@ class OpaqueTensors(Protocol):
     """The aspect that owns a recorder's tensors without a known memory."""
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What an operator gives for such a tensor among its arguments; `NotImplemented` where there is none."""
+        """An operator's result for a tensor of the kind among its arguments; `NotImplemented` where there is none."""
 
     def refused(self) -> Exception:
-        """The error for a use of such a tensor that no graph holds."""
+        """The error for a use of the tensor that no graph holds."""
 
 
 class Recording(Protocol):
-    """See `Recorder`, which is the only one."""
+    """See `Recorder`, the only implementation."""
 
     host: Host
     fake_mode: FakeTensorMode

@@ -1,4 +1,4 @@
-"""What a capture knows of each of its inputs."""
+"""A capture's knowledge of each input."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .alias import Value
 
 
 class InputRecord:
-    """One tensor input: the real tensor, its stand-in, the leaf its gradient is taken at, and what is on the tape."""
+    """One tensor input: the real tensor, its stand-in, the leaf its gradient is taken at, and its entry on the tape."""
 
     __slots__ = (
         "argument",
@@ -57,7 +57,7 @@ class InputRecord:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NumberRecord:
-    """An argument that is a number and may be another: a symbolic integer, or a float, which is read off a tensor."""
+    """An argument that is a varying number: a symbolic integer, or a float that is read off a tensor."""
 
     entry: Entry
     argument: int
@@ -82,7 +82,7 @@ def is_no_grad_view(record: InputRecord) -> bool:
 
 
 def is_written_with_history(record: InputRecord) -> bool:
-    """Whether autograd knows of a write: it then gave the tensor, or what it is a view of, another history."""
+    """Whether autograd knows of a write: it then changed the history of the tensor or of its base."""
     stand_in = record.stand_in
     if not stand_in.requires_grad or not allows_writes(stand_in):
         return False

@@ -1,4 +1,4 @@
-"""What is refused about memory and gradients, one function a rule: each is a row of docs/limits.md.
+"""Refusals about memory and gradients, one function a rule: each is a row of docs/limits.md.
 
 `what` begins the sentence: `args[0]`, `the output out[1]`. `where`: the user's line.
 """
@@ -9,7 +9,7 @@ from ...errors import UnsupportedAliasError, UnsupportedMutationError
 
 
 def of_exchanged_memory(what: str, where: str = "") -> UnsupportedAliasError:
-    """A result that PyTorch takes for a view of what its memory, or that of its base, was before."""
+    """A result that PyTorch takes for a view of its own or its base's former memory."""
     return UnsupportedAliasError(
         f"{what} is, or shares memory with, a view whose memory or that of its base was exchanged or resized in place "
         f"(`.data = ...`, `resize_`){_at(where)}: PyTorch takes it for a view of what was there before. Return a copy."
@@ -17,7 +17,7 @@ def of_exchanged_memory(what: str, where: str = "") -> UnsupportedAliasError:
 
 
 def detached_and_written(what: str, where: str = "") -> UnsupportedAliasError:
-    """A view of memory that is detached, and written with gradients: its history is another than what is in it."""
+    """A view of memory that is detached, and written with gradients: its history differs from its contents."""
     return UnsupportedAliasError(
         f"{what} is in memory that is detached in the call, or copied by `reshape`, and written with gradients"
         f"{_at(where)}: PyTorch gives it "
@@ -34,7 +34,7 @@ def taken_before(what: str, where: str = "") -> UnsupportedAliasError:
 
 
 def set_in_place(where: str) -> UnsupportedMutationError:
-    """`set_` gives a tensor other memory, which counts as a write of it and has no derivative."""
+    """`set_` replaces a tensor's memory: it counts as a write and has no derivative."""
     return UnsupportedMutationError(
         f"`set_` at {where} gives a tensor other memory. Assign to `.data`, copy the elements (`copy_`), or do it "
         "outside the compiled function. (LSTM, GRU and RNN of cuDNN do it with their weights.)"
@@ -42,7 +42,7 @@ def set_in_place(where: str) -> UnsupportedMutationError:
 
 
 def given_to_a_view(where: str) -> UnsupportedMutationError:
-    """What a view is of stays to autograd what it was, whatever memory the view is given."""
+    """Autograd keeps a view's base, even if the view gets a new memory."""
     return UnsupportedMutationError(
         f"`.data = ...` at {where} gives other memory to a view, or to a tensor that shares the memory of an argument. "
         "Copy the elements (`copy_`), or assign to the base."
@@ -58,7 +58,7 @@ def changed_with_gradients(what: str, where: str) -> UnsupportedMutationError:
 
 
 def resized_with_gradients(where: str) -> UnsupportedMutationError:
-    """Autograd takes a view again by its operators: not once its sizes, or those of its base, are others."""
+    """Autograd takes a view again by its operators: not after its own or its base's sizes changed."""
     return UnsupportedMutationError(
         f"sizes of an argument, of a view, or of a tensor that has views are changed in place (`squeeze_`, `t_`, "
         f"`resize_`) at {where}, and gradients flow to what is in that memory. Change sizes out of place, as in "
@@ -67,7 +67,7 @@ def resized_with_gradients(where: str) -> UnsupportedMutationError:
 
 
 def past_the_edges(where: str = "") -> UnsupportedAliasError:
-    """A view that eager takes by its place in memory, which is another than its operators tell autograd."""
+    """A view that eager takes by its place in memory, not the place that autograd derives from its operators."""
     return UnsupportedAliasError(
         f"a view{_at(where)} goes past the edges of what it is taken of (`as_strided`), or what it is taken of has "
         "several elements in one place (`expand`), and gradients flow to that memory or it is written: take it of what "
@@ -85,7 +85,7 @@ def written_by_lists(what: str, where: str) -> UnsupportedAliasError:
 
 
 def in_some_backwards(what: str) -> UnsupportedMutationError:
-    """What a backward does besides giving gradients, each backward of the function does."""
+    """A backward's effects happen in each backward of the function."""
     return UnsupportedMutationError(
         f"{what} has a side effect (it writes to tensors or checks values) that only some backward passes run. Write "
         "in each backward, detach the part that raises or leads to no input, or write outside."
@@ -93,7 +93,7 @@ def in_some_backwards(what: str) -> UnsupportedMutationError:
 
 
 def written_by_backward(what: str, where: str, why: str) -> UnsupportedMutationError:
-    """A backward writes to elements, of what nobody has changed by then, or shares."""
+    """A backward writes to elements of an unchanged or a shared tensor."""
     return UnsupportedMutationError(
         f"{where} writes to {what}, {why}. Write to the elements of a tensor of its own or a copy, under "
         "torch.no_grad() or detached."
@@ -101,7 +101,7 @@ def written_by_backward(what: str, where: str, why: str) -> UnsupportedMutationE
 
 
 def changed_wrapper(what: str) -> UnsupportedMutationError:
-    """Of a wrapper subclass, plain tensors in it are written, and nothing else changes."""
+    """Only the plain tensors of a wrapper subclass may be written; nothing else may change."""
     return UnsupportedMutationError(
         f"{what}: this changes its history, sizes, metadata or inner tensors. Write under "
         "torch.no_grad(), or do that outside the compiled function."

@@ -1,4 +1,4 @@
-"""View operators: how a view is written back into what it is of, and how it is taken again of another value.
+"""View operators: how a view is written back into its base, and how it is taken again of a new base.
 
 `write_back(emit, op, args, base, new)` returns the entry of the base with the viewed elements replaced by `new`.
 Selections have scatter counterparts that keep the base's strides; rearrangements are undone by the opposite one.
@@ -135,7 +135,7 @@ def _as_real(emit: Emit, _args: tuple[Any, ...], _b: Entry, _s: TensorSpec, new:
 
 
 def _with_bits_of(base: TensorSpec, emit: Emit, new: Entry) -> Entry:
-    """Without the conjugate and negative bits that the base does not have: what is written comes to be the base."""
+    """Without the conjugate and negative bits that the base lacks: the written value becomes the base."""
     spec = new.spec
     assert isinstance(spec, TensorSpec)
     return emit(aten.clone.default, new) if (spec.conj, spec.neg) > (base.conj, base.neg) else new
@@ -191,7 +191,7 @@ _SELECTIONS = {_select, _slice, _diagonal, _split, _split_sizes, _unbind}
 
 
 def is_bijection(op: Any) -> bool:
-    """Whether the view has all of the elements of what it is a view of."""
+    """Whether the view has all of its base's elements."""
     rule = _RULES.get(op)
     return rule is not None and rule not in _SELECTIONS
 
@@ -200,7 +200,7 @@ _LAYOUT_KEPT = {_transpose, _t, _permute, _identity, _conj, _neg}
 
 
 def undone(view: Entry, copy: Entry) -> Entry | None:
-    """What `view` was taken of, from a copy of the view; None where that is no matter of rearranging it."""
+    """The base of `view`, from a copy of the view; None where rearranging does not give the base."""
     rule = _RULES.get(view.target)
     base = view.args[0] if rule is not None else None
     if rule is None or not isinstance(base, Entry) or not isinstance(base.spec, TensorSpec):
@@ -236,7 +236,7 @@ def write_back(
 
 
 def moved(spec: TensorSpec, offset: Any) -> TensorSpec:
-    """The spec at another place in memory."""
+    """The spec at a new place in memory."""
     if spec.offset is offset or spec.offset == offset:
         return spec
     return TensorSpec(spec.shape, spec.stride, spec.dtype, spec.device, offset, spec.conj, spec.neg)
@@ -293,13 +293,13 @@ class View:
     made: Made | None = None  # where the program made it, its autograd sequence number, what was decomposed into it
 
     def is_same(self, other: View) -> bool:
-        """Whether both give the same view of one tensor."""
+        """Whether both give equal views of one tensor."""
         ours, theirs = (self.op, self.args, self.index, self.kwargs), (other.op, other.args, other.index, other.kwargs)
         return ours[0] is theirs[0] and ours[1:] == theirs[1:]
 
 
 def replayed(emit: Emit, view: View, source: Entry, had: TensorSpec, spec: TensorSpec) -> Entry:
-    """The view, which was `spec` where its source was `had`, taken of `source`: the same elsewhere in memory."""
+    """The view, `spec` for the source `had`, taken again of `source`: equal, elsewhere in memory."""
     if view.op in IDENTITIES:
         return source
     assert isinstance(source.spec, TensorSpec)

@@ -1,7 +1,7 @@
 """Operators that write to their arguments, recorded as operators that don't.
 
-Each written argument gets a new entry (see `Value.write`); the fake itself is mutated as eager would, so that
-autograd, version counters and error checks above see what they expect.
+Each written argument gets a new entry (see `Value.write`); the fake itself is mutated as eager would, as autograd,
+version counters and error checks above expect.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ aten = torch.ops.aten
 
 
 class Writes:
-    """Writes to the elements of tensors. `changes`: what else happens to tensors in place."""
+    """Writes to the elements of tensors. `changes`: further changes of tensors in place."""
 
     def __init__(self, recorder: Recording, changes: MetadataChanges) -> None:
         self.recorder = recorder
@@ -84,11 +84,11 @@ class Writes:
         return out
 
     def assign(self, tensor: torch.Tensor, new: Entry) -> None:
-        """`tensor` holds what `new` gives: `copy_` below autograd, which no version counter tells of."""
+        """`tensor` takes the value of `new`: `copy_` below autograd, without a version count."""
         self._write(tensor, self._copied(tensor, new))
 
     def _functional(self, info: OpInfo, args: Any, kwargs: Any, before: list[Any], out: Any) -> list[Entry]:
-        """Record the functional form; bind its other results; return the entries for what was written."""
+        """Record the functional form; bind its other results; return the entries for the written tensors."""
         rec, functional = self.recorder, info.functional
         assert functional is not None
         keep = [i for i in range(len(info.argument_names)) if not (info.is_out and i in info.writes)]
@@ -217,19 +217,19 @@ class Writes:
         value.storage.note_write(tensor)
 
     def check_edges(self, view: Value) -> None:
-        """A view by strides may see more of the memory than what it is taken of."""
+        """A view by strides may see more of the memory than its base."""
         if view.is_past_the_edges:
             self.changes.differs_by_place(view.storage, past_the_edges(user_line(self.recorder.origins.here())))
             if view.storage.is_input and not view.root.spec.holds(view.spec):
                 self.recorder.host.past_the_edges(view.root)
 
     def where_lists(self) -> str:
-        """The line of the last operator on lists that got tensors which overlap."""
+        """The line of the last operator on lists that got overlapping tensors."""
         changed = self.changes.changed_at
         return user_line(next((changed[key] for key in reversed(changed) if key in self.listed), None))
 
     def _resized_outputs(self, targets: list[torch.Tensor]) -> None:
-        """`out=` resizes what it is given: that tensor then is a new one."""
+        """`out=` resizes its tensor: then the tensor counts as new."""
         rec = self.recorder
         for tensor in targets:
             value = rec.value_of(tensor)
@@ -253,7 +253,7 @@ class Writes:
         return args[5] is True and all(args[i] is not None for i in info.hidden_writes)
 
     def hidden(self, info: OpInfo, args: Any, kwargs: Any) -> Any:
-        """Operators whose schema keeps quiet about a write."""
+        """Operators with a schema that keeps quiet about a write."""
         rec = self.recorder
         given = by_position(info, args, kwargs)
         before = rec.to_entries([given.get(i) for i in range(len(info.argument_names))])
@@ -277,14 +277,14 @@ _FILLS: dict[Any, Any] = {aten.zero_.default: 0, aten.fill_.Scalar: None}
 
 
 def _at_start(spec: Any) -> Any:
-    """What a copy of it has, which is a memory of its own."""
+    """A copy's spec, in a memory of its own."""
     if isinstance(spec, TensorSpec):
         return moved(spec, 0)
     return None if spec is None else tuple(map(_at_start, spec))
 
 
 def _plain(spec: TensorSpec, value: Value) -> TensorSpec:
-    """What `aten.copy` gives: a tensor without bits."""
+    """The result of `aten.copy`: a tensor without bits."""
     entry = value.entry
     offset = entry.spec.offset if entry is not None and isinstance(entry.spec, TensorSpec) else spec.offset
     return moved(without_bits(spec), offset)
@@ -350,7 +350,7 @@ _POINTWISE = {aten.copy_.default, aten.masked_fill_.Scalar, aten.masked_fill_.Te
 
 
 def tensors_at(given: dict[int, Any]) -> dict[At, torch.Tensor]:
-    """The tensors among arguments, and in lists of them, by where they are."""
+    """The tensors among arguments and in lists of tensors, by place."""
     found: dict[At, torch.Tensor] = {}
     for position, value in given.items():
         if isinstance(value, torch.Tensor):
@@ -361,7 +361,7 @@ def tensors_at(given: dict[int, Any]) -> dict[At, torch.Tensor]:
 
 
 def where_order_matters(info: OpInfo, values: dict[At, Value]) -> bool:
-    """Whether some element that the operator writes is written twice, or read for another one."""
+    """Whether the operator writes an element twice, or reads it for a different element."""
     by_storage: dict[Storage, list[At]] = {}
     for at, value in values.items():
         if at[0] in info.writes:
@@ -410,7 +410,7 @@ def _are_apart(specs: Iterable[TensorSpec]) -> bool:
 
 
 def _overlap(a: TensorSpec, b: TensorSpec) -> bool:
-    """Whether two tensors in one memory have some byte in common; True where that would take long to find out."""
+    """Whether two tensors in one memory have some byte in common; True where the answer would take long."""
     if a.numel == 0 or b.numel == 0 or _are_apart([a, b]):
         return False
     if not (a.is_static and b.is_static):

@@ -1,1 +1,1 @@
-"""Stand-ins for what a function is given or closes over, and tensors that escape a capture."""
+"""Stand-ins for a function's arguments and closed-over tensors, and tensors that escape a capture."""

@@ -133,8 +133,8 @@ class Inputs:
         return leaves
 
     def _may_be_apart(self, group: list[InputRecord], told: IdSet[torch.Tensor]) -> bool:
-        """Whether tensors in one memory are taken for tensors of their own as long as none of them is written to:
-        arguments whose sizes vary, so that the sizes can be symbols.
+        """Whether tensors in one memory count as separate tensors until a write: arguments with varying sizes do, so
+        that the sizes can be symbols.
         """
         inner = self.call.inside_wrappers() | self.call.arrays().keys()
         if any(r.argument is None or isinstance(r.real, torch.nn.Parameter) or r.real in told for r in group):
@@ -142,7 +142,7 @@ class Inputs:
         return any(r.argument in self.call.dynamic for r in group) and inner.isdisjoint(r.argument for r in group)
 
     def check_apart(self, signature: Signature) -> None:
-        """Capture again, as tensors in one memory, where one that was taken for a tensor of its own is written to."""
+        """Capture again, as tensors in one memory, where a tensor taken for separate is written."""
         changed = {update.input for update in signature.updates} | signature.reshaped | signature.detached
         if any(record in self.apart for number, record in enumerate(self.records) if number in changed):
             self.learned.together = True
@@ -172,12 +172,12 @@ class Inputs:
         return is_news
 
     def arguments(self, array_of: Callable[[Any], Any], leaves: list[Any], made: dict[int, Any]) -> Arguments:
-        """The containers that the function is called with, with these leaves in them; `made` gets them by number."""
+        """The containers that the function is called with, made of the `leaves`; `made` gets them by number."""
         with self.recorder:
             return self.call.arguments(leaves, functools.partial(self.wrappers.of_argument, array_of), made)
 
     def _number(self, index: int) -> Any:
-        """A number that stands for an argument which is another number in other calls."""
+        """A number that stands for a varying number among the arguments."""
         assert self.symbols is not None
         slot, entry = Input(self.call.paths[index]), Entry(None)
         leaf = self.call.leaves[index]
@@ -204,7 +204,7 @@ class Inputs:
         return number
 
     def _with_symbols(self, record: InputRecord) -> None:
-        """Symbols for the sizes of an argument that may vary; those that it has."""
+        """Symbols for the sizes of an argument that may vary; otherwise its present sizes."""
         if self.symbols is not None and has_symbolic(record.spec.shape):
             self.symbols.given(enumerate(record.spec.shape), record.entry)
             return
@@ -216,7 +216,7 @@ class Inputs:
             record.entry.spec = record.spec
 
     def _add(self, record: InputRecord) -> InputRecord | None:
-        """One more input; the first other that is in the same memory."""
+        """Add an input; returns the first earlier input in its memory."""
         self.records.append(record)
         self.recorder.tape.append(record.entry)
         first = self._by_memory.setdefault(storage_key(record.real), record)
@@ -303,7 +303,7 @@ class Inputs:
         raise again_with(record)
 
     def check_overlapping(self) -> None:
-        """Raise where a view whose gradients go to other elements by its operators than by its place was changed."""
+        """Raise where a view was changed whose gradients differ in place by operators and by memory."""
         fakes = [value.fake for value in self.recorder.values.values()] if self.overlapping else []
         for record, base in self.overlapping:
             views = [fake for fake in fakes if fake is not None and is_view(fake) and base_of(fake) is record.stand_in]
@@ -311,7 +311,7 @@ class Inputs:
                 raise past_the_edges(user_line(record.initial.root.read(self.recorder.emit).origin))
 
     def see_as_views(self, records: list[InputRecord]) -> None:
-        """Capture again where one of these stands for a view and is none."""
+        """Capture again where a record's stand-in stands for a view and is none."""
         for record in records:
             if not is_view(record.stand_in) and record.real not in self.viewed:
                 self.viewed.add(record.real)
@@ -351,7 +351,7 @@ class GradientSource(Source):
 
 
 class TensorSources:
-    """Where tensors are found that one run brings in. `where()`: the user's line; `state`: what the run can reach."""
+    """The sources of tensors that one run brings in. `where()`: the user's line; `state`: the run's reach."""
 
     def __init__(self, reads: Any) -> None:
         self.reads = reads
@@ -360,7 +360,7 @@ class TensorSources:
         self._added: ById[torch.Tensor, Source] = ById()
 
     def add(self, real: torch.Tensor, source: Source) -> None:
-        """Where a tensor is found that was come by in another way."""
+        """Note the source of a tensor that was found by other means."""
         self._added[real] = source
 
     def known(self, real: torch.Tensor) -> Source | None:
@@ -369,7 +369,7 @@ class TensorSources:
         return self._added.get(real) or self.state.source_of(real)
 
     def find(self, real: torch.Tensor) -> Source | None:
-        """Also where a function that keeps its results gives it; None where nothing leads to it."""
+        """The source of a tensor, also as a kept result of a function; None without any source."""
         if (source := self.known(real)) is not None:
             return source
         keeper = self.state.keeper_of(real)
@@ -379,7 +379,7 @@ class TensorSources:
         return self._constant(real)
 
     def constant(self, real: torch.Tensor) -> Source:
-        """Of what nothing leads to, see `find`: it is the same in every call, and a warning says so."""
+        """A tensor without a source, see `find`: one and the same in every call, and a warning says so."""
         warnings.warn(
             f"a tensor {TensorSpec.of(real)} used at {self.where()} can't be reached from the compiled function; "
             "this very tensor object will be used on every call, even if the program rebinds it.",
@@ -397,7 +397,7 @@ class TensorSources:
 
 
 class HistoryChanges(Aspect):
-    """Stand-ins are views only where gradients need it: each of these starts capture over where one must be."""
+    """Stand-ins are views only where gradients need it: each method starts over where one must be a view."""
 
     def __init__(self, inputs: Inputs, recorder: Recorder) -> None:
         self.inputs, self.recorder = inputs, recorder
@@ -417,7 +417,7 @@ class HistoryChanges(Aspect):
         return False
 
     def on_detach(self, tensor: torch.Tensor, run: Callable[[], Any]) -> None:
-        """`detach_` is called, which `run` does."""
+        """`detach_` is called; `run` does it."""
         if is_wrapper(tensor):
             if tensor.requires_grad:
                 self.inputs.wrappers.check_history(tensor, "detach_()", user_line(self.recorder.origins.here()))
@@ -451,9 +451,9 @@ class HistoryChanges(Aspect):
                 raise changed_with_gradients(str(other.slot), user_line(self.recorder.origins.here()))
 
     def returned(self, results: Sequence[Any], paths: Sequence[str]) -> None:
-        """Capture again where views that autograd bars writes to, made under no_grad or several at once, are written by
-        themselves: it bars most uses of them then. And where an operator on lists wrote to a view twice: its history is
-        not that of what it is a view of.
+        """Capture again where views that autograd bars writes to, made under no_grad or several at once, are written
+        themselves: autograd then bars most of their uses. And where an operator on lists wrote to a view twice: its
+        history then differs from its base's.
         """
         listed = self.recorder.writes.listed
         barred = [r for r in self.inputs.records if r.real.requires_grad and not allows_writes(r.real) and is_moved(r)]

@@ -35,10 +35,10 @@ _GRAD = _TENSOR.grad.__get__
 
 
 class Overriding(Protocol):
-    """Who sees torch functions first, once the program has tensors whose classes override these."""
+    """The first to see torch functions, once the program has tensors of classes that override torch functions."""
 
     def torch_function(self, mode: Any, run: Callable[..., Any], func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """The result of a torch function, which `run(func, args, kwargs)` would compute."""
+        """The result of a torch function; `run(func, args, kwargs)` would compute it."""
 
     def handed(self, tensor: torch.Tensor) -> None:
         """A part of PyTorch is handed a tensor: raise for one that only its class knows how to handle."""
@@ -85,8 +85,8 @@ class Lifting(TorchFunctionMode):
         self.has_hooks = has_hooks
 
     def in_engine(self, roots: Sequence[Any] | None) -> Any:
-        """Context for autograd's engine, all of it on this thread: torch functions in the backward of a custom
-        Function, and in hooks, get stand-ins too. `roots`: see `Hooks.engine`.
+        """Context for autograd's engine, wholly on this thread: torch functions in the backward of a custom Function,
+        and in hooks, get stand-ins too. `roots`: see `Hooks.engine`.
         """
         if roots is None:
             return self._engine(contextlib.nullcontext())
@@ -175,7 +175,7 @@ class Lifting(TorchFunctionMode):
         return self.recorder.decisions.numbers.sizes(sizes) if is_told else sizes
 
     def _number(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """As a number of Python's, which a constructor such as `torch.FloatTensor` may ask for."""
+        """As a number of Python's: constructors such as `torch.FloatTensor` may ask for one."""
         with dispatching_again():
             return func(*args, **kwargs)
 

@@ -33,7 +33,7 @@ aten = torch.ops.aten
 
 
 class NonLeaf(torch.autograd.Function):
-    """A non-leaf twin of a leaf: what a non-leaf argument looks like, with its gradient taken at the leaf."""
+    """A non-leaf twin of a leaf: it looks like a non-leaf argument, with its gradient taken at the leaf."""
 
     @staticmethod
     def forward(ctx: Any, leaf: torch.Tensor, twin: list[torch.Tensor]) -> torch.Tensor:
@@ -51,7 +51,7 @@ class StandIns:
         self.recorder = recorder
 
     def alone(self, record: InputRecord) -> None:
-        """A stand-in that shares its memory with no other."""
+        """A stand-in with memory of its own."""
         spec = record.spec
         with torch.inference_mode(mode=record.real.is_inference()):
             fake = new_stand_in(spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
@@ -60,7 +60,7 @@ class StandIns:
         record.initial.storage.is_input = True
 
     def with_bits(self, fake: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-        """Conjugate and negative tensors keep their bit (their strides are those of the tensor as it is)."""
+        """Conjugate and negative tensors keep their bit (their strides are the tensor's own)."""
         if spec.conj:
             fake = self.recorder.run_fake(aten._conj.default, (fake,), {})
         if spec.neg:
@@ -84,7 +84,7 @@ class StandIns:
         return self.with_bits(twin, spec)
 
     def over(self, whole: torch.Tensor, record: InputRecord) -> torch.Tensor:
-        """A stand-in for a record over the memory that it shares with others."""
+        """A stand-in for a record over shared memory."""
         spec = record.spec
         with torch.inference_mode(mode=record.real.is_inference()):
             return new_stand_in_over(whole, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
@@ -95,10 +95,10 @@ class StandIns:
 
 
 class MemoryGroup:
-    """Inputs in one memory, which is itself an input, `whole`, used once something in it is written.
+    """Inputs in one memory; the memory is itself an input, `whole`, used once a part is written.
 
-    `group`: those known of; `views`: the real tensors to be seen as views of their bases. `members`: those that
-    have their stand-ins. Call `place_bases`, then `place` with each of `group`.
+    `group`: the known inputs; `views`: the real tensors to be seen as views of their bases. `members`: the inputs with
+    stand-ins. Call `place_bases`, then `place` with each of `group`.
     """
 
     def __init__(self, stand_ins: StandIns, group: list[InputRecord], views: IdSet[torch.Tensor]) -> None:
@@ -114,8 +114,8 @@ class MemoryGroup:
         self._bases: ById[torch.Tensor, InputRecord] = ById()  # by a tensor that members are differentiable views of
 
     def place_bases(self, add: Callable[[InputRecord], Any], register: Callable[[InputRecord], None]) -> None:
-        """Stand-ins of what members are to be seen as views of. Those that are no input yet are handed to `add`, and to
-        `register` once they have theirs.
+        """Stand-ins of the members' bases. Bases that are no inputs yet are handed to `add`, and to `register` once
+        they have stand-ins.
         """
         by_real = ById((record.real, record) for record in self._group)
         for record in self._group:
@@ -158,7 +158,7 @@ class MemoryGroup:
         self._enter(record)
 
     def _is_told_otherwise(self, record: InputRecord, base: InputRecord) -> bool:
-        """Whether gradients of it go to other elements than by its place: it is no view then, and not to change."""
+        """Whether its gradients go to different elements than by its place: then it is no view, and must not change."""
         real = record.real
         if not (base.real.requires_grad and real.requires_grad and is_usable(real) and allows_writes(real)):
             return False
@@ -178,7 +178,7 @@ class MemoryGroup:
         self.members.append(record)
 
     def _with_counter_of_others(self, record: InputRecord) -> torch.Tensor | None:
-        """A fake that shares the version counter of another member, where the real tensors share theirs."""
+        """A fake that shares a member's version counter, where the real tensors share a counter."""
         spec = record.spec
         for other in [*self.members, *self._bases.values()]:
             seen_as_it_is = not (other.spec.conj or other.spec.neg)
@@ -231,8 +231,8 @@ def view_like(real: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
 
 
 def spreads_otherwise(view: torch.Tensor, base: torch.Tensor) -> bool:
-    """Whether a gradient of the view may go to other elements of the base than by the strides of the two: the view was
-    taken by strides of another view, or in a base with several elements in one place.
+    """Whether a gradient of the view may go to different elements of the base than by strides: the view was taken by
+    strides of a view, or in a base with several elements in one place.
     """
     steps: list[str] = []
     node = history_of(view)

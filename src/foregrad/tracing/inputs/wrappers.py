@@ -1,4 +1,4 @@
-"""Wrapper subclasses in a capture: what stands for them, made over the stand-ins of their plain tensors."""
+"""Wrapper subclasses in a capture: their stand-ins, made over the stand-ins of their plain tensors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from ..tape.origin import user_line
 class WrapperInput:
     """A wrapper among the inputs, `real`: its stand-in over the stand-ins of its plain tensors.
 
-    `slot`: what people call it. `gradient`: the spec that its gradient was found to have. `is_other`: why the capture
+    `slot`: its name for people. `gradient`: the spec that its gradient was found to have. `is_other`: why the capture
     is to begin again.
     """
 
@@ -106,14 +106,14 @@ class WrapperInput:
         return [None] * self.spec.count
 
     def _is_rebuilt(self, found: WrapperSpec, gradient: Any) -> bool:
-        """Whether a gradient is known by those of the plain tensors: what has no gradient in it is the input's."""
+        """Whether a gradient follows from the plain tensors' gradients: a part without a gradient is the input's."""
         kept = dict(zip(self.spec.paths(), self.parts, strict=False))
         inside = zip(found.paths(), parts_of(gradient), found.carries, strict=True)
         return all(carries or _is_same(part, kept.get(path)) for path, part, carries in inside)
 
     @property
     def is_of_torch(self) -> bool:
-        """Whether its class is PyTorch's own, which keeps what it has computed in attributes."""
+        """Whether its class is PyTorch's own, with computed values kept in attributes."""
         return self.spec.cls.__module__.startswith("torch.")
 
     def told_apart(self, names: Iterable[str]) -> frozenset[str]:
@@ -139,7 +139,7 @@ class WrapperInput:
         return _version(self.stand_in) - self.start_version
 
     def check(self) -> None:
-        """Raise where more happened to it than that plain tensors in it were written."""
+        """Raise where more happened than writes to its plain tensors."""
         spec, stand_in = self.spec, self.stand_in
         is_same = all(a is b for a, b in zip(parts_of(stand_in), self.inside, strict=False))
         is_same = is_same and (stand_in.requires_grad, history_of(stand_in)) == self.history
@@ -148,9 +148,7 @@ class WrapperInput:
 
 
 def _is_same(part: torch.Tensor, kept: torch.Tensor | None) -> bool:
-    """Whether two tensors without gradients have the same elements: none, or are the same memory, not written to
-    since.
-    """
+    """Whether two tensors without gradients have the same elements: none, or one memory, unwritten since."""
     if kept is None or part is kept:
         return kept is not None
     if any(not is_symbolic(size) and size == 0 for size in part.shape):  # a jagged tensor keeps lengths as such sizes
@@ -168,8 +166,8 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 class Wrappers:
-    """The wrappers of one capture. `samples` are the plain tensors of those that the function reaches by itself, which
-    are the same ones in each run. `plain`: the plain tensors among the inputs, by their stand-ins.
+    """The wrappers of one capture. `samples` are the plain tensors of wrappers that the function reaches by itself,
+    equal objects in each run. `plain`: the plain tensors among the inputs, by their stand-ins.
     """
 
     def __init__(self, samples: Sampler, recorder: Recorder, plain: ById[torch.Tensor, Any]) -> None:
@@ -187,7 +185,7 @@ class Wrappers:
     # ---------------------------------------------------------------- inputs
 
     def of_argument(self, array_of: Callable[[Any], Any], spec: WrapperSpec | None, parts: Sequence[Any]) -> Any:
-        """The stand-in of an argument, over the stand-ins of its plain tensors; `array_of` makes those of arrays."""
+        """The stand-in of an argument, over the stand-ins of its plain tensors; `array_of` makes arrays'."""
         if spec is None:
             return array_of(*parts)
         key = tuple(map(id, parts))
@@ -205,9 +203,9 @@ class Wrappers:
         source_of: Callable[[torch.Tensor], Source | None],
         adopt: Callable[[torch.Tensor], torch.Tensor],
     ) -> Any:
-        """The stand-in of a wrapper that is no argument. `source_of` says where the function reaches one by itself, and
-        `adopt_part(tensor, source)` makes an input of a plain tensor in it. One that is nowhere the function has made,
-        of plain tensors that `adopt(tensor)` gives the stand-ins of.
+        """The stand-in of a wrapper that is no argument. `source_of` gives the wrapper's source, if the function
+        reaches it by itself, and `adopt_part(tensor, source)` makes an input of its plain tensor. Without a source the
+        function made the wrapper, of plain tensors with stand-ins by `adopt(tensor)`.
         """
         if real in self.by_stand_in:
             return real
@@ -250,12 +248,12 @@ class Wrappers:
     # ---------------------------------------------------------------- results
 
     def unwrap(self, stand_in: Any) -> tuple[WrapperSpec, Sequence[Any]] | None:
-        """The plain stand-ins of an argument; None for another wrapper."""
+        """The plain stand-ins of an argument; None for any other wrapper."""
         known = self.by_stand_in.get(stand_in)
         return None if known is None else (known.spec, known.parts)
 
     def of_results(self, results: Any, adopt: Callable[[Any], Any]) -> Unwrap:
-        """What takes apart the wrappers in what the function returns."""
+        """A function that takes apart the wrappers among the function's results."""
         self.leaves = [adopt(x) if is_wrapper(x) else x for x in flatten(results, lambda _: None)[0]]
         return lambda result: self._taken_apart(adopt(result))
 
@@ -296,7 +294,7 @@ class Wrappers:
         return spec, parts
 
     def _check_apart(self, result: Any) -> None:
-        """Raise for a wrapper that shares its memory with another that the caller sees: one may be written later."""
+        """Raise for a wrapper that shares memory with a visible wrapper: one may be written later."""
         kind = type(result).__qualname__
         at = self._made_at(result)
         if any(share_counters(result, known.stand_in) for known in self.inputs):
@@ -312,7 +310,7 @@ class Wrappers:
         return next((f" at {user_line(origin)}" for origin in origins if origin is not None), "")
 
     def returned(self, value: Any, adopt: Callable[[Any], Any]) -> int | None:
-        """Which of the inputs a wrapper among the results is."""
+        """The input that a wrapper among the results is."""
         if not self.inputs:
             return None
         if is_wrapper(value):
@@ -323,12 +321,12 @@ class Wrappers:
     # ---------------------------------------------------------------- afterwards
 
     def check(self) -> None:
-        """Raise where the function did to a wrapper among the inputs what no compiled call would do."""
+        """Raise where the function changed a wrapper among the inputs in a way that compiled calls can't repeat."""
         for known in self.by_stand_in.values():
             known.check()
 
     def check_gradients(self) -> None:
-        """Raise where the capture is to begin again, knowing what gradients are like."""
+        """Raise where the capture is to begin again, with known kinds of gradients."""
         for known in self.inputs:
             if known.is_other is not None:
                 raise known.is_other
@@ -338,7 +336,7 @@ class Wrappers:
         return [(known, known.writes) for known in dict.fromkeys(self.inputs) if known.writes > 0]
 
     def found(self, tree: Tree) -> FoundOpenings | None:
-        """All of them; None where there is none. `tree` is that of the arguments."""
+        """All wrappers; None where there is none. `tree` is the arguments'."""
         if not self.inputs:
             return None
         arguments = zip(tree.wrappers(), self.inputs, strict=False)  # after these come the others
@@ -349,7 +347,7 @@ class Wrappers:
 
 
 def _check_view(result: torch.Tensor, made_at: Callable[[Any], str]) -> None:
-    """Raise for a view of a wrapper that autograd treats otherwise than what is made of it anew."""
+    """Raise for a view of a wrapper that autograd treats otherwise than a rebuilt wrapper."""
     base: Any = base_of(result) if is_view(result) else None
     if not is_wrapper(base):
         return

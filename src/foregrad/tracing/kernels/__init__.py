@@ -1,1 +1,1 @@
-"""What operators give on fake tensors: layouts, formulas, checks, errors as the kernels say them."""
+"""Operators' results on fake tensors: layouts, formulas, checks, errors in the kernels' words."""

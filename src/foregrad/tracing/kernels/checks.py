@@ -1,8 +1,8 @@
 """Operators without results: asserts on tensors, the checks behind `torch.linalg`, custom operators `-> ()`.
 
 No output needs them, so each is kept beside the tape, in program order: the runtime runs the operator itself, on the
-values that the graph found, before anything else that the call did can be seen. Some of PyTorch's composite operators
-look at values without an operator, and leave that out for fakes; those checks are functions here.
+values that the graph found, before any effect of the call is visible. Some of PyTorch's composite operators look at
+values without an operator, and skip the look for fakes; their checks are functions here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ aten = torch.ops.aten
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Check:
-    """One of them, with entries in the place of tensors; `after`: how many values had been decided on before."""
+    """One check, with entries in the place of tensors; `after`: the number of earlier decisions."""
 
     op: Any
     args: tuple[Any, ...]
@@ -37,7 +37,7 @@ class Check:
     in_backward: bool
 
     def info(self, place: Callable[[Entry], Any]) -> CheckInfo:
-        """What the signature says of it; `place` gives what stands for an entry."""
+        """Its form in the signature; `place` gives the substitute for an entry."""
         kwargs = tuple(map_entries(self.kwargs, place).items())
         return CheckInfo(self.op, map_entries(self.args, place), kwargs, self.where, self.after)
 
@@ -53,7 +53,7 @@ class Checks:
         self.made: list[Check] = []
 
     def note(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep `op`, called with these tensors and values."""
+        """Keep `op` and its arguments."""
         rec = self.recorder
         entry_args, entry_kwargs = rec.to_entries(args), rec.to_entries(kwargs)
         numbers = rec.decisions.numbers
@@ -65,7 +65,7 @@ class Checks:
 
 
 def check_formula(op: Any, info: OpInfo | None) -> Any:
-    """How the recorder treats `op` where it is such an operator; None for others."""
+    """The recorder's treatment of `op` if it is a check; None for any other operator."""
     if op is _FUNCTIONAL_ASSERT:
         return _functional_assert
     if info is None or op._schema.returns or info.writes or info.is_metadata_write:
@@ -100,7 +100,7 @@ def _functional_assert(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any
 
 
 def check_classes(*args: Any, **kwargs: Any) -> None:
-    """What `one_hot` asks of its values; on other devices than the CPU its kernel does."""
+    """The check of `one_hot` on its values; beyond the CPU its kernel does it."""
     index, *rest = (*args, *kwargs.values())
     if index.numel() == 0 or index.device.type != "cpu":
         return
@@ -111,14 +111,14 @@ def check_classes(*args: Any, **kwargs: Any) -> None:
 
 
 def check_fractions(*args: Any, **kwargs: Any) -> None:
-    """What `quantile` asks of the values of `q` on the CPU."""
+    """The check of `quantile` on the values of `q` on the CPU."""
     q = kwargs["q"] if "q" in kwargs else args[1]
     if isinstance(q, torch.Tensor) and q.device.type == "cpu" and not bool(((q >= 0) & (q <= 1)).all()):
         raise RuntimeError("quantile() q values must be in the range [0, 1]")
 
 
 def check_windows(*args: Any, **kwargs: Any) -> None:
-    """What `istft` asks of its window: a spectrogram without a batch, of zeros, shows it."""
+    """The check of `istft` on its window: shown by a spectrogram of zeros without a batch."""
     given, *rest = args or (kwargs.pop("input"),)
     torch.istft(given.new_zeros(given.shape[-2:]), *rest, **kwargs)
 
@@ -156,7 +156,7 @@ _DIVIDING = {getattr(aten, name) for name in _DIVIDE}
 
 
 def dead_checks(tape: Tape, outputs: Sequence[Any], after: int) -> Iterator[Check]:
-    """A check for each such operator of the forward that none of the outputs needs; `after`: decisions before it."""
+    """A check for each unneeded operator of the forward that may raise; `after`: the number of earlier decisions."""
     raising = [entry for entry in tape.forward() if may_raise(entry.target, entry.spec)]
     live = set(tape.live(outputs)) if raising else set()
     for entry in raising:
@@ -165,7 +165,7 @@ def dead_checks(tape: Tape, outputs: Sequence[Any], after: int) -> Iterator[Chec
 
 
 def may_raise(op: Any, spec: Any) -> bool:
-    """Whether an operator with results of this spec raises for some values, or has effects."""
+    """Whether an operator with results of the spec raises for some values, or has effects."""
     if not isinstance(op, OpOverload):
         return False
     if op.namespace != "aten":

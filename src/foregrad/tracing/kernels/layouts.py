@@ -1,4 +1,4 @@
-"""The layouts of common results, told from those of the arguments: no kernel runs.
+"""The layouts of common results, from the arguments' layouts: no kernel runs.
 
 FakeTensor works out some operators through Python decompositions, at 1 to 14 ms a call: normalisations, softmaxes,
 their backwards. On plain arguments (contiguous, floating, of one dtype and device) their results are plain too, and a
@@ -24,7 +24,7 @@ Rule = Callable[[Specs, tuple[Any, ...], dict[str, Any]], Any]
 
 
 def layout_of(op: Any, specs: Specs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The spec of the operator's result, a tuple of them for several, or None where no rule applies."""
+    """The spec of the operator's result, a tuple of specs for several, or None where no rule applies."""
     rule, of_one = RULES.get(op), _OF_ONE.get(op)
     if of_one is not None and specs:
         try:
@@ -57,7 +57,7 @@ _NUMBERS = (int, float, bool, str)
 
 
 def _pointwise(specs: Specs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """One shape in, the same out; numbers besides don't change the dtype of floating tensors."""
+    """One shape in and out; numbers besides don't change the dtype of floating tensors."""
     first = specs[0]
     if any(s.shape != first.shape for s in specs):
         return None
@@ -68,7 +68,7 @@ def _pointwise(specs: Specs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def _with_number(spec: TensorSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TensorSpec | None:
-    """Arithmetic with a number, which has no shape: PyTorch's iterator then sorts the dimensions by their strides.
+    """Arithmetic with a number: without a second shape, PyTorch's iterator then sorts the dimensions by their strides.
 
     FakeTensor takes the number for no operand, and gives channels-last strides to a batch of one that is not.
     """
@@ -263,7 +263,7 @@ class _UnknownError(Exception):
 
 
 class _Size:
-    """A symbolic size of two or more that is equal only to what has the same expression."""
+    """A symbolic size of two or more, equal only to sizes of equal expression."""
 
     __slots__ = ("expression", "number")
 
@@ -306,7 +306,7 @@ def _wrapped_spec(spec: TensorSpec) -> TensorSpec:
 
 
 def _plain(value: Any) -> Any:
-    """The spec, or the tuple of them, with numbers again."""
+    """The spec, or the tuple of specs, with numbers again."""
     if not isinstance(value, TensorSpec):
         return value if value is None else tuple(map(_plain, value))
     shape, stride = (tuple(n.number if type(n) is _Size else n for n in row) for row in (value.shape, value.stride))

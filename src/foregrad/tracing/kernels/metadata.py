@@ -1,18 +1,18 @@
-"""What operators make of metadata, remembered for the life of the process.
+"""Operators' answers on metadata, remembered for the life of the process.
 
-A model runs the same few operators on the same few shapes hundreds of times. `Metadata.run` asks FakeTensor's kernels
-once for each operator and layout of its arguments, and keeps a recipe of the answer: which results are new tensors,
-which are views of an argument, which are an argument itself, and their layouts. From then on the result is made from
-the recipe in a few microseconds. On a miss the kernels run as they always did, errors and all; errors aren't kept.
+A model runs few operators on few shapes hundreds of times. `Metadata.run` asks FakeTensor's kernels once for each
+operator and layout of its arguments, and keeps a recipe of the answer: for each result, whether it is new, a view of an
+argument or an argument itself, and its layout. From then on the result is made from the recipe in a few microseconds.
+On a miss the kernels run as they always did, errors and all; errors aren't kept.
 
 A key holds all that a result's layout may depend on: the operator, each tensor's shape, strides, offset, dtype and
 device (as one token, see `TensorSpec.token`), each plain argument with its type, the default dtype and device,
-inference mode, and the switches that choose between kernels. What can't be described so goes past the cache:
+inference mode, and the switches that choose between kernels. Calls without such a description go past the cache:
 conjugated and negated tensors, generators, operators that are not PyTorch's own, results that are numbers, and writes
-through memory that another argument shares.
+through memory that two arguments share.
 
-Symbolic sizes are described by their expressions. Those mean something within one capture only, so what operators make
-of them is forgotten with it; the guards that a kernel adds are there already when its answer is used again.
+Symbolic sizes are described by their expressions. Expressions mean something within one capture only, so their answers
+are forgotten with the capture; the guards that a kernel adds are there already when its answer is used again.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ _TOKENS = {bool, int, float, complex, str, torch.dtype, torch.device, torch.layo
 class Metadata:
     """Runs operators on the fakes of one capture.
 
-    `known(tensor)` gives what is known of a fake that the capture has seen, or None; `kernels` runs an
-    operator in the ordinary way.
+    `known(tensor)` gives the facts about a fake that the capture has seen, or None; `kernels` runs an operator in the
+    ordinary way.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Metadata:
         self._symbolic: dict[Any, Any] = {}  # the recipes with symbolic sizes
 
     def run(self, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """(The operator's result on fakes, as its kernels would give it; the specs of it, when known.)
+        """(The operator's result on fakes, as its kernels would give it; the result's specs, when known.)
 
         Specs are one `TensorSpec`, or a tuple with one for each result (None for a result that is no tensor).
         """
@@ -242,7 +242,7 @@ class Metadata:
         return type(out)(_View(0, TensorSpec.of(item, spec.device)) for item in out)
 
     def _symbolic_recipe(self, info: OpInfo, tensors: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the rules say of a call with symbolic sizes, or None."""
+        """The rules' answer for a call with symbolic sizes, or None."""
         specs = [self.known(t).spec for t in tensors]
         is_view = info.is_view and len(tensors) == 1 and tensors[0] is args[0]
         found = view_layout(info.op, specs[0], args, kwargs) if is_view else None
@@ -323,7 +323,7 @@ def _specs(recipe: Any) -> Any:
 
 
 def _shares(info: OpInfo, args: tuple[Any, ...], tensors: list[Any]) -> bool:
-    """Whether a tensor that is written to has the memory of another: what happens then depends on where they lie."""
+    """Whether a written tensor shares memory with an argument: the result then depends on their places."""
     written: list[Any] = []
     for at in info.writes:
         value = args[at] if at < len(args) else None
@@ -345,7 +345,7 @@ _OPAQUE = {"workspace", "reserve", "reserve_space", "reserveSpace", "packed_weig
 
 
 def as_kernels_have_it(recipe: Any, op: Any, given: list[TensorSpec], args: Any, kwargs: Any) -> Any:
-    """`recipe`, what FakeTensor says of the results of `op`, with the strides that the kernel gives them."""
+    """`recipe`, FakeTensor's answer for `op`, with the kernel's strides."""
     results = recipe if isinstance(recipe, (list, tuple)) else [recipe]
     if not any(type(r) is TensorSpec and _is_doubtful(r) for r in results):
         return recipe
@@ -368,7 +368,7 @@ def as_kernels_have_it(recipe: Any, op: Any, given: list[TensorSpec], args: Any,
 
 @functools.cache
 def takes_opaque(op: Any) -> bool:
-    """Whether an argument is memory of a kernel library's own, which it trusts: of zeros it makes a crash."""
+    """Whether an argument is a kernel library's own memory: the library trusts it, and zeros make it crash."""
     return any(argument.name in _OPAQUE for argument in op._schema.arguments)
 
 
@@ -390,7 +390,7 @@ _PLAIN = {RuntimeError, IndexError, ValueError, TypeError, OverflowError, Assert
 
 
 def as_kernels_say(op: Any, args: Any, kwargs: Any, error: Exception) -> Exception:
-    """The error of the kernel where it has one, else `error`, which FakeTensor raised."""
+    """The error of the kernel where it has one, else FakeTensor's `error`."""
     tensors = tensors_in((args, kwargs))
     foreign = any(is_symbolic_tensor(t) or t.device.type != "cpu" or t.layout is not torch.strided for t in tensors)
     if type(error) not in _PLAIN or foreign or takes_opaque(op):

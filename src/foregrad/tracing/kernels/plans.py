@@ -1,4 +1,4 @@
-"""What the recorder does with each operator, worked out when it first meets it."""
+"""The recorder's treatment of each operator, worked out at first sight."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ PLAINER_BY_NAME = {
 
 
 class Plan:
-    """What the recorder does with an operator; it keeps the operator alive, and with it the id it is found by."""
+    """The recorder's treatment of an operator; the plan keeps the operator alive, and so the id it is found by."""
 
     __slots__ = ("decomposition", "formula", "in_grad_mode", "info", "is_cacheable", "is_query", "op")
 
@@ -134,7 +134,7 @@ def eigenvalues_only() -> contextlib.AbstractContextManager[None]:
 
 
 def _decomposition(default: Any) -> Formula:
-    """For an operator whose third argument says whether vectors are wanted; `default` is the second one's."""
+    """For an operator with a third argument that asks for vectors; `default` is the second argument's."""
 
     def formula(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
         differentiated = torch.is_grad_enabled() and args[0].requires_grad
@@ -151,10 +151,10 @@ _PHASE_NODES = {"LinalgEigBackward0", "LinalgEighBackward0", "LinalgSvdBackward0
 
 
 def independent_of_phase(matrix: torch.Tensor, a: Any = None, b: Any = None) -> torch.Tensor:
-    """`matrix`, from which the gradient of eigen- or singular vectors is computed, if that is defined.
+    """`matrix`, the origin of the gradient of eigen- or singular vectors, if the gradient is defined.
 
-    A complex vector stays one when multiplied by a number of size 1: a loss that notices has no gradient. `a`, `b`:
-    what must agree for that; without them, the imaginary parts of the diagonal must be zero.
+    A complex vector stays one when multiplied by a number of size 1: a loss that notices has no gradient. `a`, `b`: the
+    values that must agree; without both, the imaginary parts of the diagonal must be zero.
     """
     if a is None:
         a = matrix.diagonal(0, -2, -1).imag
@@ -186,7 +186,7 @@ def _allclose(rec: Recording, plan: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _require(rec: Recording, matrix: torch.Tensor, *agreeing: Any) -> None:
-    """From here on, `matrix` is what `independent_of_phase` lets through."""
+    """From here on, `matrix` is the result of `independent_of_phase`."""
     value = rec.value_of(matrix)
     value.entry = rec.emit(independent_of_phase, value.read(rec.emit), *agreeing, spec=value.spec)
     value.generation = value.storage.generation

@@ -1,7 +1,7 @@
-"""Sparse gradients in a capture: those of embeddings with `sparse=True`, and what autograd and hooks do to them.
+"""Sparse gradients in a capture: of embeddings with `sparse=True`, and as changed by autograd and hooks.
 
-A sparse tensor has no memory of its own and no layout that is known, so it has no `Value`: what is kept is the entry
-that gives it. Its fake is of the right class, sizes and dtype, which is all that autograd looks at.
+A sparse tensor has no memory of its own and no layout that is known, so it has no `Value`: only its entry is kept. Its
+fake has the right class, sizes and dtype: autograd looks at nothing else.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SparseGradients(Aspect):
         )
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What an operator gives for a sparse tensor among its arguments; `NotImplemented` where there is none."""
+        """An operator's result for a sparse tensor among its arguments; `NotImplemented` without one."""
         entries, rec = self.entries, self.recorder
         if not any(a in entries for a in args):
             return NotImplemented
@@ -88,7 +88,7 @@ class SparseGradients(Aspect):
         return self.made(entry, tuple(fake.shape), fake.sparse_dim(), fake)
 
     def made(self, entry: Entry, size: tuple[Any, ...], dims: int, values: torch.Tensor) -> torch.Tensor:
-        """A sparse fake of `size`, of the dtype and device of `values`, for what `entry` gives."""
+        """A sparse fake of `size`, of the dtype and device of `values`, for the result of `entry`."""
         rec, device, dtype = self.recorder, values.device, values.dtype
         count = 2  # no one asks how many elements there are: any number will do
         shape = (count, *size[dims:])
@@ -103,15 +103,15 @@ class SparseGradients(Aspect):
         return fake  # type: ignore[no-any-return]
 
     def _bound(self, entry: Entry, shape: tuple[Any, ...], like: torch.Tensor) -> torch.Tensor:
-        """A dense fake of `shape` for what `entry` gives."""
+        """A dense fake of `shape` for the result of `entry`."""
         entry.spec = spec = TensorSpec(shape, contiguous_strides(shape), like.dtype, like.device)
         fake = self.recorder.fake_of(spec)
         self.recorder.values[fake] = Value(fake, entry, spec)
         return fake
 
     def rows(self, node: Any, tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """What stands for the rows of `tensor` that are no padding: how many there are is known in the call alone, and
-        one operator does all that the node does.
+        """A stand-in for the rows of `tensor` besides padding: their number is known in the call alone, and one
+        operator does all of the node's work.
         """
         self.without_padding.setdefault(sequence_nr_of(node), []).append(tensor)
         return self._bound(Entry(None), (mask.numel(), *tensor.shape[mask.dim() :]), tensor)
@@ -154,7 +154,7 @@ def _is_embedding(node: Any) -> bool:
 
 
 def _padding(node: Any) -> int:
-    """The index whose rows have no gradient, or -1, which the node keeps as an unsigned number."""
+    """The index of rows without a gradient, or -1; the node keeps it as an unsigned number."""
     index: int = node._saved_padding_idx
     return index if index < 2**63 else -1
 

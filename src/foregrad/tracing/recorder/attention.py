@@ -1,8 +1,8 @@
 """`flex_attention` in a capture: one operator of the graph, and one of its backward, with the graphs of `score_mod` and
-`mask_mod` as arguments, so that compilers find what they have kernels for.
+`mask_mod` as arguments, as compilers with kernels expect.
 
-Known weaknesses: it is not differentiated twice, which PyTorch can't either; under a transform of torch.func, and for
-tensor subclasses, it is refused.
+Known weaknesses: it is not differentiated twice, like PyTorch's; under a transform of torch.func, and for tensor
+subclasses, it is refused.
 """
 
 from __future__ import annotations
@@ -53,9 +53,7 @@ class _Given:
 
 @aspect
 class ByMath(Aspect):
-    """`scaled_dot_product_attention` of jagged tensors for which there is only the kernel that computes it by math: an
-    eager region.
-    """
+    """`scaled_dot_product_attention` of jagged tensors that only the kernel by math covers: an eager region."""
 
     def __init__(self, host: Host, recorder: Recording) -> None:
         self.recorder = recorder
@@ -74,7 +72,7 @@ class ByMath(Aspect):
 
 @aspect
 class CastInside(Aspect):
-    """Functions whose kernels call operators that autocast casts, out of a capture's sight."""
+    """Functions with kernels that call operators under autocast, out of a capture's sight."""
 
     def __init__(self, host: Host, recorder: Recording) -> None:
         self.recorder = recorder
@@ -107,7 +105,7 @@ class Attention(Aspect):
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, score_mod: Any, *rest: Any, **named: Any
     ) -> Any:
-        """What `torch.ops.higher_order.flex_attention` gives. `rest` and `named`: see `_Given`."""
+        """The result of `torch.ops.higher_order.flex_attention`. `rest` and `named`: see `_Given`."""
         query, key, value = map(self._stand_in, (query, key, value))
         given = _Given(*rest, **named)
         buffers = tuple(map(self._stand_in, given.score_mod_other_buffers))
@@ -123,8 +121,8 @@ class Attention(Aspect):
         return _Attention.apply(self._call(query, scores, given), query, key, value, *scores[2])
 
     def backward(self, *args: Any) -> Any:
-        """What `torch.ops.higher_order.flex_attention_backward` gives, of seven tensors, the graph of the scores and
-        that of their derivative, and what `_Given` has.
+        """The result of `torch.ops.higher_order.flex_attention_backward`, from seven tensors, the graphs of the scores
+        and of their derivative, and the arguments in `_Given`.
         """
         tensors, given = [self._stand_in(t) for t in args[:7]], _Given(*args[9:])
         buffers = tuple(map(self._stand_in, given.score_mod_other_buffers))
@@ -135,13 +133,13 @@ class Attention(Aspect):
             gradients = call.gradients(tensors)
         return *gradients[:3], tuple(gradients[3 : 3 + len(buffers)])
 
-    def _call(self, query: torch.Tensor, scores: Any, given: _Given) -> _Call:
-        """`scores`: their graph, that of their derivative, and what these reach by themselves."""
+    def _call(self, query: torch.Tensor, scores: Any, given: _Given) -> _AttentionCall:
+        """`scores`: their graph, their derivative's, and the tensors that both reach by themselves."""
         score, joint, others = scores
         masked = tuple(map(self._stand_in, given.mask_mod_other_buffers))
         mask, mask_others = self.graphs.mask(given.block_mask[-1], query, masked)
         blocks = (*map(self._stand_in, given.block_mask[:-1]), mask)
-        return _Call(self, score, joint, blocks, given.scale, dict(given.kernel_options), others, mask_others)
+        return _AttentionCall(self, score, joint, blocks, given.scale, dict(given.kernel_options), others, mask_others)
 
     def _stand_in(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -160,7 +158,7 @@ def _requires_grad(values: Sequence[Any]) -> bool:
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class _Call:
+class _AttentionCall:
     """One call. `joint` is None where nothing is differentiated."""
 
     attention: Attention
@@ -213,10 +211,10 @@ class _Call:
 
 
 class _Attention(torch.autograd.Function):
-    """Links the results to what they are computed from."""
+    """Links the results to their operands."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> Any:
+    def forward(ctx: Any, call: _AttentionCall, *tensors: torch.Tensor) -> Any:
         ctx.set_materialize_grads(False)
         ctx.call = call
         results = call.results(*tensors[:3])
@@ -232,10 +230,10 @@ class _Attention(torch.autograd.Function):
 
 
 class _Gradient(torch.autograd.Function):
-    """The gradients, which depend on `tensors`."""
+    """The gradients; they depend on `tensors`."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, given: Sequence[Any], *tensors: Any) -> Any:
+    def forward(ctx: Any, call: _AttentionCall, given: Sequence[Any], *tensors: Any) -> Any:
         return tuple(call.gradients(given))
 
     @staticmethod
@@ -252,8 +250,10 @@ class _Gradient(torch.autograd.Function):
 # Known weakness: sizes that vary are those of this call in such a graph, which is then for them alone.
 
 
-class _Writer(ThreadDispatchMode):
-    """Runs operators on fakes and writes them into a graph. `others` are the tensors that the function brought in."""
+class _ScoreWriter(ThreadDispatchMode):
+    """Runs operators on fakes and writes the operators into a graph. `others` are the tensors that the function brought
+    in.
+    """
 
     def __init__(self, recorder: Recorder, inputs: Sequence[tuple[str, torch.Tensor]], what: str) -> None:
         super().__init__()
@@ -277,7 +277,7 @@ class _Writer(ThreadDispatchMode):
         self.nodes[tensor] = node
 
     def add_input(self, name: str, tensor: torch.Tensor) -> None:
-        """A further input, behind those that there are."""
+        """A further input, behind the present inputs."""
         self.inputs.append(self._input(name, tensor))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -324,7 +324,7 @@ class _Writer(ThreadDispatchMode):
         )
 
     def _adopted(self, value: Any) -> Any:
-        """Arguments in which each tensor is one that the graph has."""
+        """The arguments, with the graph's own tensors in place of all tensors."""
         return mapped(value, torch.Tensor, self._of_graph)
 
     def _of_graph(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -340,7 +340,7 @@ class _Writer(ThreadDispatchMode):
         return mapped(value, torch.Tensor, lambda tensor: self.nodes[tensor])
 
     def module(self, results: Any, name: str) -> fx.GraphModule:
-        """The graph up to now, with these results, and nothing that they do not need."""
+        """The graph up to now, with the `results`, and without unneeded nodes."""
         graph = fx.Graph()
         made: dict[fx.Node, fx.Node] = {}
         found = self._as_nodes(results)
@@ -352,7 +352,7 @@ class _Writer(ThreadDispatchMode):
 
 
 def _number(value: Any) -> Any:
-    """A symbolic number as what it is in this call, which is guarded."""
+    """A symbolic number's value in the present call, guarded."""
     kind = {torch.SymInt: int, torch.SymFloat: float}.get(type(value), bool)
     return kind(value)
 
@@ -383,7 +383,7 @@ class ScalarGraphs:
             joint = self._joint(writer, score, result) if differentiated else None
         return forward, joint, tuple(writer.others)
 
-    def _joint(self, writer: _Writer, score: torch.Tensor, result: torch.Tensor) -> fx.GraphModule:
+    def _joint(self, writer: _ScoreWriter, score: torch.Tensor, result: torch.Tensor) -> fx.GraphModule:
         gradient = self._scalar(result, result.dtype)
         inputs, count = list(writer.inputs), 5
         writer.add_input("gradient", gradient)
@@ -401,7 +401,7 @@ class ScalarGraphs:
     @contextlib.contextmanager
     def _written(self, scalars: list[tuple[str, torch.Tensor]], given: Sequence[Any], what: str) -> Any:
         self.scalars = scalars
-        writer = _Writer(self.recorder, scalars, what)
+        writer = _ScoreWriter(self.recorder, scalars, what)
         for value in given:
             if isinstance(value, torch.Tensor):
                 writer._adopted(value)
@@ -409,7 +409,7 @@ class ScalarGraphs:
         with without_modes(lifting, self.recorder), lifting, indexed_by_tensors(), writer:
             yield writer
 
-    def _checked(self, writer: _Writer, result: Any) -> torch.Tensor:
+    def _checked(self, writer: _ScoreWriter, result: Any) -> torch.Tensor:
         if not isinstance(result, torch.Tensor):
             raise RuntimeError(f"Expected output of {writer.what} to be a tensor. Got type {type(result)}.")
         found: torch.Tensor = writer._adopted(result)  # one that the function only looked up, too
@@ -449,7 +449,7 @@ def attention(query: Any, key: Any, value: Any, attn_mask: None = None, *rest: A
 
 
 def _place(tensors: list[torch.Tensor], tensor: torch.Tensor) -> int:
-    """Where a tensor is in a list, which has each once: offsets that are equal are one tensor."""
+    """A tensor's position in a list without repeats: equal offsets are one tensor."""
     for index, other in enumerate(tensors):
         if other is tensor:
             return index

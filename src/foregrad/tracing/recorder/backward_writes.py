@@ -1,8 +1,8 @@
-"""What a backward does besides giving gradients: its checks, and its writes to tensors that outlive it.
+"""A backward's effects besides gradients: its checks, and its writes to tensors that outlive it.
 
-A backward reads what it writes to as that is when the backward runs, which may be after other backwards: for such
-inputs the joint graph takes their value then as one more tangent (`Live`), and gives the value that they have after it.
-The fakes are put back to what they were after the forward, version counters included: the engine may run again.
+A backward reads the current value of a tensor that it writes; an earlier backward may have changed it. For such an
+input the joint graph takes the current value as one more tangent (`Live`), and gives the value after the backward. The
+fakes are put back to their values after the forward, version counters included: the engine may run again.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class LiveInput:
 
 @dataclasses.dataclass(slots=True)
 class Run:
-    """What one run of a backward did. `live`: for each live input what it held; `updates`: (its position, or None and
-    that of a tangent; the new value; whether the write moves a version counter). `wrapped`: leaves whose gradient is a
-    wrapper subclass, their slots, its spec, and its plain tensors.
+    """The effects of one run of a backward. `live`: for each live input its former value; `updates`: (its position, or
+    None and a tangent's position; the new value; whether the write moves a version counter). `wrapped`: leaves with a
+    wrapper subclass as their gradient, their slots, its spec, and its plain tensors.
     """
 
     live: list[Entry] = dataclasses.field(default_factory=list)
@@ -66,7 +66,7 @@ class Run:
 class BackwardWrites:
     """The writes of the backward that is recorded, if one is.
 
-    `live`: inputs known to be written by backwards. `missing`: the roots of others that one has written to.
+    `live`: inputs known to be written by backwards. `missing`: the roots of further inputs that a backward has written.
     """
 
     def __init__(self, recorder: Recording) -> None:
@@ -93,7 +93,7 @@ class BackwardWrites:
     # ---------------------------------------------------------------- one run
 
     def begin(self, tangents: Sequence[torch.Tensor] = ()) -> None:
-        """A backward begins: live inputs hold what they hold by then."""
+        """A backward begins: live inputs have their current values."""
         self._run, self.tangents = Run(), tangents
         self.written, self._versions, self._known = {}, [], None
         self._start = len(self.recorder.tape.entries)
@@ -102,7 +102,7 @@ class BackwardWrites:
             self.start(live)
 
     def start(self, live: LiveInput) -> None:
-        """From here on in this backward, an input holds what it holds when the backward runs."""
+        """From here on in the backward, an input has its value at the backward's run."""
         entry = Entry(None, spec=live.initial.spec)
         entry.is_backward = True
         self.recorder.tape.append(entry)
@@ -112,9 +112,9 @@ class BackwardWrites:
         _hold(live.initial, entry)
 
     def finish(self, *, restore: bool = True) -> Run:
-        """The backward is over and its results are read: what it did since it began, which is put back.
+        """The backward is over and its results are read: returns its effects, and puts them back.
 
-        `restore`: version counters too; the backward of this backward is to find them as this leaves them.
+        `restore`: version counters too; the backward's own backward is to find them as the backward leaves them.
         """
         rec, run = self.recorder, self._run
         run.checks = rec.checks.made[self._first_check :]
@@ -144,11 +144,11 @@ class BackwardWrites:
         return run
 
     def versions(self) -> ById[torch.Tensor, int]:
-        """The version counters, as they are, of what backwards have written to."""
+        """The present version counters of tensors that backwards have written."""
         return ById((tensor, version_unseen(tensor)) for tensor in self.touched)
 
     def restore(self, versions: ById[torch.Tensor, int]) -> None:
-        """Put them back to those; to what the forward left where nothing was known of them by then."""
+        """Put the counters back to `versions`; to the forward's last version where `versions` has none."""
         for tensor, version in self.touched.items():
             set_version(tensor, versions.get(tensor, version))
 
@@ -163,7 +163,7 @@ class BackwardWrites:
         self.note_targets(tensors_in(targets), (args, kwargs), is_metadata=info.is_metadata_write)
 
     def note_targets(self, targets: Sequence[torch.Tensor], arguments: Any, *, is_metadata: bool = False) -> None:
-        """A write to these tensors, by an operator with these arguments."""
+        """A write to the `targets`, by an operator with the `arguments`."""
         rec = self.recorder
         for tensor in targets:
             value = rec.value_of(tensor)
@@ -201,7 +201,7 @@ def _entry_of(root: Value) -> Entry:
 
 
 def _hold(root: Value, entry: Entry) -> None:
-    """From here on `root` holds what `entry` is; nobody has written to it."""
+    """From here on `root` has the value of `entry`, unwritten."""
     storage = root.storage
     storage.generation += 1
     root.entry, root.generation = entry, storage.generation

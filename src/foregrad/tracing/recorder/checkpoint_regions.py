@@ -1,7 +1,7 @@
-"""Checkpointed regions: what is recorded in one is tagged with the user's policy for it, for the partitioners.
+"""Checkpointed regions: entries recorded inside are tagged with the user's policy, for the partitioners.
 
-A checkpoint inside another one is part of that: its own policy is asked when the outer one is computed again, and
-decides nothing of what the forward saves.
+An inner checkpoint is part of the outer: its own policy is asked when the outer checkpoint is computed again, and has
+no say in the forward's residuals.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..tape.tape import Entry, entries_in
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Tag:
-    """The tag of a checkpointed region, or of an operator in it for which the user chose another policy."""
+    """The tag of a checkpointed region, or of an inner operator with a policy of its own."""
 
     region: int
     policy: CheckpointPolicy
@@ -53,7 +53,7 @@ class CheckpointRegions(Aspect):
 
     @contextlib.contextmanager
     def region(self) -> Iterator[None]:
-        """Context: what is recorded is in a checkpointed region."""
+        """Context: entries are recorded in a checkpointed region."""
         tag = self.recorder.recompute or _Tag(next(self.numbers), CheckpointPolicy.PREFER_RECOMPUTE)
         written, recorder = self.recorder.host.changed_since(), self.recorder
         entries, checks = len(recorder.tape.entries), len(recorder.checks.made)
@@ -75,7 +75,7 @@ class CheckpointRegions(Aspect):
             )
 
     def chosen(self, depth: int, run: Callable[[], tuple[Any, Any]]) -> Any:
-        """What an operator gives. `run()` also says what the user's policy for it is, which was set at `depth`."""
+        """An operator's result. `run()` also gives the user's policy for the operator, set at `depth`."""
         entries, tag = self.recorder.tape.entries, self.recorder.recompute
         start = len(entries)
         result, policy = run()
@@ -89,7 +89,7 @@ class CheckpointRegions(Aspect):
         return result
 
     def named(self, tensor: torch.Tensor, name: str) -> None:
-        """The user names what `tensor` holds now. A view is kept with the memory it looks at, so that has the name."""
+        """The user names the present value of `tensor`. A view is kept by its memory, so the memory has the name."""
         recorder = self.recorder
         value = recorder.values.get(tensor)
         if value is not None:  # else a tensor that the function brought along: there before the call
@@ -125,7 +125,7 @@ class CheckpointRegions(Aspect):
 
 
 def _acts(made: Entry | Check) -> str:
-    """The name of what does more than compute: an eager region, or a custom operator that has effects or no results."""
+    """The name of a call beyond computing: an eager region, or a custom operator with effects or without results."""
     if isinstance(made, Check):
         return str(made.op) if getattr(made.op, "namespace", "aten") != "aten" or made.op is _PRINT else ""
     call = call_of(made.target, made.args)

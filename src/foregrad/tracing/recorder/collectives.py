@@ -1,12 +1,11 @@
 """Collectives that work in place (`dist.all_reduce` and the like), as the graph has them.
 
-Each becomes its functional form, the wait for that, and a write of what it gives: when it is called, or, where it is
-asynchronous, when the program waits for it. None is dropped, made one with an equal one or run a second time: other
-processes wait for it.
+Each becomes its functional form, a wait, and a write of the result: at the call or, where it is asynchronous, at the
+program's wait. None is dropped, merged with an equal collective or run a second time: other processes wait for each.
 
-A graph runs before it is known whether it is right for the call, where the program branches on values. What other
-processes must meet may not run then: in such a function collectives are eager regions, which know how to run once. So
-are those whose result is not used.
+A graph runs before it is known whether it is right for the call, where the program branches on values. A collective may
+not run then: in a branching function collectives are eager regions, which know how to run once. So are collectives with
+an unused result.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ Placed = list[tuple[torch.Tensor, Callable[[Entry], Entry]]]
 
 @aspect
 class Collectives(Aspect):
-    """The collectives of one tape. `learned.facts` says whether those of the forward run as eager regions."""
+    """The collectives of one tape. `learned.facts` says whether the forward's run as eager regions."""
 
     def __init__(self, host: Host, recorder: Recording) -> None:
         self.recorder = recorder
@@ -57,12 +56,12 @@ class Collectives(Aspect):
 
     @property
     def by_regions(self) -> bool:
-        """Whether those of the forward run as eager regions."""
+        """Whether the forward's collectives run as eager regions."""
         learned = self.recorder.host.learned
         return learned is not None and Collectives in learned.facts
 
     def run(self, plan: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What an operator of `c10d` gives, which exchanges tensors with other processes."""
+        """The result of an operator of `c10d`: it exchanges tensors with other processes."""
         op: Any = plan.op
         recorder, schema = self.recorder, op._schema
         name = schema.name.partition("::")[2]
@@ -134,7 +133,7 @@ class Collectives(Aspect):
         raise CaptureAgain
 
     def _begun(self, op: Any, name: str, given: dict[str, Any], written: list[torch.Tensor]) -> Callable[[], None]:
-        """Start one, and give what waits for it."""
+        """Start a collective, and give its wait."""
         recorder = self.recorder
         group, size = group_of(given["process_group"])
         reduction = reduction_of(given["reduce_op"]) if "reduce_op" in given else ""
@@ -267,7 +266,7 @@ def _lists(given: dict[str, Any]) -> tuple[list[torch.Tensor], list[torch.Tensor
 
 
 def _is_row_of(whole: torch.Tensor, part: torch.Tensor, size: int) -> bool:
-    """Whether a tensor is as many others as there are ranks, one after the other: what all backends take."""
+    """Whether a tensor is one part for each rank, in a row: all backends take that form."""
     is_row = part.dim() > 0 and tuple(whole.shape) == (size * part.shape[0], *part.shape[1:])
     return is_row and whole.dtype is part.dtype
 

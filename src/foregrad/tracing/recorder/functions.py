@@ -1,7 +1,7 @@
 """Torch functions that read numbers straight out of a tensor's memory, in C++, before any operator is called.
 
-A fake tensor has no memory to read. Here such a function is called with the numbers instead, read one by one, which
-the recorder sees and makes decisions of.
+A fake tensor has no memory to read. Here these functions get the numbers instead, read one by one: the recorder makes
+decisions of the reads.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _tolist(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _contents(tensor: torch.Tensor) -> torch.Tensor:
-    """The real tensor behind a fake, whose contents are a part of the program from here on."""
+    """The real tensor behind a fake; its contents are a part of the program from here on."""
     if not is_stand_in(tensor):
         return tensor
     recorder: Recording = current_dispatch_mode()
@@ -198,7 +198,7 @@ def _kind_of(number: Any) -> torch.dtype:
 
 
 def _made(data: Any, make: Callable[[Any], torch.Tensor]) -> torch.Tensor | None:
-    """What `make(data)` gives; None where the list, or number, `data` is known."""
+    """The result of `make(data)`; None where the list, or number, `data` is known."""
     is_number = type(data) in TRACED
     places = list(_tensors_at([data] if is_number else data))
     if not places:
@@ -328,7 +328,7 @@ def _text(asked: ValuesAsked, tensor: Any, *_: Any, **__: Any) -> Any:
 
 
 def _reduced(asked: ValuesAsked, tensor: Any, *_: Any, **__: Any) -> Any:
-    """For `copy.copy`, a function that gives the copy; anybody else stores what is in the tensor."""
+    """For `copy.copy`, a function that gives the copy; anybody else stores the tensor's contents."""
     if not is_stand_in(tensor) or not _is_called_by(copy.copy.__code__):
         asked.refuse("pickle", tensor)
     return _copied, (tensor,)
@@ -366,7 +366,7 @@ def _deep_copy(asked: ValuesAsked, tensor: Any, memo: dict[int, Any]) -> Any:
 
 
 def _as_plain(tensor: Any, new: Any, attributes: dict[str, Any]) -> Any:
-    """What shares `new`'s memory as a tensor of the same class, marks and attributes."""
+    """A tensor over `new`'s memory, with equal class, marks and attributes."""
     if type(tensor) is torch.nn.Parameter:
         new = torch.nn.Parameter(new, requires_grad=tensor.requires_grad)
     elif tensor.requires_grad:

@@ -51,9 +51,9 @@ _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
 class Recorder(Trace, ThreadDispatchMode):
-    """Runs every operator on fakes and records what it does.
+    """Runs every operator on fakes and records it.
 
-    `decisions` makes what knows the values that the program reads.
+    `decisions` makes the record of the values that the program reads.
     """
 
     supports_higher_order_operators = True  # to refuse them with a reason
@@ -123,8 +123,8 @@ class Recorder(Trace, ThreadDispatchMode):
             self.host.go_on()
 
     def _check_writes(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Raise where an operator writes to a wrapper among the inputs, or a view of one, with gradients, or changes
-        more than its elements.
+        """Raise where an operator writes to a wrapper among the inputs, or to its view, with gradients, or changes more
+        than its elements.
         """
         if not (isinstance(func, OpOverload) and func._schema.is_mutable):
             return
@@ -325,7 +325,7 @@ class Recorder(Trace, ThreadDispatchMode):
 
 
 class Unrecorded(ThreadDispatchMode):
-    """Context: operators on stand-ins run, and nothing is recorded: what autograd needs to tell a view's history."""
+    """Context: operators on stand-ins run, and nothing is recorded: autograd needs that for a view's history."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -344,7 +344,7 @@ class Unrecorded(ThreadDispatchMode):
 
 
 def decided(trace: Trace, func: OpOverload, args: Any, kwargs: Any, error: Exception) -> Any:
-    """An operator whose result's size, or number, depends on values of the inputs: what it is in this call."""
+    """An operator with a result whose size or number depends on the inputs' values: its result in the present call."""
     where = trace.where()
     entry_args, entry_kwargs = trace.to_entries(args), trace.to_entries(kwargs)
     try:
@@ -363,7 +363,7 @@ def decided(trace: Trace, func: OpOverload, args: Any, kwargs: Any, error: Excep
 
 
 def run_for_real(trace: Trace, func: OpOverload, args: Any, kwargs: Any, error: Exception) -> Any:
-    """An operator that fakes can't run: what it gives for the real arguments, unless that is an error too."""
+    """An operator that fakes can't run: its result for the real arguments, unless they raise too."""
     entry = trace.entry(func, trace.to_entries(args), trace.to_entries(kwargs), is_random=False)
     try:
         if not returns_tensors(func):

@@ -1,4 +1,4 @@
-"""Tensors of classes with `__torch_function__` alone in a capture: who is asked first, and what none may leave."""
+"""Tensors of classes with `__torch_function__` alone in a capture: the order of asking, and refused leftovers."""
 
 from __future__ import annotations
 

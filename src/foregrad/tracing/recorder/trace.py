@@ -1,4 +1,4 @@
-"""The trace: the tape that is being written, and which of its entries each tensor of the program stands for."""
+"""The trace: the tape that is being written, and the entry that each tensor of the program stands for."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class Trace(abc.ABC):
         self.opaque_owner: OpaqueTensors | None = None  # who made them
 
     def backward_runs(self) -> contextlib.AbstractContextManager[None]:
-        """Context: what is recorded is part of the backward."""
+        """Context: entries are recorded as part of the backward."""
         return bound(self, "in_backward", True)
 
     def in_region(self, tag: Any) -> contextlib.AbstractContextManager[None]:
-        """Context: what is recorded is in the checkpointed region with this tag; in none, with None."""
+        """Context: entries are recorded in the checkpointed region with the tag; in none, with None."""
         return bound(self, "recompute", tag)
 
     @abc.abstractmethod
@@ -119,7 +119,7 @@ class Trace(abc.ABC):
         return out
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor whose contents are part of the program, as `torch.tensor([1, 2])` makes."""
+        """A tensor with contents that are part of the program, as `torch.tensor([1, 2])` makes."""
         spec = TensorSpec.of(tensor)
         entry = Entry(None, spec=spec)
         entry.constant = entry.value = tensor
@@ -129,7 +129,7 @@ class Trace(abc.ABC):
         return fake
 
     def zeros(self, zero: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """What stands for a tensor of zeros without memory, as derivatives of derivatives bring in."""
+        """The entry for a tensor of zeros without memory, as derivatives of derivatives bring in."""
         spec = TensorSpec(tuple(zero.shape), zero.stride(), zero.dtype, device)
         entry = self.emit(aten.zeros.default, list(spec.shape), kwargs={"dtype": spec.dtype, "device": device})
         fake = self.fake_of(entry.spec)  # type: ignore[arg-type]
@@ -137,7 +137,7 @@ class Trace(abc.ABC):
         return fake
 
     def forget_dead(self) -> None:
-        """Forget the stand-ins that only this holds, and no view is of: none of them can come again."""
+        """Forget the stand-ins without views that the trace alone holds: none can come again."""
         sample = torch.Tensor()  # the last: nothing else holds it
         self.values[sample] = Value(sample, None, _NO_SPEC)
         del sample
@@ -150,7 +150,7 @@ class Trace(abc.ABC):
     # ---------------------------------------------------------------- where the program is
 
     def made(self) -> Made:
-        """Where the user's program is (the backward is nowhere in it), the autograd node: its sequence number, and the
+        """The place in the user's program (none in a backward), the autograd node: its sequence number, and the
         operator that is being decomposed.
         """
         if self.in_backward:
@@ -164,7 +164,7 @@ class Trace(abc.ABC):
         return origin, number, self.original
 
     def where(self) -> str:
-        """The user's line that runs, or whose derivative does."""
+        """The user's line that runs, itself or by its derivative."""
         origin, number, _ = self.made()
         if not self.in_backward:
             return user_line(origin)
@@ -196,13 +196,13 @@ class Trace(abc.ABC):
         return value
 
     def tensor_entry(self, value: Any) -> Entry:
-        """An argument's entry; of a number, that of the tensor which PyTorch makes of it: `x.copy_(1)`."""
+        """An argument's entry; for a number, the entry of PyTorch's tensor for it: `x.copy_(1)`."""
         if isinstance(value, Entry):
             return value
         return self.number_tensor(value, value)
 
     def number_tensor(self, number: Any, value: Any) -> Entry:
-        """A tensor of `number`, which may be an entry, with the value `value` now."""
+        """A tensor of `number` (a number or an entry), with the present value `value`."""
         kinds = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
         dtype = kinds.get(type(value)) or (torch.int64 if isinstance(value, torch.SymInt) else torch.float64)
         spec = TensorSpec((), (), dtype, torch.device("cpu"))
@@ -221,11 +221,11 @@ class Trace(abc.ABC):
         return value
 
     def entry_of(self, tensor: torch.Tensor) -> Entry:
-        """What gives the tensor as it is now, an opaque one too."""
+        """The entry that gives the tensor's present value, an opaque tensor's too."""
         return self.opaque.get(tensor) or self.value_of(tensor).read(self.emit)
 
     def contents(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A real tensor of what is in `tensor`, in every call that the graph is right for."""
+        """A real tensor of the contents of `tensor`, in every call that the graph is right for."""
         entry = self.value_of(tensor).read(self.emit)
         if is_constant(entry):
             with plain_execution():

@@ -1,1 +1,1 @@
-"""What a capture writes: the tape of operators, facts about each, and the graph made of it."""
+"""A capture's record: the tape of operators, facts about each, and the graph made of the tape."""

@@ -1,9 +1,9 @@
 """No garbage collection while a graph is built: everything made is kept, so there is nothing to find.
 
-A capture allocates hundreds of thousands of small objects. Each few hundred of them make the collector walk the young
-ones, and now and then everything that the process has imported: a third of the time for a large graph. Afterwards they
-are old at once, of which the collector does not know. Graphs are circles, so those that were let go of stay until
-everything is walked: the capture that finds many such objects begins with that.
+A capture allocates hundreds of thousands of small objects. Each few hundred objects make the collector walk the young
+generation, and now and then everything that the process has imported: a third of the time for a large graph. Afterwards
+they are old at once, unknown to the collector. Graphs are circles, so released graphs stay until everything is walked:
+a capture that finds many such objects begins with a full walk.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-from ...locks import InPlace
+from ...locks import ProcessPatch
 
 _MANY = 1_000_000  # some 100 MB
 
@@ -48,10 +48,10 @@ def _go_on() -> None:
         gc.enable()
 
 
-_paused = InPlace(_pause, _go_on)
+_paused = ProcessPatch(_pause, _go_on)
 
 
-def paused_collection() -> InPlace:
+def paused_collection() -> ProcessPatch:
     """Context: the collector is off, and as it was afterwards. For the whole process, but nothing else notices."""
     return _paused
 
@@ -77,7 +77,7 @@ def _has_frozen() -> bool:
 
 
 class Newborns:
-    """The objects made since then, while the collector is off: those of its youngest generation."""
+    """The objects made since, while the collector is off: its youngest generation."""
 
     def __init__(self) -> None:
         _let_grow_old()
@@ -85,7 +85,7 @@ class Newborns:
         self._ids: set[int] | None = None
 
     def has(self, value: Any) -> bool | None:
-        """Whether an object is one of them; None: there is no telling."""
+        """Whether an object is new; None: unknown."""
         if not gc.is_tracked(value):
             return True
         if _collections() != self._collections:

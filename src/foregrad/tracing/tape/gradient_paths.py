@@ -1,7 +1,7 @@
-"""Which outputs have a path of autograd nodes to which inputs.
+"""The paths of autograd nodes from outputs to inputs.
 
-When only some outputs are differentiated, eager gives None for an input that none of them leads to, and a tensor
-(of zeros, it may be) for every other: the joint graph alone can't tell the two apart.
+When only some outputs are differentiated, eager gives None for an input without a leading output, and a tensor (perhaps
+of zeros) for every other input: the joint graph alone can't tell the two apart.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...identity import ById, IdSet
 
 @contextlib.contextmanager
 def cut_at(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Context: gradients that arrive at those of the tensors that are results of operators go no further."""
+    """Context: gradients that arrive at operators' results among the tensors go no further."""
     handles = []
     for tensor in tensors:
         if tensor.grad_fn is not None:
@@ -75,7 +75,7 @@ def reached_from(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor 
 
 
 def _is_empty(node: Any, name: str) -> bool:
-    """Whether it is that of a view by strides without elements, whose gradient is zeros whatever comes in."""
+    """Whether the node is of a view by strides without elements: its gradient is always zeros."""
     if name != "AsStridedBackward0":
         return False
     return any(type(size) is int and size == 0 for size in node._input_metadata[0].shape)
@@ -123,8 +123,8 @@ Passed = tuple[tuple[int, tuple[int, ...]], ...]
 def passed_through(
     outputs: Sequence[torch.Tensor], aliases: Sequence[tuple[int, torch.Tensor]] = ()
 ) -> tuple[Passed, Passed]:
-    """(position of an output that others were computed from, the positions of these), and the same for `aliases`:
-    tensors that are given with a number, which stands for the position.
+    """(position of an interior output, positions of the outputs computed from it), and likewise for `aliases`: tensors
+    with a number in place of the position.
     """
     aliases = [(i, tensor) for i, tensor in aliases if tensor.requires_grad and history_of(tensor) is not None]
     if len(outputs) + len(aliases) < 2:
@@ -152,7 +152,7 @@ def passed_through(
 
 
 def other_leaves(outputs: Sequence[torch.Tensor], known: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-    """The leaves that gradients of `outputs` reach, apart from those known."""
+    """The leaves that gradients of `outputs` reach, besides the known leaves."""
     leaves = [getattr(node, "variable", None) for node in _consumers_first(outputs)]
     apart = IdSet(known)
     return [leaf for leaf in leaves if leaf is not None and leaf not in apart]
@@ -163,7 +163,7 @@ def _positions(mask: int, count: int) -> frozenset[int]:
 
 
 def _consumers_first(outputs: Sequence[torch.Tensor]) -> list[Any]:
-    """The autograd nodes behind outputs, each before those that it passes gradients on to."""
+    """The autograd nodes behind outputs, each before the nodes that it passes gradients on to."""
     order: list[Any] = []
     seen: set[Any] = {None}
     stack: list[tuple[Any, bool]] = [(history_of(output), False) for output in outputs]

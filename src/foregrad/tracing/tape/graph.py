@@ -37,10 +37,10 @@ def build_module(
 
     `symbolic`: there may be symbolic sizes. `numbers`: the symbolic numbers that entries are, by entry.
     """
-    return _Builder(tape, fake_mode, symbolic, numbers or {}).build(primals, tangents, outputs, name)
+    return _GraphBuilder(tape, fake_mode, symbolic, numbers or {}).build(primals, tangents, outputs, name)
 
 
-class _Builder:
+class _GraphBuilder:
     def __init__(self, tape: Tape, fake_mode: FakeTensorMode, symbolic: bool, numbers: Mapping[Entry, Any]) -> None:
         self.numbers = numbers
         self.symbolic = symbolic
@@ -98,7 +98,7 @@ class _Builder:
             self.sizes.define(number, node)
 
     def _about(self, target: Any) -> tuple[str, bool]:
-        """What an operator's nodes are called, and whether it takes objects that the graph's module holds."""
+        """The name of an operator's nodes, and whether it takes objects that the graph's module holds."""
         about = self.operators[id(target)] = _name(target), _takes_objects(target)
         return about
 
@@ -117,7 +117,7 @@ class _Builder:
         return self.nodes[entry]
 
     def _meta(self, entry: Entry) -> NodeMeta:
-        late = _Late(self.fake_mode, entry.spec)
+        late = _LateMeta(self.fake_mode, entry.spec)
         meta = NodeMeta({"spec": entry.spec}, late=late)
         if entry in self.numbers:
             meta["val"] = self.numbers[entry]
@@ -160,8 +160,8 @@ _MODULES = ("nn_module_stack", "fwd_nn_module_stack")  # of the forward, of the 
 _ACCUMULATION = "Gradient accumulation (a value is used more than once), or backward of:\n"
 
 
-class _Late(Mapping[str, Callable[[], Any]]):
-    """What the metadata of a node can make, by key: in one small object, as a graph has one for each node."""
+class _LateMeta(Mapping[str, Callable[[], Any]]):
+    """A node's late metadata, by key: in one small object, as a graph has one for each node."""
 
     __slots__ = ("fake_mode", "modules_key", "origin", "prefix", "spec")
 
@@ -223,7 +223,7 @@ def _tensor_args(entry: Entry) -> list[Entry]:
 
 
 def fake_of(mode: FakeTensorMode, spec: Any) -> Any:
-    """A fake tensor of this layout; a tuple of them for several."""
+    """A fake tensor of the layout; a tuple of fakes for several."""
     if isinstance(spec, TensorSpec):
         fake: Any = new_fake(mode, spec.shape, spec.stride, spec.dtype, spec.device, spec.offset)
         if spec.conj:
@@ -266,7 +266,7 @@ def symbols_of_inputs(inputs: Sequence[Entry], numbers: Mapping[Entry, Any]) -> 
 
 
 class SizeNodes:
-    """The nodes of a graph that compute with sizes, which they read off the graph's `inputs`."""
+    """The nodes of a graph that compute with sizes, read off the graph's `inputs`."""
 
     def __init__(
         self, graph: fx.Graph, inputs: Sequence[Entry], nodes: Mapping[Entry, fx.Node], numbers: Mapping[Entry, Any]

@@ -1,7 +1,7 @@
-"""What an operator does to memory, read once from its schema: `OpInfo.of(op)`.
+"""An operator's behaviour on memory, read once from its schema: `OpInfo.of(op)`.
 
 The recorder needs to know, for every operator it sees: does it return views of its arguments, does it write to
-some of them, which operator computes the same values without writing, does it draw random numbers.
+arguments, which operator computes its values without writing, does it draw random numbers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _UNDECLARED_VIEWS = {aten._unsafe_view.default}
 
 
 def take_data(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor.data`, which no operator stands for."""
+    """`tensor.data`; no operator stands for it."""
     return tensor.data
 
 
@@ -118,7 +118,7 @@ def _copy(value: torch.Tensor) -> Any:
 
 @functools.cache
 def returns_tensors(op: OpOverload) -> bool:
-    """Whether some of what `op` returns is a tensor or a list of them."""
+    """Whether some result of `op` is a tensor or a list of tensors."""
     return any("Tensor" in str(value.type) for value in op._schema.returns)
 
 
@@ -127,7 +127,7 @@ def _types(op: OpOverload, *, drop_out: bool) -> list[str]:
 
 
 def _functional_form(op: OpOverload, *, is_out: bool) -> OpOverload | None:
-    """The overload that takes the same arguments (outputs apart) and writes to none of them."""
+    """The overload with the operator's arguments (outputs apart) that writes to none."""
     namespace, _, name = op._schema.name.partition("::")
     names: list[str] = []
     if name in _FUNCTIONAL_NAMES:

@@ -30,8 +30,8 @@ class Origin:
     """The stack of user frames, innermost first, and the path of modules that were running.
 
     `marked_call` is the number of the innermost call that ran of a function or module marked by `foregrad.region`.
-    `metadata` is of the node that the innermost line stands for, in code that was made of another graph. `custom`: what
-    the program says of it by `torch.fx.traceback.annotate`.
+    `metadata` is of the node that the innermost line stands for, in code made of a graph. `custom`: the program's note
+    by `torch.fx.traceback.annotate`.
     """
 
     frames: tuple[tuple[CodeType | _SourceLine, int], ...]
@@ -106,7 +106,7 @@ class Origins:
         self.end()
 
     def begin(self, *, is_marked: bool = True) -> None:
-        """A call begins; one line may have several, so what was found for the line no longer holds."""
+        """A call begins; one line may have several, so facts found for the line no longer hold."""
         self._marked_calls += is_marked
         self._calls.append(self._marked_calls if is_marked else self._calls[-1])
         self._last = None
@@ -120,7 +120,7 @@ class Origins:
         self.root = root
 
     def forget(self) -> None:
-        """Let go of the last frame, and with it of its variables."""
+        """Let go of the last frame and its variables."""
         self._last = None
 
 
@@ -135,8 +135,8 @@ def _is_users(code: CodeType) -> bool:
 
 
 def stands_for(code: CodeType, lines: Mapping[int, tuple[str, Mapping[str, Any]]]) -> None:
-    """Say that `code` was made of the user's: the stack (as in a traceback) that each of its lines comes from, and
-    what is known of the node that it is.
+    """Note that `code` was made of the user's: by line, the original stack (as in a traceback), and the facts about the
+    line's node.
     """
     origins = {
         line: Origin(

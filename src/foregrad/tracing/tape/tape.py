@@ -1,4 +1,4 @@
-"""The tape: what the recorder writes, one `Entry` per operator, before anything is turned into an fx graph.
+"""The tape: the recorder's output, one `Entry` per operator, before there is an fx graph.
 
 An fx node costs about 20 us to make and most tapes hold entries nobody needs (replayed views, overwritten
 values), so the graph is built once, at the end, from the entries that matter.
@@ -25,10 +25,10 @@ from ...identity import IdSet
 class Entry:
     """One value on the tape: an operator and its arguments, or an input (`target` is None) or a constant.
 
-    `spec` is as in `NodeMeta`. `origin` is whatever `Origins.here()` returned. `is_backward` says which half it was
-    recorded in; `sequence_nr` links a backward entry to the forward operator it differentiates. An entry that
-    `has_effect` runs although no value needs it; one that runs `once` is also never made one with an equal entry, run
-    ahead of the call, or computed again.
+    `spec` is as in `NodeMeta`. `origin` is the result of `Origins.here()`. `is_backward`: it was recorded in a
+    backward; `sequence_nr` links a backward entry to the forward operator it differentiates. An entry that `has_effect`
+    runs although no value needs it; an entry that runs `once` is also never merged with an equal entry, run ahead of
+    the call, or computed again.
     """
 
     target: Callable[..., Any] | None
@@ -51,7 +51,7 @@ class Entry:
 
 
 def map_entries(value: Any, fn: Callable[[Entry], Any]) -> Any:
-    """`value` with `fn` applied to every entry in it, through lists, tuples, dicts and slices."""
+    """`value` with `fn` applied to its every entry, through lists, tuples, dicts and slices."""
     cls = type(value)
     if cls is Entry:
         return fn(value)
@@ -95,7 +95,7 @@ class Tape:
         return [entry for entry in self.entries if not entry.is_backward]
 
     def with_operator(self, holds: Callable[[Any], bool]) -> list[Entry]:
-        """The entries whose operator `holds` is true of; it is asked once for each operator."""
+        """The entries with an operator that satisfies `holds`; it is asked once for each operator."""
         found = {key for key, target in {id(e.target): e.target for e in self.entries}.items() if holds(target)}
         return [entry for entry in self.entries if id(entry.target) in found] if found else []
 
@@ -135,13 +135,12 @@ _LEAVES = {int, float, bool, str, type(None)}
 
 @dataclasses.dataclass(slots=True)
 class Learned:
-    """What makes the next run of a capture another one.
+    """The facts that make the next run of a capture differ.
 
     `shared_bases`, `whole`, `viewed`, `as_they_are` and `together`: see `Inputs`; `late`: see `BackwardWrites`.
-    `containers`: the places of those that change how many items they have, and whether the function reads them, see
-    `Journals`.
-    `regions`: custom Functions that use NumPy, which run as eager regions; `hooks`: see `EagerHooks`. `samples`: see
-    `Wrappers`. `disturbed`: see `OwnWrites`. `facts`: by aspect.
+    `containers`: the places of containers that change their number of items, and whether the function reads each, see
+    `Journals`. `regions`: custom Functions that use NumPy: they run as eager regions; `hooks`: see `EagerHooks`.
+    `samples`: see `Wrappers`. `disturbed`: see `OwnWrites`. `facts`: by aspect.
     """
 
     shared_bases: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
@@ -190,7 +189,7 @@ class Numbering:
         self._done = len(entries)
 
     def renumber(self, entry: Entry) -> None:
-        """The number of an entry whose operator was changed since it was last numbered; nobody uses it yet."""
+        """The number of an entry with an operator changed since its last numbering; nobody uses the entry yet."""
         number = self._number(entry)
         if number == len(self.first):
             self.first.append(entry)
@@ -226,7 +225,7 @@ class Numbering:
         return self._by_entry[entry]
 
     def key(self, args: Any) -> Any:
-        """Something hashable, equal for arguments of the same values."""
+        """A hashable key, equal for arguments of equal values."""
         return _key(args, self._by_entry)
 
     def position(self, number: int) -> int:
@@ -236,8 +235,8 @@ class Numbering:
     def of_nodes(
         self, module: fx.GraphModule, primals: Sequence[Entry], random: Mapping[str, Entry]
     ) -> dict[fx.Node, int]:
-        """The numbers of a module's nodes, where they have one. `primals`: what its placeholders are, in order;
-        `random`: entries by the name of the node that was made of them.
+        """The numbers of a module's nodes, as far as they have one. `primals`: its placeholders' entries, in order;
+        `random`: entries by the names of their nodes.
         """
         numbers: dict[fx.Node, int] = {}
         placeholders = iter(primals)
@@ -271,7 +270,7 @@ _PERMUTES = {torch.ops.aten.t.default, torch.ops.aten.transpose.int, torch.ops.a
 
 
 def _order(target: Any, args: Sequence[Any], rank: int) -> tuple[int, ...]:
-    """Which dimension of its argument each dimension of a transpose is."""
+    """The argument's dimension for each dimension of a transpose."""
     dims = list(range(rank))
     if target is torch.ops.aten.permute.default:
         return tuple(dims[i] for i in args[1])

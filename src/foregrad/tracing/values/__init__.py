@@ -1,1 +1,1 @@
-"""What depends on values: branches, sizes, numbers, constants."""
+"""Dependence on values: branches, sizes, numbers, constants."""

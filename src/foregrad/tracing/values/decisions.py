@@ -1,8 +1,8 @@
 """Values of the inputs that the program reads while it is captured: to branch on, to take a size from.
 
-Such a value is found by running the recorded prefix of the tape on the real arguments. The graph is then right for
-calls in which the same value comes out: it becomes a `Decision`, an output of the forward graph that the runtime
-looks at before anything the call did can be seen.
+The value is found by running the recorded prefix of the tape on the real arguments. The graph is then right for calls
+with an equal value: it becomes a `Decision`, an output of the forward graph that the runtime looks at before any effect
+of the call is visible.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Decisions:
     """The values read so far in one capture.
 
     `real_of(entry)` gives the tensor behind an input's entry, None for an entry that is no input. `varied` are the
-    lines at which numbers are symbolic, since they vary from call to call; None where all are decided. `checks`: made
+    lines with symbolic numbers, since the numbers vary from call to call; None where all are decided. `checks`: made
     before a value is read.
     """
 
@@ -74,7 +74,7 @@ class Decisions:
         self._integers: dict[Entry, Any] = {}
 
     def refuse(self, error: Exception) -> None:
-        """The capture fails by this, whoever catches it meanwhile."""
+        """The capture fails by `error`, whoever catches it meanwhile."""
         self._prefix.failed = self._prefix.failed or error
 
     def raise_failed(self) -> None:
@@ -98,7 +98,7 @@ class Decisions:
         return known.value
 
     def read_of_written(self, where: str) -> None:
-        """Note that a number is read from an input which the call has written: the next call will read another."""
+        """Note that a number is read from an input that the call has written: the number differs in the next call."""
         if self.varied is not None and where not in self.varied:
             raise NumberVaries(where)
 
@@ -112,17 +112,17 @@ class Decisions:
         return self._integers[entry]
 
     def _found(self, entry: Entry, value: int, number: Any, where: str) -> None:
-        """`entry` of the graph finds the symbolic integer `number`, `value` in this call."""
+        """`entry` of the graph finds the symbolic integer `number`, `value` in the present call."""
         self.sizes.made[entry] = number
         self.add(Decided(entry, value, where, is_tensor=False, symbol=symbol_made(number)))
 
     def decide(self, entry: Entry, value: Any, where: str) -> Any:
-        """`value`, which a number's entry gave, from now on a part of the program."""
+        """`value`, from a number's entry, is a part of the program from now on."""
         known = self._by_entry.get(entry)
         return (known or self.add(Decided(entry, value, where, is_tensor=False))).value
 
     def number(self, entry: Entry, where: str) -> Any:
-        """What an operator gives that returns no tensor."""
+        """The result of an operator that returns no tensor."""
         return self.add(Decided(entry, self.value(entry, where), where, is_tensor=False)).value
 
     def contents(self, entry: Entry, where: str, emit: Emit) -> torch.Tensor:
@@ -138,7 +138,7 @@ class Decisions:
         return self._contents[entry]
 
     def value(self, entry: Entry, where: str) -> Any:
-        """What `entry` is in this very call; `UnsupportedDataDependentError` when it can't be known yet."""
+        """The value of `entry` in the present call; `UnsupportedDataDependentError` when it can't be known yet."""
         try:
             return self._prefix.value(entry)
         except UnknownValue as unknown:
@@ -153,11 +153,11 @@ class Decisions:
         self._prefix.values[entry] = value
 
     def drawing(self, tensors: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
-        """Context: what is drawn on the devices of these tensors is what the call is going to draw."""
+        """Context: draws on the tensors' devices are the draws that the call is going to make."""
         return self._prefix.drawing({torch.device("cpu"), *(tensor.device for tensor in tensors)})
 
     def sized(self, entry: Entry, where: str, emit: Emit) -> Any:
-        """What an operator gives whose result's size depends on values, with specs in place of tensors.
+        """The result of an operator with sizes that depend on values, with specs in place of tensors.
 
         The size becomes a decision, or stays open (see sizes.py).
         """
@@ -207,7 +207,7 @@ class Decisions:
                 self.add(Decided(emit(operator.getitem, entry, index), item, where, is_tensor=False))
 
     def _picked(self, entry: Entry, where: str) -> torch.Tensor:
-        """The picked elements, with zeros for what they are picked from."""
+        """The picked elements, with zeros as their source."""
         source = entry.args[0].spec
         indices = map_entries(entry.args[1], lambda e: self.value(e, where))
         with plain_execution():
@@ -235,7 +235,7 @@ def _masks_of(entry: Entry) -> list[Entry] | None:
 
 
 def sized_by_values(target: Any) -> bool:
-    """Whether the size of an operator's result depends on values, as far as it is known to be such a one."""
+    """Whether the size of an operator's result is known to depend on values."""
     return isinstance(target, (SizedCall, OpenCall)) or (isinstance(target, OpOverload) and depends_on_values(target))
 
 
@@ -274,7 +274,7 @@ AtHand = Callable[[], Mapping[int, Any]]  # real values by value number
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Known:
-    """What holds whenever a function runs: values that were read, and operators whose sizes were."""
+    """The facts of all runs of a function: values that were read, and operators with sizes that were read."""
 
     values: tuple[Decided, ...]
     sized: tuple[Entry, ...]
@@ -303,7 +303,7 @@ class KnownDecisions(Decisions):
             self._prefix = _PrefixAtHand(self.numbering, dict)  # holds on to no value
 
     def now_known(self) -> Known:
-        """What holds when this derivative runs, too."""
+        """The known facts when the derivative runs."""
         return Known((*self._known.values, *self.made), (*self._known.sized, *self._sized))
 
     def item(self, entry: Entry, where: str, emit: Any) -> Any:
@@ -343,7 +343,7 @@ class KnownDecisions(Decisions):
         return super().add(decided)
 
     def _key(self, entry: Entry) -> Any:
-        """Equal for entries that have results of the same sizes; None where there is nothing to tell."""
+        """A key that is equal for entries with results of equal sizes; None where the sizes are unknown."""
         target = entry.target.op if isinstance(entry.target, (SizedCall, OpenCall)) else entry.target
         if not sized_by_values(entry.target):
             return None
@@ -354,7 +354,7 @@ class KnownDecisions(Decisions):
 
 
 class _PrefixAtHand(Prefix):
-    """The tape, run from what a call of the derivative has at hand."""
+    """The tape, run from the values that a call of the derivative has at hand."""
 
     def __init__(self, numbering: Numbering, at_hand: AtHand) -> None:
         super().__init__(numbering.tape, lambda _entry: None)

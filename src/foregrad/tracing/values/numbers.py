@@ -1,9 +1,9 @@
-"""Floating-point numbers read from tensors that are another at every call: they stay numbers of the graph.
+"""Floating-point numbers read from tensors that vary from call to call: they stay numbers of the graph.
 
-The first capture takes such a number for a part of the program, as any value that is read. When it differed at the
-next, the program gets a `TracedFloat`: arithmetic on it is recorded, operator by operator, as Python does it, and an
-operator of torch takes it as it takes a number. A comparison is a decision. Whatever needs the number itself
-(`int()`, formatting, an operator whose result depends on it) makes it one too.
+The first capture takes the number for a part of the program, like any value that is read. When the number differed at
+the next capture, the program gets a `TracedFloat`: arithmetic on it is recorded, operator by operator, as Python does
+it, and an operator of torch takes it as it takes a number. A comparison is a decision. Whatever needs the number itself
+(`int()`, formatting, an operator with a result that depends on it) makes the number a decision too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Numbers:
             table.tell(self)
 
     def float(self, entry: Entry, value: float, where: str) -> TracedFloat:
-        """The number that `entry` computes, `value` in this call."""
+        """The number that `entry` computes, `value` in the present call."""
         number = TracedFloat(self._symbols().float_node(value, f"number {len(self.made)}"))
         number.entry, number.numbers, number.value, number.where = entry, self, value, where
         self.made.append(number)
@@ -56,12 +56,12 @@ class Numbers:
         return number
 
     def size(self, value: int, where: str) -> Any:
-        """A size, or another integer, that the graph finds, `value` in this call; None where it can't be a symbol."""
+        """A size or integer that the graph finds, `value` in the present call; None where it can't be a symbol."""
         number = self._symbols().computed_symbol(value, f"a size found at {where}")
         return number if isinstance(number, torch.SymInt) else None
 
     def integer(self, value: int, where: str) -> TracedInt | None:
-        """An integer that the graph reads from a tensor, `value` in this call; None where that can't be a symbol."""
+        """An integer that the graph reads from a tensor, `value` in the call; None where it can't be a symbol."""
         number = self.size(value, where) if may_vary(value) else None
         if number is None:
             return None
@@ -100,7 +100,7 @@ class Numbers:
         return TracedInt(sizes.node) if type(sizes) is torch.SymInt else sizes
 
     def entry_of(self, number: Any) -> Any:
-        """What the tape writes for a symbolic float; any other number as it is.
+        """The tape's entry for a symbolic float; any other number unchanged.
 
         One that torch's own code computed becomes a plain number: its arithmetic rounds otherwise than Python's.
         """
@@ -124,7 +124,7 @@ class Numbers:
         return next((self.integers[s] for s in symbol_made(operand).free_symbols if s in self.integers), "a size")
 
     def decide_fixed(self) -> None:
-        """Numbers that an operator asked the value of are decisions, and so is what it asked of them."""
+        """Numbers that an operator asked the value of are decisions, and so are its questions."""
         for number in list(self.made):
             found = self._symbols().found_of(symbol_made(number))
             if found is None:
@@ -268,7 +268,7 @@ def _recorded(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _recorded_limit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Of floats alone: what `min` and `max` give of an integer and a float may be of either type, and is decided on."""
+    """Of floats alone: `min` and `max` of an integer and a float may give either type, and are decided on."""
     recorded = _recorded(function)
 
     def limit(*args: Any, **kwargs: Any) -> Any:

@@ -28,7 +28,7 @@ from ..tape.tape import Entry, Tape, entries_in, map_entries
 
 
 class UnknownValue(Exception):  # noqa: N818
-    """Says what is missing; never leaves `Decisions`."""
+    """Names the missing value; never leaves `Decisions`."""
 
 
 class Prefix:
@@ -58,7 +58,7 @@ class Prefix:
             return self._run(entry)
 
     def _check(self, made: list[Check]) -> None:
-        """Raise where eager has raised before the value is read: what follows is none of this call's."""
+        """Raise where eager has raised before the value is read: the call goes no further."""
         while self.checked < len(made):
             check = made[self.checked]
             self.checked += 1
@@ -75,7 +75,7 @@ class Prefix:
                 raise self.failed from None
 
     def known(self, entry: Entry) -> Any:
-        """A value that need not be computed; None for others."""
+        """A value that need not be computed; None for any other."""
         return None
 
     def _run(self, entry: Entry) -> Any:
@@ -123,7 +123,7 @@ class Prefix:
             return entry.target(*args, **kwargs)
 
     def drawing(self, devices: Iterable[torch.device]) -> AbstractContextManager[None]:
-        """Context: the generators of these devices are where they will be in the call."""
+        """Context: the devices' generators are in their states at the call."""
         return self._drawing(default_generators(devices))
 
     @contextlib.contextmanager
@@ -139,7 +139,7 @@ class Prefix:
                 generator.set_state(state)
 
     def _fork_of(self, generator: torch.Generator) -> torch.Generator:
-        """A generator that draws what `generator` will draw in the call."""
+        """A generator with the draws that `generator` will make in the call."""
         fork = self.forks.get(generator)
         if fork is None:
             fork = self.forks[generator] = generator.clone_state()
@@ -150,7 +150,7 @@ class Prefix:
 
 
 def _to_run(entry: Entry, is_there: Callable[[Entry], bool]) -> list[Entry]:
-    """The entry and what it needs, in order, but for values that are there."""
+    """The entry and its needs, in order, but for present values."""
     order: list[Entry] = []
     seen: set[Entry] = set()
     stack: list[tuple[Entry, bool]] = [(entry, False)]

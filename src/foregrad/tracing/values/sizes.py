@@ -1,11 +1,11 @@
-"""Symbolic sizes of a capture: those of inputs that vary, and those that operators find by looking at values.
+"""Symbolic sizes of a capture: varying sizes of inputs, and sizes that operators find by looking at values.
 
 The first capture takes a size that an operator finds (`nonzero`, a mask, `unique`) for a part of the program, see
-decisions.py. When it was another at the next, the size becomes a symbol, whose value the graph itself computes and
-hands to the runtime among its outputs: what was found out about it while capturing is looked at there, before anything
-the call did can be seen. 0 and 1 never are symbols.
+decisions.py. When the size differed at the next capture, it becomes a symbol: the graph itself computes its value and
+hands it to the runtime among its outputs. There the conditions found during the capture are tested, before any effect
+of the call is visible. 0 and 1 never are symbols.
 
-Which dimension of which result is that size, only a table of operators can tell; any other stays a part of the program.
+Only a table of operators can tell the result and dimension of the size; any other size stays a part of the program.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Shape = tuple[Any, ...]  # with None for the size that depends on values
 
 
 class SizeDivergedError(RuntimeError):
-    """Raised inside of a graph: its sizes are not those of this call."""
+    """Raised inside of a graph: its sizes differ from the call's."""
 
 
 class SizedCall:
-    """An operator whose results' sizes depend on values, for a graph in which they are known: raises for others."""
+    """An operator with result sizes that depend on values, for a graph with known sizes: raises for any others."""
 
     def __init__(self, op: Any, shapes: tuple[Any, ...]) -> None:
         self.op = op
@@ -55,7 +55,7 @@ class SizedCall:
 class OpenCall:
     """A call of a graph that serves every size of two and more: raises where there are fewer elements.
 
-    `layouts` has for each result the memory order of its dimensions, outermost first; None for what is no tensor.
+    `layouts` has for each result the memory order of its dimensions, outermost first; None besides tensors.
     """
 
     def __init__(self, op: Any, layouts: tuple[tuple[int, ...] | None, ...], size: tuple[int | None, int]) -> None:
@@ -81,7 +81,7 @@ class OpenCall:
 
 
 def shapes_of(result: Any) -> tuple[Any, ...]:
-    """The shape of each result; None for what is no tensor."""
+    """The shape of each result; None for a result that is no tensor."""
     values = result if isinstance(result, (tuple, list)) else (result,)
     return tuple(_shape_of(value) for value in values)
 
@@ -93,7 +93,7 @@ def _shape_of(value: Any) -> tuple[Any, ...] | None:
 
 
 def _memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """The dimensions, outermost first, when the elements lie densely in that order."""
+    """The dimensions, outermost first, of densely lying elements."""
     strides = tensor.stride()
     order = tuple(sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim)))
     return order if _is_dense(tensor, order) else None
@@ -109,7 +109,7 @@ def _is_dense(tensor: torch.Tensor, order: tuple[int, ...]) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Opened:
+class OpenResult:
     """A result with a size that stays open: its specs, and where the size is (result, or None for one; dimension).
 
     `number` is the symbolic size; `is_new` that no operator before this one had it.
@@ -125,8 +125,8 @@ class Opened:
 class OpenSizes:
     """The sizes of one capture that depend on values and stay open.
 
-    `seen` has, by line, the numbers of elements found there by earlier captures; a size is open where another is found.
-    None: no size is. `always`: every size is, from the beginning.
+    `seen` has, by line, the numbers of elements found there by earlier captures; a size is open where a new number is
+    found. None: no size is. `always`: every size is, from the beginning.
     """
 
     def __init__(self, numbers: Numbers, seen: Mapping[str, frozenset[int]] | None, *, always: bool = False) -> None:
@@ -137,13 +137,13 @@ class OpenSizes:
         self.counts: dict[Entry, Any] = {}  # by the entry of a mask: how many of its elements are chosen
 
     def are_open(self, where: str, value: int) -> bool:
-        """Whether a number of elements, found at this line of the program, may be another at the next call."""
+        """Whether a number of elements, found at the program's line, may differ in the next call."""
         if self.seen is None or value < 2:
             return False
         return self.always or bool(self.seen.get(where, frozenset()) - {value})
 
-    def open(self, entry: Entry, result: Any, where: str) -> Opened | None:
-        """`result`, which the operator of `entry` gave in this call, with its size open; None where it can't be."""
+    def open(self, entry: Entry, result: Any, where: str) -> OpenResult | None:
+        """`result`, from the operator of `entry` in the call, with its size open; None where the size can't be."""
         shapes = _open_shapes(entry, result)
         if shapes is None:
             return None
@@ -165,7 +165,7 @@ class OpenSizes:
         specs = [_spec(t, s, number) for t, s in zip(_all(result), shapes, strict=True)]
         target = OpenCall(entry.target, layouts, place)
         one = isinstance(result, torch.Tensor)
-        return Opened(target, specs[0] if one else tuple(specs), place, number, known is None)
+        return OpenResult(target, specs[0] if one else tuple(specs), place, number, known is None)
 
     def remember(self, entry: Entry, result: Any) -> None:
         """`result` has the size that a graph for this size alone has: it tells how many elements a mask chooses."""
@@ -174,7 +174,7 @@ class OpenSizes:
             self.counts.setdefault(mask, _find_size(shapes, result)[1])
 
     def picked(self, entry: Entry) -> TensorSpec | None:
-        """What is picked by a mask whose chosen elements were counted before, out of what nobody knows yet."""
+        """The pick of a mask with chosen elements counted earlier, from elements that nobody knows yet."""
         mask = mask_counted(entry)
         number = None if mask is None else self.counts.get(mask)
         source = entry.args[0].spec
@@ -205,7 +205,7 @@ def _spec(tensor: Any, shape: Shape | None, number: Any) -> Any:
 
 
 def _find_size(shapes: tuple[Shape | None, ...], result: Any) -> tuple[tuple[int | None, int] | None, int]:
-    """Where the open size is first, and what it is now."""
+    """The first place of the open size, and its present value."""
     for index, (shape, tensor) in enumerate(zip(shapes, _all(result), strict=True)):
         if shape is not None and None in shape:
             dim = shape.index(None)
@@ -217,7 +217,7 @@ def _find_size(shapes: tuple[Shape | None, ...], result: Any) -> tuple[tuple[int
 
 
 def mask_counted(entry: Entry) -> Entry | None:
-    """The mask whose chosen elements are what the operator counts, and nothing besides."""
+    """The mask with the chosen elements that the operator counts, and nothing besides."""
     if entry.target is aten.nonzero.default:
         mask = entry.args[0]
     elif entry.target is aten.masked_select.default:
@@ -234,7 +234,7 @@ def mask_counted(entry: Entry) -> Entry | None:
 def _open_shapes(entry: Entry, result: Any) -> tuple[Shape | None, ...] | None:
     """For each result its shape with None for the size that depends on values; None for an operator not known here.
 
-    A result whose own entry is None is what it is at every call.
+    A result without an entry of its own is constant.
     """
     rule = _RULES.get(entry.target)
     shapes = None if rule is None else rule(entry, result)
@@ -265,7 +265,7 @@ def _picked(entry: Entry, result: Any) -> list[Shape | None] | None:
 
 
 def _shape_picked(entry: Entry, number: Any) -> Shape | None:
-    """The shape of what one mask alone picks, with that number of elements chosen."""
+    """The shape of one mask's pick, with `number` elements chosen."""
     indices = entry.args[1]
     if len(list(entries_in(indices))) != 1:
         return None
@@ -324,8 +324,8 @@ class SizeSymbols:
     def spec(
         self, spec: TensorSpec, dims: Mapping[int, Limits], name: str, entry: Any, padded: Container[int] = ()
     ) -> TensorSpec:
-        """`spec` with symbols for the sizes at `dims`, and the strides that follow from them; with a padding too, for
-        those at `padded`.
+        """`spec` with symbols for the sizes at `dims`, and the strides that follow; with a padding too, for the sizes
+        at `padded`.
         """
         shape = [
             self.table.symbol(size, f"{name}.size({dim})", (entry, dim), dims[dim]) if dim in dims else size
@@ -335,7 +335,7 @@ class SizeSymbols:
         return TensorSpec(tuple(shape), stride, spec.dtype, spec.device, spec.offset, conj=spec.conj, neg=spec.neg)
 
     def given(self, numbers: Iterable[Any], entry: Any) -> None:
-        """Sizes that are symbolic already: those of a fake tensor, or one number (dimension None)."""
+        """Sizes that are symbolic already: a fake tensor's, or one number (dimension None)."""
         for dim, number in numbers:
             symbol = symbol_of(number)
             if symbol is not None:
@@ -347,5 +347,5 @@ class SizeSymbols:
         return TracedInt(number.node) if isinstance(number, torch.SymInt) else value
 
     def signature(self, number: Mapping[Entry, int]) -> tuple[SizeSymbol, ...]:
-        """What the signature says of the symbols; `number` has each input's position by its entry."""
+        """The symbols' part of the signature; `number` has each input's position by its entry."""
         return tuple(SizeSymbol(symbol, number[entry], dim) for symbol, (entry, dim) in self.table.bound.items())
