@@ -39,7 +39,7 @@ EXTRAS := cli,solver,torchao,test,dev,docs
 # and takes from the part of another one when it is done: tests of one file share what they set up.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: demo test quick matrix setup lint format sweep hops fuzz fresh bench clients coverage docs site sizes clean help
+.PHONY: demo test test-core quick matrix setup lint format sweep hops fuzz fresh bench clients coverage docs site sizes clean help
 .DEFAULT_GOAL := help
 
 demo: $(READY)  ## train a small GPT, eager and compiled side by side
@@ -51,6 +51,15 @@ test: $(READY) lint  ## style, types, layers, then all tests
 
 quick: $(READY)  ## the tests but for those that take more than some ten seconds each
 	@$(TEST_ENV) $(RUN) -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(ARGS)
+
+# With the annexes hidden. A file belongs here if it is about the core alone.
+CORE_TESTS := tests/golden $(wildcard tests/unit/test_partition_*.py) $(addprefix tests/unit/test_,$(addsuffix .py, \
+  effect_log heap numbering memory_order late_metadata late_graphs identity origin maxflow printing spelling \
+  written_inputs partial_backward gradient_arrival detached_results left_behind symbolic_layouts size_arithmetic \
+  backends_boxed backends_source))
+
+test-core: $(READY)  ## the core's tests alone, without the annexes: at most four minutes
+	@$(TEST_ENV) $(RUN) -m pytest -n $(JOBS) --dist worksteal -p tests.house.core_alone $(ARGS) $(CORE_TESTS)
 
 matrix:  ## all tests on each Python that is here, 3.10 to 3.14; with ARGS=--torch, on each minor version of PyTorch
 	@JOBS=$(JOBS) $(PYTHON) tests/matrix.py $(ARGS)

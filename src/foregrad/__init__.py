@@ -226,6 +226,7 @@ ANNEXES = {
     "graphs compiled in parts": ["foregrad.passes.absent:cut_at_region", "foregrad.passes.sparse:cut_for_compiler"],
     "Python's state": ["foregrad.python"],
     "memory budgets": ["foregrad.partitioners.budget:partition_within"],
+    "modules that communicate": ["foregrad._torch.distributed:data_parallel"],
     "operators in graphs": ["foregrad._torch.control_flow:IN_GRAPHS"],
     "repeated regions": ["foregrad.passes.regions:outlined"],
     "tensor subclasses": ["foregrad.subclasses"],

@@ -9,20 +9,30 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 from .errors import UnsupportedError
 
+_PACKAGE = __name__.partition(".")[0]
+_ABSENT = object()
+
 
 @functools.cache
 def given(seam: str) -> tuple[Any, ...]:
-    """The objects at a seam, in the order of the table."""
-    return tuple(_load(place) for place in importlib.import_module(__name__.partition(".")[0]).ANNEXES[seam])
+    """The objects at a seam, in the order of the table; those of an annex that is not installed are left out."""
+    places: Sequence[str] = importlib.import_module(_PACKAGE).ANNEXES[seam]
+    return tuple(found for place in places if (found := _load(place)) is not _ABSENT)
 
 
 def _load(place: str) -> Any:
     module, _, name = place.partition(":")
-    loaded = importlib.import_module(module)  # waits where another thread is importing it
+    try:
+        loaded = importlib.import_module(module)  # waits where another thread is importing it
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith(f"{_PACKAGE}."):
+            raise
+        return _ABSENT
     return getattr(loaded, name) if name else loaded
 
 

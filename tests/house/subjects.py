@@ -58,6 +58,7 @@ ANNEXES: dict[str, tuple[str, ...]] = {
     ),
     "transforms": ("dispatch/transformed.py", "tracing/recorder/transform_levels.py", "_torch/transforms.py"),
     "distributed": (
+        "graph/collective.py",
         "partitioners/named.py",
         "passes/buckets.py",
         "tracing/recorder/checkpoint_regions.py",

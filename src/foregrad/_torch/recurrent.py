@@ -1,4 +1,6 @@
-"""The list of their weights that recurrent layers keep beside their parameters. Checked on torch 2.13.0.
+"""State of PyTorch's modules beside their parameters: weights of recurrent layers, attributes of scripted modules.
+
+Checked on torch 2.13.0.
 
 `nn.GRU` and its like make the list anew, with weak references to its parameters, where a parameter was replaced: under
 `torch.func.functional_call` in each call. The list says no more than the parameters. So a capture takes it from the
@@ -38,3 +40,9 @@ def install(bind: Bind, is_capturing: Callable[[], bool]) -> None:
     original = torch.nn.RNNBase._update_flat_weights
     bind(torch.nn.RNNBase, KEPT, property(weights, keep))
     bind(torch.nn.RNNBase, "_update_flat_weights", update)
+
+
+def attributes_of(module: torch.jit.ScriptModule) -> list[str]:
+    """The names of attributes of a scripted module's object in C++, besides parameters, buffers and modules."""
+    kind: Any = torch._C.ConcreteModuleType.from_jit_type(module._c._type())
+    return list(kind.get_attributes())

@@ -17,15 +17,6 @@ from ..house import is_house_module
 from ..locks import Bind
 
 
-def attributes_of(module: torch.jit.ScriptModule) -> list[str]:
-    """The names of attributes of the module's object in C++, besides parameters, buffers and modules."""
-    kind: Any = torch._C.ConcreteModuleType.from_jit_type(module._c._type())
-    return list(kind.get_attributes())
-
-
-# ------------------------------------------------------------------------------------------------ inside a capture
-
-
 def install(bind: Bind, is_capturing: Callable[[], bool]) -> None:
     """In a capture, functions that `torch.jit.script` made run as Python; calls of other TorchScript are refused."""
     for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):

@@ -11,7 +11,8 @@ import abc
 import itertools
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
 
 import torch
 
@@ -21,7 +22,12 @@ Tensors = Sequence[torch.Tensor]
 
 
 class PythonCall(abc.ABC):
-    """One place in graphs that runs Python. Graphs hold its key only: the owner of a graph keeps it alive."""
+    """One place in graphs that runs Python. Graphs hold its key only: the owner of a graph keeps it alive.
+
+    `is_shared`: other processes take part, so each run counts; the call looks at no state of Python's.
+    """
+
+    is_shared: ClassVar[bool] = False
 
     @property
     def acts(self) -> str:
@@ -42,9 +48,18 @@ class PythonCall(abc.ABC):
     def fake(self, inputs: Tensors, sizes: Sequence[Any]) -> list[torch.Tensor]:
         """Tensors like the results of `run`, with any contents."""
 
+    def given_again(self, ran: Sequence[tuple[Any, Tensors]]) -> AbstractContextManager[Any]:
+        """Context of an eager run: (shared call, results) of earlier runs, in order, stand for new runs."""
+        return nullcontext()
+
     def without(self, absent: Sequence[bool]) -> PythonCall | None:
         """The call for the case that these of its inputs are absent gradients; None if it takes zeros for them."""
         return None
+
+
+def status() -> torch.Tensor:
+    """A result that shows that a call has run."""
+    return torch.zeros((), dtype=torch.int64, device="cpu")
 
 
 _keys = itertools.count(1)

@@ -36,9 +36,8 @@ from .._torch.tensors import storage_key, version_of
 from ..errors import ForegradError, UnsupportedLayoutError, UnsupportedMutationError, UnsupportedSideEffectError
 from ..identity import IdSet
 from .attempts import Attempts, RaisedInCallError
-from .calls import PythonCall
+from .calls import PythonCall, status
 from .meta import strides_in_order
-from .python_calls import Collective, GivenAgain, status
 
 Layout = tuple[torch.dtype, torch.device, tuple[int, ...]]
 """Of a tensor: what it is made of, where, and its dimensions in the order of memory, outermost first."""
@@ -80,7 +79,7 @@ class Region(PythonCall):
 
     @property
     def acts(self) -> str:
-        return "" if isinstance(self.function, Collective) else self.name
+        return "" if _is_shared(self.function) else self.name
 
     def run(
         self, inputs: Sequence[torch.Tensor], after: Sequence[torch.Tensor], sizes: Sequence[int]
@@ -353,9 +352,14 @@ def give_up() -> AbstractContextManager[Any]:
     if journal is not None:
         while journal.undo:
             journal.undo.pop()()
-        ran = [(e.function, e.ran.outputs) for e in journal.entries if isinstance(e.function, Collective)]
+        ran = [(e.function, e.ran.outputs) for e in journal.entries if _is_shared(e.function)]
     _thread.journal = None
-    return GivenAgain(ran) if ran else contextlib.nullcontext()
+    first: Any = ran[0][0] if ran else None
+    return first.given_again(ran) if ran else contextlib.nullcontext()
+
+
+def _is_shared(function: Any) -> bool:
+    return isinstance(function, PythonCall) and function.is_shared
 
 
 @contextlib.contextmanager

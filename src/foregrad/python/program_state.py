@@ -29,8 +29,8 @@ import torch
 
 from .._torch.guards import GLOBAL_HOOKS
 from .._torch.hooks import gradient_hooks
+from .._torch.recurrent import attributes_of
 from .._torch.stand_ins import is_stand_in
-from .._torch.torchscript import attributes_of
 from ..frontend import holders as kinds
 from ..frontend.code import Seen, imported_modules, look_at, stored_in
 from ..frontend.expected import PLAIN, stored

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from .._torch.asked import ReboundNames
-from .._torch.distributed import data_parallel
 from .._torch.patches import REGION
+from ..annexes import given
 from ..errors import UnsupportedOpError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall
 from ..frontend.code import codes_in, functions_of
@@ -48,18 +48,19 @@ class SeenCode:
     def check(self, state: ProgramState) -> None:
         """The function is about to run."""
         self.names = state.module_names()
-        self._check(data_parallel(getattr(self.call.function, "__self__", None), in_forward=True))
+        self._check(getattr(self.call.function, "__self__", None), in_forward=True)
 
     def enter(self, module: torch.nn.Module) -> None:
         """The code of a module runs."""
-        self._check(data_parallel(module))
+        self._check(module)
         self.modules.add(module)
         name, kind = self.names.get(id(module)) or type(module).__name__, type(module).__qualname__
         self.origins.enter(name, kind, is_marked=REGION in vars(module))
 
-    def _check(self, wrapper: str | None) -> None:
+    def _check(self, module: Any, *, in_forward: bool = False) -> None:
         """Raise for a call of a module that talks to other processes: it must do so in each call, and in none more."""
-        if wrapper is not None:
+        found = (kind(module, in_forward=in_forward) for kind in given("modules that communicate"))
+        for wrapper in filter(None, found):
             raise UnsupportedOpError(
                 f"`{self.name}` calls a module of {wrapper} ({user_line(self.origins.here())}), which exchanges "
                 "parameters and gradients with other processes around its forward. Compile that module, or each such "

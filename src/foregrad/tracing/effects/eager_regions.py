@@ -36,7 +36,7 @@ from ...annexes import the_one
 from ...errors import UnsupportedAliasError, UnsupportedOpError, UnsupportedSideEffectError, UnsupportedTensorError
 from ...frontend.expected import is_plain
 from ...frontend.tree import LEAF, Tree, check_leaves, flatten, is_as_opened, open_container
-from ...graph.calls import CALL
+from ...graph.calls import CALL, PythonCall
 from ...graph.eager_regions import (
     Ran,
     Region,
@@ -48,7 +48,6 @@ from ...graph.eager_regions import (
     run_region,
 )
 from ...graph.meta import TensorSpec, contiguous_strides, strides_in_order
-from ...graph.python_calls import Collective
 from ...identity import ById
 from ...interrupts import runs_user_code
 from ..aspect import Aspect
@@ -124,7 +123,7 @@ class EagerRegions(Aspect):
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a marked function, made of stand-ins."""
         recorder = self.recorder
-        if is_inside_operator(recorder) and not isinstance(function, Collective):  # of a class: a part of the capture
+        if is_inside_operator(recorder) and not isinstance(function, PythonCall):  # of a class: a part of the capture
             return function(*args, **kwargs)
         name, where = _name_of(function), recorder.where()
         knows = self.host.knows
@@ -194,7 +193,7 @@ class EagerRegions(Aspect):
         if journal is not None:
             journal.undo.append(watch.undo)
         as_it_is: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if not isinstance(region.function, Collective):  # which looks at no state of Python's
+        if not isinstance(region.function, PythonCall):  # which looks at no state of Python's
             who = f"the eager region `{region.name}` called at {region.where}"
             as_it_is = self.host.state.as_it_is(region.name, who)
         with (

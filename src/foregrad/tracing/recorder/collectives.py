@@ -22,7 +22,7 @@ from ..._torch.nested import tensors_in
 from ..._torch.patches import region_runner
 from ...errors import UnsupportedOpError
 from ...graph.calls import CALL
-from ...graph.python_calls import Collective, arguments_of, returned, written_to
+from ...graph.collective import Collective, arguments_of, returned, written_to
 from ...identity import ById
 from ...locks import Bind
 from ...tracing.tape.again import CaptureAgain

@@ -1,0 +1,88 @@
+"""The core without annexes: it runs, and refuses by name what an annex would own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import foregrad
+from foregrad import annexes
+from foregrad.errors import UnsupportedError
+from tests.house.core_alone import REQUIRED
+from tests.house.subjects import ANNEXES
+
+PROGRAM = """
+import copy, torch, foregrad
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return nn.functional.gelu(self.linear(x)).sum()
+
+net = Net()
+twin = copy.deepcopy(net)
+compiled, x = foregrad.compile(twin, on_unsupported="raise"), torch.randn(2, 3)
+for _ in range(3):
+    wanted, found = net(x), compiled(x)
+    wanted.backward()
+    found.backward()
+    assert torch.equal(wanted, found)
+assert torch.equal(net.linear.weight.grad, twin.linear.weight.grad) and torch.equal(net.calls, twin.calls)
+
+def refusal(run):
+    try:
+        run()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+def of(function):
+    return foregrad.compile(function, backend="eager", on_unsupported="raise")
+
+y, w = torch.randn(3, requires_grad=True), torch.randn(5, 2, requires_grad=True)
+print(refusal(lambda: foregrad.compile(net, memory_budget=0.5)))
+print(refusal(lambda: foregrad.compile(net, backend="inductor")))
+print(refusal(lambda: torch.func.grad(of(lambda x: x.sin().sum()))(y)))
+embed = of(lambda w: nn.functional.embedding(torch.tensor([1, 2]), w, sparse=True).sum())
+print(refusal(lambda: embed(w).backward()))
+print(refusal(lambda: of(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)))(y)))
+print(refusal(lambda: foregrad.export))
+"""
+REFUSALS = [
+    "UnsupportedError: this installation of foregrad has no part for memory budgets",
+    "BackendError: there is no backend called `inductor`",
+    "UnsupportedError: `<lambda>` is called under a torch.func transform",
+    "UnsupportedLayoutError: a tensor of layout torch.sparse_coo",
+    "UnsupportedOpError: the higher-order operator `cond`",
+    "ModuleNotFoundError: No module named 'foregrad.artifacts'",
+]
+
+
+def test_the_core_runs_without_its_annexes_and_refuses_their_subjects_by_name():
+    hidden = ",".join(annex for annex in ANNEXES if annex not in REQUIRED)
+    command = [sys.executable, "-W", "ignore", "-m", "tests.house.hidden", hidden, PROGRAM]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    said = ran.stdout.splitlines()
+    assert [line[: len(wanted)] for line, wanted in zip(said, REFUSALS, strict=True)] == REFUSALS
+
+
+def test_each_place_of_the_table_has_its_object():
+    for seam, places in foregrad.ANNEXES.items():
+        assert len(annexes.given(seam)) == len(places)
+
+
+def test_a_seam_without_an_annex_is_refused_by_name(monkeypatch):
+    monkeypatch.setitem(foregrad.ANNEXES, "memory budgets", ["foregrad.no_such_annex:partition"])
+    annexes.given.cache_clear()
+    with pytest.raises(UnsupportedError, match="no part for memory budgets"):
+        foregrad.compile(lambda x: x, backend="eager", memory_budget=0.5)
+    annexes.given.cache_clear()
