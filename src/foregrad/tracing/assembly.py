@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -106,6 +107,7 @@ class Assembly(CaptureParts):
         self,
         analysis: Analysis,
         described: Differentiated,
+        stops: StopInfo,
         out_tree: Any,
         results: list[Any],
     ) -> tuple[list[InputRecord], JointGraph]:
@@ -154,7 +156,7 @@ class Assembly(CaptureParts):
         passed = passed_through([analysis.fakes[i] for i in differentiable], analysis.aliases)  # type: ignore[misc]
         returned = outputs[len(analysis.entries) : len(outputs) - len(effects.entries)]
         paths = (*(reached.get(r, _NOWHERE) for r in records), *[_NOWHERE] * len(inputs.numbers)) if reached else ()
-        may_stop = bool(analysis.decisions or analysis.checks)
+        may_stop = bool(stops.decisions or stops.checks)
         settled = self._settled(analysis, results, number, differentiable, passed, may_stop=may_stop)
         self.guards = tuple(guard for one in self.aspects for guard in one.guards(settled))
         in_inference = torch.is_inference_mode_enabled() and not differentiable
@@ -206,11 +208,8 @@ class Assembly(CaptureParts):
                 self.state.writes,
                 counted_along(analysis),
             ),
-            stops=StopInfo(
-                tuple(analysis.decisions),
-                tuple(analysis.checks),
-                self._generators(may_stop=may_stop),
-                tuple(self.regions.made),
+            stops=dataclasses.replace(
+                stops, generators=self._generators(may_stop=may_stop), eager_regions=tuple(self.regions.made)
             ),
             backward=effects.of([r.leaf for r in records], self._live(records) if run.live else ()),
             symbols=self._signature_symbols(records),

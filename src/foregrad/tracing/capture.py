@@ -29,6 +29,7 @@ from ..frontend.tree import Tree, flatten
 from ..graph.attempts import attempts
 from ..graph.effect_log import CheckFailed
 from ..graph.joint import JointGraph
+from ..graph.signature import StopInfo
 from ..identity import IdSet
 from ..interrupts import held, is_interrupt, note_escaping
 from ..tracing.tape.again import ArgumentsFound, CaptureAgain, NumberVaries, SharedClosureFound
@@ -238,10 +239,10 @@ class CaptureRun(Assembly):
         recorder, inputs = self.recorder, self.inputs
         self.separate_outputs(analysis)
         recorder.decisions.numbers.decide_fixed()
-        analysis.add_decisions(recorder.decisions.made)
+        decisions = analysis.decisions(recorder.decisions.made)
         dead = dead_checks(recorder.tape, [*analysis.entries, *described.gradients], len(recorder.decisions.made))
-        analysis.add_checks([*recorder.checks.made, *dead], inputs.records)
-        records, joint = self.joint(analysis, described, out_tree, out_leaves)
+        stops = StopInfo(decisions, analysis.checks([*recorder.checks.made, *dead], inputs.records))
+        records, joint = self.joint(analysis, described, stops, out_tree, out_leaves)
         tensors = [r.real for r in inputs.records] + [None] * (len(joint.signature.inputs) - len(inputs.records))
         self.state.settle()
         observed = self.observed

@@ -67,8 +67,6 @@ class Analysis:
     starts: dict[Value, Start] = dataclasses.field(default_factory=dict)
     outputs: list[OutputInfo] = dataclasses.field(default_factory=list)
     aliases: list[tuple[int, torch.Tensor]] = dataclasses.field(default_factory=list)  # those of `outputs`, fakes
-    decisions: list[DecisionInfo] = dataclasses.field(default_factory=list)
-    checks: list[CheckInfo] = dataclasses.field(default_factory=list)
     inference: dict[int, bool] = dataclasses.field(default_factory=dict)  # graph outputs: made in inference mode?
     by_fake: ById[torch.Tensor, int] = dataclasses.field(default_factory=ById)  # graph output
 
@@ -90,24 +88,24 @@ class Analysis:
             self.by_fake[fake] = len(self.slots) - 1
         return len(self.slots) - 1
 
-    def add_decisions(self, made: list[Decided]) -> None:
+    def decisions(self, made: list[Decided]) -> tuple[DecisionInfo, ...]:
         """Values that the program read become graph outputs, behind all others."""
+        found = []
         for decided in made:
             out = self.add(Decision(decided.where, decided.symbol is not None), decided.entry, decided.entry.spec, None)  # type: ignore[arg-type]
-            info = DecisionInfo(out, decided.value, decided.where, decided.is_tensor, decided.symbol)
-            self.decisions.append(info)
+            found.append(DecisionInfo(out, decided.value, decided.where, decided.is_tensor, decided.symbol))
+        return tuple(found)
 
-    def add_checks(self, made: list[Check], records: list[InputRecord]) -> None:
+    def checks(self, made: list[Check], records: list[InputRecord]) -> tuple[CheckInfo, ...]:
         """What operators without results are given becomes graph outputs, unless it is an input or one of them."""
         known: dict[Entry, Given | Result] = {entry: Result(i) for i, entry in enumerate(self.entries)}
         known |= {record.entry: Given(i) for i, record in enumerate(records)}
-        for check in made:
-            if not check.in_backward:
-                for entry in check.entries():
-                    if entry not in known:
-                        out = self.add(Checked(check.where), entry, entry.spec, None)  # type: ignore[arg-type]
-                        known[entry] = Result(out)
-                self.checks.append(check.info(lambda entry: known[entry]))
+        checks = [check for check in made if not check.in_backward]
+        for check in checks:
+            for entry in check.entries():
+                if entry not in known:
+                    known[entry] = Result(self.add(Checked(check.where), entry, entry.spec, None))  # type: ignore[arg-type]
+        return tuple(check.info(lambda entry: known[entry]) for check in checks)
 
 
 def _carries_gradients(fake: torch.Tensor) -> bool:

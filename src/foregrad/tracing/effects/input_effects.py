@@ -51,9 +51,7 @@ def written_through_bases(inputs: Inputs) -> dict[InputRecord, InputRecord]:
 
 
 def check_histories(recorder: Recorder, inputs: Inputs, results: Iterable[tuple[torch.Tensor, str]]) -> None:
-    """Raise for a view, among inputs or results, that an operator on lists wrote to together with an alias, or whose
-    base was detached later.
-    """
+    """Raise for a view, among inputs or results, with a base detached later, or written by lists with an alias."""
     changes = recorder.changes
     detached = ById((event.tensor, event.at) for event in changes.log.events if event.is_detach and event.is_toggle)
     for record in inputs.records:

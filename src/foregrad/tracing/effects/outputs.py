@@ -24,7 +24,6 @@ from ...graph.call_effects import EffectTarget, GiveAttribute, MakeParameter
 from ...graph.effect_log import (
     Handle,
     MarkRequiresGrad,
-    SetData,
     ViewStep,
     Write,
 )
@@ -69,10 +68,11 @@ def analyze(recorder: Recorder, inputs: Inputs, leaves: list[Any], paths: list[s
     for key, group in tensors.items():
         first = group[0].tensor
         analysis.inference[bases[key].output if key in bases else analysis.by_fake[first]] = first.is_inference()
+    swaps = ById((event.tensor, event.at) for event in recorder.changes.log.events if event.after is not None)
     for leaf, path in zip(leaves, paths, strict=True):
         analysis.outputs.append(_output(analysis, leaf, path))
-        if recorder.changes.replaced and is_stand_in(leaf):
-            _check_exchanged(analysis, analysis.outputs[-1], leaf)
+        if swaps and is_stand_in(leaf):
+            _check_exchanged(analysis, analysis.outputs[-1], leaf, swaps)
         if getattr(analysis.outputs[-1], "steps", ()):
             analysis.aliases.append((len(analysis.outputs) - 1, leaf))
     for index in replaced(recorder, inputs.records):
@@ -180,14 +180,14 @@ def _check_copy(
         raise detached_and_written(f"the output {path}", recorder.changes.where(leaf))
 
 
-def _check_exchanged(analysis: Analysis, info: OutputInfo, leaf: torch.Tensor) -> None:
+def _check_exchanged(analysis: Analysis, info: OutputInfo, leaf: torch.Tensor, swaps: ById[torch.Tensor, int]) -> None:
     """What was taken of a tensor before it was given other memory shares with it what a call can't put together: it is
     a view of it, or counts its writes with it.
     """
     recorder, value = analysis.recorder, analysis.recorder.value_of(leaf)
     of = info.input if isinstance(info, Handle) else None
-    for tensor in recorder.changes.replaced:
-        was_taken = value.born < recorder.changes.log.of(tensor, SetData)[-1].at
+    for tensor, at in swaps.items():
+        was_taken = value.born < at
         is_apart = of is None or analysis.inputs.records[of].stand_in is not tensor
         if (is_view(leaf) and base_of(leaf) is tensor and was_taken) or (
             leaf is not tensor and is_apart and share_counters(leaf, tensor)

@@ -30,7 +30,6 @@ class MetadataChanges:
     def __init__(self, recorder: Recording) -> None:
         self.recorder = recorder
         self.log = EventLog()
-        self.replaced: ById[torch.Tensor, Value] = ById()  # what a tensor was before `.data = ...`
         self.changed_at: ById[torch.Tensor, Origin] = ById()  # where sizes, memory or history last changed in place
         self._unclear: list[tuple[Storage, Exception, int | None]] = []  # see `differs_by_place`
 
@@ -109,11 +108,10 @@ class MetadataChanges:
         if is_shared:
             raise given_to_a_view(self.where(tensor))
         view = View(aten.alias.default, (), {}, None, object(), torch.is_grad_enabled())
-        old = self.replaced.get(tensor, rec.value_of(tensor))
         was, given = rec.value_of(tensor), rec.value_of(source).spec
+        old = next((event.value for event in self.log.of(tensor, SetData)), was)
         if not given.same_layout(was.spec) or given.offset != was.spec.offset:
             self.resizes(tensor, old, is_swap=True, until_written=given.same_layout(was.spec))
-        self.replaced[tensor] = old
         after = self.become_view(tensor, rec.value_of(source), view)
         self.log.note(SetData(-1, SOMETHING), tensor, was, after)
 
@@ -122,11 +120,6 @@ class MetadataChanges:
         value = self.recorder.value_of(tensor)
         value.storage.changes.append(Change(self.log.note(Detach(-1), tensor, value), tensor))
         self.changed_at[tensor] = self.recorder.origins.here()
-
-    def exchanged(self) -> set[Storage]:
-        """The memories assigned by `.data = ...`, and the tensors' former memories."""
-        values = ((old, self.recorder.value_of(tensor)) for tensor, old in self.replaced.items())
-        return {value.storage for pair in values for value in pair}
 
     def _resize(self, info: OpInfo, tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
         rec = self.recorder

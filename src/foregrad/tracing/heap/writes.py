@@ -61,7 +61,9 @@ class Writes:
                 for target, result in zip(targets, rec.run_fake(info.functional, args, kwargs), strict=True):
                     check_cast(result.dtype, target.dtype)
             if is_listed and torch.is_grad_enabled():
-                exchanged = self.changes.exchanged()  # else autograd differentiates the fakes as it does the tensors
+                swaps = [(e.value, e.after) for e in self.changes.log.events if e.after is not None]
+                exchanged = {value.storage for pair in swaps for value in pair}
+                # Elsewhere autograd differentiates the fakes as it does the tensors.
                 check_lists([t for t in targets if rec.value_of(t).storage in exchanged], rec.origins)
                 self.listed.update(targets)
                 here = rec.origins.here()

@@ -449,9 +449,7 @@ class HistoryChanges(Aspect):
                 self.inputs.see_as_views([record])
 
     def _check_detach(self, stand_in: torch.Tensor) -> None:
-        """Raise the error of `detach_` for a view, because few stand-ins are views; or for a tensor with views among
-        the inputs.
-        """
+        """Raise eager's error for a view, because few stand-ins are views; or for a tensor with views among inputs."""
         record = self.inputs.by_stand_in.get(stand_in)
         if record is not None and is_view(record.real):
             raise RuntimeError("Can't detach views in-place. Use detach() instead.")
