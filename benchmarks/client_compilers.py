@@ -9,9 +9,10 @@ from __future__ import annotations
 import importlib.util
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 import foregrad
 
@@ -70,15 +71,98 @@ def timm(door: str) -> Callable[[nn.Module], Callable[..., torch.Tensor]]:
     return foregrad.memory_efficient_fusion if door == "foregrad" else memory_efficient_fusion
 
 
-PROJECTS = {"openvino": ("openvino", openvino), "timm, memory_efficient_fusion": ("torch", timm)}
+def deepspeed(door: str) -> Callable[[nn.Module], Callable[..., torch.Tensor]]:
+    """Its partition, which recomputes what is made of sharded parameters, and its table of parameters and gradients."""
+    from deepspeed.compile import partitioner
+    from deepspeed.compile.graph_param import DSGraphParamManager
+
+    aten = torch.ops.aten
+    partitioner.get_no_copy_ops = lambda: {aten.t.default, aten.view.default}  # its own list is in C++ for CUDA
+
+    if door == "foregrad":
+        client = foregrad
+    else:
+        from functorch import compile as client
+    simplified, boxed = client.aot_module_simplified, client.make_boxed_func
+    min_cut = client.min_cut_rematerialization_partition
+
+    def backend(gm: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        indices = [(i, i, value.shape) for i, value in enumerate(inputs) if isinstance(value, nn.Parameter)]
+        managers = []
+
+        def forward(graph: fx.GraphModule, given: list[Any]) -> Callable[..., Any]:
+            managers.append(DSGraphParamManager(graph.graph, given, indices))
+            return boxed(graph.forward)
+
+        def backward(graph: fx.GraphModule, given: list[Any]) -> Callable[..., Any]:
+            manager = managers[-1]
+            _, gradients = manager.get_bwd_mapping(graph.graph)
+            for name, gradient in gradients.items():
+                assert gradient.meta["val"].shape == manager.params[name].shape, name
+            assert len(manager.replace_fake_tensors_with_real_params(given, graph.graph)) == len(given)
+            assert partitioner.get_num_fwd_outputs(0) is not None
+            return boxed(graph.forward)
+
+        partition = partitioner.get_wrapped_partitioner(True, indices, min_cut, 0, set())
+        return simplified(gm, inputs, fw_compiler=forward, bw_compiler=backward, partition_fn=partition)
+
+    return lambda module: torch.compile(module, backend=backend)
+
+
+def iree(door: str) -> Callable[[nn.Module], Callable[..., torch.Tensor]]:
+    """IREE turbine's backend: graphs become MLIR, and run on IREE."""
+    from iree.turbine.dynamo.backends import base as client
+    from torch._dynamo.backends.common import aot_autograd
+
+    made = foregrad.aot_autograd if door == "foregrad" else aot_autograd
+    return lambda module: torch.compile(module, backend=made(fw_compiler=client._backend))
+
+
+def torch_mlir(door: str) -> Callable[[nn.Module], Callable[..., torch.Tensor]]:
+    """torch-mlir's importer takes both halves, after the decompositions that it asks for; they run on eager's kernels."""
+    from torch._decomp import get_decompositions
+    from torch._dynamo.backends.common import aot_autograd
+    from torch_mlir import ir
+    from torch_mlir.dialects import torch as dialect
+    from torch_mlir.extras.fx_decomp_util import DEFAULT_DECOMPOSITIONS
+    from torch_mlir.extras.fx_importer import FxImporter
+
+    made = foregrad.aot_autograd if door == "foregrad" else aot_autograd
+
+    def compiler(gm: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        context = ir.Context()
+        dialect.register_dialect(context)
+        importer = FxImporter(context=context)
+        importer.import_graph_module(gm)
+        assert "torch.aten" in str(importer.module_op)
+        return foregrad.make_boxed_func(gm.forward)
+
+    table = get_decompositions(DEFAULT_DECOMPOSITIONS)
+    return lambda module: torch.compile(module, backend=made(fw_compiler=compiler, decompositions=table))
+
+
+PROJECTS = {
+    "openvino": ("openvino", openvino),
+    "timm, memory_efficient_fusion": ("torch", timm),
+    "deepspeed, partition and parameters": ("deepspeed", deepspeed),
+    "IREE turbine": ("iree.turbine", iree),
+    "torch-mlir, importer": ("torch_mlir", torch_mlir),
+}
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False
 
 
 def main() -> None:
     warnings.simplefilter("ignore")
-    print(f"{'project':32}{'what':12}{'PyTorch':>12}{'foregrad':>12}")
+    print(f"{'project':38}{'what':12}{'PyTorch':>12}{'foregrad':>12}")
     for name, (package, make) in PROJECTS.items():
-        if importlib.util.find_spec(package) is None:
-            print(f"{name:32}not installed")
+        if not _is_installed(package):
+            print(f"{name:38}not installed")
             continue
         for training in (False, True):
             cells = []
@@ -87,7 +171,7 @@ def main() -> None:
                     cells.append(f"{difference(make(door), training=training):.1e}")
                 except Exception as error:  # a row says so
                     cells.append(type(error).__name__)
-            print(f"{name:32}{'training' if training else 'forward':12}" + "".join(f"{cell:>12}" for cell in cells))
+            print(f"{name:38}{'training' if training else 'forward':12}" + "".join(f"{cell:>12}" for cell in cells))
 
 
 if __name__ == "__main__":

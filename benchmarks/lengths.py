@@ -1,8 +1,9 @@
-"""A language model called with many lengths behind Dynamo, all of it: ours against PyTorch's `aot_eager`.
+"""Calls with many sizes or numbers behind Dynamo, all of them: ours against PyTorch's `aot_eager`.
 
-    python -m benchmarks.lengths gpt2-4 --lengths 30
+    python -m benchmarks.lengths --steps 30
 
-CPU seconds of all calls with their backwards, from a Dynamo that knows nothing, in one process and in turns.
+CPU seconds of all calls with their backwards, from a Dynamo that knows nothing, in one process and in turns; and the
+number of our captures.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import argparse
 import functools
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -20,56 +21,112 @@ import foregrad
 from benchmarks.common import Section, interleaved_once, ratio
 from benchmarks.first_step import forget_all
 from benchmarks.models import build
+from foregrad import extend
 
 __all__ = ["collect"]
 
-SIDES: dict[str, Callable[[Any], Any]] = {
-    "ours": lambda model: torch.compile(model, backend="foregrad", options={"backend": "eager"}),
-    "aot_eager": lambda model: torch.compile(model, backend="aot_eager"),
-    "eager": lambda model: model,
+SIDES: dict[str, Callable[..., Any]] = {
+    "ours": lambda model, dynamic: torch.compile(model, backend="foregrad", dynamic=dynamic, options=EAGER),
+    "aot_eager": lambda model, dynamic: torch.compile(model, backend="aot_eager", dynamic=dynamic),
+    "eager": lambda model, dynamic: model,
 }
+EAGER: Any = {"backend": "eager"}
 
 
-def train(model: Any, compile: Callable[[Any], Any], lengths: int) -> float:
-    """The seconds of a step with each length."""
-    compiled, spent = compile(model), 0.0
-    for length in range(20, 20 + lengths):
-        ids = torch.randint(0, 512, (2, length))
-        model.zero_grad()
-        started = time.process_time()
-        compiled(ids, labels=ids).loss.backward()
-        spent += time.process_time() - started
+class Captures(extend.Watcher):
+    """Counts captures."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def stage(self, stage: extend.CompileStage) -> None:
+        self.count += stage.name == "capture"
+
+
+class Scaled(torch.nn.Module):
+    """Eight layers, each scaled by a number that is an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(8))
+
+    def forward(self, x: torch.Tensor, scale: float) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x).relu() * scale
+        return x.sum()
+
+
+def lengths(steps: int) -> tuple[Any, Iterable[Any]]:
+    """A language model, and for each step a text of another length."""
+    model = build("gpt2-4")[0]
+    return (lambda ids: model(ids, labels=ids).loss), ((torch.randint(0, 512, (2, 20 + n)),) for n in range(steps))
+
+
+def batches(steps: int) -> tuple[Any, Iterable[Any]]:
+    """The same, and another number of texts in each third step."""
+    model, sizes = build("gpt2-4")[0], [(2 + n // 3, 20 + n) for n in range(steps)]
+    return (lambda ids: model(ids, labels=ids).loss), ((torch.randint(0, 512, size),) for size in sizes)
+
+
+def numbers(steps: int) -> tuple[Any, Iterable[Any]]:
+    """Layers scaled by another number in each step."""
+    return Scaled(), ((torch.randn(4, 32), 0.5 + n / 8) for n in range(steps))
+
+
+PROGRAMS = {"lengths": lengths, "lengths and batches": batches, "a float": numbers}
+
+
+def train(
+    compile: Callable[[Any], Any], program: Callable[[], tuple[Any, Iterable[Any]]], captures: list[int]
+) -> float:
+    """The seconds of all steps; `captures` gets the number of captures."""
+    function, calls = program()
+    compiled, spent, counter = compile(function), 0.0, Captures()
+    with extend.watching(counter):
+        for args in calls:
+            started = time.process_time()
+            compiled(*args).backward()
+            spent += time.process_time() - started
+    captures.append(counter.count)
     return spent
 
 
-def collect(name: str = "gpt2-4", lengths: int = 30, rounds: int = 3) -> Section:
+def collect(steps: int = 30, rounds: int = 3) -> Section:
     warnings.simplefilter("ignore")
     section = Section(
         "Many lengths behind Dynamo, eager kernels",
-        f'CPU seconds of {lengths} steps, each with another length: `torch.compile` with `backend="foregrad"`, with '
-        "`aot_eager`, and eager.",
-        ["model", *SIDES, "ours/aot_eager"],
+        f"CPU seconds of {steps} steps, each with another length (GPT-2, 4 layers): `torch.compile` with "
+        '`backend="foregrad"`, with `aot_eager`, and eager. The ratio should be at most 0.60, with 2 captures.',
+        ["program", "dynamic", *SIDES, "captures", "ours/aot_eager"],
     )
-    model = build(name)[0]
-    variants = {side: functools.partial(train, model, compile, lengths) for side, compile in SIDES.items()}
-    interleaved_once(variants, 1, dict.fromkeys(variants, forget_all))  # imports what they need
-    times = interleaved_once(variants, rounds, dict.fromkeys(variants, forget_all))
-    ours, theirs = times["ours"].median, times["aot_eager"].median
-    section.add(
-        [name, *(times[side].text(1, 2) for side in SIDES), ratio(ours, theirs)],
-        model=name, ours_s=ours, aot_eager_s=theirs, eager_s=times["eager"].median,
-    )  # fmt: skip
+    for name, program in PROGRAMS.items():
+        for dynamic in (None, True):
+            counts: dict[str, list[int]] = {side: [] for side in SIDES}
+            variants = {
+                side: functools.partial(
+                    train, functools.partial(compile, dynamic=dynamic), functools.partial(program, steps), counts[side]
+                )
+                for side, compile in SIDES.items()
+            }
+            before = dict.fromkeys(variants, forget_all)
+            interleaved_once(variants, 1, before)  # imports what they need
+            times = interleaved_once(variants, rounds, before)
+            ours, theirs, captures = times["ours"].median, times["aot_eager"].median, max(counts["ours"])
+            section.add(
+                [name, str(dynamic), *(times[s].text(1, 2) for s in SIDES), str(captures), ratio(ours, theirs)],
+                program=name, dynamic=dynamic, ours_s=ours, aot_eager_s=theirs, eager_s=times["eager"].median,
+                captures=captures,
+            )  # fmt: skip
     return section
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", default="gpt2-4")
-    parser.add_argument("--lengths", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     foregrad.config.on_unsupported = "raise"
-    collect(options.model, options.lengths, options.rounds)
+    collect(options.steps, options.rounds)
 
 
 if __name__ == "__main__":

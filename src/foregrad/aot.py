@@ -14,6 +14,7 @@ from torch import fx, nn
 
 from ._torch.fakes import FakeTensor, FakeTensorMode, NewFakeMode, fake_mode_of
 from ._torch.graph_tools import activation_budget
+from ._torch.graphs import make_code
 from ._torch.ops import is_opaque
 from ._torch.symbols import new_symbolic_integer, shape_env, symbolic_context_of
 from ._torch.tensors import is_wrapper_subclass
@@ -247,6 +248,7 @@ def aot_module_simplified(
     del compiler_config_extra, cudagraphs, boxed_forward_device_index, ignore_shape_env, hasher_type
     if pre_grad_passes is not None:
         mod = pre_grad_passes(mod, args)
+    make_code(mod)
     pipeline = make_pipeline(
         fw_compiler,
         bw_compiler,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ._torch.graphs import with_nested_arguments
+from ._torch.graphs import make_code, with_nested_arguments
 from ._torch.nested import spec_of_structure
 from ._torch.ops import OpOverload
 from .aot import named_sources
@@ -99,6 +99,7 @@ def aot_export_module(
         raise UnsupportedError("graphs of operators above autograd are not made: pass pre_dispatch=False")
     if trace_joint and output_loss_index is None:
         raise RuntimeError("output_loss_index says which result is the loss: it must be given for a joint graph")
+    make_code(mod)
     call = flatten_call(mod.forward, tuple(args), kwargs or {})
     sources = named_sources(mod)
     joint = _capture(call, type(mod).__name__, decompositions, sources, dynamic=bool(dynamic_shapes), grad=trace_joint)

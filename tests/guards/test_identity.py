@@ -8,6 +8,7 @@ from torch import nn
 
 import foregrad
 from foregrad.frontend.code import names_of
+from foregrad.tracing import capture
 
 KNOWN = torch.ones(3)
 OTHER = torch.zeros(3)
@@ -121,3 +122,35 @@ def test_what_counts_as_a_comparison():
     assert names_of(of_a_global.__code__).compares == {("nn", "Linear")}
     assert names_of(by_id.__code__).compares == {()}
     assert names_of(of_attributes.__code__).compares == {()}
+
+
+def looks_up(weight, x):
+    return (x @ weight).sin() if weight in dict.fromkeys(MODEL.parameters()) else x.cos()
+
+
+def calls_with_parameters(weight, x):
+    return torch.func.functional_call(MODEL, {"weight": weight}, (x,))
+
+
+MODEL = nn.Linear(3, 3, bias=False)
+
+
+def counted(monkeypatch, method):
+    """The calls of a method of captures."""
+    calls, original = [], getattr(capture.CaptureRun, method)
+    monkeypatch.setattr(capture.CaptureRun, method, lambda *args: calls.append(1) or original(*args))
+    return calls
+
+
+@pytest.mark.parametrize(("function", "runs"), [(looks_up, 2), (calls_with_parameters, 1)])
+def test_a_capture_that_looks_up_an_argument_runs_to_its_end_once(function, runs, monkeypatch):
+    began, ended = counted(monkeypatch, "_called"), counted(monkeypatch, "_captured")
+    compiled = foregrad.compile(function, backend="eager")
+    x = torch.randn(3, 3, requires_grad=True)
+    for weight in (MODEL.weight, nn.Parameter(torch.randn(3, 3))):
+        for _ in range(2):
+            out, expected = compiled(weight, x), function(weight, x)
+            assert torch.equal(out, expected)
+            assert torch.equal(torch.autograd.grad(out.sum(), x)[0], torch.autograd.grad(expected.sum(), x)[0])
+        if weight is MODEL.weight:
+            assert (len(began), len(ended)) == (runs, 1)

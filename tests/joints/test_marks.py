@@ -379,3 +379,35 @@ def test_flex_attention_is_in_the_graph_with_its_mark(by_dynamo):
     (node,) = [n for n in calls(jd) if str(n.target) == "flex_attention"]
     assert node.meta["custom"] == {"compile_with_inductor": "flex_attention"}
     torch.testing.assert_close(run(*held_by(module), *given), module(*given))
+
+
+class Scored(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(16)), nn.Parameter(torch.randn(32))
+
+    def forward(self, q):
+        from torch.nn.attention.flex_attention import flex_attention
+
+        return (flex_attention(q * self.weight, q, q, score_mod=lambda score, b, h, i, j: score + self.bias[i] - j),)
+
+
+@pytest.mark.parametrize("door", ["aot_module_simplified", "aot_export_joint_with_descriptors"])
+def test_gradients_of_flex_attention_through_each_door(door, monkeypatch):
+    """Of a tensor that the scores look up too. Dynamo's graphs of scores make their code when they are first called."""
+    monkeypatch.setattr(torch.nn.attention.flex_attention, "_validate_device", lambda *_: None)
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module, q = Scored(), torch.randn(1, 2, 32, 16)
+
+    def backend(gm, inputs):
+        return foregrad.aot_module_simplified(gm, inputs, foregrad.nop)
+
+    if door == "aot_module_simplified":
+        (out,) = torch.compile(module, backend=backend)(q)
+    else:
+        (out,) = exported(module, (q,))[1](*module.parameters(), q)
+    found = torch.autograd.grad(out.sum(), list(module.parameters()))
+    (expected,) = module(q)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(found, torch.autograd.grad(expected.sum(), list(module.parameters())))

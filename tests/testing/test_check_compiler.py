@@ -271,3 +271,31 @@ def test_the_example_of_a_public_name_runs(value):
     (example,) = doctest.DocTestFinder(recurse=False).find(value, module=False, globs={})
     assert example.examples
     assert doctest.DocTestRunner().run(example).failed == 0
+
+
+# ------------------------------------------------------------------------------------------- several cases in one graph
+
+
+def test_operators_share_a_graph_until_one_is_wrong():
+    graphs = []
+
+    def counting(gm, inputs):
+        graphs.append(gm)
+        return planted.gelu_by_tanh(gm, inputs)
+
+    right = check_compiler(counting, only=["operators/s[iu][ngm]* float32"])
+    assert right.ok
+    assert len(right.findings) > len(graphs) > 0  # a forward and a backward, for all
+    report = check_compiler(counting, only=["operators/nn.functional.[gs]* float32"])
+    (fault,) = report.faults
+    assert fault.case == "operators/nn.functional.gelu float32"
+    assert fault.operator == "aten.gelu.default"
+    assert report.counts["passed"] == len(report.findings) - 1 > 2
+    assert fails(fault.program)
+
+
+def test_a_child_that_ends_at_a_shared_graph_tries_each_case():
+    only = ["operators/cumsum float32", "operators/su[bm] float32"]
+    report = check_compiler(name(planted.exits_while_it_compiles), only=only, isolated=True)
+    assert [fault.case for fault in report.faults] == ["operators/cumsum float32"]
+    assert report.counts == {"passed": 2, "refused": 0, "wrong": 0, "crashed": 1, "skipped": 0}

@@ -16,7 +16,7 @@ from torch import fx
 
 from ..house import GENERATED, PACKAGE
 from .fakes import FakeTensor
-from .graphs import size_hint
+from .graphs import make_code, size_hint
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,9 +111,7 @@ def source_lines(gm: Any) -> tuple[CodeType, dict[int, tuple[str, dict[str, Any]
     """
     if not isinstance(gm, fx.GraphModule):
         return None
-    make_code: Any = getattr(gm, "real_recompile", None)
-    if make_code is not None:
-        make_code()  # Dynamo's graphs make their code when they are first called
+    make_code(gm)
     start: Any = gm._prologue_start
     lines: Any = gm._lineno_map or {}
     nodes, origin_by_line = dict(enumerate(_nodes(gm))), {}

@@ -257,6 +257,7 @@ _NORMALISATIONS = (
     torch.ops.aten._native_batch_norm_legit.default,
     torch.ops.aten._native_batch_norm_legit.no_stats,
     torch.ops.aten._native_batch_norm_legit_functional.default,
+    torch.ops.aten._native_batch_norm_legit_no_training.default,
     torch.ops.aten._batch_norm_with_update.default,
     torch.ops.aten._batch_norm_with_update_functional.default,
     torch.ops.aten._batch_norm_no_update.default,

@@ -329,6 +329,12 @@ class LateGraphModule(fx.GraphModule):
         return super().__reduce_package__(exporter)
 
 
+def make_code(module: torch.nn.Module) -> None:
+    """Have graphs in a module make their code now: some do so when they are first called, and change then."""
+    for part in module.modules():
+        getattr(part, "real_recompile", bool)()
+
+
 def make_graph_module(
     root: torch.nn.Module | dict[str, Any], graph: fx.Graph, name: str = "GraphModule"
 ) -> fx.GraphModule:

@@ -185,8 +185,7 @@ class Reads:
     """All places a function looked at."""
 
     def __init__(self, given: Iterable[torch.Tensor] = ()) -> None:
-        """`given`: arguments that the function also reaches by itself, and is given as they are."""
-        self.given = frozenset(map(id, given))
+        self.give(given)
         self.places: dict[int, ReadSite] = {}
         self.made_here: dict[int, torch.nn.Module] = {}  # by the function: what they are follows from the rest
         self._noted: set[tuple[int, str]] = set()
@@ -196,6 +195,10 @@ class Reads:
         self.class_attributes: dict[tuple[type, str], Any] = {}
         self.stand_ins: dict[int, Any] = {}  # what stands in the state for the time of the run, and for what
         self.unread: dict[int, bool] = {}  # containers only written to, and whether others may take their place
+
+    def give(self, given: Iterable[torch.Tensor]) -> None:
+        """The arguments that the function also reaches by itself, and is given as they are."""
+        self.given = frozenset(map(id, given))
         self.compares_identity = bool(self.given)  # code asks whether two objects are one
 
     def place(self, holder: Any, kind: str, name: str, style: str, owner: int | None = None) -> ReadSite:

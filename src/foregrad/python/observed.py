@@ -45,6 +45,7 @@ from .known_calls import (
     trust_in,
 )
 from .output import ProgramOutput
+from .scan import LOOKS_UP
 
 _CACHED_PROPERTY = cached_property.__get__.__code__
 _SETS_WHAT_IT_IS_TOLD = {
@@ -156,6 +157,8 @@ class Observed:
     def _trust(self, code: CodeType, frame: FrameType) -> int:
         found = self._found(code, frame)
         self.entered[code] = frame.f_globals  # what is refused before it begins has written nothing
+        if code in LOOKS_UP:
+            self.host.looks_up()  # now, and not when all has run
         return found
 
     def _found(self, code: CodeType, frame: FrameType) -> int:

@@ -198,6 +198,10 @@ class ProgramState:
         """By id, a module's name for people: `model.layers.0`."""
         return {id(w.owner): w.name() for w in self.ways if isinstance(w.owner, torch.nn.Module)}
 
+    def names(self, name: str) -> bool:
+        """Whether code that was met names something so."""
+        return name in self._names
+
     def knows(self, value: Any) -> bool:
         """Whether an object was met in the walk: it is older than the run."""
         return id(value) in self._seen

@@ -138,7 +138,7 @@ class Scan:
             if not (self._objects_again() or self._namespaces_whole()):
                 break
         self.libraries.again(frozenset(self.names), self.probed)
-        self.reads.compares_identity |= any(code in self.entered for code in _LOOKS_UP)
+        self.reads.compares_identity |= any(code in self.entered for code in LOOKS_UP)
 
     def of_code(self) -> None:
         """Note the attributes that C keeps of functions and classes (`__defaults__`, `__doc__`) where any code that was
@@ -563,7 +563,7 @@ class Scan:
         return True
 
 
-_LOOKS_UP = (torch.Tensor.__hash__.__code__, torch.utils.weak.WeakIdRef.__hash__.__code__)  # tensors in dicts and sets
+LOOKS_UP = (torch.Tensor.__hash__.__code__, torch.utils.weak.WeakIdRef.__hash__.__code__)  # tensors in dicts and sets
 _OF_ENUMS = {"_member_map_", "_value2member_map_"}
 _NAMES = {"__module__", "__name__", "__qualname__"}
 _GO_THROUGH = {"__dict__", "dir", "getmembers", "vars"}  # what code with these names may ask a class for: anything

@@ -66,6 +66,8 @@ class CaptureRun(Assembly):
         leaves_named = zip(self.call.leaves, self.call.paths, strict=True)
         state = self.python.ProgramState([(self.call.function, what), *leaves_named, *classes])
         self.inputs.sources.state = state
+        if state.names("functional_call"):  # it looks its tensors up
+            self.inputs.meet_again()
         with self.unrecorded:
             leaves = self.inputs.add_arguments(self.recorder, lifted)
         self.draws = self.python.Draws(self.name, self.call, self.met)

@@ -109,6 +109,9 @@ class CaptureParts(Host):
     def real_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         return self.inputs.real_of(tensor)
 
+    def looks_up(self) -> None:
+        self.inputs.check_again()
+
     def past_the_edges(self, root: Value) -> None:
         self.inputs.whole_memory_needed(root)
 

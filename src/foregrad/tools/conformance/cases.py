@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+
+from .report import CaseVerdict, Finding
 
 Compile = Callable[..., Callable[..., Any]]
 """`compile(function, dynamic=False, keep_inference_input_mutations=False)`, by the compiler that is checked."""
@@ -41,11 +43,63 @@ class CaseProgram:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Case:
-    """One case, `group/what`. It has programs to compare, or a script that asks for a contract by `expect`."""
+    """One case, `group/what`. It has programs to compare, or a script that asks for a contract by `expect`. `may_join`:
+    the programs have no settings of their own, and may be tried in one graph with those of further cases.
+    """
 
     name: str
     programs: Callable[[], Iterable[CaseProgram]] | None = None
     script: Callable[[Compile], None] | None = None
+    may_join: bool = False
+
+    @classmethod
+    def joined(cls, cases: Sequence[Case]) -> Case:
+        """Several cases as one, whose one program calls all of theirs: a graph in place of many."""
+
+        def programs() -> Iterable[CaseProgram]:
+            parts = [program for case in cases for program in (case.programs or list)()]
+
+            def each(*given: Any) -> list[Any]:
+                return [part.function(*args, **kwargs) for part, (args, kwargs) in zip(parts, given, strict=True)]
+
+            yield CaseProgram(each, tuple((part.args, dict(part.kwargs)) for part in parts), versus_eager=False)
+
+        return cls(JOIN.join(case.name for case in cases), programs)
+
+    @property
+    def count(self) -> int:
+        """Of how many cases it is made."""
+        return len(self.name.split(JOIN))
+
+
+JOIN = " + "
+_TOGETHER = 8
+
+
+def in_turn(cases: Sequence[Case], one: Callable[[Case], Finding], found: Callable[[Finding], None]) -> None:
+    """Try cases, by `one`, and tell the findings. Cases that may join are tried as one first: if it does not pass, each
+    is tried by itself.
+    """
+    if len(cases) > 1:
+        whole = one(Case.joined(cases))
+        if whole.verdict is CaseVerdict.PASSED:
+            for case in cases:
+                found(dataclasses.replace(whole, case=case.name, seconds=whole.seconds / len(cases)))
+            return
+    for case in cases:
+        found(one(case))
+
+
+def groups_of(cases: Sequence[Case]) -> list[list[Case]]:
+    """The cases, those together that are tried as one."""
+    groups: list[list[Case]] = []
+    for case in cases:
+        last = groups[-1] if groups else []
+        if case.may_join and last and last[0].may_join and len(last) < _TOGETHER:
+            last.append(case)
+        else:
+            groups.append([case])
+    return groups
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import foregrad
 from foregrad.tools.cli.screen import Advance
 
-from .cases import Selection
+from .cases import Selection, groups_of, in_turn
 from .probe import name_of
 from .report import ConformanceReport, Finding
 from .trial import TrialSubject, tried
@@ -122,10 +123,14 @@ def checked(subject: TrialSubject, selection: Selection, progress: Advance | Non
     if not cases:
         raise ValueError(f"the suite has no case {', '.join(selection.only)}")
     findings: list[Finding] = []
-    for number, case in enumerate(cases):
-        findings.append(tried(case, subject))
+
+    def found(finding: Finding) -> None:
+        findings.append(finding)
         if progress is not None:
-            progress(number + 1, case.name)
+            progress(len(findings), finding.case)
+
+    for group in groups_of(cases):
+        in_turn(group, functools.partial(tried, subject=subject), found)
     return ConformanceReport(subject.name, selection.size, tuple(findings), time.perf_counter() - begin)
 
 

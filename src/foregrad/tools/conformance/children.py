@@ -23,7 +23,7 @@ from typing import Any
 
 from foregrad.tools.cli.screen import Advance
 
-from .cases import Selection
+from .cases import JOIN, Case, Selection, groups_of, in_turn
 from .check import subject_for
 from .names import name_for
 from .probe import name_of
@@ -58,31 +58,34 @@ def run_isolated(request: Request, *, jobs: int, timeout: float, progress: Advan
     """Run the cases in `jobs` child processes. Raises `ValueError` where nothing is selected or can be imported."""
     begin = time.perf_counter()
     subject_for(request.kind, request.target)  # an error of this process's, not of each child's
-    names = [case.name for case in request.selection.cases()]
-    if not names:
+    cases = request.selection.cases()
+    if not cases:
         raise ValueError(f"the suite has no case {', '.join(request.selection.only)}")
-    left: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for name in names:
-        left.put(name)
-    found: dict[str, Finding] = {}
+    left: queue.SimpleQueue[list[Case]] = queue.SimpleQueue()
+    for group in groups_of(cases):
+        left.put(group)
+    by_name: dict[str, Finding] = {}
+
+    def found(finding: Finding) -> None:
+        by_name[finding.case] = finding
+        if progress is not None:
+            progress(len(by_name), finding.case)
 
     def work() -> None:
         with _Child(request) as child:
             while True:
                 try:
-                    name = left.get_nowait()
+                    group = left.get_nowait()
                 except queue.Empty:
                     return
-                found[name] = child.tried(name, timeout)
-                if progress is not None:
-                    progress(len(found), name)
+                in_turn(group, lambda case: child.tried(case.name, timeout * case.count), found)
 
-    workers = [threading.Thread(target=work, daemon=True) for _ in range(max(1, min(jobs, len(names))))]
+    workers = [threading.Thread(target=work, daemon=True) for _ in range(max(1, min(jobs, left.qsize())))]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    findings = tuple(found[name] for name in names if name in found)
+    findings = tuple(by_name[case.name] for case in cases if case.name in by_name)
     return ConformanceReport(request.name, request.selection.size, findings, time.perf_counter() - begin)
 
 
@@ -234,7 +237,8 @@ def main() -> None:
     cases = {case.name: case for case in dataclasses.replace(selection, only=tuple(only)).cases()}
     _say(answers, "{}")
     for line in iter(sys.stdin.readline, ""):
-        finding = tried(cases[line.rstrip("\n")], subject)
+        named = [cases[name] for name in line.rstrip("\n").split(JOIN)]
+        finding = tried(named[0] if len(named) == 1 else Case.joined(named), subject)
         for program in last.glob("reproduce_*"):
             program.unlink()
         _say(answers, json.dumps(finding.to_json()))

@@ -51,14 +51,16 @@ def operator_cases(*, is_full: bool, dtypes: Sequence[str]) -> Iterator[Case]:
     """The cases; `dtypes` in place of the suite's.
 
     In the short suite an operator is called as in the database's first call, and in the first one with an empty tensor
-    or a single number. The full suite has up to eight calls, the first also with strided arguments and symbolic sizes.
+    or a single number; eight operators are in one graph, and by themselves where that graph does not pass. The full
+    suite has up to eight calls, the first also with strided arguments and symbolic sizes.
     """
     for name in operator_names() if is_full else COMMON:
         supported = operator_dtypes(name)
         for dtype in dtypes or (_FULL if is_full else ("float32", "int64", "bool", "bfloat16")):
             wanted = is_full or bool(dtypes) or dtype == "float32" or name in _SHORT[dtype]
             if wanted and getattr(torch, dtype) in supported:
-                yield Case(f"operators/{name} {dtype}", functools.partial(_programs, name, dtype, is_full))
+                programs = functools.partial(_programs, name, dtype, is_full)
+                yield Case(f"operators/{name} {dtype}", programs, may_join=not is_full)
 
 
 def _programs(name: str, dtype: str, is_full: bool) -> Iterator[CaseProgram]:

@@ -89,7 +89,7 @@ def tried(case: Case, subject: TrialSubject) -> Finding:
                 # Each case has a folder: two programs may have one name.
                 folder = None if subject.folder is None else str(Path(subject.folder, stem_of(case.name)))
                 program = write_reproducer(fault.culprit, subject.backend or subject.name, folder)
-            elif fault.verdict is not CaseVerdict.SKIPPED:
+            elif fault.verdict is not CaseVerdict.SKIPPED and case.count == 1:
                 program = write_rerun(case, subject, fault.detail)
             finding = Finding(case.name, fault.verdict, fault.detail, fault.graph, operator, program)
     return dataclasses.replace(finding, seconds=time.perf_counter() - begin)
@@ -294,6 +294,8 @@ class _Trial:
         return _FaultError(verdict, _said(error), call.role.phase, self._smallest(call, again, _said(error)))
 
     def _smallest(self, call: GraphCall, again: Callable[..., Any], text: str) -> Culprit | None:
+        if self.case.count > 1:  # each case is tried by itself next
+            return None
         maker = Maker("compiler", self.subject.compiler, again)
         try:
             found = smallest_wrong(call.module, call.inputs, call.generators, maker)

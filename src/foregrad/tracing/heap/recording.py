@@ -119,6 +119,9 @@ class Host(Hooks):
         """The context for adding gradients of `roots` to `.grad`."""
         return contextlib.nullcontext()
 
+    def looks_up(self) -> None:
+        """The function looks for a tensor in a set or among keys: one that it reaches, or an argument."""
+
     def past_the_edges(self, root: Value) -> None:
         """A write leaves the input that `root` is."""
 

@@ -152,8 +152,8 @@ class Inputs:
         """Capture again where the function also reached an argument by itself, or may and compares by identity."""
         if self.reached:
             raise SharedClosureFound(*self.reached.items())
-        if compares_identity and self.meets_again():
-            raise CaptureAgain
+        if compares_identity:
+            self.check_again()
         inside = self.call.inside_wrappers() if compares_identity else ()
         found = next((i for i in inside if self.sources.state.reaches(self.call.leaves[i])), None)
         if found is not None:
@@ -162,14 +162,23 @@ class Inputs:
                 "and it asks which of its tensors are one. Pass it, or use it, not both."
             )
 
+    def check_again(self) -> None:
+        """Capture again where `meets_again`."""
+        if self.meets_again():
+            raise CaptureAgain
+
+    def meet_again(self) -> None:
+        """Before the arguments are made: those that the function reaches by itself are the real ones in this run."""
+        if self.meets_again():
+            self.reads.give(self.as_they_are)
+
     def meets_again(self) -> bool:
         """Whether the function reaches an argument by itself that was not the real one, and is from the next run on."""
         reaches, inside = self.sources.state.reaches, self.call.inside_wrappers()
         leaves = (leaf for i, leaf in enumerate(self.call.leaves) if i not in inside)
         found = IdSet(leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and reaches(leaf))
-        is_news = not found <= self.as_they_are
         self.as_they_are.update(found)
-        return is_news
+        return not self.reads.given.issuperset(map(id, found))
 
     def arguments(self, array_of: Callable[[Any], Any], leaves: list[Any], made: dict[int, Any]) -> Arguments:
         """The containers that the function is called with, made of the `leaves`; `made` gets them by number."""

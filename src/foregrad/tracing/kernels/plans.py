@@ -45,10 +45,18 @@ QUERIES = {
 }
 
 
+def _without_training(*args: Any) -> Any:
+    """Compilers know batch norm as the operators that say of their statistics whether they are written."""
+    if len(args) != 8 or args[5]:
+        return NotImplemented
+    return aten._native_batch_norm_legit_no_training.default(*args[:5], *args[6:])
+
+
 # By name: they are known once their module is imported. A result that is still under way is no plain tensor, which is
 # what kernels take.
 PLAINER_BY_NAME = {
-    "_c10d_functional._wrap_tensor_autograd.default": lambda tensor: torch.ops._c10d_functional.wait_tensor(tensor)
+    "_c10d_functional._wrap_tensor_autograd.default": lambda tensor: torch.ops._c10d_functional.wait_tensor(tensor),
+    "aten.native_batch_norm.default": _without_training,
 }
 
 
