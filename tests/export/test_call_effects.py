@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import foregrad
-from foregrad.artifacts.upgrade import upgraded
 from foregrad.errors import ArtifactError, UnsupportedSideEffectError
 from foregrad.extend import view
 from foregrad.graph.call_effects import KINDS, CallEffect, CallPlace
+from foregrad.store.artifacts.upgrade import upgraded
 from tests.export.faults import edited
 
 
