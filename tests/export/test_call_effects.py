@@ -140,6 +140,7 @@ def test_two_kinds_of_effects_can_not_share_a_name():
 
         @dataclasses.dataclass(frozen=True)
         class RetainGradient(CallEffect):
+            __module__ = "foregrad.other"
             place = CallPlace.RESULTS
 
     assert KINDS["RetainGradient"].__module__ == "foregrad.graph.call_effects"
