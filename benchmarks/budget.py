@@ -35,7 +35,7 @@ import foregrad
 from benchmarks.common import Section, write_results
 from benchmarks.memory import MIB, peak_of
 from benchmarks.models import Built, bert, first_tensor, resnet
-from foregrad.partitioners.budget import Frontier
+from foregrad.budget.within import Frontier
 from foregrad.partitioners.costs import flops
 from foregrad.partitioners.index import JointIndex, merge_equal
 from foregrad.partitioners.instead import can_replay

@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     )
     from .aot_export import GraphSignature, aot_export_joint_simple, aot_export_module
     from .api import capture, compile, explain_recompiles, partition  # noqa: A004
-    from .artifacts.artifact import Artifact, export, load
-    from .artifacts.capture import check_attribute_assignment
     from .backends.boxed import make_boxed_compiler, make_boxed_func, nop
     from .backends.registry import get_backend, list_backends, register_backend
+    from .budget.within import Budget, budget_partition
     from .composite import hessian_vector_product, value_and_grad
     from .dispatch.compilers import (
         get_aot_compilation_context,
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
         set_model_name,
     )
     from .dispatch.varying import mark_dynamic
+    from .distributed.named import checkpoint_name
     from .dynamo import (
         AotAutograd,
         aot_autograd,
@@ -59,8 +59,6 @@ if TYPE_CHECKING:
     from .joints.held import JointWithDescriptors
     from .logs import set_logs
     from .partitioners import default_partition, min_cut_rematerialization_partition
-    from .partitioners.budget import Budget, budget_partition
-    from .partitioners.named import checkpoint_name
     from .partitioners.policies import (
         Candidate,
         Policy,
@@ -73,6 +71,8 @@ if TYPE_CHECKING:
     )
     from .phases import CompileTimes, compile_times
     from .planning import Plan, plan
+    from .store.artifacts.artifact import Artifact, export, load
+    from .store.artifacts.capture import check_attribute_assignment
     from .tools.explanation.collect import explain
     from .tools.explanation.text import Explanation
     from .tools.verification.report import Verification, VerificationError
@@ -171,8 +171,8 @@ _HOMES = {
     "process_inputs",
     "aot_export": "GraphSignature aot_export_joint_simple aot_export_module",
     "api": "capture compile explain_recompiles partition",
-    "artifacts.artifact": "Artifact export load",
-    "artifacts.capture": "check_attribute_assignment",
+    "store.artifacts.artifact": "Artifact export load",
+    "store.artifacts.capture": "check_attribute_assignment",
     "backends.boxed": "make_boxed_compiler make_boxed_func nop",
     "backends.registry": "get_backend list_backends register_backend",
     "composite": "hessian_vector_product value_and_grad",
@@ -189,8 +189,8 @@ _HOMES = {
     "minifier print_compile pythonkey_decompose ts_compile",
     "graph.joint": "JointGraph Partitioned",
     "partitioners": "default_partition min_cut_rematerialization_partition",
-    "partitioners.budget": "Budget budget_partition",
-    "partitioners.named": "checkpoint_name",
+    "budget.within": "Budget budget_partition",
+    "distributed.named": "checkpoint_name",
     "partitioners.policies": "Candidate Policy dots_saveable dots_with_no_batch_dims_saveable everything_saveable "
     "nothing_saveable offload_names save_only_these_names",
     "logs": "set_logs",
@@ -203,13 +203,13 @@ _HOMES = {
 ANNEXES = {
     "subjects of a capture": [
         "foregrad.python.settings",
-        "foregrad.tracing.recorder.checkpoint_regions",
-        "foregrad.tracing.recorder.collectives",
-        "foregrad.tracing.kernels.sparse",
-        "foregrad.tracing.recorder.transform_levels",
-        "foregrad.tracing.recorder.attention",
+        "foregrad.distributed.checkpoint_regions",
+        "foregrad.distributed.collectives",
+        "foregrad.operators.sparse_kernels",
+        "foregrad.transforms.levels",
+        "foregrad.operators.attention",
         "foregrad.tracing.recorder.tensor_classes",
-        "foregrad.tracing.recorder.functions",
+        "foregrad.operators.functions",
         "foregrad.python.made_generators",
         "foregrad.tracing.effects.retain",
         "foregrad.python.borrowed",
@@ -217,23 +217,26 @@ ANNEXES = {
         "foregrad.python.output",
     ],
     "backends": [
-        "foregrad.backends.inductor:BACKENDS",
+        "foregrad.inductor.backend:BACKENDS",
         "foregrad.backends.of_dynamo:BACKENDS",
         "foregrad.backends.debugging:BACKENDS",
     ],
-    "calls under transforms": ["foregrad.dispatch.transformed:LayeredCalls"],
+    "calls under transforms": ["foregrad.transforms.calls:LayeredCalls"],
     "classes of constants": ["foregrad._torch.distributed:GROUPS"],
-    "graphs compiled in parts": ["foregrad.passes.absent:cut_at_region", "foregrad.passes.sparse:cut_for_compiler"],
+    "graphs compiled in parts": [
+        "foregrad.passes.absent:cut_at_region",
+        "foregrad.operators.sparse_passes:cut_for_compiler",
+    ],
     "Python's state": ["foregrad.python"],
-    "memory budgets": ["foregrad.partitioners.budget:partition_within"],
+    "memory budgets": ["foregrad.budget.within:partition_within"],
     "modules that communicate": ["foregrad._torch.distributed:data_parallel"],
     "operators in graphs": ["foregrad._torch.control_flow:IN_GRAPHS"],
-    "repeated regions": ["foregrad.passes.regions:outlined"],
-    "tensor subclasses": ["foregrad.subclasses"],
-    "stages of backwards": ["foregrad.passes.buckets:in_buckets"],
-    "values without a layout": ["foregrad.passes.sparse:SPARSE_VALUES"],
+    "repeated regions": ["foregrad.inductor.regions:outlined"],
+    "tensor subclasses": ["foregrad.classes"],
+    "stages of backwards": ["foregrad.distributed.buckets:in_buckets"],
+    "values without a layout": ["foregrad.operators.sparse_passes:SPARSE_VALUES"],
     "attempts at a call": ["foregrad.graph.eager_regions:ATTEMPTS"],
-    "the cache on disk": ["foregrad.cache.keeper:keeper_for"],
+    "the cache on disk": ["foregrad.store.cache.keeper:keeper_for"],
 }
 # As `foregrad.graph`, without an import of it.
 _PARTS = {"backends", "descriptors", "dynamo", "extend", "graph", "partitioners", "passes", "planning", "testing"}

@@ -401,7 +401,7 @@ def partition(
 _KEYWORDS = "backend partition memory_budget dynamic decompositions on_unsupported regions".split()
 _OF_INDUCTOR = (
     'write torch.compile(model, backend="foregrad", {}=...), or hand Inductor\'s settings over: '
-    'foregrad.compile(model, backend=InductorCompiler({{"max_autotune": True}})), from foregrad.backends.inductor'
+    'foregrad.compile(model, backend=InductorCompiler({{"max_autotune": True}})), from foregrad.inductor.backend'
 )
 # Keywords of torch.compile's and of others' -> what to write.
 _ELSEWHERE = {

@@ -7,8 +7,8 @@ from typing import Any
 
 from ._torch.fakes import without_fake_mode
 from .api import capture
+from .budget.within import Frontier, Pareto, pareto_of
 from .errors import PartitionError
-from .partitioners.budget import Frontier, Pareto, pareto_of
 from .partitioners.index import JointIndex, merge_equal
 from .partitioners.instead import can_replay
 

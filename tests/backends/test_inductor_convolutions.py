@@ -11,8 +11,8 @@ from torch import nn
 import foregrad
 from foregrad._torch import inductor as door
 from foregrad._torch.graphs import copied
-from foregrad.backends.inductor import InductorCompiler
 from foregrad.graph.meta import spec_of
+from foregrad.inductor.backend import InductorCompiler
 
 pytestmark = [
     pytest.mark.skipif(not door.cpp_compiler_found(), reason="Inductor needs a C++ compiler"),

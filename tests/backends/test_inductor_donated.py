@@ -13,9 +13,9 @@ from foregrad import config
 from foregrad._torch import inductor as door
 from foregrad._torch import memory
 from foregrad._torch.native import native
-from foregrad.backends import segments
-from foregrad.backends.inductor import InductorCompiler
 from foregrad.graph.role import GraphRole
+from foregrad.inductor import segments
+from foregrad.inductor.backend import InductorCompiler
 from foregrad.runtime import compiled as donated
 from tests.parity.peak import peak_of
 

@@ -14,8 +14,8 @@ from torch import nn
 import foregrad
 from foregrad._torch import inductor as door
 from foregrad._torch.inductor import possible_patterns
-from foregrad.backends.inductor import InductorCompiler
-from foregrad.passes.repeats import layout_key
+from foregrad.inductor.backend import InductorCompiler
+from foregrad.inductor.repeats import layout_key
 
 pytestmark = [
     pytest.mark.skipif(not door.cpp_compiler_found(), reason="Inductor needs a C++ compiler"),

@@ -13,9 +13,9 @@ from torch.utils import _pytree as pytree
 
 import foregrad
 from foregrad._torch import inductor as door
-from foregrad.backends.segments import compile_around
 from foregrad.graph.meta import TensorSpec
 from foregrad.graph.role import LAID_OUT
+from foregrad.inductor.segments import compile_around
 
 pytestmark = [
     pytest.mark.skipif(not door.cpp_compiler_found(), reason="Inductor needs a C++ compiler"),

@@ -11,15 +11,15 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import foregrad
 from foregrad.api import pipeline_for
+from foregrad.budget.blocks import find_blocks
+from foregrad.budget.uniform import Space, find_repeats, measure
+from foregrad.budget.within import Frontier, read_budget
 from foregrad.errors import BudgetError, PartitionError
-from foregrad.partitioners.blocks import find_blocks
-from foregrad.partitioners.budget import Frontier, read_budget
 from foregrad.partitioners.classify import Kind
 from foregrad.partitioners.costs import costs, flops
 from foregrad.partitioners.cut import NEVER
 from foregrad.partitioners.index import JointIndex
 from foregrad.partitioners.liveness import Storages
-from foregrad.partitioners.uniform import Space, find_repeats, measure
 from tests.parity.peak import peak_of
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import foregrad
-from foregrad.partitioners.budget import Frontier
-from foregrad.partitioners.exact import improved
+from foregrad.budget.exact import improved
+from foregrad.budget.search import _candidates
+from foregrad.budget.uniform import measure
+from foregrad.budget.within import Frontier
 from foregrad.partitioners.index import JointIndex, merge_equal
-from foregrad.partitioners.search import _candidates
-from foregrad.partitioners.uniform import measure
 
 pytest.importorskip("highspy")
 

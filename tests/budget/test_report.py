@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import foregrad
+from foregrad.budget.within import Frontier
 from foregrad.errors import PartitionError
-from foregrad.partitioners.budget import Frontier
 from foregrad.partitioners.costs import flops
 from foregrad.partitioners.index import JointIndex, merge_equal
 from foregrad.partitioners.instead import can_replay

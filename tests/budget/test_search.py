@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import foregrad
-from foregrad.partitioners import uniform
-from foregrad.partitioners.budget import Frontier
+from foregrad.budget import uniform
+from foregrad.budget.search import Search
+from foregrad.budget.within import Frontier
 from foregrad.partitioners.index import JointIndex
-from foregrad.partitioners.search import Search
 
 
 class Block(nn.Module):

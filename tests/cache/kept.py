@@ -10,7 +10,7 @@ import tempfile
 import foregrad
 from foregrad._torch.graphs import copied, make_graph_module
 from foregrad.backends.eager import eager_compiler
-from foregrad.cache.store import Store
+from foregrad.store.cache.store import Store
 
 PREPARED = []  # the joint graphs that the passes were asked for
 

@@ -7,7 +7,7 @@ import torch
 
 import foregrad
 from foregrad.backends.eager import eager_compiler
-from foregrad.cache.keeper import data_of, flags_of
+from foregrad.store.cache.keeper import data_of, flags_of
 from tests.cache.kept import PREPARED, fresh_cache, prepare
 from tests.cache.warm import Net
 

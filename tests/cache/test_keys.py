@@ -13,8 +13,8 @@ import torch._functorch.config as functorch
 from functorch.compile import min_cut_rematerialization_partition as torch_min_cut
 
 import foregrad
-from foregrad.cache import keeper
-from foregrad.cache.describe import UndescribedError, describe, digest
+from foregrad.store.cache import keeper
+from foregrad.store.cache.describe import UndescribedError, describe, digest
 from tests.cache.kept import fresh_cache, keys_in, register
 
 aten = torch.ops.aten

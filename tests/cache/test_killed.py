@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import foregrad
-from foregrad.cache.store import Store
+from foregrad.store.cache.store import Store
 from tests import forked
 from tests.cache import kept
 

@@ -15,8 +15,8 @@ import time
 import pytest
 
 import foregrad
-from foregrad.cache import store as module
-from foregrad.cache.store import Store, default_folder
+from foregrad.store.cache import store as module
+from foregrad.store.cache.store import Store, default_folder
 from foregrad.tools import cli
 from tests import forked
 

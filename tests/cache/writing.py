@@ -3,7 +3,7 @@
 import itertools
 import sys
 
-from foregrad.cache.store import Store
+from foregrad.store.cache.store import Store
 
 
 def main(folder):

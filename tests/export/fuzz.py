@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 import foregrad
-from foregrad.artifacts.artifact import _read
 from foregrad.errors import ArtifactError
+from foregrad.store.artifacts.artifact import _read
 from tests.export.faults import members_of, repacked
 
 CORPUS = pathlib.Path(__file__).parent / "corpus.jsonl"

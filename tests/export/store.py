@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import foregrad
-from foregrad.artifacts.container import VERSION
+from foregrad.store.artifacts.container import VERSION
 
 STORED = pathlib.Path(__file__).parent / "stored"
 NAMES = ("model", "writes", "energy", "effects")

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import foregrad
-from foregrad.artifacts.upgrade import upgraded
 from foregrad.errors import ArtifactError, UnsupportedSideEffectError
 from foregrad.extend import view
 from foregrad.graph.call_effects import KINDS, CallEffect, CallPlace
+from foregrad.store.artifacts.upgrade import upgraded
 from tests.export.faults import edited
 
 
@@ -140,6 +140,7 @@ def test_two_kinds_of_effects_can_not_share_a_name():
 
         @dataclasses.dataclass(frozen=True)
         class RetainGradient(CallEffect):
+            __module__ = "foregrad.other"
             place = CallPlace.RESULTS
 
     assert KINDS["RetainGradient"].__module__ == "foregrad.graph.call_effects"

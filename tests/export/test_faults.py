@@ -105,7 +105,7 @@ def test_a_file_that_changes_while_it_is_read(content):
         def read(self, size=-1):
             return b"" if self.tell() > 100 and size > 1000 else super().read(size)
 
-    from foregrad.artifacts.artifact import _read
+    from foregrad.store.artifacts.artifact import _read
 
     with pytest.raises(ArtifactError):
         _read(Shrinking(content), "the file")
@@ -258,7 +258,7 @@ def test_an_interrupt_at_any_line_of_saving_is_an_interrupt_and_leaves_nothing(t
 
     def count(frame, event, _):
         nonlocal lines
-        is_here = frame.f_globals.get("__name__") in ("zipfile", "foregrad.artifacts.container")
+        is_here = frame.f_globals.get("__name__") in ("zipfile", "foregrad.store.artifacts.container")
         if not is_here or frame.f_code.co_name == "__del__":
             return None
         lines += event == "line"

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import foregrad
-from foregrad.backends.inductor import why_not
+from foregrad.inductor.backend import why_not
 from tests.export.through_a_file import loaded_again
 
 pytestmark = [

@@ -15,7 +15,7 @@ import torch
 
 import foregrad
 from foregrad.errors import ArtifactError
-from foregrad.serialize.values import name_of_operator, operator_named
+from foregrad.store.serialize.values import name_of_operator, operator_named
 from tests.export.through_a_file import loaded_again
 
 HERE = pathlib.Path(__file__).parent

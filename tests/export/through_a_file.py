@@ -11,14 +11,14 @@ import io
 import torch
 
 import foregrad
-from foregrad.artifacts.artifact import _read
 from foregrad.errors import ArtifactCallError
+from foregrad.store.artifacts.artifact import _read
 
 
 def loaded_again(artifact, backend="eager"):
     """The artifact after a trip through the bytes of its file."""
     found = _read(io.BytesIO(artifact.to_bytes()), "the artifact")
-    return foregrad.artifacts.module.LoadedModule(found, found.entries, backend, {})
+    return foregrad.store.artifacts.module.LoadedModule(found, found.entries, backend, {})
 
 
 def take_over(loaded, artifact):

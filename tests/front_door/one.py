@@ -92,7 +92,7 @@ def compiled_by(door: str, network: Network, phases: list[str]) -> Any:
         return torch.compile(network.module, backend="foregrad", **options)
     if not settings:
         return foregrad.compile(network.module)
-    from foregrad.backends.inductor import inductor_backend
+    from foregrad.inductor.backend import inductor_backend
 
     return foregrad.compile(network.module, backend=inductor_backend(settings, name="auto"))
 

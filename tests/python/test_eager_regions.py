@@ -18,7 +18,6 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import foregrad
-from foregrad.backends.inductor import why_not
 from foregrad.errors import (
     ForegradWarning,
     UnsupportedAliasError,
@@ -27,6 +26,7 @@ from foregrad.errors import (
     UnsupportedSideEffectError,
 )
 from foregrad.graph import eager_regions
+from foregrad.inductor.backend import why_not
 
 region = foregrad.eager_region
 

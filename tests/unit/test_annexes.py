@@ -62,7 +62,7 @@ REFUSALS = [
     "UnsupportedError: `<lambda>` is called under a torch.func transform",
     "UnsupportedLayoutError: a tensor of layout torch.sparse_coo",
     "UnsupportedOpError: the higher-order operator `cond`",
-    "ModuleNotFoundError: No module named 'foregrad.artifacts'",
+    "ModuleNotFoundError: No module named 'foregrad.store'",
 ]
 
 

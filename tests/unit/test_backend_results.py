@@ -13,9 +13,9 @@ import torch
 import foregrad
 from foregrad.backends import results as results_module
 from foregrad.backends.boxed import after_first_call
-from foregrad.backends.inductor import InductorCompiler
 from foregrad.errors import BackendError
 from foregrad.graph.meta import TensorSpec
+from foregrad.inductor.backend import InductorCompiler
 
 
 def function(x, w):

@@ -11,10 +11,10 @@ import torch
 
 import foregrad
 from foregrad import house
-from foregrad.cache import keeper
-from foregrad.cache.store import Store
 from foregrad.extend import Aspect, CallEffect, CallGuard, CallPlace, aspect, view
 from foregrad.graph import call_effects
+from foregrad.store.cache import keeper
+from foregrad.store.cache.store import Store
 from foregrad.tracing import aspect as seam
 
 SCALE = 2.0

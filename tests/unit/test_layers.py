@@ -253,6 +253,6 @@ def test_no_two_files_import_each_other_however_far_round():
 
     # An artifact gives modules, and a module tells its artifact.
     assert {name for name in names if name in reached(name)} == {
-        "foregrad.artifacts.artifact",
-        "foregrad.artifacts.module",
+        "foregrad.store.artifacts.artifact",
+        "foregrad.store.artifacts.module",
     }

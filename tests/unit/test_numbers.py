@@ -5,7 +5,7 @@ import torch
 from torch import fx
 
 from foregrad._torch.fakes import FakeTensorMode
-from foregrad.passes.numbers import as_vector, numbers_in_a_tensor
+from foregrad.inductor.numbers import as_vector, numbers_in_a_tensor
 
 aten = torch.ops.aten
 

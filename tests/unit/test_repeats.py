@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 
 import foregrad
-from foregrad.passes.repeats import find_repeats
+from foregrad.inductor.repeats import find_repeats
 
 torch.manual_seed(0)
 WEIGHTS = [torch.randn(8, 8, requires_grad=True) for _ in range(12)]

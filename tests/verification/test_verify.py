@@ -83,7 +83,7 @@ def test_rounding_is_no_fault():
 
 
 def test_inductor_is_rounding():
-    from foregrad.backends.inductor import why_not
+    from foregrad.inductor.backend import why_not
 
     if why_not() is not None:
         pytest.skip(why_not())

@@ -13,6 +13,7 @@ import torch
 
 from .._torch import engine
 from ..annexes import given, the_one
+from ..classes.function_classes import FunctionClassError, OfClasses, has_classes
 from ..config import Config
 from ..config import config as settings
 from ..errors import EscapedTensorError, ForegradError, UnknownLeafError, UnsupportedError
@@ -26,7 +27,6 @@ from ..graph.source import source_of
 from ..house import hide_own_frames
 from ..interrupts import held
 from ..locks import Turn
-from ..subclasses.function_classes import FunctionClassError, OfClasses, has_classes
 from ..tracing.tape.again import ArgumentsDiffer, ArgumentsFound
 from .explain import Difference, OneWarning, Recompile, Recompiles, is_float_text, reason_of, split_reason
 from .fallbacks import MOST_IN_A_ROW, Fallbacks, Refusals, Transformed

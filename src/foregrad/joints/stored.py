@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..artifacts.artifact import Artifact, versions_now
-from ..artifacts.container import StateEntry
-from ..artifacts.program import CallSpec, Leaf, Program, Specialization, context_now
-from ..artifacts.records import Stored
 from ..errors import UnsupportedError
 from ..graph.joint import Partitioned
+from ..store.artifacts.artifact import Artifact, versions_now
+from ..store.artifacts.container import StateEntry
+from ..store.artifacts.program import CallSpec, Leaf, Program, Specialization, context_now
+from ..store.artifacts.records import Stored
 from .held import JointWithDescriptors
 
 

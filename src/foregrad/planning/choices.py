@@ -12,11 +12,11 @@ from typing import Any
 from torch import fx
 
 from .. import api
+from ..budget.within import Frontier
 from ..errors import BudgetError, PartitionError
 from ..graph.joint import JointGraph, Partitioned
 from ..graph.meta import TensorSpec, value_of
 from ..partitioners import JointIndex, Kind, is_offloaded, kind_of, merge_equal, split, value_bytes
-from ..partitioners.budget import Frontier
 from ..partitioners.policies import Policy, everything_saveable, nothing_saveable
 from .memory import StepMemory
 from .work import Layers, OperatorCost

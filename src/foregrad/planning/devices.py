@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from ..budget.within import Budget, read_budget
 from ..errors import PlanError
-from ..partitioners.budget import Budget, read_budget
 
 _GIB, _MIB = 1 << 30, 1 << 20
 

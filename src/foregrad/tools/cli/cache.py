@@ -8,10 +8,10 @@ import sys
 import time
 from typing import Any
 
-from foregrad.cache.keeper import store_of
-from foregrad.cache.store import Store, StoredEntry
 from foregrad.config import config
 from foregrad.graph.source import shown
+from foregrad.store.cache.keeper import store_of
+from foregrad.store.cache.store import Store, StoredEntry
 
 from .screen import add_json, print_json
 

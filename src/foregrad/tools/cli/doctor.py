@@ -15,7 +15,7 @@ import torch
 import foregrad
 from foregrad._native.build import BuildError, attempt, build, fault_of, find_library
 from foregrad._torch.tools import missing, untested
-from foregrad.backends.inductor import why_not
+from foregrad.inductor.backend import why_not
 
 from .cache import store_here
 from .screen import add_json, print_json

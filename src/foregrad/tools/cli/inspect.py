@@ -8,10 +8,10 @@ import os
 import sys
 from typing import Any
 
-from foregrad.artifacts.contents import describe
 from foregrad.errors import ArtifactError
 from foregrad.graph.source import shown
 from foregrad.partitioners import in_bytes
+from foregrad.store.artifacts.contents import describe
 
 from .screen import add_json, print_json
 

@@ -23,6 +23,8 @@ from ..._torch.tensors import (
     version_of,
 )
 from ..._torch.wrappers import is_of_capture, is_wrapper, parts_of
+from ...classes.conversion import learn_carriers, learn_gradient, predicted_spec, taken_apart, unwrap, wrap
+from ...classes.spec import Carrier, WrapperSpec, bare_spec, rebuilt, spec_of, with_sizes_of
 from ...errors import UnsupportedTensorError
 from ...frontend.openings import FoundOpenings, GradientKindError, ReachedOpening, Sampler, Unwrap
 from ...frontend.source import ABSENT, Source
@@ -30,8 +32,6 @@ from ...frontend.tree import Tree, flatten
 from ...graph.signature import PartOf
 from ...graph.slots import Buffer, Closure, Param, Slot
 from ...identity import ById
-from ...subclasses.conversion import learn_carriers, learn_gradient, predicted_spec, taken_apart, unwrap, wrap
-from ...subclasses.spec import Carrier, WrapperSpec, bare_spec, rebuilt, spec_of, with_sizes_of
 from ..heap.refusals import changed_wrapper, returned_wrapper
 from ..recorder.recorder import Recorder
 from ..tape.origin import user_line

@@ -12,8 +12,8 @@ from ..._torch import function_classes
 from ..._torch.function_classes import FunctionClasses
 from ..._torch.jagged import dispatch_argument_of_capture
 from ..._torch.patches import swapped
+from ...classes.function_classes import check_classes, serve_captures
 from ...locks import Bind
-from ...subclasses.function_classes import check_classes, serve_captures
 from ..aspect import Aspect, aspect
 from ..heap.recording import Host, Recording
 

@@ -1,0 +1,1 @@
+"""Partitions within a budget of bytes."""

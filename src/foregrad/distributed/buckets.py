@@ -1,0 +1,13 @@
+"""A backward in stages under `DistributedDataParallel`: a bucket's gradients are sent while later stages compute."""
+
+from __future__ import annotations
+
+from .._torch.distributed import bucket_sizes
+from ..graph.joint import JointGraph
+from ..passes.stages import with_stages
+
+
+def in_buckets(joint: JointGraph) -> JointGraph:
+    """The joint graph with the stages that the running module asks for; itself where none runs."""
+    buckets = bucket_sizes()
+    return with_stages(joint, buckets) if buckets else joint

@@ -1,0 +1,1 @@
+"""The Inductor backend: repeated regions, segments, convolutions, and numbers of the graph."""
