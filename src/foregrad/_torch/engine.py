@@ -291,7 +291,7 @@ _AUTOCAST = (torch._C.DispatchKey.AutocastCPU, torch._C.DispatchKey.AutocastCUDA
 
 
 def casting_as_entered() -> Any:
-    """Context, in a mode's handler: a kernel that calls operators casts them, as it does where no mode hides that."""
+    """Context, in a mode's handler: kernels cast the operators they call, though the mode has autocast off."""
     c: Any = torch._C
     with c._RestorePythonTLSSnapshot():
         casting = [key for key in _AUTOCAST if not c._dispatch_tls_is_dispatch_key_excluded(key)]

@@ -203,7 +203,7 @@ class Watch:
         return dropped
 
     def are_one_another(self) -> bool:
-        """Whether the same of the tensors that may be compared by identity are one as at the capture."""
+        """Whether the tensors that the program may compare by identity are one tensor where they were at the capture."""
         return self._one_another() == self.one_another
 
     def _one_another(self) -> list[int]:
@@ -365,7 +365,7 @@ def _are_one_another(reference: weakref.ref[Watch], _: Any) -> bool:
 
 def _item_check(places: list[ReadSite], modules: list[tuple[Any, type, Any]], kept: set[tuple[int, Any]]) -> Check:
     """A check by one call into C++; places that it can't check are compared in Python. `kept`: where the watch keeps
-    the tensor, by the id of a holder and the key; at others, each call may replace the tensor, as an average does.
+    the tensor, by the id of a holder and the key; elsewhere each call may replace the tensor, as an average does.
     """
     tree = CheckTree((*(place.holder for place in places), *(reference for reference, _, _ in modules)))
     for index, (reference, cls, table) in enumerate(modules, len(places)):
