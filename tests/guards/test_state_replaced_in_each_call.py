@@ -93,3 +93,39 @@ def test_a_parameter_put_among_the_averages_is_one_with_itself():
             eager.seen["last"], function.seen["last"] = eager.weight, function.weight
         x = torch.full((3,), float(call))
         assert torch.equal(compiled(x), eager(x)), call
+
+
+class Recurrent(torch.nn.Module):
+    """Keeps its hidden state from call to call, in a tuple, cut off from the call before."""
+
+    def __init__(self):
+        super().__init__()
+        self.recurrent, self.hidden = torch.nn.LSTM(3, 4, batch_first=True), [None]
+
+    def forward(self, x):
+        if self.hidden[0] is not None:
+            self.hidden[0] = tuple(part.detach() for part in self.hidden[0])
+        out, self.hidden[0] = self.recurrent(x, self.hidden[0])
+        loss = out.square().sum()
+        if loss.item() > 1e9:  # a number that is read
+            raise ValueError
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters(), 0.25)
+        return loss.item()
+
+
+def test_a_hidden_state_replaced_in_each_call_has_one_graph():
+    """A capture that starts over does not take state that is an input of the graph for an argument found twice."""
+    torch.manual_seed(0)
+    function = Recurrent()
+    torch.manual_seed(0)
+    eager = Recurrent()
+    compiled = foregrad.compile(function, backend="eager", on_unsupported="raise")
+    for call in range(12):
+        x = torch.full((2, 3, 3), call / 8)
+        function.zero_grad()
+        eager.zero_grad()
+        assert compiled(x) == eager(x)
+        assert all(map(torch.equal, function.hidden[0], eager.hidden[0]))
+        assert all(torch.equal(a.grad, b.grad) for a, b in zip(function.parameters(), eager.parameters(), strict=True))
+    assert len(list(compiled.foregrad.all_specializations())) <= 3

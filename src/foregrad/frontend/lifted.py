@@ -176,6 +176,11 @@ def lifted_places(function: Any) -> list[StatePlace]:
     return [place for form in forms_of(function) for place in form.places if isinstance(place, StatePlace)]
 
 
+def lifted_paths(function: Any) -> tuple[str, ...]:
+    """The expressions by which people know the places that are arguments of a function."""
+    return tuple(place.path for place in lifted_places(function))
+
+
 def lifted_arrays(function: Any) -> set[tuple[int, Any]]:
     """The places of arrays that are arguments of a function, by identity."""
     places = function.places if isinstance(function, Lifted) else ()

@@ -5,7 +5,7 @@ The seam is "Python's state", see `annexes.py`.
 
 from .._torch.asked import ReboundNames
 from ..frontend.libraries import is_of_library
-from ..frontend.lifted import capturing
+from ..frontend.lifted import capturing, lifted_paths
 from ..frontend.objects import called_by_autograd
 from ..frontend.reads import Reads
 from .draw_patches import drawing, not_drawing
@@ -33,6 +33,7 @@ __all__ = [
     "capturing",
     "drawing",
     "is_of_library",
+    "lifted_paths",
     "not_drawing",
     "only_written_by",
     "refuse_change",

@@ -203,7 +203,7 @@ class Watch:
         return dropped
 
     def are_one_another(self) -> bool:
-        """Whether the tensors that the program may compare by identity are one tensor where they were at the capture."""
+        """Whether tensors that may be compared by identity are one tensor where they were at the capture."""
         return self._one_another() == self.one_another
 
     def _one_another(self) -> list[int]:

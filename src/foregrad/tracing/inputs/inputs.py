@@ -175,7 +175,9 @@ class Inputs:
     def meets_again(self) -> bool:
         """Whether the function reaches an argument by itself that was not the real one, and is from the next run on."""
         reaches, inside = self.sources.state.reaches, self.call.inside_wrappers()
-        leaves = (leaf for i, leaf in enumerate(self.call.leaves) if i not in inside)
+        lifted = the_one("Python's state").lifted_paths(self.call.function)  # a stand-in is there
+        paths = enumerate(self.call.paths)
+        leaves = (self.call.leaves[i] for i, path in paths if i not in inside and not path.startswith(lifted))
         found = IdSet(leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and reaches(leaf))
         self.as_they_are.update(found)
         return not self.reads.given.issuperset(map(id, found))
