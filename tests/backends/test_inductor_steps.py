@@ -142,7 +142,7 @@ def test_updates_behind_a_loss_that_is_not_compiled():
 
 @pytest.mark.parametrize("optimizer", ["AdamW", *OF_LISTS])
 def test_numbers_of_the_optimizer_cut_the_graph_nowhere(optimizer, monkeypatch):
-    import foregrad.backends.inductor as backend
+    from foregrad.inductor import backend
 
     compiled, compile_segment = [], backend._compile_segment
 

@@ -71,7 +71,7 @@ def main(name: str, door: str) -> int:
 def compiled_by(door: str, network: Network, phases: list[str]) -> Any:
     """The network compiled, with the default backend. `phases` grows by one for each graph that Inductor compiled."""
     import foregrad
-    from foregrad.backends import inductor
+    from foregrad.inductor import backend as inductor
 
     compile_graph = inductor.inductor.compile_graph
 

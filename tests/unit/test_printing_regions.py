@@ -6,7 +6,8 @@ import torch
 from torch import fx
 
 import foregrad
-from foregrad.graph.printing import print_graph, shortened
+from foregrad.graph.printing import print_graph
+from foregrad.graph.role import outlined
 
 LAYERS = 9
 WEIGHTS = [torch.randn(8, 8, requires_grad=True) for _ in range(LAYERS)]
@@ -65,7 +66,7 @@ def test_the_halves_show_a_layer_once_and_run():
 
 def test_a_short_model_is_printed_as_it_is():
     joint = foregrad.capture(model, torch.randn(4, 8), 2)
-    assert shortened(joint.module) is joint.module
+    assert outlined(joint.module) is joint.module
     assert "region_0" not in str(joint)
 
 

@@ -84,16 +84,19 @@ def _empty() -> torch.Tensor:
 
 
 class FunctionClasses:
-    """The handles of one capture. `where()` is the user's line; `begin()` is called before the first handle is made."""
+    """The handles of one capture. `where()` is the user's line."""
 
-    def __init__(self, where: Callable[[], str], begin: Callable[[], None]) -> None:
-        self.where, self.begin = where, begin
+    def __init__(self, where: Callable[[], str]) -> None:
+        self.where = where
         self._stand_ins: ById[Any, torch.Tensor] = ById()  # by handle
         self._handles: ById[torch.Tensor, Any] = ById()  # by stand-in
         self._given: IdSet[Any] = IdSet()  # the handles of arguments
 
     def __bool__(self) -> bool:
         return bool(self._stand_ins)
+
+    def begin(self) -> None:
+        """The first handle is about to be made."""
 
     def given(self, cls: type, stand_in: torch.Tensor, attributes: dict[str, Any]) -> Any:
         """The handle of an argument, with the argument's own table of attributes."""

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import itertools
 import logging
+import math
 import operator
 import sys
 import weakref
@@ -443,6 +444,13 @@ def new_symbolic_integer(env: Any, value: int, name: str) -> Any:
     source = ConstantSource(name)
     symbol = env.create_symbol(value, source, positive=value >= 0)
     return env.create_symintnode(symbol, hint=value, source=source)
+
+
+SYM_MATH: dict[Any, Callable[[Any], Any]] = {
+    getattr(torch, f"_sym_{name}"): getattr(math, name)
+    for name in "sqrt cos cosh sin sinh tan tanh asin acos atan log2".split()
+}
+"""Functions of numbers in Dynamo's graphs, by Python's own. PyTorch's never end for a number that counts as a float."""
 
 
 # -------------------------------------------------------------------- ragged sizes

@@ -20,6 +20,7 @@ from .._torch.histories import AS_ARRAY_REQUIRES_GRAD
 from .._torch.ops import PACK_PADDED, PAD_PACKED
 from .._torch.patches import is_capturing, numbers_in
 from .._torch.stand_ins import is_stand_in
+from .._torch.symbols import SYM_MATH
 from .._torch.torchscript import install
 from ..errors import TensorTextError, UnsupportedAliasError
 from ..graph.meta import TensorSpec
@@ -77,6 +78,10 @@ def _numbers(lengths: Any) -> list[int]:
 def _torch_ctc_loss(func: Any, args: Any, kwargs: Any) -> Any:
     # A reduction left out means the mean here too.
     return _ctc_loss(*args, **kwargs)
+
+
+def _sym_math(func: Any, args: Any, kwargs: Any) -> Any:
+    return SYM_MATH[func](*args)
 
 
 def _tolist(func: Any, args: Any, kwargs: Any) -> Any:
@@ -292,6 +297,7 @@ _READERS: dict[Any, Callable[[Any, Any, Any], Any]] = {
     torch.Tensor.tensor_split: _tensor_split,
     torch.ctc_loss: _torch_ctc_loss,
     functional.ctc_loss: _torch_ctc_loss,
+    **dict.fromkeys(SYM_MATH, _sym_math),
     **MAKERS,
     **PACKERS,
 }

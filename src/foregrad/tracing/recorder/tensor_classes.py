@@ -19,14 +19,14 @@ from ..heap.recording import Host, Recording
 
 
 @aspect
-class TensorClasses(Aspect):
+class TensorClasses(FunctionClasses, Aspect):
     """The handles of one capture."""
 
     def __init__(self, host: Host, recorder: Recording) -> None:
         self.host = host
-        self.handles = FunctionClasses(host.where, self._begin)
+        FunctionClasses.__init__(self, host.where)
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         self.host.lifting.overriding = self
 
     @staticmethod
@@ -35,7 +35,7 @@ class TensorClasses(Aspect):
 
         def handles() -> FunctionClasses | None:
             one: TensorClasses | None = current()
-            return None if one is None else one.handles
+            return one
 
         function_classes.install(bind, handles, swapped)
         serve_captures(handles)
@@ -44,14 +44,14 @@ class TensorClasses(Aspect):
         return dispatch_argument_of_capture()
 
     def returned(self, results: Sequence[Any], paths: Sequence[str]) -> None:
-        check_classes(self.host.name, results, paths, self.handles)
+        check_classes(self.host.name, results, paths, self)
 
     def torch_function(self, mode: Any, run: Callable[..., Any], func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """The result of a torch function by the classes of its arguments, or by `run` on plain stand-ins."""
-        result = self.handles.by_class(mode, func, types, args, kwargs)
-        return self.handles.run(run, func, args, kwargs) if result is NotImplemented else result
+        result = self.by_class(mode, func, types, args, kwargs)
+        return self.run(run, func, args, kwargs) if result is NotImplemented else result
 
     def handed(self, tensor: torch.Tensor) -> None:
         """Raise for a handle."""
-        if self.handles.stand_in(tensor) is not None:
-            self.handles.refuse(tensor, "a custom Function, transform or other part of PyTorch that is handed")
+        if self.stand_in(tensor) is not None:
+            self.refuse(tensor, "a custom Function, transform or other part of PyTorch that is handed")
