@@ -155,3 +155,33 @@ def test_a_function_that_is_given_integers_may_take_slices_of_everything():
             assert torch.equal(actual, expected)
             assert torch.equal(*(torch.autograd.grad(y.sum(), x)[0] for y in (actual, expected)))
     assert len(compiled.foregrad.specializations) == 2
+
+
+@pytest.mark.parametrize(
+    "scale",
+    [
+        lambda x: math.sqrt(x.shape[1] / 2),
+        lambda x: math.cos(x.shape[0] / 2),
+        lambda x: math.log2(x.shape[1]) + math.sqrt(x.shape[1] / x.shape[0]),
+    ],
+)
+def test_functions_of_sizes_open_from_the_first_call_on_are_in_one_graph(scale):
+    graphs = []
+
+    def compiler(gm, example_inputs):
+        graphs.append(gm)
+        return eager_compiler(gm, example_inputs)
+
+    def scaled(x):
+        return (x * scale(x)).sum()
+
+    options = {"backend": compiler}
+    compiled = torch.compile(scaled, backend="foregrad", options=options, dynamic=True)
+    for shape in [(2, 20), (3, 21), (4, 5)]:
+        x = torch.randn(shape, requires_grad=True)
+        y = x.detach().clone().requires_grad_()
+        assert torch.equal(compiled(x), scaled(y))
+        compiled(x).backward()
+        scaled(y).backward()
+        assert torch.equal(x.grad, y.grad)
+    assert len(graphs) == 2  # a forward and a backward
