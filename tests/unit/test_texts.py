@@ -65,7 +65,6 @@ LOOKED_AT = [
     lambda say, n: say("{!r:>20}".format(n)),  # noqa: UP032
     lambda say, n: say(f"{f'{n}'!r}"),
     lambda say, n: say(format(n, ".3f")),
-    lambda say, n: say(f"{n}" if say else "b"),
     lambda say, n: say(*[f"{n}"]),
 ]
 
