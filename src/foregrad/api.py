@@ -249,7 +249,10 @@ def pipeline_for(
         chosen.keeps_order,
     )
     is_quick = split in _POLICIES.values()
-    keepers = (make(chosen, split, decompositions, is_quick=is_quick) for make in given("the cache on disk"))
+    # Where no stage takes time, or the backend's results may not be kept, the cache is not even loaded.
+    is_kept = config.cache and chosen.cache_key is not None and not (is_quick and chosen.prepare_joint is None)
+    makers = given("the cache on disk") if is_kept else ()
+    keepers = (make(chosen, split, decompositions, is_quick=is_quick) for make in makers)
     return Pipeline(
         chosen.fw_compiler,
         chosen.bw_compiler,

@@ -65,9 +65,9 @@ def store_of(config: Config) -> Store:
 
 
 def keeper_for(chosen: Backend, split: Callable[..., Halves], decompositions: Any, *, is_quick: bool) -> Keeper | None:
-    """The cache on disk; None if the backend's results may not be kept, or no stage takes time."""
+    """The cache on disk; None if the backend's results may not be kept."""
     key = chosen.cache_key
-    if key is None or not config.cache or (is_quick and chosen.prepare_joint is None):
+    if key is None:
         return None
     settings = config.value
     in_force = {name: value for name, value in vars(settings).items() if not name.startswith(("cache", "progress"))}
