@@ -68,3 +68,16 @@ def test_a_custom_function_that_returns_a_view_of_an_argument_writes_nothing():
     assert x._version == 0
     (gradient,) = torch.autograd.grad(first.sum() + part.sum(), x)
     assert gradient.equal(torch.tensor([-1.0, -2.0, -2.0]))
+
+
+def test_a_view_of_a_view_among_the_arguments_whose_base_is_marked_afterwards_is_refused():
+    """The view of eager's is a leaf by then; a view taken last would have a history."""
+
+    def f(x, whole):
+        view = x.squeeze()
+        whole.requires_grad_()
+        return view
+
+    whole = torch.randn(1, 3)
+    with pytest.raises(foregrad.errors.UnsupportedAliasError, match="is a view"):
+        foregrad.compile(f, backend="eager", on_unsupported="raise")(whole.flatten(), whole)

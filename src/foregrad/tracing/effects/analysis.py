@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 
-from ..._torch.tensors import allows_writes, history_of, is_usable, is_view
+from ..._torch.tensors import allows_writes, base_of, history_of, is_usable, is_view
 from ...graph.effect_log import (
     CheckInfo,
     Effect,
@@ -166,7 +167,9 @@ def alias_of_input(analysis: Analysis, value: Value, path: str) -> Handle | None
     record = analysis.inputs.records[start.input]
     if start.is_former:
         raise of_exchanged_memory(f"the output {path}", analysis.recorder.changes.where(record.stand_in))
-    check_taken(analysis.recorder, value, at, record.stand_in, path)
+    whole = base_of(record.real)
+    bases = (other.stand_in for other in analysis.inputs.records if whole is not None and other.real is whole)
+    check_taken(analysis.recorder, value, at, (record.stand_in, *bases), path)
     steps = steps_between(value, at)
     # Of one of several views made at once none may be taken, or used, once it is written.
     is_barred = is_view(record.real) and not allows_writes(record.real) and is_moved(record)
@@ -177,14 +180,14 @@ def alias_of_input(analysis: Analysis, value: Value, path: str) -> Handle | None
     return Handle(path, start.input, None, steps)
 
 
-def check_taken(recorder: Recorder, value: Value, base: Value, owner: torch.Tensor | None, path: str) -> None:
-    """Raise for a view, `value`, of `owner` (then `base`), if `requires_grad_()` or `detach_()` was called on `owner`
-    after the view was taken, or on a view between them.
+def check_taken(recorder: Recorder, value: Value, base: Value, owners: Iterable[Any], path: str) -> None:
+    """Raise for a view, `value`, of `base`, if `requires_grad_()` or `detach_()` was called on a view between them, or on
+    an owner after the view was taken. `owners`: the tensor that `base` was, and the one that this is a view of.
     """
     links = [base, *_values_between(value, base)]
     cut = max((at for at, link in enumerate(links) if link.view is not None and link.view.op in CUTS and at), default=0)
     for event in [event for event in recorder.changes.log.events if event.is_toggle and len(links) - cut > 1]:
-        is_of_owner = event.tensor is owner and not cut and event.at > links[1].born
+        is_of_owner = any(event.tensor is owner for owner in owners) and not cut and event.at > links[1].born
         if is_of_owner or any(event.value is link for link in links[max(cut, 1) : -1]):
             raise taken_before(f"the output {path}", recorder.changes.where(event.tensor))
 

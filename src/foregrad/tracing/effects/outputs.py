@@ -128,7 +128,7 @@ def _memory(analysis: Analysis, leaf: torch.Tensor, path: str) -> OutputInfo:
             _marked(analysis, leaf, value, handle)
         return handle
     base = analysis.bases[value.storage]
-    check_taken(recorder, value, base.value, base.tensor, path)
+    check_taken(recorder, value, base.value, (base.tensor,), path)
     alias = Handle(path, None, base.output, (*base.back, *steps_between(value, base.value)))
     _check_copy(recorder, leaf, analysis.fakes[base.output], alias.steps, path)
     alias, has_own = _with_own_history(analysis, alias, leaf, value)
