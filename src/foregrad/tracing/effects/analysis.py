@@ -181,8 +181,8 @@ def alias_of_input(analysis: Analysis, value: Value, path: str) -> Handle | None
 
 
 def check_taken(recorder: Recorder, value: Value, base: Value, owners: Iterable[Any], path: str) -> None:
-    """Raise for a view, `value`, of `base`, if `requires_grad_()` or `detach_()` was called on a view between them, or on
-    an owner after the view was taken. `owners`: the tensor that `base` was, and the one that this is a view of.
+    """Raise for a view, `value`, of `base`, if `requires_grad_()` or `detach_()` was called on a view between them, or
+    on an owner after the view was taken. `owners`: the tensor that `base` was, and the one that this is a view of.
     """
     links = [base, *_values_between(value, base)]
     cut = max((at for at, link in enumerate(links) if link.view is not None and link.view.op in CUTS and at), default=0)
