@@ -15,31 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.distributed.ranks import joined
 from tests.parity.peak import peak_of
+from tests.plan.networks import Net
 
 
-class Layer(nn.Module):
-    """A residual layer with a norm."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
-
-
-class Net(nn.Module):
-    """Layers and a loss."""
-
-    def __init__(self, layers: int = 6, width: int = 256) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Layer(width) for _ in range(layers))
-        self.head = nn.Linear(width, 10)
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return nn.functional.cross_entropy(self.head(x), labels)
+def net() -> Net:
+    return Net(layers=6, width=256)
 
 
 def inputs(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,7 +27,7 @@ def inputs(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def main(kind: str, batch: int) -> None:
-    model: nn.Module = Net()
+    model: nn.Module = net()
     if kind == "fsdp":
         for layer in model.layers:
             fully_shard(layer)

@@ -9,6 +9,7 @@ from torch import nn
 import foregrad
 from foregrad.errors import PlanError
 from foregrad.planning import Ranks, fake_ranks
+from tests.plan.networks import Net
 
 dist = pytest.importorskip("torch.distributed")
 if not dist.is_available():
@@ -17,38 +18,12 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: E402
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  # noqa: E402
 
-
-class Layer(nn.Module):
-    """A residual layer."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        return x + self.down(nn.functional.relu(self.up(self.norm(x))))
-
-
-class Net(nn.Module):
-    """Layers and a loss."""
-
-    def __init__(self, layers: int = 4, width: int = 64) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Layer(width) for _ in range(layers))
-        self.head = nn.Linear(width, 10)
-
-    def forward(self, x, labels):
-        for layer in self.layers:
-            x = layer(x)
-        return nn.functional.cross_entropy(self.head(x).float(), labels)
-
-
 WHOLE = {"optimizer": "AdamW", "device": "h100"}
 
 
 def absent(batch: int = 64):
     with torch.device("meta"):
-        return Net(), torch.empty(batch, 64), torch.zeros(batch, dtype=torch.long)
+        return Net(activation=nn.functional.relu), torch.empty(batch, 64), torch.zeros(batch, dtype=torch.long)
 
 
 def split(model, mesh):
@@ -91,7 +66,7 @@ def test_a_model_that_is_sharded_is_planned_as_one_that_will_be():
 def test_settings_of_fully_shard_are_those_of_the_plan(reshard):
     model, x, labels = absent()
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    half = Net().to("meta").to(torch.bfloat16)
+    half = Net(activation=nn.functional.relu).to("meta").to(torch.bfloat16)
     mesh = {"fsdp": 4, "dp": 2, "master_dtype": "float32", "reduce_dtype": "float32", "reshard": reshard}
     expected = foregrad.plan(half, x.to(torch.bfloat16), labels, **WHOLE, mesh=mesh)
     with fake_ranks(8, 0):

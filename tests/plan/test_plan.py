@@ -14,31 +14,7 @@ import foregrad
 from foregrad import planning
 from foregrad.errors import BudgetError, PlanError, UnsupportedDataDependentError
 from tests.parity.peak import peak_of
-
-
-class Layer(nn.Module):
-    """A residual layer with a norm."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
-
-
-class Net(nn.Module):
-    """Layers and a loss."""
-
-    def __init__(self, layers: int = 4, width: int = 64) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Layer(width) for _ in range(layers))
-        self.head = nn.Linear(width, 10)
-
-    def forward(self, x, labels):
-        for layer in self.layers:
-            x = layer(x)
-        return torch.nn.functional.cross_entropy(self.head(x), labels)
+from tests.plan.networks import Net
 
 
 def real(batch: int = 256):
