@@ -13,14 +13,13 @@ import torch
 
 from .._torch import engine
 from ..annexes import given, the_one
-from ..classes.function_classes import FunctionClassError, OfClasses, has_classes
 from ..config import Config
 from ..config import config as settings
 from ..errors import EscapedTensorError, ForegradError, UnknownLeafError, UnsupportedError
 from ..extend import CompiledFunction, FunctionView, GraphView, RefusalView, Watcher
 from ..frontend.call import flatten_call, forward_of
 from ..frontend.lifted import Lifted, Place, StatePlace, lifted_arrays, may_lift_more, numbered, renewed
-from ..frontend.openings import GradientKindError
+from ..frontend.openings import GradientKindError, OtherFormError
 from ..graph.attempts import attempts
 from ..graph.joint import JointGraph, Partitioned
 from ..graph.source import source_of
@@ -39,7 +38,7 @@ from .view import graph_view
 # -------------------------------------------------------------------- forms
 # The forms of a function: other functions that take calls which its own graphs can't serve.
 #
-# Each form has a dispatcher of its own. There are three: the function with tensors of classes taken apart; the function
+# Each form has a dispatcher of its own. There are three: the form named by the error that refused a call; the function
 # for arguments of certain sizes (`np.random.permutation(x.shape[0])` draws otherwise for other sizes); and the function
 # with some of its state, or its draws, as an argument.
 
@@ -127,11 +126,11 @@ class Dispatcher:
         self._turn = self._outer.turn  # held to make graphs, never while one or the function runs
         self.refusals = Refusals(function, self.name, self.config.on_unsupported, self._outer.once)
         self.fallbacks = Fallbacks(function, self.name, self.config, self.refusals, self.graphs)
-        self._classes = Form(lambda args, kwargs: has_classes(args, kwargs) or None)
+        self._named = Form(_takes_all)
         self._by_sizes = Form(sizes_of)
         self._most_sizes = config.recompile_limit if self._outer.splits_sizes else 0
         self._state = Form(_takes_all)
-        self.forms = self._classes, self._by_sizes, self._state  # in the order in which they are tried
+        self.forms = self._named, self._by_sizes, self._state  # in the order in which they are tried
         self._fixed: set[tuple[int, Any]] = set()  # places of arrays whose numbers are needed
         self._sizes = SizesSeen(dynamic, open_sizes)
         self._sizes.varied = self._outer.varied
@@ -302,7 +301,7 @@ class Dispatcher:
                 tried += made_meanwhile
                 if not made_meanwhile:
                     break
-            result = self._call_forms(args, kwargs) if lifts else self._classes.call(args, kwargs)
+            result = self._call_forms(args, kwargs) if lifts else self._named.call(args, kwargs)
             if result is not MISS:
                 return result
             if not isinstance(first, Specialization):
@@ -421,7 +420,7 @@ class Dispatcher:
             specialization = self._specialized(args, kwargs)
         except BaseException as error:
             self.compilations.pop()  # no graph
-            if isinstance(error, FunctionClassError) and self._takes_classes(error, args, kwargs):
+            if isinstance(error, OtherFormError) and self._takes_form(error, args, kwargs):
                 return None
             return self._without_graph(error)
         self.fallbacks.note_graph()
@@ -440,21 +439,16 @@ class Dispatcher:
                 raise
         return self._specialized(args, kwargs, tries - 1)
 
-    def _takes_classes(self, error: FunctionClassError, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Make the form that takes tensors of classes apart, if it suits calls like this one. Whether it does."""
-        if (
-            not self._levels
-            or isinstance(self.function, (OfClasses, Lifted))
-            or not (error.is_result or has_classes(args, kwargs))
-        ):
+    def _takes_form(self, error: OtherFormError, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Make the form that an error names, if it takes this call. Whether it does."""
+        form, entries = error.form(self.function), self._named.entries
+        if not self._levels or isinstance(self.function, (type(form), Lifted)) or not error.takes(args, kwargs):
             return False
-        form, entries = OfClasses(self.function), self._classes.entries
-        if error.is_result:
-            self._classes.kind = _takes_all
+        self._named.kind = error.takes
         if not entries:
             outer, sizes = Outer(once=self._outer.once, turn=self._turn), self._sizes
             inner = self._compiling(form, outer, open_sizes=sizes.open, dynamic=sizes.dynamic)
-            entries[True] = inner, functools.partial(_called_of_classes, form, inner.entry, self.fallbacks)
+            entries[True] = inner, functools.partial(_called_in_form, form, inner.entry, self.fallbacks)
         return True
 
     def _without_graph(self, error: BaseException) -> BaseException | None:
@@ -492,8 +486,8 @@ class Dispatcher:
                 _log.debug("%s: not graph %d: %s", self.name, number, reason)
 
 
-def _called_of_classes(
-    form: OfClasses, entry: Callable[..., Any], fallbacks: Fallbacks, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+def _called_in_form(
+    form: Any, entry: Callable[..., Any], fallbacks: Fallbacks, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     try:
         return form.called(entry, args, kwargs)
