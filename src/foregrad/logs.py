@@ -6,16 +6,17 @@ name alone is level INFO, with `+` DEBUG, with `-` ERROR. Logs go to stderr.
 
 from __future__ import annotations
 
-import difflib
 import logging
 
+from .errors import did_you_mean
+
 LOGS = {
-    "graphs": "each joint graph, as it was captured",
-    "partition": "what is saved for the backward; with + the two halves",
+    "graphs": "each joint graph after its capture",
+    "partition": "the values saved for the backward; with + the two halves",
     "guards": "the code that decides whether a graph is right for a call, and runs it",
-    "recompiles": "why a function is compiled again; with + for each graph that there is",
+    "recompiles": "why a function is compiled again; with + for each existing graph",
     "eager": "calls that run eagerly, and why",
-    "backends": "what backends say",
+    "backends": "messages of backends",
 }
 _LEVELS = {"+": logging.DEBUG, "-": logging.ERROR}
 
@@ -68,6 +69,4 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
 
 def _unknown(name: str) -> str:
     known = sorted((*LOGS, "all"))
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean `{close[0]}`?" if close else ""
-    return f"foregrad logs no `{name}`.{hint} Known: {', '.join(known)}."
+    return f"foregrad logs no `{name}`.{did_you_mean(name, known)} Known: {', '.join(known)}."
