@@ -108,8 +108,8 @@ REMEDIES = {
     "PyTorch's own kernels: if they are right, the fault is the backend's.",
     "AnomalyError": "The message has the operator and your line that it differentiates. Eager raises a plain "
     "RuntimeError there.",
-    "InternalError": "It is never your mistake. [Please report it](howto/troubleshooting.md#report-a-fault), with the printed "
-    "graph and your program.",
+    "InternalError": "It is never your mistake. [Please report it](howto/troubleshooting.md#report-a-fault), with the "
+    "printed graph and your program.",
 }
 
 HEAD = """# Errors

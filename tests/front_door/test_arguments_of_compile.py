@@ -155,7 +155,7 @@ def test_a_likely_mistake_is_answered_with_what_to_write(mistake, says):
 
 def test_a_misspelt_public_name_can_be_suggested_by_python():
     with pytest.raises(AttributeError) as raised:
-        foregrad.compil  # noqa: B018
+        foregrad.compil
     assert (raised.value.name, raised.value.obj) == ("compil", foregrad)
 
 
