@@ -6,9 +6,8 @@ name alone is level INFO, with `+` DEBUG, with `-` ERROR. Logs go to stderr.
 
 from __future__ import annotations
 
+import difflib
 import logging
-
-from .errors import did_you_mean
 
 LOGS = {
     "graphs": "each joint graph after its capture",
@@ -69,4 +68,6 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
 
 def _unknown(name: str) -> str:
     known = sorted((*LOGS, "all"))
-    return f"foregrad logs no `{name}`.{did_you_mean(name, known)} Known: {', '.join(known)}."
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean `{close[0]}`?" if close else ""
+    return f"foregrad logs no `{name}`.{hint} Known: {', '.join(known)}."

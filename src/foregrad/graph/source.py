@@ -109,7 +109,7 @@ def described(value: Any) -> str:
 
 
 def check_function(fn: Any, door: str) -> None:
-    """Raise `TypeError` if a door is given no function: it is called with one and that function's arguments."""
+    """Raise `TypeError` unless the first argument of a door is a function."""
     if not callable(fn):
         raise TypeError(f"foregrad.{door} takes a function or a module and its arguments, not {described(fn)}")
 
