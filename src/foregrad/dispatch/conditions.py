@@ -20,7 +20,7 @@ from ..frontend.expected import Expected, same_keys, same_value
 from ..frontend.objects import ObjectLayout, slot_members
 from ..frontend.source import ABSENT
 from ..frontend.tree import KEPT_WHOLE, Tree
-from ..graph.python_effects import OfArgument, PythonWrite
+from ..graph.call_effects import ObjectWrite
 from ..graph.source import Names, literal, unpacked
 
 Bind = Callable[[str, Any], str]
@@ -115,14 +115,14 @@ def order_of_keywords_matters(function: Any) -> bool:
 def apart_guards(
     call: FlatCall,
     names: Mapping[int, str],
-    writes: Sequence[PythonWrite],
+    writes: Sequence[ObjectWrite],
     reached: Mapping[type, frozenset[int]],
     bind: Bind,
 ) -> Iterator[str]:
     """Guards that distinct containers are distinct still, and that none is a container reached by the function itself
     (`reached`: their ids, by class). `names`: the variables of the containers, by number.
     """
-    is_written = any(type(write.target) is OfArgument for write in writes)
+    is_written = any(write.is_to_argument for write in writes)
     of_class: dict[type, list[str]] = {}
     for number, (container, _) in enumerate(call.containers):
         of_class.setdefault(type(container), []).append(names[number])

@@ -24,7 +24,6 @@ from ..frontend.lifted import (
     Draw,
     Lifted,
 )
-from ..graph.python_effects import CONSOLE
 from ..graph.signature import DecisionInfo, Signature
 from ..graph.source import Names, compile_source, source_of
 from ..identity import ById
@@ -196,7 +195,7 @@ def _ways(specializations: Sequence[Specialization]) -> set[tuple[str, ...]]:
 
 def _says_values(specializations: Sequence[Specialization]) -> bool:
     """Whether two graphs print, log or warn, and differ because the text has a number."""
-    saying = [s for s in specializations if any(write.target is CONSOLE for write in s.signature.effects.python_writes)]
+    saying = [s for s in specializations if any(write.is_said for write in s.signature.effects.python_writes)]
     return len(_ways(saying)) > 1
 
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ..graph.python_effects import PythonWrite, SetAttribute, SetCell, SetItem
+from ..graph.python_effects import SetAttribute, SetCell, SetItem
 from ..interrupts import runs_user_code
 from ..locks import bound
 from .holders import NUMPY_RANDOM, RANDOM
@@ -69,7 +69,7 @@ class StatePlace:
         return id(target), self.key
 
 
-def place_of(write: PythonWrite) -> StatePlace | None:
+def place_of(write: object) -> StatePlace | None:
     """The place that a write writes to, where it is a single one."""
     if isinstance(write, SetItem):
         return StatePlace("item", write.target, write.key, write.path)
