@@ -14,12 +14,13 @@ from typing import Any
 import torch
 
 from .._torch.ops import is_opaque_value
+from ..annexes import the_one
 from ..frontend.arrays import is_number_of_numpy
 from ..frontend.call import FlatCall, are_apart
-from ..frontend.expected import Expected, same_keys, same_value
 from ..frontend.objects import ObjectLayout, slot_members
 from ..frontend.source import ABSENT
 from ..frontend.tree import KEPT_WHOLE, Tree
+from ..frontend.values import is_plain, same_keys, same_value
 from ..graph.call_effects import ObjectWrite
 from ..graph.source import Names, literal, unpacked
 
@@ -43,7 +44,7 @@ def is_constant(name: str, value: Any, bind: Bind) -> str:
             return f"type({name}) is float and {name} != {name}{sign}"
         return f"type({name}) is float and {name} == {value!r}{'' if value else sign}"
     if is_number_of_numpy(value) or cls in _BY_PARTS:
-        return f"{bind('holds', Expected(value).holds)}({name})"
+        return f"{bind('holds', _holds(value))}({name})"
     if isinstance(value, types.MethodType):  # made anew each time it is asked for
         return f"{name} == {bind('method', weakref.WeakMethod(value))}()"
     if isinstance(value, KEPT_WHOLE):
@@ -67,7 +68,15 @@ def answers(template: str, owner: str, attribute: str | None, value: Any, bind: 
         return f"({expression}) is {value}", expression
     if type(value) in (int, str) and (text := literal(value)) is not None:
         return f"({expression}) == {text}", expression
-    return f"{bind('holds', Expected(value).holds)}({expression})", expression
+    return f"{bind('holds', _holds(value))}({expression})", expression
+
+
+def _holds(value: Any) -> Callable[[Any], bool]:
+    """A test whether another value is as `value`: plain values are compared here, all others by Python's state."""
+    if is_plain(value):
+        return functools.partial(same_value, value)
+    test: Callable[[Any], bool] = the_one("Python's state").Expected(value).holds
+    return test
 
 
 # ------------------------------------------------------------------------------------------ keys

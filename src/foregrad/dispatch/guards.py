@@ -22,11 +22,12 @@ from .._torch.symbols import is_symbolic
 from .._torch.tensors import share_memory
 from ..annexes import the_one
 from ..frontend.call import FlatCall
-from ..frontend.expected import Expected, same_value
+from ..frontend.expected import Expected
 from ..frontend.openings import FoundOpenings, Opening, opener
 from ..frontend.reads import TABLES, Reads, tensors_in_key
 from ..frontend.source import Source
 from ..frontend.tree import KEPT_WHOLE, Tree
+from ..frontend.values import same_value
 from ..graph.joint import JointGraph
 from ..graph.signature import BaseOf, GradientOf, InputInfo, MemoryOf, PartOf
 from ..graph.source import ATTRIBUTES, Names, a_name, unpacked

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
+from ..frontend.values import is_plain
 from ..graph.source import in_order, key_text, key_texts
-from .expected import is_plain
 from .libraries import is_class_outside, keeps_state
 from .source import table_of
 

@@ -4,8 +4,9 @@ The seam is "Python's state", see `annexes.py`.
 """
 
 from .._torch.asked import ReboundNames
+from ..frontend.expected import Expected
 from ..frontend.libraries import is_of_library
-from ..frontend.lifted import capturing, lifted_paths
+from ..frontend.lifted import Lifted, capturing, lifted_paths
 from ..frontend.objects import called_by_autograd
 from ..frontend.reads import Reads
 from .draw_patches import drawing, not_drawing
@@ -20,6 +21,8 @@ from .writes import attribute_set_error
 
 __all__ = [
     "Draws",
+    "Expected",
+    "Lifted",
     "Observed",
     "ProgramState",
     "PythonState",

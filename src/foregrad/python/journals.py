@@ -22,11 +22,11 @@ from .._torch.asked import tell_type
 from .._torch.nested import refuse_flattening
 from .._torch.symbols import concrete, is_symbolic, map_symbolic
 from ..errors import UnsupportedSideEffectError
-from ..frontend.expected import is_plain
 from ..frontend.holders import CELL, DEQUE, DICT, NAMESPACE, Holder
 from ..frontend.lifted import StatePlace
 from ..frontend.objects import is_plain_object
 from ..frontend.reads import TABLES, Reads
+from ..frontend.values import is_plain
 from ..identity import IdSet
 from .own_writes import is_made
 from .program_state import ProgramState

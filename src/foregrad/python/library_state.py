@@ -30,13 +30,14 @@ import torch
 
 from .._torch.guards import functions_of_c
 from ..frontend.code import instructions_of
-from ..frontend.expected import Expected, is_plain
+from ..frontend.expected import Expected
 from ..frontend.holders import read_decimals
 from ..frontend.libraries import FIXED, is_installed, is_outside, is_standard
 from ..frontend.objects import attributes_of, dict_of_class
 from ..frontend.opaque import asked_of
 from ..frontend.reads import Reads
 from ..frontend.source import ABSENT, reference, table_of
+from ..frontend.values import is_plain
 from ..graph.source import in_order
 from ..locks import Replacements
 

@@ -33,7 +33,7 @@ from .._torch.recurrent import attributes_of
 from .._torch.stand_ins import is_stand_in
 from ..frontend import holders as kinds
 from ..frontend.code import Seen, imported_modules, look_at, stored_in
-from ..frontend.expected import PLAIN, stored
+from ..frontend.expected import stored
 from ..frontend.holders import Holder, HolderKind, own_globals, slots_of
 from ..frontend.libraries import (
     BAGS,
@@ -50,6 +50,7 @@ from ..frontend.objects import CODE_OF_CLASSES
 from ..frontend.opaque import DRAWN, is_cached_function, is_random_generator, results_of, used_up
 from ..frontend.reads import TABLES, VIEWS
 from ..frontend.source import ABSENT, Source, table_of
+from ..frontend.values import PLAIN
 from ..graph.slots import Buffer, Closure, Param
 
 _MOST_VISITS = 200_000

@@ -25,6 +25,7 @@ from .._torch.settings import (
     under_settings,
     unfinished,
 )
+from .._torch.symbols import TracedInt
 from ..errors import ForegradError, UnsupportedSideEffectError
 from ..graph.call_effects import CallEffect, CallPlace, EffectWriter
 from ..locks import Bind
@@ -32,6 +33,10 @@ from ..tracing.aspect import Aspect, Settled, aspect
 from ..tracing.heap.recording import Host, Recording
 from ..tracing.tape.again import CaptureAgain
 from ..tracing.tape.tape import Entry
+from ..tracing.values.numbers import TracedFloat
+
+asked.tell_type(TracedFloat, lambda _: float)
+asked.tell_type(TracedInt, lambda _: int)
 
 
 class ArithmeticSettings:

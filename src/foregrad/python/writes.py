@@ -17,13 +17,13 @@ from .._torch.stand_ins import is_stand_in
 from .._torch.symbols import is_symbolic
 from ..errors import EscapedTensorError, UnsupportedSideEffectError
 from ..frontend import holders as kinds
-from ..frontend.expected import is_plain
 from ..frontend.holders import Holder, is_import
 from ..frontend.lifted import StatePlace, stand_in_at
 from ..frontend.objects import is_plain_object, look_into
 from ..frontend.openings import Unwrap
 from ..frontend.source import ABSENT
 from ..frontend.tree import Opened, Tree, check_leaves, flatten, is_leaf, list_of, open_objects
+from ..frontend.values import is_plain
 from ..graph.python_effects import (
     AddToSet,
     CallMethod,
