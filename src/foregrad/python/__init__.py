@@ -13,10 +13,10 @@ from .draw_patches import drawing, not_drawing
 from .draws import Draws
 from .observed import Observed
 from .program_state import ProgramState
+from .read_guards import ReadGuards
 from .seen_code import SeenCode
 from .state import PythonState, RunArguments, refuse_change
 from .stateful import only_written_by, render_stateful, state_that_varies
-from .watch import Watch
 from .writes import attribute_set_error
 
 __all__ = [
@@ -26,11 +26,11 @@ __all__ = [
     "Observed",
     "ProgramState",
     "PythonState",
+    "ReadGuards",
     "Reads",
     "ReboundNames",
     "RunArguments",
     "SeenCode",
-    "Watch",
     "attribute_set_error",
     "called_by_autograd",
     "capturing",
