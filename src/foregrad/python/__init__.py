@@ -11,6 +11,7 @@ from ..frontend.objects import called_by_autograd
 from ..frontend.reads import Reads
 from .draw_patches import drawing, not_drawing
 from .draws import Draws
+from .object_guards import object_lines
 from .observed import Observed
 from .program_state import ProgramState
 from .read_guards import ReadGuards
@@ -38,6 +39,7 @@ __all__ = [
     "is_of_library",
     "lifted_paths",
     "not_drawing",
+    "object_lines",
     "only_written_by",
     "refuse_change",
     "render_stateful",
