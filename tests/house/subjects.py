@@ -24,7 +24,7 @@ ANNEXES: dict[str, tuple[str, ...]] = {
         "frontend/opaque.py",
         "frontend/reads.py",
         "graph/python_effects.py",
-        "tracing/values/drawn_arrays.py",
+        "python/drawn_arrays.py",
         "_torch/asked.py",
         "_torch/generators.py",
         "_torch/recurrent.py",

@@ -16,6 +16,7 @@ from .observed import Observed
 from .program_state import ProgramState
 from .read_guards import ReadGuards
 from .seen_code import SeenCode
+from .settings import note_settings
 from .state import PythonState, RunArguments, refuse_change
 from .stateful import only_written_by, render_stateful, state_that_varies
 from .writes import attribute_set_error
@@ -39,6 +40,7 @@ __all__ = [
     "is_of_library",
     "lifted_paths",
     "not_drawing",
+    "note_settings",
     "object_lines",
     "only_written_by",
     "refuse_change",

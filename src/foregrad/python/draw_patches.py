@@ -21,7 +21,7 @@ from ..frontend.libraries import is_outside
 from ..frontend.lifted import Draw
 from ..frontend.opaque import NAMES_OF, is_generator_of_numpy
 from ..locks import ProcessPatch, Replacements, bound
-from ..tracing.values.drawn_arrays import from_numpy
+from .drawn_arrays import from_numpy
 from .draws import Draws
 
 _OF_NUMPY = (

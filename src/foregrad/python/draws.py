@@ -21,7 +21,7 @@ from ..frontend.opaque import CLOCKS, REFUSED_DRAWS
 from ..frontend.values import is_plain
 from ..identity import ById, IdSet
 from ..tracing.tape.again import ArgumentsDiffer, ArgumentsFound
-from ..tracing.values.drawn_arrays import DrawnArray, dtype_of, is_array
+from .drawn_arrays import DrawnArray, dtype_of, is_array
 
 
 class Draws:

@@ -20,7 +20,9 @@ from .._torch.settings import (
     REPLAYED,
     apply_settings,
     arithmetic,
+    changes_between_operators,
     matters_to,
+    set_by,
     settings,
     under_settings,
     unfinished,
@@ -179,3 +181,8 @@ def check_finished(name: str, was_inference: bool) -> None:
         raise UnsupportedSideEffectError(
             f"`{name}` enters {context} and does not leave it. Leave it in the function, or enter it outside."
         )
+
+
+def note_settings(function: Any, graph: torch.fx.Graph) -> None:
+    """Note which settings a function changes that runs a graph of Dynamo's: its settings are operators there."""
+    function.settings, function.settings_between = set_by(graph), changes_between_operators(graph)
