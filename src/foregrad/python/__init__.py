@@ -6,11 +6,11 @@ The seam is "Python's state", see `annexes.py`.
 from .._torch.asked import ReboundNames
 from ..frontend.expected import Expected
 from ..frontend.libraries import is_of_library
-from ..frontend.lifted import Lifted, capturing, lifted_paths
 from ..frontend.objects import called_by_autograd
 from ..frontend.reads import Reads
 from .draw_patches import drawing, not_drawing
 from .draws import Draws
+from .lifted import Lifted, capturing, lifted_paths
 from .object_guards import object_lines
 from .observed import Observed
 from .program_state import ProgramState

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from .._torch.symbols import TracedSymbol
+from ..graph.call_effects import ObjectWriter, OldObject
+from ..graph.source import literal
 from ..house import is_house_code
-from .call_effects import ObjectWriter, OldObject
-from .source import literal
 
 
 class Kept(OldObject):

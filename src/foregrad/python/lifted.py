@@ -13,14 +13,14 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
-from ..graph.python_effects import SetAttribute, SetCell, SetItem
+from ..frontend.call import StatefulFunction, forms_of
+from ..frontend.objects import dict_of_class
+from ..frontend.opaque import used_up
+from ..frontend.source import ABSENT
 from ..interrupts import runs_user_code
 from ..locks import bound
-from .call import StatefulFunction, forms_of
+from .effects import SetAttribute, SetCell, SetItem
 from .holders import NUMPY_RANDOM, RANDOM
-from .objects import dict_of_class
-from .opaque import used_up
-from .source import ABSENT
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
