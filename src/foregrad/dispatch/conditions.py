@@ -70,7 +70,7 @@ def answers(template: str, owner: str, attribute: str | None, value: Any, bind: 
 
 
 def _holds(value: Any) -> Callable[[Any], bool]:
-    """A test whether another value is as `value`: plain values are compared here, all others by Python's state."""
+    """A test whether a later value is as `value`: plain values are compared here, objects by Python's state."""
     if is_plain(value):
         return functools.partial(same_value, value)
     test: Callable[[Any], bool] = the_one("Python's state").Expected(value).holds

@@ -44,7 +44,7 @@ def tensor_over(value: Any) -> torch.Tensor | None:
 
 
 class ArrayStandIn:
-    """Base of what stands for an array during a capture: `tensor()` gives the tensor for it."""
+    """Base of stand-ins for arrays during a capture: `tensor()` gives the array's tensor."""
 
     __slots__ = ()
     tensor: Callable[[], torch.Tensor]

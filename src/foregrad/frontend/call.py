@@ -58,7 +58,7 @@ class LeadingPlace(Protocol):
 
 
 class StatefulFunction(functools.partial):  # type: ignore[type-arg]
-    """A function whose first argument is the tuple of the values at `places`. It counts as its function's partial
+    """A function with the tuple of the values at `places` as its first argument. It counts as its function's partial
     application. `arrays`: the places of arrays, by identity. `draws`: whether `places` use up random generators.
     """
 

@@ -63,7 +63,7 @@ def same_value(a: Any, b: Any) -> bool:
 
 
 def same_keys(keys: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
-    """Whether they are equal, and of the same types: True is no 1. A tensor is a key by identity."""
+    """Whether keys are equal, and of equal types: True is no 1. A tensor is a key by identity."""
     return len(keys) == len(others) and (all(map(operator.is_, keys, others)) or all(map(same_value, keys, others)))
 
 

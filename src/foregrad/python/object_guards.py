@@ -1,4 +1,4 @@
-"""Guards for a plain object among the arguments: its attributes and items are those of the capture, and no others."""
+"""Guards for a plain object among the arguments: its attributes and items are the capture's, and no more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guards of a call on what its function read besides the arguments: a watch over the places of `Reads`."""
+"""The guards of a call on its function's reads besides the arguments: a watch over the places of `Reads`."""
 
 from __future__ import annotations
 

@@ -184,5 +184,5 @@ def check_finished(name: str, was_inference: bool) -> None:
 
 
 def note_settings(function: Any, graph: torch.fx.Graph) -> None:
-    """Note which settings a function changes that runs a graph of Dynamo's: its settings are operators there."""
+    """Note on a function that runs a graph of Dynamo's the settings that the graph's operators change."""
     function.settings, function.settings_between = set_by(graph), changes_between_operators(graph)
