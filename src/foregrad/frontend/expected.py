@@ -123,11 +123,6 @@ def stored(container: Any) -> list[Any]:
     return list(kind.__iter__(container))
 
 
-def holds_classes(value: Any) -> bool:
-    """Whether a value is a tuple of classes and the like: plain, but for the code in there."""
-    return type(value) in (tuple, frozenset) and any(isinstance(x, type) or holds_classes(x) for x in value)
-
-
 _ADDRESS = re.compile(r" \(at 0x[0-9a-f]+\)")
 
 

@@ -33,6 +33,11 @@ def is_plain(value: Any) -> bool:
     return is_number_of_numpy(value)
 
 
+def holds_classes(value: Any) -> bool:
+    """Whether a value is a tuple of classes and the like: plain, but for the code in there."""
+    return type(value) in (tuple, frozenset) and any(isinstance(x, type) or holds_classes(x) for x in value)
+
+
 def same_value(a: Any, b: Any) -> bool:
     """Equal, of the same type, down to the items of tuples; NaN is NaN; -NaN is not NaN, -0.0 is not 0.0. Tensors, and
     weak references to tensors, are compared by identity.
