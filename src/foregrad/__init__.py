@@ -228,6 +228,7 @@ ANNEXES = {
         "foregrad.passes.absent:cut_at_region",
         "foregrad.operators.sparse_passes:cut_for_compiler",
     ],
+    "objects taken apart": ["foregrad.frontend.objects"],
     "Python's state": ["foregrad.python"],
     "memory budgets": ["foregrad.budget.within:partition_within"],
     "modules that communicate": ["foregrad._torch.distributed:data_parallel"],

@@ -30,10 +30,10 @@ from ._torch.fakes import FakeTensor
 from ._torch.function_bodies import has_lost_marks, restore_grad_mode
 from ._torch.function_classes import is_function_class, is_parameter_class, plain_alias
 from ._torch.graph_tools import activation_budget
-from ._torch.settings import changes_between_operators, set_by
 from ._torch.symbols import is_ragged
 from ._torch.tensors import storage_key
 from ._torch.wrappers import is_wrapper
+from .annexes import the_one
 from .aot import SharedInputsError, compile_unguarded, make_pipeline, refuse_unsupported, returning_sequence
 from .api import pipeline_for
 from .backends.boxed import nop
@@ -150,8 +150,7 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
     pipeline = dataclasses.replace(pipeline, bw_compiler=compiler, of_dynamo=is_graph)
     function = returning_sequence(gm, 'torch.compile(backend="foregrad")')
     if isinstance(gm, fx.GraphModule):  # or any module, with `aot_autograd`
-        function.settings = set_by(gm.graph)  # type: ignore[attr-defined]
-        function.settings_between = changes_between_operators(gm.graph)  # type: ignore[attr-defined]
+        the_one("Python's state").note_settings(function, gm.graph)
         restore_grad_mode(gm)
         restore_data_assignments(gm)
         for part in gm.modules():  # the functions that its operators take are graphs in it
