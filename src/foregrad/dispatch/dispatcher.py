@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -28,7 +29,7 @@ from ..locks import Turn
 from ..tracing.tape.again import ArgumentsDiffer, ArgumentsFound
 from .explain import Difference, OneWarning, Recompile, Recompiles, is_float_text, reason_of, split_reason
 from .fallbacks import MOST_IN_A_ROW, Fallbacks, Refusals, Transformed
-from .graphs import GIVEN_UP_AFTER, Graphs, Paths, Specialization, Specializer
+from .graphs import Graphs, Paths, Specialization, Specializer
 from .guard_list import MISS
 from .pipeline import Pipeline
 from .varying import SizesSeen, numbers_read
@@ -119,7 +120,7 @@ class Dispatcher:
         self.pipeline = pipeline
         self.config = dataclasses.replace(config, on_unsupported=on_unsupported or config.on_unsupported)
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
-        self.graphs = Graphs()
+        self.graphs = Graphs(gives_up=not config.error_on_recompile_limit)
         self.compilations: list[Recompile] = []
         self._levels, self._outer = outer is None, outer or Outer()
         self._turn = self._outer.turn  # held to make graphs, never while one or the function runs
@@ -133,7 +134,8 @@ class Dispatcher:
         self._fixed: set[tuple[int, Any]] = set()  # places of arrays whose numbers are needed
         self._sizes = SizesSeen(dynamic, open_sizes)
         self._sizes.varied = self._outer.varied
-        self.specializer = Specializer(function, pipeline, self.config, self.name, self._sizes, self.refusals.again)
+        ends = self.refusals.again, self.graphs.diverged
+        self.specializer = Specializer(function, pipeline, self.config, self.name, self._sizes, ends)
         self._paths = Paths(self.name, config, self._outer.once)
         made_as = self.config, self.name
         # Calls under transforms: a function of tensors is compiled for them, which is called under none.
@@ -164,8 +166,8 @@ class Dispatcher:
                 for call in tried:
                     result = call(args, kwargs)
                     if result is not MISS:
-                        if call is not tried[0]:
-                            graphs.to_front(call)
+                        if graphs.vain or call is not tried[0]:
+                            graphs.served(call)
                         return result
                 # The guards of every graph say no to these.
                 if transformed is not None and transforms_active():
@@ -285,7 +287,7 @@ class Dispatcher:
         lifts: bool = True,
     ) -> Any:
         with attempts().in_one_call():
-            if lifts and self._lift(args, kwargs):
+            if lifts and not self._is_full() and self._lift(args, kwargs):
                 return self._call_forms(args, kwargs)
             while True:
                 with held, self._turn.taken() as has_turn:
@@ -330,6 +332,10 @@ class Dispatcher:
                         return self.function(*args, **kwargs)
                 return self.fallbacks.run(args, kwargs, self.fallbacks.unguardable(args, kwargs, second))
             return result
+
+    def _is_full(self) -> bool:
+        """Whether a comparison of a call with the graphs would hardly lead to a further one."""
+        return self.graphs.vain == math.inf or len(self.specializations) >= self.config.recompile_limit
 
     def _lift(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], draws: tuple[LeadingPlace, ...] = ()) -> bool:
         """Make state an argument of the function: numbers that differ in each call, and its draws. Whether some state
@@ -381,14 +387,13 @@ class Dispatcher:
         """A graph for a call that fits no graph so far. If the call runs eagerly instead: the error that is the reason,
         or None.
         """
-        reasons = self._why(args, kwargs)
+        is_full = self._is_full()
+        reasons = () if is_full else self._why(args, kwargs)
         self.graphs.drop_dead()
-        if self._paths.at_limit(self.specializations):
+        in_vain = self.graphs.vain == math.inf
+        if in_vain or self._paths.at_limit(self.specializations):
             self._paths.past_limit(self.specializations)
-            eager = self.refusals.count_only(self._paths.reason)
-            self.fallbacks.past.reached(eager)
-            if eager.count >= GIVEN_UP_AFTER:
-                self.graphs.try_undecided()
+            self.fallbacks.past.reached(self.refusals.count_only(self._paths.reason), for_good=in_vain)
             return None
         if self.fallbacks.fills_too_often:
             self.fallbacks.past.reached(self.refusals.count_only(_PAST_THE_FILLS))
@@ -396,6 +401,8 @@ class Dispatcher:
         if len(self.specializations) >= self.config.recompile_limit:
             self.fallbacks.past_the_limit(args, kwargs)
             return None
+        if is_full:  # of objects that are gone
+            reasons = self._why(args, kwargs)
         difference = reasons[-1] if reasons and self._is_of_one_call(reasons[-1]) else None
         place = None if difference is None else (difference.name, self.refusals.kind(args, kwargs))
         if difference is not None and self.graphs.in_a_row(place) >= MOST_IN_A_ROW - 1:
