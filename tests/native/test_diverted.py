@@ -68,11 +68,11 @@ def test_classes_are_called_in_every_way():
             return float.__new__(cls, value) + 0
 
     assert [*map(int, ["3", 2.5, True])] == [3, 2, 1] and [*map(float, ["3", 2])] == [3.0, 2.0]
-    assert (int(), int("ff", 16), int("11", base=2)) == (0, 255, 3)
-    assert float() == 0.0 and float.__call__("1e3") == 1e3 and type.__call__(int, "4") == 4
-    assert functools.partial(int, base=8)("17") == 15 and int(*["5"], **{"base": 10}) == 5
+    assert (CLASSES[0](), CLASSES[1]()) == (0, 0.0) and (int("ff", 16), int("11", base=2)) == (255, 3)
+    assert float.__call__("1e3") == 1e3 and type.__call__(int, "4") == 4
+    assert functools.partial(int, base=8)("17") == 15 and int(*["5"], *[10]) == 5
     assert type(Level("3")) is Level and Level("3") == 3 and Rate(2) == 2.0
-    assert isinstance(float(Rate(2)), float) and int in {int: 1} and CLASSES == [type(3), type(3.0)]
+    assert isinstance(float(Rate(2)), float) and CLASSES[0] in {int: 1}
     assert float(torch.tensor(2.5)) == 2.5 and int(torch.tensor(2.5)) == 2
     for kind, wrong in ((int, "x"), (float, "x"), (int, None), (float, [])):
         with pytest.raises((TypeError, ValueError)):
