@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import functools
 import logging
 from collections import defaultdict
@@ -43,7 +42,7 @@ from .dispatch.dispatcher import Dispatcher
 from .dispatch.explain import OneWarning
 from .dispatch.pipeline import Pipeline
 from .dispatch.varying import EVERY_LINE
-from .errors import BackendError, UnsupportedError
+from .errors import BackendError, UnsupportedError, did_you_mean
 from .frontend.call import flatten_call
 from .frontend.tree import flatten
 from .graph.slots import Buffer, Param, Slot
@@ -101,9 +100,8 @@ def _options(options: Mapping[str, Any], mode: str | None) -> dict[str, Any]:
     """Options as arguments of `pipeline_for`."""
     for name in options:
         if name not in _OPTIONS:
-            close = difflib.get_close_matches(str(name), _OPTIONS, n=1)
             listing = "".join(f"\n  {key}: {meaning}" for key, meaning in _OPTIONS.items())
-            hint = f" Did you mean `{close[0]}`?" if close else ""
+            hint = did_you_mean(str(name), _OPTIONS)
             raise BackendError(f"the backend `foregrad` has no option `{name}`.{hint} There are:{listing}")
     for name, (fits, expected) in _VALUES.items():
         if options.get(name) is not None and not fits(options[name]):
