@@ -259,7 +259,7 @@ _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     torch.Tensor.__dir__: Lifting._names,
     torch.Tensor.detach_: Lifting._detach_in_place,
     torch.Tensor.requires_grad_: Lifting._mark,
-    torch.Tensor.requires_grad.__set__: Lifting._mark,  # type: ignore[attr-defined]
-    torch.Tensor.data.__get__: Lifting._take_data,  # type: ignore[attr-defined]
-    torch.Tensor.data.__set__: Lifting._assign_data,  # type: ignore[attr-defined]
+    _TENSOR.requires_grad.__set__: Lifting._mark,
+    _TENSOR.data.__get__: Lifting._take_data,
+    _TENSOR.data.__set__: Lifting._assign_data,
 }

@@ -28,6 +28,7 @@ from ..._torch.symbols import (
     symbol_made,
     text_later,
 )
+from ...identity import class_property
 from ..heap.recording import Recording
 from ..tape.tape import Entry
 
@@ -161,7 +162,7 @@ class TracedFloat(TracedSymbol):
     value: float
     where: str
 
-    @property  # type: ignore[misc]
+    @class_property
     def __class__(self) -> type:
         return float
 
