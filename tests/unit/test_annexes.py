@@ -61,7 +61,7 @@ class Twice(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         return gradient * 2
-print(refusal(lambda: of(Twice.apply)(y)))
+print(refusal(lambda: of(lambda x: Twice.apply(x))(y)))
 def hooked(x):
     x = x * 2
     x.register_hook(print)
