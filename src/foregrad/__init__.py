@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from . import errors
@@ -227,6 +228,7 @@ ANNEXES = {
         "foregrad.passes.absent:cut_at_region",
         "foregrad.operators.sparse_passes:cut_for_compiler",
     ],
+    "objects taken apart": ["foregrad.frontend.objects"],
     "Python's state": ["foregrad.python"],
     "memory budgets": ["foregrad.budget.within:partition_within"],
     "modules that communicate": ["foregrad._torch.distributed:data_parallel"],
@@ -254,7 +256,7 @@ if not TYPE_CHECKING:  # so that type checkers find names that there are not
             return importlib.import_module(f".{name}", __name__)
         home = _HOME_OF.get(name)
         if home is None:
-            raise AttributeError(f"module `foregrad` has no attribute `{name}`")
+            raise AttributeError(f"module `foregrad` has no attribute `{name}`", name=name, obj=sys.modules[__name__])
         value = globals()[name] = getattr(importlib.import_module(f".{home}", __name__), name)
         return value
 

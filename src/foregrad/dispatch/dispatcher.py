@@ -18,8 +18,7 @@ from ..config import Config
 from ..config import config as settings
 from ..errors import EscapedTensorError, ForegradError, UnknownLeafError, UnsupportedError
 from ..extend import CompiledFunction, FunctionView, GraphView, RefusalView, Watcher
-from ..frontend.call import flatten_call, forward_of
-from ..frontend.lifted import Lifted, Place, StatePlace, lifted_arrays, may_lift_more, numbered, renewed
+from ..frontend.call import LeadingPlace, StatefulFunction, flatten_call, forward_of, may_have_a_form, renewed
 from ..frontend.openings import GradientKindError
 from ..graph.attempts import attempts
 from ..graph.joint import JointGraph, Partitioned
@@ -333,11 +332,11 @@ class Dispatcher:
                 return self.fallbacks.run(args, kwargs, self.fallbacks.unguardable(args, kwargs, second))
             return result
 
-    def _lift(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], draws: tuple[Place, ...] = ()) -> bool:
+    def _lift(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], draws: tuple[LeadingPlace, ...] = ()) -> bool:
         """Make state an argument of the function: numbers that differ in each call, and its draws. Whether some state
         is an argument now.
         """
-        if not self._state.entries and may_lift_more(self.function):
+        if not self._state.entries and may_have_a_form(self.function):
             known = self.function, self.name, self.specializations, self._fixed
             places = draws or the_one("Python's state").state_that_varies(*known)
             if places:
@@ -346,15 +345,15 @@ class Dispatcher:
                     self.graphs.try_none()
         return bool(self._state.entries)
 
-    def _take(self, places: tuple[Place, ...], why: tuple[Difference, ...] = ()) -> None:
-        lifted = Lifted(self.function, places)
+    def _take(self, places: tuple[LeadingPlace, ...], why: tuple[Difference, ...] = ()) -> None:
+        lifted: StatefulFunction = the_one("Python's state").Lifted(self.function, places)
         varied = self._sizes.varied | numbers_read(self.graphs.decisions)
         inner = self._compiling(
             lifted,
             Outer(why, self._outer.only_written, varied, once=self._outer.once, turn=self._turn),
             open_sizes={
                 **self._sizes.open,
-                **{place.path: getattr(place, "dims", frozenset[int]()) for place in places},
+                **{place.path: place.dims for place in places},
             },
             dynamic=self._sizes.dynamic,
         )
@@ -368,8 +367,7 @@ class Dispatcher:
         the numbers in an array of its state.
         """
         form = self._state.entries.get(True)  # another thread may have dropped it
-        lifted: Any = None if form is None else form[0].function
-        if arrays := lifted_arrays(lifted):
+        if form is not None and (arrays := _arrays_of(form[0].function)):
             self._fixed |= arrays
             self._state.entries = {}
             return self._compile_and_call(args, kwargs, self.graphs.calls)
@@ -444,7 +442,7 @@ class Dispatcher:
         """Make the form that takes tensors of classes apart, if it suits calls like this one. Whether it does."""
         if (
             not self._levels
-            or isinstance(self.function, (OfClasses, Lifted))
+            or isinstance(self.function, (OfClasses, StatefulFunction))
             or not (error.is_result or has_classes(args, kwargs))
         ):
             return False
@@ -460,14 +458,14 @@ class Dispatcher:
     def _without_graph(self, error: BaseException) -> BaseException | None:
         """The result of `_try_to_specialize` after a capture raised `error`. Raises errors meant for the caller."""
         if isinstance(error, ArgumentsFound):
-            if not self._state.entries and self._lift((), {}, numbered(error.taken)):
+            if not self._state.entries and self._lift((), {}, error.taken):
                 return None
             error = error.refusal()
         places = getattr(error, "places", ())  # that another capture is to take as arguments
         if places and self._fixed.isdisjoint(place.identity for place in places) and self._lift((), {}, places):
             return None
         is_refusal = isinstance(error, (UnsupportedError, UnknownLeafError))
-        if is_refusal and not isinstance(error, EscapedTensorError) and lifted_arrays(self.function):
+        if is_refusal and not isinstance(error, EscapedTensorError) and _arrays_of(self.function):
             raise ArgumentsDiffer(str(error)) from None
         return self.fallbacks.after(error)
 
@@ -481,15 +479,20 @@ class Dispatcher:
     def _tell(self, reasons: tuple[Difference, ...]) -> None:
         """Record and log the reasons for a further graph."""
         lifted: tuple[str, ...] = ()
-        if not self.compilations and isinstance(self.function, Lifted):
+        if not self.compilations and isinstance(self.function, StatefulFunction):
             reasons = self._outer.why
-            lifted = tuple(place.path for place in self.function.places if isinstance(place, StatePlace))
+            lifted = tuple(place.path for place in self.function.places if not place.is_drawn)
         entry = Recompile(len(self.compilations) + 1, reasons, lifted)
         self.compilations.append(entry)
         if reasons:
             _log.info("%s is compiled again, graph %d: %s", self.name, entry.number, reasons[-1])
             for number, reason in enumerate(reasons, 1):
                 _log.debug("%s: not graph %d: %s", self.name, number, reason)
+
+
+def _arrays_of(function: Any) -> frozenset[tuple[int, Any]]:
+    """The places of arrays that are arguments of a function, by identity."""
+    return function.arrays if isinstance(function, StatefulFunction) else frozenset()
 
 
 def _called_of_classes(

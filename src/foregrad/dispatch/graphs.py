@@ -19,12 +19,7 @@ from .._torch.symbols import ClosedSizesError
 from ..config import Config
 from ..errors import EscapedTensorError, UnsupportedDataDependentError, UnsupportedSideEffectError
 from ..extend import CompileStage
-from ..frontend.call import FlatCall
-from ..frontend.lifted import (
-    Draw,
-    Lifted,
-)
-from ..graph.python_effects import CONSOLE
+from ..frontend.call import FlatCall, StatefulFunction
 from ..graph.signature import DecisionInfo, Signature
 from ..graph.source import Names, compile_source, source_of
 from ..identity import ById
@@ -196,7 +191,7 @@ def _ways(specializations: Sequence[Specialization]) -> set[tuple[str, ...]]:
 
 def _says_values(specializations: Sequence[Specialization]) -> bool:
     """Whether two graphs print, log or warn, and differ because the text has a number."""
-    saying = [s for s in specializations if any(write.target is CONSOLE for write in s.signature.effects.python_writes)]
+    saying = [s for s in specializations if any(write.is_said for write in s.signature.effects.python_writes)]
     return len(_ways(saying)) > 1
 
 
@@ -379,7 +374,7 @@ def rendered(
     joint = compiled.partitioned.joint
     faulted = "raise fault" if again is None else "return again(args, kwargs, fault)"
     stop = Stop("return MISS", "return eagerly(*args, **kwargs)", faulted)
-    draws = isinstance(eagerly, Lifted) and bool(eagerly.generators.kinds)
+    draws = isinstance(eagerly, StatefulFunction) and eagerly.draws
     while True:
         names = Names(["args", "kwargs", "MISS", "call", "error", "fault", "eagerly", "again", "difference", "differs"])
         guards = make_guards(names)
@@ -400,9 +395,9 @@ def check_draws(name: str, call: FlatCall, constants: Collection[str]) -> None:
     """Raise `UnsupportedSideEffectError` if the program needs the value of a float that it draws: no graph would be
     right twice.
     """
-    places = call.function.places if isinstance(call.function, Lifted) else ()
+    places = call.function.places if isinstance(call.function, StatefulFunction) else ()
     for place, value in zip(places, call.leaves, strict=False):
-        if isinstance(place, Draw) and place.path in constants and type(value) is float:
+        if place.is_drawn and place.path in constants and type(value) is float:
             raise UnsupportedSideEffectError(
                 f"`{name}` needs to know the number that it takes from {place.path.partition('(')[0]} (`float()`, "
                 "text). Compute with it as with a tensor, or take it before the call and pass it."

@@ -28,8 +28,8 @@ import torch
 
 from .._torch.symbols import expression_text, is_symbolic
 from .._torch.tensors import share_counters, storage_key, whole_memory
-from ..frontend.expected import describe
 from ..frontend.tree import Tree
+from ..frontend.values import describe
 from ..graph.joint import JointGraph
 from ..graph.signature import BaseOf, MemoryOf, Signature
 from ..graph.source import Names, a_name, attribute, compile_source, item, key_text, unpacked

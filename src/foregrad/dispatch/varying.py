@@ -21,6 +21,7 @@ from ..frontend.call import FlatCall, memory_groups
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec, paddings, spec_of
 from ..graph.signature import ConstantOutput, DecisionInfo, Handle, MemoryOf
+from ..graph.source import described
 
 if TYPE_CHECKING:
     from ..tracing.capture import Captured
@@ -46,6 +47,8 @@ def mark_dynamic(tensor: torch.Tensor, dim: int, min: int | None = None, max: in
         >>> len(double.foregrad.specializations)
         1
     """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"mark_dynamic marks a dimension of a tensor, not of {described(tensor)}")
     rank = tensor.dim()
     if not -rank <= dim < rank:
         raise IndexError(f"mark_dynamic: dimension {dim} of a tensor with {rank} dimensions")

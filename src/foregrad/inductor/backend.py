@@ -14,7 +14,6 @@ Known weakness: Inductor gives up bitwise equality with eager, as `torch.compile
 
 from __future__ import annotations
 
-import difflib
 import functools
 import logging
 import operator
@@ -38,7 +37,7 @@ from ..backends.eager import eager_compiler
 from ..backends.in_place import tell_of_writes
 from ..backends.registry import Backend, Family, get_backend
 from ..backends.results import promised
-from ..errors import BackendError
+from ..errors import BackendError, did_you_mean
 from ..graph.joint import Partitioned
 from ..graph.meta import TensorSpec, respecify, spec_of
 from ..graph.role import LAID_OUT, PREPARED, GraphRole, called_region, role_of
@@ -92,8 +91,7 @@ def _check_names(settings: Mapping[str, Any]) -> None:
     names = inductor.setting_names()
     for name in settings:
         if name not in names:
-            close = difflib.get_close_matches(name, names, n=1)
-            hint = f" Did you mean `{close[0]}`?" if close else ""
+            hint = did_you_mean(name, names)
             raise BackendError(f"Inductor has no setting `{name}`.{hint} torch._inductor.config lists them.")
 
 

@@ -18,11 +18,11 @@ import torch
 
 from .._torch.asked import tell_type
 from ..frontend.libraries import is_outside
-from ..frontend.lifted import Draw
 from ..frontend.opaque import NAMES_OF, is_generator_of_numpy
 from ..locks import ProcessPatch, Replacements, bound
-from ..tracing.values.drawn_arrays import from_numpy
+from .drawn_arrays import from_numpy
 from .draws import Draws
+from .lifted import Draw
 
 _OF_NUMPY = (
     "permutation choice dirichlet multivariate_normal standard_gamma chisquare geometric "

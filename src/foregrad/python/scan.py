@@ -33,7 +33,6 @@ import torch.utils.weak
 
 from ..frontend.arrays import is_array
 from ..frontend.code import OF_CODE, CodeNames, NamesMet, codes_in, imported_modules, names_of
-from ..frontend.expected import holds_classes, is_plain
 from ..frontend.libraries import (
     BAGS,
     is_installed,
@@ -60,6 +59,7 @@ from ..frontend.opaque import context_value, is_cached_function
 from ..frontend.reads import VIEWS, Reads, ReadSite, items_in
 from ..frontend.region import is_eager_region
 from ..frontend.source import ABSENT, table_of
+from ..frontend.values import holds_classes, is_plain
 from ..graph.source import in_order
 from ..locks import Replacements
 from .library_state import LibraryState

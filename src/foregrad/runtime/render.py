@@ -16,7 +16,7 @@ from .._torch import engine
 from .._torch.engine import keeps_versions
 from .._torch.ops import waits_for_others
 from ..frontend.tree import Tree, flatten
-from ..graph.call_effects import CallPlace, EffectTarget, at_place
+from ..graph.call_effects import CallPlace, EffectTarget, OldObject, at_place
 from ..graph.effect_log import (
     BumpVersion,
     Detach,
@@ -33,7 +33,6 @@ from ..graph.effect_log import (
     WriteWrapper,
     with_graph,
 )
-from ..graph.python_effects import Kept, OfArgument
 from ..graph.signature import ConstantOutput, Signature, WrapperOutput
 from ..graph.source import Names, literal, unpacked
 from .compiled import Compiled
@@ -46,7 +45,6 @@ from .wrapper_lines import WrapperLines
 from .writes import (
     graph_arguments,
     update_line,
-    write_lines,
     write_with_history,
 )
 
@@ -346,7 +344,7 @@ class RunLines(LineWriter):
         result, *written = self._packed(values)
         if self.node is not None and self.of_wrappers.needs_node(self.node):
             result = self.of_wrappers.linked(result, self.node, self.inputs, self.made_by)
-        self.lines += write_lines(self, signature.effects.python_writes, written)
+        self.lines += [write.line(self, written) for write in signature.effects.python_writes]
         self.lines.append(f"return {result}")
 
     def _packed(self, leaves: list[str]) -> list[str]:
@@ -377,9 +375,7 @@ class RunLines(LineWriter):
     def _output(self, info: OutputInfo) -> str:
         if isinstance(info, ConstantOutput):
             value = info.value
-            if type(value) is OfArgument:
-                return self.containers[value.number]
-            return self.bind("kept", value.value) if type(value) is Kept else self.literal(value)
+            return value.expression(self) if isinstance(value, OldObject) else self.literal(value)
         if isinstance(info, WrapperOutput):
             return self.of_wrappers.variables[info.wrapper]
         assert isinstance(info, Handle)

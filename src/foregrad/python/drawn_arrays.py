@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..._torch.asked import tell_type
+from .._torch.asked import tell_type
+from ..frontend.arrays import ArrayStandIn
 
 _SIZES: dict[str, Callable[[torch.Tensor], Any]] = {
     "shape": lambda tensor: tuple(tensor.shape),
@@ -28,7 +29,7 @@ _REFUSED = (
 ).split()
 
 
-class DrawnArray:
+class DrawnArray(ArrayStandIn):
     """An array that this call drew or was given. `tensor()` gives the tensor for it, `refuse()` raises."""
 
     __slots__ = ("_refuse", "_value", "tensor")
