@@ -40,9 +40,6 @@ ANNEXES: dict[str, tuple[str, ...]] = {
         "tracing/effects/read_in_backwards.py",
     ),
     "classes": (
-        "runtime/wrapper_lines.py",
-        "tracing/inputs/wrappers.py",
-        "tracing/recorder/tensor_classes.py",
         "_torch/function_classes.py",
         "_torch/jagged.py",
     ),
