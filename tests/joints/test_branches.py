@@ -326,3 +326,20 @@ def test_compiled_functions_still_take_the_branch_alone() -> None:
     same(compiled(torch.tensor(-1.0), x), x.cos())
     joint = foregrad.capture(lambda s, x: torch.cond(s > 0, torch.sin, torch.cos, (x,)), torch.ones(()), x)
     assert not is_cond(joint.module)
+
+
+def test_freeing_memory_is_refused_by_name_at_each_door() -> None:
+    class Freed(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            y = x.sin()
+            y.untyped_storage().resize_(0)
+            return (x * 2,)
+
+    x = torch.ones(3)
+    with pytest.raises(foregrad.errors.UnsupportedMutationError, match=r"resize_\(\)` is called at .*test_branches.py"):
+        foregrad.aot_export_module(Freed(), (x,), trace_joint=False)
+    with pytest.raises(foregrad.errors.UnsupportedError, match="data_ptr"):
+        foregrad.capture(lambda x: x * x.untyped_storage().data_ptr(), x)
+    with pytest.warns(foregrad.ForegradWarning, match="resize_"):
+        same(foregrad.compile(Freed(), backend="eager")(x)[0], x * 2)
+    assert x.untyped_storage().resize_(16).nbytes() == 16
