@@ -28,6 +28,7 @@ from .graph.effect_log import CheckFailed
 from .graph.joint import JointGraph
 from .graph.source import check_function, described
 from .house import hide_own_frames
+from .identity import attributed
 from .partitioners import (
     default_partition,
     fused_partition,
@@ -271,9 +272,9 @@ def compile_function(
     """`function` behind a dispatcher, looking like itself."""
     dispatcher = Dispatcher(function, pipeline, config.value, dynamic=dynamic, on_unsupported=on_unsupported)
 
-    compiled: Any = functools.update_wrapper(dispatcher.make_entry(), function)
-    compiled.foregrad = dispatcher
-    return compiled  # type: ignore[no-any-return]
+    entry: Any = functools.update_wrapper(attributed(dispatcher.make_entry(), foregrad=dispatcher), function)
+    compiled: F = entry
+    return compiled
 
 
 def compile_module(

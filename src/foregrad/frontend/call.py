@@ -57,7 +57,7 @@ class LeadingPlace(Protocol):
         """The value there now, where that can be looked at; otherwise `taken`."""
 
 
-class StatefulFunction(functools.partial):  # type: ignore[type-arg]
+class StatefulFunction(functools.partial[Any]):
     """A function with the tuple of the values at `places` as its first argument. It counts as its function's partial
     application. `arrays`: the places of arrays, by identity. `draws`: whether `places` use up random generators.
     """

@@ -41,6 +41,7 @@ from ..errors import BackendError, did_you_mean
 from ..graph.joint import Partitioned
 from ..graph.meta import TensorSpec, respecify, spec_of
 from ..graph.role import LAID_OUT, PREPARED, GraphRole, called_region, role_of
+from ..identity import attributed
 from ..interrupts import deliver
 from ..passes.aliasing import copy_shared_results, results_of, written_inputs
 from ..passes.decompose import decompose
@@ -343,8 +344,7 @@ def _writing(compiled: Boxed, written: Sequence[int]) -> Boxed:
         finally:
             torch.autograd.graph.increment_version(inputs)
 
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
+    return attributed(run, _boxed_call=True)
 
 
 def _compile_regions(gm: fx.GraphModule, role: GraphRole) -> Boxed:

@@ -100,9 +100,9 @@ def _ctc_loss(
     return losses.sum() if how == 2 else losses
 
 
-def _numbers(lengths: Any) -> list[int]:
+def _numbers(lengths: Any) -> list[Any]:
     if isinstance(lengths, torch.Tensor):
-        return [lengths.item()] if lengths.dim() == 0 else lengths.tolist()  # type: ignore[list-item]
+        return [lengths.item()] if lengths.dim() == 0 else lengths.tolist()
     return list(lengths)
 
 

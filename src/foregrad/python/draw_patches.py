@@ -19,6 +19,7 @@ import torch
 from .._torch.asked import tell_type
 from ..frontend.libraries import is_outside
 from ..frontend.opaque import NAMES_OF, is_generator_of_numpy
+from ..identity import class_property
 from ..locks import ProcessPatch, Replacements, bound
 from .drawn_arrays import from_numpy
 from .draws import Draws
@@ -118,7 +119,7 @@ class _NumpyGenerator:
     def __init__(self, of: Any) -> None:
         self._of = of
 
-    @property  # type: ignore[misc]
+    @class_property
     def __class__(self) -> type:
         return type(self._of)
 

@@ -25,7 +25,7 @@ from ..errors import UnsupportedSideEffectError
 from ..frontend.objects import is_plain_object
 from ..frontend.reads import TABLES, Reads
 from ..frontend.values import is_plain
-from ..identity import IdSet
+from ..identity import IdSet, class_property
 from .holders import CELL, DEQUE, DICT, NAMESPACE, Holder
 from .lifted import StatePlace
 from .own_writes import is_made
@@ -282,7 +282,7 @@ class UntouchedIterator:
         self._of = of
         self._refuse = refuse
 
-    @property  # type: ignore[misc]
+    @class_property
     def __class__(self) -> type:
         return type(self._of)
 

@@ -97,7 +97,7 @@ class LibraryState:
 
     def _environment(self, names: frozenset[str]) -> None:
         is_whole = "environ" in self.gone_through or type(os.environ).__iter__.__code__ in self.entered
-        table: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
+        table: dict[Any, Any] = vars(os.environ)["_data"]
         place = self.reads.place(table, "dict", "os.environ", "item")
         place.keys = tuple(table) if is_whole else place.keys
         for key in {*map(os.environ.encodekey, names), *(table if is_whole else ())}:

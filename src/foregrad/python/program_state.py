@@ -74,7 +74,7 @@ def _of_the_process() -> Iterator[tuple[Any, str]]:
     yield sys.path, "sys.path"
     yield sys.argv, "sys.argv"
     yield warnings.filters, "warnings.filters"
-    yield os.environ._data, "os.environ"  # type: ignore[attr-defined]
+    yield vars(os.environ)["_data"], "os.environ"
     for hooks in GLOBAL_HOOKS:
         yield hooks, "hooks of all modules"
     if "decimal" in sys.modules:

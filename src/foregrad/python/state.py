@@ -18,7 +18,7 @@ from ..frontend.openings import Unwrap
 from ..frontend.reads import Reads
 from ..frontend.source import ABSENT, table_of
 from ..frontend.tree import LEAF, Tree, is_as_opened, open_container
-from ..graph.eager_regions import open_journal
+from ..graph.attempts import attempts
 from ..identity import ById, IdSet
 from ..tracing.tape.again import BackwardChangesError
 from ..tracing.tape.collection import Newborns
@@ -303,12 +303,10 @@ class PythonState:
 
     def take_over(self, region: str) -> None:
         """An eager region's changes count as older than the run: each call makes them anew."""
-        journal = open_journal()
         for holder in self.before.changed():
             before, holder.before = holder.before, holder.kind.read(holder.target)
             self._taken_over.append((holder, before, region))
-            if journal is not None:
-                journal.undo.append(functools.partial(holder.kind.put_back, holder.target, before, holder.before))
+            attempts().undo_then(functools.partial(holder.kind.put_back, holder.target, before, holder.before))
 
     def check_taken_over(self, name: str) -> None:
         """Raise where the function looks at a region's changes: it would see the capture's."""

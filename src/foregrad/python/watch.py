@@ -262,7 +262,8 @@ class Watch:
         shapes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
         check = make_tensor_check(tensors, shapes, strides, distinct=False) if self.native else None
         if check is not None:
-            return check.all  # type: ignore[no-any-return]
+            of_all: Check = check.all
+            return of_all
         guards = TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
         return lambda values: guards.check(*values)
 

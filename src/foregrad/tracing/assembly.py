@@ -160,7 +160,7 @@ class Assembly(CaptureParts):
             inputs=(
                 *(_input_info(r, i, number, owners, shared_of) for i, r in enumerate(records)),
                 *(
-                    InputInfo(n.slot, n.entry.spec or _NUMBER, False, True, n.argument, number=n.type)  # type: ignore[arg-type]
+                    InputInfo(n.slot, n.entry.tensor or _NUMBER, False, True, n.argument, number=n.type)
                     for n in inputs.numbers
                 ),
             ),
@@ -171,7 +171,7 @@ class Assembly(CaptureParts):
             ),
             gradients=GradientInfo(
                 tuple(differentiable),
-                tuple(e.spec for _, e in described.tangents),  # type: ignore[misc]
+                tuple(e.tensor for _, e in described.tangents),
                 tuple(e is not None for e in returned),
                 rootless=tuple(described.rootless),
                 reached_from=paths,

@@ -456,8 +456,10 @@ class HistoryChanges(Aspect):
         record = self.inputs.by_stand_in.get(stand_in)
         if record is not None and is_view(record.real):
             raise RuntimeError("Can't detach views in-place. Use detach() instead.")
-        for other in self.inputs.records if record is not None and stand_in.requires_grad else ():
-            if base_of(other.real) is record.real:  # type: ignore[union-attr]
+        if record is None or not stand_in.requires_grad:
+            return
+        for other in self.inputs.records:
+            if base_of(other.real) is record.real:
                 raise changed_with_gradients(str(other.slot), user_line(self.recorder.origins.here()))
 
     def returned(self, results: Sequence[Any], paths: Sequence[str]) -> None:
