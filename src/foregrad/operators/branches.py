@@ -5,7 +5,7 @@ As PyTorch's export gives them. Only captures with `Options.keeps_branches` do s
 A function runs once on stand-ins of the operands, and its entries leave the tape for a graph. A tensor from outside
 becomes an operand. The backward of a branch computes the branch again, from the operands.
 
-Known weaknesses: `while_loop` has no backward here; a random number that a backward needs, a write to an operand, and
+Known weaknesses: `while_loop` with gradients is Python, as elsewhere; a random number that a backward needs, a write to an operand, and
 a check of values inside are refused.
 """
 
@@ -275,11 +275,9 @@ class Branches:
             return run
 
         test, body = (inner.traced(on_leaves(function)) for function in (cond_fn, body_fn))
-        if any(result.requires_grad for result in body.results):
-            raise UnsupportedOpError(
-                f"gradients go through `torch.while_loop` at {self.recorder.where()}: its backward can't be one "
-                "operator of a graph. Call it under torch.no_grad(), or write a loop of a known number of steps."
-            )
+        if any(result.requires_grad for result in body.results):  # a loop of a known number of steps has a backward
+            inner.forget()
+            return run_while_loop(cond_fn, body_fn, carried_inputs, additional_inputs)
         if len(body.results) != count or len(test.results) != 1:
             raise inner.refused("gives another number of tensors than are carried, or than one condition")
         with inner.recording(body.entries):
