@@ -5,6 +5,9 @@ objects and containers, and copies each mutable holder it meets: one level each,
 and every write is found by comparing identities. State that libraries keep for themselves is not looked at, but for the
 random generators of Python and NumPy. The walk runs no code of the user's.
 
+Functions of installed packages name thousands of objects and run few of them. Unless the walk is to be whole, a
+package's function is gone through when its code begins to run, see `enter`.
+
 Known weaknesses: output, writes to files, sent data and items taken from a queue are not put back; nor objects behind
 names made up at run time; objects of libraries' classes are taken for constant (but see `keeps_state`).
 """
@@ -17,6 +20,7 @@ import collections
 import functools
 import gc
 import io
+import itertools
 import os
 import random
 import sys
@@ -41,13 +45,14 @@ from ..frontend.libraries import (
     WEAK,
     is_class_outside,
     is_constant,
+    is_installed,
     is_of_library,
     is_of_operators,
     is_outside,
     referent,
 )
 from ..frontend.objects import CODE_OF_CLASSES
-from ..frontend.opaque import DRAWN, is_cached_function, is_random_generator, results_of, used_up
+from ..frontend.opaque import DRAWN, is_cached_function, is_generator_of_numpy, is_random_generator, results_of, used_up
 from ..frontend.reads import TABLES, VIEWS
 from ..frontend.source import ABSENT, Source, table_of
 from ..graph.slots import Buffer, Closure, Param
@@ -83,7 +88,8 @@ def _of_the_process() -> Iterator[tuple[Any, str]]:
 class ProgramState:
     """The present state that is reached from `roots`: pairs of a value and its name for people."""
 
-    def __init__(self, roots: Iterable[tuple[Any, str]]) -> None:
+    def __init__(self, roots: Iterable[tuple[Any, str]], *, is_whole: bool = True) -> None:
+        """Not `is_whole`: functions of installed packages wait until their code runs."""
         self.holders: list[Holder] = []
         self.ways: list[Holder] = []  # the holders, tuples and the like, as they were met
         self.empty: list[tuple[Any, Holder | None, Any]] = []  # containers with nothing in them, and where they are
@@ -101,6 +107,8 @@ class ProgramState:
         self._libraries: dict[int, Holder] = {}  # modules, classes, functions and objects of libraries
         self._written_outside: set[tuple[int, str]] = set()  # attributes of these that were not as before at some time
         self.caches: list[Holder] = []  # of functions under `functools.cache` and `lru_cache`
+        self._waiting: dict[types.CodeType, list[Any]] | None = None if is_whole else {}  # packages' functions, by code
+        self._entered: set[types.CodeType] = set()
         self._slots: dict[type, bool] = {}
         self._actions: dict[type, _Action | None] = {}
         self._queue: collections.deque[tuple[Any, Holder | None, Any]] = collections.deque()
@@ -110,6 +118,36 @@ class ProgramState:
         """Go on from the `roots`, the shortest ways first."""
         self._queue += [(value, None, name) for value, name in roots]
         self._walk()
+        self._waits, self._in_time = bool(self._waiting), self._for_stand_ins()
+
+    def enter(self, code: types.CodeType) -> None:
+        """Code begins to run: go through the functions of packages with this code, which waited for it."""
+        self._entered.add(code)
+        if self._waiting and code in self._waiting:
+            for function in self._waiting.pop(code):
+                self._body(function)
+            self._walk()
+
+    def enter_all(self) -> bool:
+        """Go through all functions that wait: code may run that nobody tells of. Returns whether one waited."""
+        waiting, self._waiting = self._waiting, None
+        for function in itertools.chain.from_iterable((waiting or {}).values()):
+            self._body(function)
+        self._walk()
+        return bool(waiting)
+
+    def is_partial(self) -> bool:
+        """Whether the walk before the run was not whole and may have missed something."""
+        return self._waits
+
+    def is_late(self) -> bool:
+        """Whether the run came by an object that only a whole walk finds in time for a stand-in."""
+        return self._waits and self._in_time != self._for_stand_ins()
+
+    def _for_stand_ins(self) -> tuple[int, ...]:
+        attributes = sum(1 for _ in self.with_attributes())
+        drawing = sum(not is_generator_of_numpy(value) for _, _, value in self.drawing)
+        return drawing, len(self.iterators), attributes, self.names("functional_call")
 
     def meet(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
         """Code begins to run that no walk has reached, perhaps a library's: track the globals that it names."""
@@ -186,6 +224,7 @@ class ProgramState:
         """Every (holder, key) of an object; empty if an immutable holder (tuple, partial, set, bound method) also
         refers to the object.
         """
+        self.enter_all()
         found = [(holder, key) for holder in self.holders for key, value in holder.items() if value is target]
         in_sets = (item for holder in self.holders if holder.kind is kinds.SET for item in holder.before)
         classes = {cls for cls in self._actions if issubclass(cls, _NEVER_WRITTEN)}
@@ -202,9 +241,13 @@ class ProgramState:
         """Whether code that was met names something so."""
         return name in self._names
 
-    def knows(self, value: Any) -> bool:
-        """Whether an object was met in the walk: it is older than the run."""
+    def has_met(self, value: Any) -> bool:
+        """Whether the walk has met an object as yet."""
         return id(value) in self._seen
+
+    def knows(self, value: Any) -> bool:
+        """Whether an object was met in the walk, the whole walk if need be: it is older than the run."""
+        return id(value) in self._seen or (self.enter_all() and id(value) in self._seen)
 
     def met(self) -> Iterable[Any]:
         """All objects that were met in the walk."""
@@ -525,7 +568,14 @@ class ProgramState:
         if not function.__dict__:
             self._seen[id(function.__dict__)] = function.__dict__
             self.empty.append((function.__dict__, None, function.__name__))
-        self._code(function.__code__, table)
+        waiting, code = self._waiting, function.__code__
+        if waiting is not None and code not in self._entered and is_installed(table):
+            waiting.setdefault(code, []).append(function)
+        else:
+            self._body(function)
+
+    def _body(self, function: Any) -> None:
+        self._code(function.__code__, function.__globals__)
         for defaults in (function.__defaults__, function.__kwdefaults__):
             if defaults:
                 self._queue.append((defaults, None, f"default of {function.__name__}"))

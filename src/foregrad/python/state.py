@@ -172,6 +172,8 @@ class PythonState:
         if self.journals.are_read:
             self.forget_journals()
             return True
+        if self.before.is_late():
+            return True
         if stray := next(self._leave_strays(), None):
             raise EscapedTensorError(
                 f"`{self.name}` leaves a tensor that it made in {stray}, where nobody looks. Keep it in a module "
@@ -283,6 +285,7 @@ class PythonState:
             UnsupportedSideEffectError: the function has changed something that the region would see in eager before
                 the call is over.
         """
+        self.before.enter_all()
         self.take_stand_ins()
         try:
             written = next(self.journals.calls(), None)
