@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from . import errors
@@ -208,7 +209,7 @@ ANNEXES = {
         "foregrad.operators.sparse_kernels",
         "foregrad.transforms.levels",
         "foregrad.operators.attention",
-        "foregrad.tracing.recorder.tensor_classes",
+        "foregrad.classes.tensor_classes",
         "foregrad.operators.functions",
         "foregrad.python.made_generators",
         "foregrad.tracing.effects.retain",
@@ -227,7 +228,10 @@ ANNEXES = {
         "foregrad.passes.absent:cut_at_region",
         "foregrad.operators.sparse_passes:cut_for_compiler",
     ],
+    "objects taken apart": ["foregrad.frontend.objects"],
     "Python's state": ["foregrad.python"],
+    "inputs that open": ["foregrad.classes.inputs:InputsOfClasses"],
+    "lines of tensors that open": ["foregrad.classes.result_lines:ResultLines"],
     "memory budgets": ["foregrad.budget.within:partition_within"],
     "modules that communicate": ["foregrad._torch.distributed:data_parallel"],
     "operators in graphs": ["foregrad._torch.control_flow:IN_GRAPHS"],
@@ -254,7 +258,7 @@ if not TYPE_CHECKING:  # so that type checkers find names that there are not
             return importlib.import_module(f".{name}", __name__)
         home = _HOME_OF.get(name)
         if home is None:
-            raise AttributeError(f"module `foregrad` has no attribute `{name}`")
+            raise AttributeError(f"module `foregrad` has no attribute `{name}`", name=name, obj=sys.modules[__name__])
         value = globals()[name] = getattr(importlib.import_module(f".{home}", __name__), name)
         return value
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ._torch.graphs import make_code, with_nested_arguments
+from ._torch.graphs import function_of, make_code, with_nested_arguments
 from ._torch.nested import spec_of_structure
 from ._torch.ops import OpOverload
 from .aot import named_sources
@@ -350,6 +350,6 @@ def _spec(tree: Tree, ahead: int = 0) -> Any:
 def _value(node: fx.Node) -> Callable[[], Any]:
     def make() -> Any:
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        return function_of(node)(*args, **kwargs)
 
     return make

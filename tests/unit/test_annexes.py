@@ -54,6 +54,9 @@ print(refusal(lambda: torch.func.grad(of(lambda x: x.sin().sum()))(y)))
 embed = of(lambda w: nn.functional.embedding(torch.tensor([1, 2]), w, sparse=True).sum())
 print(refusal(lambda: embed(w).backward()))
 print(refusal(lambda: of(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)))(y)))
+class Mine(torch.Tensor):
+    pass
+print(refusal(lambda: of(lambda x: x * 2)(y.as_subclass(Mine))))
 print(refusal(lambda: foregrad.export))
 """
 REFUSALS = [
@@ -62,6 +65,7 @@ REFUSALS = [
     "UnsupportedError: `<lambda>` is called under a torch.func transform",
     "UnsupportedLayoutError: a tensor of layout torch.sparse_coo",
     "UnsupportedOpError: the higher-order operator `cond`",
+    "UnsupportedError: this installation of foregrad has no part for tensor subclasses",
     "ModuleNotFoundError: No module named 'foregrad.store'",
 ]
 

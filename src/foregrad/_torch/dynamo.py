@@ -230,7 +230,8 @@ def lookup_backend(name: str) -> Callable[..., Any]:
 
 
 _SET: Any = torch._C.TensorBase.set_  # a capture replaces `torch.Tensor.set_`
-_GET_DATA: Any = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]
+_autograd: Any = torch._C._autograd
+_GET_DATA: Any = _autograd._get_data_attr
 _COPY_DATA: Any = getattr(torch.ops.aten, "shallow_copy_data_", None)
 _LOWER = "_lower_version_count_by_1"
 

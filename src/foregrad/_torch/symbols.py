@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..identity import class_property
 from .nested import mapped
 
 _silent = logging.getLogger("foregrad.closed_sizes")
@@ -105,7 +106,8 @@ class NumPyNumber:
 def _fixed(value: Any) -> Any:
     if not isinstance(value, NumPyNumber):
         return value
-    return int(value) if isinstance(value, torch.SymInt) else float(value)  # type: ignore[arg-type]
+    kind: Any = int if isinstance(value, torch.SymInt) else float
+    return kind(value)
 
 
 class TracedSymbol(NumPyNumber, torch.SymFloat):
@@ -122,7 +124,7 @@ class TracedInt(NumPyNumber, torch.SymInt):
     def plain(self) -> Any:
         return torch.SymInt(self.node)
 
-    @property  # type: ignore[misc]
+    @class_property
     def __class__(self) -> type:
         return int
 
@@ -419,7 +421,8 @@ def _value(node: fx.Node) -> Any:
     def value_of(argument: Any) -> Any:
         return argument.meta["val"] if isinstance(argument, fx.Node) else argument
 
-    return node.target(*map(value_of, node.args), **{k: value_of(v) for k, v in node.kwargs.items()})  # type: ignore[operator]
+    function: Any = node.target
+    return function(*map(value_of, node.args), **{k: value_of(v) for k, v in node.kwargs.items()})
 
 
 def shape_env() -> Any:

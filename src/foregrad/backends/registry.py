@@ -7,7 +7,6 @@ name with an argument, as `torch:openxla` (any backend of torch.compile's) and `
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import importlib.metadata
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from typing import Any
 from torch import fx
 
 from ..annexes import given
-from ..errors import BackendError
+from ..errors import BackendError, did_you_mean
 from ..graph.joint import Partitioned
 from ..locks import make_lock
 from .boxed import nop
@@ -213,8 +212,7 @@ def _loaded(name: str) -> Backend:
 def _unknown(name: str) -> str:
     names = list_backends()
     head, colon, _ = name.partition(":")
-    close = difflib.get_close_matches(name, names, n=1) or difflib.get_close_matches(head, _families(), n=1)
-    hint = f" Did you mean `{close[0]}`?" if close else ""
+    hint = did_you_mean(name, names) or did_you_mean(head, _families())
     if head in _families() and not colon:
         hint = f" It takes a name: `{head}:<{_families()[head].argument}>`."
     return f"there is no backend called `{name}`.{hint} Known: {', '.join(names)}."

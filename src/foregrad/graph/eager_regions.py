@@ -374,7 +374,13 @@ def in_one_call() -> Iterator[None]:
             _thread.journal = None
 
 
-ATTEMPTS = Attempts(begin, rewind, finish, give_up, in_one_call)
+def undo_then(undo: Callable[[], None]) -> None:
+    """Have a region's change undone where the call gives up."""
+    if (journal := open_journal()) is not None:
+        journal.undo.append(undo)
+
+
+ATTEMPTS = Attempts(begin, rewind, finish, give_up, in_one_call, undo_then)
 
 
 # ---------------------------------------------------------------------------------------------- running

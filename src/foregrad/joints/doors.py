@@ -26,6 +26,7 @@ from ..frontend.call import FlatCall, flatten_call
 from ..frontend.openings import GradientKindError
 from ..graph.effect_log import CheckFailed
 from ..graph.joint import JointGraph, Partitioned
+from ..identity import attributed
 from ..interrupts import held
 from ..partitioners import default_partition
 from ..phases import compiling, phase
@@ -161,9 +162,7 @@ def aot_compile_joint_with_descriptors(
 
     call_joint.__name__ = call_joint.__qualname__ = joint.name
     result = dynamo.traced_as_it_runs(call_joint)
-    if artifact is not None:
-        result.artifact = artifact  # type: ignore[attr-defined]
-    return result
+    return result if artifact is None else attributed(result, artifact=artifact)
 
 
 def _split(pipeline: Pipeline, joint: JointGraph, *, writes_inside: bool) -> Partitioned:

@@ -10,7 +10,7 @@ import copy
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 import torch
 from torch.nn import functional
@@ -23,12 +23,12 @@ from .._torch.stand_ins import is_stand_in
 from .._torch.symbols import SYM_MATH
 from .._torch.torchscript import install
 from ..errors import TensorTextError, UnsupportedAliasError
+from ..frontend.arrays import ArrayStandIn
 from ..graph.meta import TensorSpec
 from ..house import is_program_module
 from ..locks import Bind
 from ..tracing.aspect import Aspect, Row, aspect
 from ..tracing.heap.recording import Host, Recording
-from ..tracing.values.drawn_arrays import DrawnArray
 from ..tracing.values.numbers import TRACED
 
 
@@ -69,9 +69,9 @@ def _ctc_loss(
     return losses.sum() if how == 2 else losses
 
 
-def _numbers(lengths: Any) -> list[int]:
+def _numbers(lengths: Any) -> list[Any]:
     if isinstance(lengths, torch.Tensor):
-        return [lengths.item()] if lengths.dim() == 0 else lengths.tolist()  # type: ignore[list-item]
+        return [lengths.item()] if lengths.dim() == 0 else lengths.tolist()
     return list(lengths)
 
 
@@ -226,7 +226,7 @@ def _made(data: Any, make: Callable[[Any], torch.Tensor]) -> torch.Tensor | None
 def _tensor(func: Any, args: Any, kwargs: Any) -> Any:
     """`torch.tensor`, `as_tensor`, `asarray`: of a list, a new tensor each, without a history."""
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
-    if type(data) is DrawnArray:
+    if _is_array(data):
         return _of_array(func, data, *args[1:], **{k: v for k, v in kwargs.items() if k not in ("data", "obj")})
     if not isinstance(data, (list, tuple)) and type(data) not in TRACED:
         return func(*args, **kwargs)
@@ -237,7 +237,7 @@ def _tensor(func: Any, args: Any, kwargs: Any) -> Any:
     return made.requires_grad_() if kwargs.get("requires_grad") else made
 
 
-def _of_array(func: Any, array: DrawnArray, *args: Any, **kwargs: Any) -> Any:
+def _of_array(func: Any, array: ArrayStandIn, *args: Any, **kwargs: Any) -> Any:
     if func is not torch.tensor:
         return func(array.tensor(), *args, **kwargs)
     like = {name: value for name, value in kwargs.items() if name in ("dtype", "device") and value is not None}
@@ -245,13 +245,17 @@ def _of_array(func: Any, array: DrawnArray, *args: Any, **kwargs: Any) -> Any:
     return made.requires_grad_() if kwargs.get("requires_grad") else made
 
 
+def _is_array(value: Any) -> TypeGuard[ArrayStandIn]:
+    return issubclass(type(value), ArrayStandIn)
+
+
 def _item(func: Any, args: Any, kwargs: Any) -> Any:
     """`x[index]` and `x[index] = y`, where an index may be an array that was drawn."""
     index = args[1]
-    if type(index) is DrawnArray:
+    if _is_array(index):
         index = index.tensor()
-    elif type(index) is tuple and any(type(part) is DrawnArray for part in index):
-        index = tuple(part.tensor() if type(part) is DrawnArray else part for part in index)
+    elif type(index) is tuple and any(_is_array(part) for part in index):
+        index = tuple(part.tensor() if _is_array(part) else part for part in index)
     return func(args[0], index, *args[2:], **kwargs)
 
 
@@ -259,7 +263,7 @@ def _new_tensor(func: Any, args: Any, kwargs: Any) -> Any:
     data = args[1] if len(args) > 1 else kwargs.get("data")
     like = {"dtype": args[0].dtype, "device": args[0].device}
     like |= {key: value for key, value in kwargs.items() if key in like and value is not None}
-    if type(data) is DrawnArray:
+    if _is_array(data):
         return _of_array(torch.tensor, data, requires_grad=kwargs.get("requires_grad"), **like)
     if not isinstance(data, (list, tuple)) and type(data) not in TRACED:
         return func(*args, **kwargs)
@@ -272,7 +276,7 @@ def _new_tensor(func: Any, args: Any, kwargs: Any) -> Any:
 def _new(func: Any, args: Any, kwargs: Any) -> Any:
     """`x.new(data)`: as `new_tensor`, where it is given a list."""
     given = args[1:] or tuple(kwargs[name] for name in ("data",) if name in kwargs)
-    if len(given) == 1 and type(given[0]) is DrawnArray:
+    if len(given) == 1 and _is_array(given[0]):
         return _of_array(torch.tensor, given[0], dtype=args[0].dtype, device=args[0].device)
     if len(given) != 1 or not isinstance(given[0], (list, tuple)) or isinstance(given[0], torch.Size):
         return func(*args, **kwargs)

@@ -18,11 +18,12 @@ import torch
 
 from .._torch.asked import tell_type
 from ..frontend.libraries import is_outside
-from ..frontend.lifted import Draw
 from ..frontend.opaque import NAMES_OF, is_generator_of_numpy
+from ..identity import class_property
 from ..locks import ProcessPatch, Replacements, bound
-from ..tracing.values.drawn_arrays import from_numpy
+from .drawn_arrays import from_numpy
 from .draws import Draws
+from .lifted import Draw
 
 _OF_NUMPY = (
     "permutation choice dirichlet multivariate_normal standard_gamma chisquare geometric "
@@ -118,7 +119,7 @@ class _NumpyGenerator:
     def __init__(self, of: Any) -> None:
         self._of = of
 
-    @property  # type: ignore[misc]
+    @class_property
     def __class__(self) -> type:
         return type(self._of)
 

@@ -25,12 +25,12 @@ from .._torch.native import divert, make_observer
 from ..errors import UnsupportedSideEffectError
 from ..frontend.code import entered_by, may_set
 from ..frontend.expected import is_bound
-from ..frontend.holders import Holder, kind_of
 from ..frontend.libraries import LOCKS, is_outside, is_standard
 from ..house import is_house_code
 from ..interrupts import runs_user_code
 from ..tracing.heap.recording import Host
 from ..tracing.tape.collection import Newborns
+from .holders import Holder, kind_of
 from .known_calls import (
     DIVERTED,
     LOOKED_AT,

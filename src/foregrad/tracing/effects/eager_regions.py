@@ -36,8 +36,8 @@ from ..._torch.tensors import is_inside_transform, storage_key
 from ..._torch.wrappers import is_wrapper
 from ...annexes import the_one
 from ...errors import UnsupportedAliasError, UnsupportedOpError, UnsupportedSideEffectError, UnsupportedTensorError
-from ...frontend.expected import is_plain
 from ...frontend.tree import LEAF, Tree, check_leaves, flatten, is_as_opened, open_container
+from ...frontend.values import is_plain
 from ...graph.calls import CALL, PythonCall
 from ...graph.eager_regions import (
     Ran,

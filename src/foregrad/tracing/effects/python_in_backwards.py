@@ -38,7 +38,7 @@ from ..aspect import Aspect, Settled
 from ..heap.recording import Host
 from ..heap.records import InputRecord, is_moved
 from ..inputs.inputs import Inputs
-from ..inputs.wrappers import WrapperInput
+from ..inputs.open_inputs import OpenInput
 from ..recorder.recorder import Recorder
 from ..tape.gradient_paths import passed_through
 from .analysis import Analysis
@@ -343,7 +343,7 @@ class OwnHooks(Aspect):
         self._registered: list[_RegisteredHook] = []
         self._on_nodes: list[_OnNode] = []
         self._on_results: list[tuple[int, Callable[..., Any]]] = []
-        self._on_inputs: list[tuple[InputRecord | WrapperInput, Callable[..., Any]]] = []
+        self._on_inputs: list[tuple[InputRecord | OpenInput, Callable[..., Any]]] = []
         self.inside: list[int] = []
 
     def __bool__(self) -> bool:

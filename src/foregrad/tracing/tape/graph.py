@@ -303,5 +303,5 @@ class SizeNodes:
         if dim is None:
             return placeholder
         node = self.graph.create_node("call_function", aten.sym_size.int, (placeholder, dim), {}, f"size_{symbol}")
-        node.meta = NodeMeta({"val": entry.spec.shape[dim], "partitioner_tag": "is_forward"})  # type: ignore[union-attr]
+        node.meta = NodeMeta({"val": entry.tensor.shape[dim], "partitioner_tag": "is_forward"})
         return node

@@ -212,7 +212,8 @@ class Decisions:
         indices = map_entries(entry.args[1], lambda e: self.value(e, where))
         with plain_execution():
             zeros = torch.empty_strided(source.shape, source.stride, dtype=source.dtype, device=source.device).zero_()
-            result: torch.Tensor = entry.target(zeros, indices)  # type: ignore[misc]
+            assert entry.target is not None
+            result: torch.Tensor = entry.target(zeros, indices)
             return result
 
     def add(self, decided: Decided) -> Decided:

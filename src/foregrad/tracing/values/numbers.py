@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from ..._torch.asked import tell_type
 from ..._torch.native import divert
 from ..._torch.symbols import (
     SymbolTable,
@@ -28,6 +27,7 @@ from ..._torch.symbols import (
     symbol_made,
     text_later,
 )
+from ...identity import class_property
 from ..heap.recording import Recording
 from ..tape.tape import Entry
 
@@ -161,7 +161,7 @@ class TracedFloat(TracedSymbol):
     value: float
     where: str
 
-    @property  # type: ignore[misc]
+    @class_property
     def __class__(self) -> type:
         return float
 
@@ -214,8 +214,6 @@ def _unary(op: Callable[..., Any]) -> Callable[[Any], Any]:
     return lambda self: self.numbers.apply(op, self)
 
 
-tell_type(TracedFloat, lambda _: float)
-tell_type(TracedInt, lambda _: int)
 TRACED = (TracedFloat, TracedInt)
 _NUMBERS = (*TRACED, int, float, bool)
 for _name in "add sub mul truediv floordiv mod pow".split():
