@@ -52,11 +52,11 @@ from ..frontend.libraries import (
 from ..frontend.objects import CODE_OF_CLASSES
 from ..frontend.opaque import DRAWN, is_cached_function, is_generator_of_numpy, is_random_generator, results_of, used_up
 from ..frontend.reads import TABLES, VIEWS
-from ..frontend.source import ABSENT, Source, table_of
+from ..frontend.source import ABSENT, table_of
 from ..frontend.values import PLAIN
-from ..graph.slots import Buffer, Closure, Param
 from . import holders as kinds
 from .holders import Holder, HolderKind, own_globals, slots_of
+from .tensor_places import TensorPlaces
 
 _MOST_VISITS = 200_000
 _LARGE = 10_000  # items, from which on those of a container are not looked into
@@ -99,10 +99,7 @@ class ProgramState:
         # What is in namespaces and classes, until code names it.
         self._unnamed: dict[str, list[tuple[Any, Holder]]] = collections.defaultdict(list)
         self._own_globals: dict[int, bool] = {}  # by the id of a namespace: whether it is the user's
-        self._tensors: dict[int, tuple[Holder, Any, torch.Tensor]] = {}  # by id: a place of it
-        self._tensors_met: dict[int, bool] = {}  # by id: whether anything holds it, or it is an argument alone
-        self._of_unnamed: tuple[int, dict[int, tuple[Holder, Any, torch.Tensor]]] = 0, {}
-        self._with_attributes: list[tuple[torch.Tensor, Holder]] = []
+        self.places = TensorPlaces(self.holders, self._unnamed)
         self.drawing: list[tuple[Holder | None, Any, Any]] = []  # where functions that draw are held, and which
         self.iterators: list[tuple[Any, Any]] = []  # and under which key, or as what argument, each was met first
         self._libraries: dict[int, Holder] = {}  # modules, classes, functions and objects of libraries
@@ -254,40 +251,9 @@ class ProgramState:
         """All objects that were met in the walk."""
         return self._seen.values()
 
-    def source_of(self, tensor: torch.Tensor) -> Source | None:
-        """Where a tensor was before the run; None where nothing that was met held it."""
-        if (place := self._tensors.get(id(tensor)) or self._in_unnamed().get(id(tensor))) is None:
-            return None
-        holder, key, _ = place
-        root, steps = holder.way()
-        name = holder.path(key)
-        if isinstance(root, torch.nn.Module):  # of that which runs, people call a part by its own name
-            name = name.removeprefix("self.")
-        slot = (Param if holder.step == "_parameters" else Buffer)(name) if holder.is_table else Closure(name)
-        return Source(slot, root, (*steps, *holder.steps_to(key)))
-
-    def reaches(self, tensor: torch.Tensor) -> bool:
-        """Whether code can come by a tensor: it is in a global that code names, an object, a key, a weak reference."""
-        return self._tensors_met.get(id(tensor), False)
-
-    def tensors(self) -> list[torch.Tensor]:
-        """The strided tensors that were held somewhere."""
-        return [t for _, _, t in (self._tensors | self._in_unnamed()).values() if t.layout is torch.strided]
-
-    def _in_unnamed(self) -> dict[int, tuple[Holder, Any, torch.Tensor]]:
-        """The tensors in globals that no code names; `_unnamed` goes no further."""
-        count, tensors = self._of_unnamed
-        if count != len(self.holders):
-            named = ((name, *item) for name, items in self._unnamed.items() for item in items)
-            tensors = {id(value): (h, name, value) for name, value, h in named if isinstance(value, torch.Tensor)}
-            self._of_unnamed = len(self.holders), tensors
-        return tensors
-
     def with_attributes(self) -> Iterator[torch.Tensor]:
         """Tensors with attributes that code names."""
-        for tensor, holder in self._with_attributes:
-            if not self._names.isdisjoint(holder.before) and tensor.layout is torch.strided:
-                yield tensor
+        return self.places.with_attributes(self._names)
 
     # ---------------------------------------------------------------- the walk
 
@@ -301,8 +267,8 @@ class ProgramState:
             if cls in _ATOMS:
                 continue
             if id(value) in seen:
-                if id(value) in self._tensors_met:
-                    self._place(value, parent, step)
+                if value in self.places:
+                    self.places.add(value, parent, step)
                 continue
             seen[id(value)] = value
             if len(seen) > _MOST_VISITS:
@@ -508,20 +474,12 @@ class ProgramState:
     def _tensor(self, value: Any, parent: Holder | None, step: Any) -> None:
         if not is_stand_in(value) and type(table := table_of(value)) is dict:
             holder = self._hold(kinds.ATTRIBUTES, table, parent, step, "attr", value)
-            self._place(value, parent, step)
+            self.places.add(value, parent, step)
             self._class_of(value)
             if holder.before:
                 self._push(holder)
-                self._with_attributes.append((value, holder))
+                self.places.add_attributes(value, holder)
             self._queue += [(hook, parent, step) for hook in gradient_hooks(value).values()]
-
-    def _place(self, tensor: torch.Tensor, parent: Holder | None, step: Any) -> None:
-        """Note a place of a tensor, unless a better one is known: a module's table, else the nearest, as a key last."""
-        self._tensors_met[id(tensor)] = parent is not None or self.reaches(tensor)
-        if parent is not None and parent.leads_to(tensor, step):
-            place = self._tensors.get(id(tensor))
-            if place is None or place[0].style == "key" or (parent.is_table and not place[0].is_table):
-                self._tensors[id(tensor)] = parent, step, tensor
 
     def _cached_function(self, value: Any, parent: Holder | None, step: Any) -> None:
         self.caches.append(Holder(kinds.CACHE, value, parent, step, "", kinds.CACHE.read(value)))
