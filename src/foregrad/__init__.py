@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .api import capture, compile, explain_recompiles, partition  # noqa: A004
     from .backends.boxed import make_boxed_compiler, make_boxed_func, nop
     from .backends.registry import get_backend, list_backends, register_backend
+    from .budget.curves import pareto
     from .budget.within import Budget, budget_partition
     from .composite import hessian_vector_product, value_and_grad
     from .dispatch.compilers import (
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
         fake_tensor_unsupported,
     )
     from .frontend.region import eager_region, region
-    from .frontiers import pareto
     from .fusion import (
         debug_compile,
         draw_graph,
@@ -183,13 +183,13 @@ _HOMES = {
     "tools.explanation.collect": "explain",
     "tools.explanation.text": "Explanation",
     "frontend.region": "eager_region region",
-    "frontiers": "pareto",
     "joints.doors": "aot_compile_joint_with_descriptors aot_export_joint_with_descriptors",
     "joints.held": "JointWithDescriptors",
     "fusion": "debug_compile draw_graph draw_graph_compile mem_efficient_fusion_kwargs memory_efficient_fusion "
     "minifier print_compile pythonkey_decompose ts_compile",
     "graph.joint": "JointGraph Partitioned",
     "partitioners": "default_partition min_cut_rematerialization_partition",
+    "budget.curves": "pareto",
     "budget.within": "Budget budget_partition",
     "distributed.named": "checkpoint_name",
     "partitioners.policies": "Candidate Policy dots_saveable dots_with_no_batch_dims_saveable everything_saveable "
@@ -217,6 +217,7 @@ ANNEXES = {
         "foregrad.python.first_imports",
         "foregrad.python.output",
     ],
+    "artifacts of joint graphs": ["foregrad.store.artifacts.of_joints:artifact_of"],
     "backends": [
         "foregrad.inductor.backend:BACKENDS",
         "foregrad.backends.of_dynamo:BACKENDS",
@@ -232,7 +233,7 @@ ANNEXES = {
     "Python's state": ["foregrad.python"],
     "inputs that open": ["foregrad.classes.inputs:InputsOfClasses"],
     "lines of tensors that open": ["foregrad.classes.result_lines:ResultLines"],
-    "memory budgets": ["foregrad.budget.within:partition_within"],
+    "memory budgets": ["foregrad.budget.within"],
     "modules that communicate": ["foregrad._torch.distributed:data_parallel"],
     "operators in graphs": ["foregrad._torch.control_flow:IN_GRAPHS"],
     "repeated regions": ["foregrad.inductor.regions:outlined"],

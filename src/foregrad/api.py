@@ -69,7 +69,7 @@ def _partition_fn(
         if not isinstance(policy, Policy) and policy not in (None, "budget"):
             raise ValueError(f"a memory budget makes the partition: partition={policy!r} can't be asked for beside it")
         own = policy if isinstance(policy, Policy) else None
-        within: PartitionFn = the_one("memory budgets")(memory_budget, policy=own, replay=keeps_order)
+        within: PartitionFn = the_one("memory budgets").partition_within(memory_budget, policy=own, replay=keeps_order)
         return within
     if isinstance(policy, Policy):
         return functools.partial(policy_partition, policy=policy)

@@ -53,7 +53,7 @@ ANNEXES: dict[str, tuple[str, ...]] = {
         "_torch/checkpoints.py",
         "_torch/distributed.py",
     ),
-    "budget": ("frontiers.py",),
+    "budget": (),
     "inductor": (
         "_torch/inductor.py",
         "_torch/kernels.py",
@@ -98,11 +98,10 @@ ALLOWED = {
     ("store", "python"),
     ("tools", "store"),
     # A joint graph to be edited takes tensor subclasses apart as its call does, names what the module reaches by itself,
-    # may come of Dynamo, and may become an artifact.
+    # and may come of Dynamo.
     ("joints", "classes"),
     ("joints", "python"),
     ("joints", "dynamo"),
-    ("joints", "store"),
     ("dynamo", "transforms"),
     ("regions", "python"),
 }

@@ -253,7 +253,7 @@ class Fallbacks:
         error = UnsupportedError(
             f"`{self.name}` was compiled {MOST_IN_A_ROW} times in a row for one call each, because {difference.name} "
             f"differs in each call ({difference.before}, then {difference.now}). Keep it the same from call to call, "
-            "compute with a number as a number (no float(), text or index of it), or pass a tensor."
+            "compute with a number as a number (no text or index of it), or pass a tensor."
         )
         if self.config.error_on_recompile_limit:
             raise error

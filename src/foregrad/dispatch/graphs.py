@@ -367,18 +367,23 @@ class Specializer:
 
     def _is_of_symbols(self, product: Product, call: FlatCall) -> bool:
         """Whether a backward raises because of symbolic sizes and numbers, not because eager's does."""
-        error = product.captured.joint.error
+        error = _error_of(product)
         if error is None or (type(error), str(error)) in self._errors:
             return False
         static = dataclasses.replace(call, sizes=None, dynamic={}, varied=None, numbers=frozenset())
         try:
-            plain = self.pipeline.build(static, self.name, self.config).captured.joint.error
+            plain = _error_of(self.pipeline.build(static, self.name, self.config))
         except Exception as failure:
             self._note(failure)
             return True
         if plain is not None:
             self._errors.add((type(plain), str(plain)))
         return (type(error), str(error)) not in self._errors
+
+
+def _error_of(product: Product) -> Exception | None:
+    joint = product.captured.joint
+    return joint.error or next(iter(joint.failing.values()), None)
 
 
 G = TypeVar("G", bound=GuardMaker)

@@ -573,6 +573,7 @@ def inductor_backend(settings: Mapping[str, Any] | None = None, *, name: str = "
         compiler.prepare_halves,
         compiler.cache_key,
         budget_settings=BUDGET_SETTINGS,
+        why_not=why_not,
     )
 
 

@@ -15,6 +15,7 @@ from .._torch.fakes import FakeTensor, fake_mode_of
 from .._torch.graphs import trace_artifact
 from .._torch.nested import flat_arguments, mapped_leaves, tensors_in
 from .._torch.settings import joint_pass
+from ..annexes import the_one
 from ..aot import make_pipeline, named_sources
 from ..aot_export import inexpressible
 from ..backends.boxed import nop
@@ -146,9 +147,7 @@ def aot_compile_joint_with_descriptors(
         halves = _split(pipeline, joint, writes_inside=captured.writes_inside)
         artifact = None
         if serializable:
-            from .stored import artifact_of  # late: artifacts are not imported for nothing
-
-            artifact = artifact_of(jd, halves)
+            artifact = the_one("artifacts of joint graphs")(jd, halves)
         compiled = dataclasses.replace(
             _compiled(pipeline, halves),
             disable_autocast=captured.autocast,
