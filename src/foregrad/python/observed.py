@@ -155,7 +155,7 @@ class Observed:
         return REFUSED if isinstance(callee.__self__, torch.Generator) else kind_of_call(callee)
 
     def _trust(self, code: CodeType, frame: FrameType) -> int:
-        self.host.state.before.enter(code)
+        self.host.state.begins(code)
         found = self._found(code, frame)
         self.entered[code] = frame.f_globals  # what is refused before it begins has written nothing
         if code in LOOKS_UP:

@@ -4,7 +4,6 @@
 objects and containers, and copies each mutable holder it meets: one level each, so the copy of a large heap is cheap
 and every write is found by comparing identities. State that libraries keep for themselves is not looked at, but for the
 random generators of Python and NumPy. The walk runs no code of the user's.
-
 Functions of installed packages name thousands of objects and run few of them. Unless the walk is to be whole, a
 package's function is gone through when its code begins to run, see `enter`.
 
@@ -50,7 +49,7 @@ from ..frontend.libraries import (
     referent,
 )
 from ..frontend.objects import CODE_OF_CLASSES
-from ..frontend.opaque import DRAWN, is_cached_function, is_generator_of_numpy, is_random_generator, results_of, used_up
+from ..frontend.opaque import DRAWN, is_cached_function, is_random_generator, results_of, used_up
 from ..frontend.reads import TABLES, VIEWS
 from ..frontend.source import ABSENT, table_of
 from ..frontend.values import PLAIN
@@ -107,6 +106,7 @@ class ProgramState:
         self.caches: list[Holder] = []  # of functions under `functools.cache` and `lru_cache`
         self._waiting: dict[types.CodeType, list[Any]] | None = None if is_whole else {}  # packages' functions, by code
         self._entered: set[types.CodeType] = set()
+        self._late: tuple[list[Any], list[Any]] = [], []
         self._slots: dict[type, bool] = {}
         self._actions: dict[type, _Action | None] = {}
         self._queue: collections.deque[tuple[Any, Holder | None, Any]] = collections.deque()
@@ -116,36 +116,38 @@ class ProgramState:
         """Go on from the `roots`, the shortest ways first."""
         self._queue += [(value, None, name) for value, name in roots]
         self._walk()
-        self._waits, self._in_time = bool(self._waiting), self._for_stand_ins()
+        self.is_partial, self._in_time = bool(self._waiting), self._for_arguments()
 
-    def enter(self, code: types.CodeType) -> None:
-        """Code begins to run: go through the functions of packages with this code, which waited for it."""
+    def enter(self, code: types.CodeType) -> tuple[list[Any], list[Any]]:
+        """Code begins to run: go through the functions of packages with this code, which waited for it. Returns the
+        items that `drawing` and `iterators` have got in this way since the last time.
+        """
         self._entered.add(code)
         if self._waiting and code in self._waiting:
-            for function in self._waiting.pop(code):
-                self._body(function)
-            self._walk()
+            self._go_through(self._waiting.pop(code))
+        found, self._late = self._late, ([], [])
+        return found
 
     def enter_all(self) -> bool:
         """Go through all functions that wait: code may run that nobody tells of. Returns whether one waited."""
-        waiting, self._waiting = self._waiting, None
-        for function in itertools.chain.from_iterable((waiting or {}).values()):
-            self._body(function)
-        self._walk()
+        waiting, self._waiting = self._waiting or {}, None
+        self._go_through(itertools.chain.from_iterable(waiting.values()))
         return bool(waiting)
 
-    def is_partial(self) -> bool:
-        """Whether the walk before the run was not whole and may have missed something."""
-        return self._waits
+    def _go_through(self, functions: Iterable[Any]) -> None:
+        drawing, iterators = len(self.drawing), len(self.iterators)
+        for function in functions:
+            self._body(function)
+        self._walk()
+        self._late[0].extend(self.drawing[drawing:])
+        self._late[1].extend(self.iterators[iterators:])
 
     def is_late(self) -> bool:
-        """Whether the run came by an object that only a whole walk finds in time for a stand-in."""
-        return self._waits and self._in_time != self._for_stand_ins()
+        """Whether the run came by tensors that only a whole walk finds in time."""
+        return self.is_partial and self._in_time != self._for_arguments()
 
-    def _for_stand_ins(self) -> tuple[int, ...]:
-        attributes = sum(1 for _ in self.with_attributes())
-        drawing = sum(not is_generator_of_numpy(value) for _, _, value in self.drawing)
-        return drawing, len(self.iterators), attributes, self.names("functional_call")
+    def _for_arguments(self) -> tuple[int, bool]:
+        return sum(1 for _ in self.with_attributes()), self.names("functional_call")
 
     def meet(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
         """Code begins to run that no walk has reached, perhaps a library's: track the globals that it names."""
@@ -219,9 +221,7 @@ class ProgramState:
         return next((c for c in keepers if any(_keeps(kept, value) for kept in results_of(c)[1].values())), None)
 
     def references_to(self, target: Any) -> list[tuple[Holder, Any]]:
-        """Every (holder, key) of an object; empty if an immutable holder (tuple, partial, set, bound method) also
-        refers to the object.
-        """
+        """Every (holder, key) of an object; none if a tuple, partial, set or bound method, too, holds the object."""
         self.enter_all()
         found = [(holder, key) for holder in self.holders for key, value in holder.items() if value is target]
         in_sets = (item for holder in self.holders if holder.kind is kinds.SET for item in holder.before)
@@ -240,7 +240,7 @@ class ProgramState:
         return name in self._names
 
     def has_met(self, value: Any) -> bool:
-        """Whether the walk has met an object as yet."""
+        """Whether the walk has met an object so far."""
         return id(value) in self._seen
 
     def knows(self, value: Any) -> bool:

@@ -88,7 +88,7 @@ class CaptureRun(Assembly):
             # Where it looks for an argument, it may have found no stand-in.
             is_again = is_sudden or isinstance(error, CaptureAgain)
             is_stumble = is_stumble or (not is_again and self.inputs.meets_again())
-            is_stumble = is_stumble or (not is_again and not is_foreign and state.is_partial())
+            is_stumble = is_stumble or (not is_again and not is_foreign and state.is_partial)
             if isinstance(error, UnsupportedError) and self.inputs.apart:
                 is_stumble = self.learned.together = True
             asked = [] if is_stumble else [one.failed(error) for one in self.aspects]  # all of them learn
