@@ -30,21 +30,14 @@ ANNEXES: dict[str, tuple[str, ...]] = {
         "_torch/recurrent.py",
         "_torch/settings.py",
     ),
-    "regions": (
-        "frontend/region.py",
-        "graph/eager_regions.py",
-        "graph/python_calls.py",
-        "tracing/effects/eager_regions.py",
-        "passes/absent.py",
-        "tracing/effects/python_in_backwards.py",
-        "tracing/effects/read_in_backwards.py",
-    ),
+    "regions": (),
     "classes": (
         "_torch/function_classes.py",
         "_torch/jagged.py",
     ),
     "operators": (
         "_torch/control_flow.py",
+        "_torch/jagged_attention.py",
         "_torch/torchscript.py",
     ),
     "transforms": ("_torch/transforms.py",),
@@ -97,11 +90,7 @@ DOORS = ("__init__.py", "__main__.py")
 ALLOWED = {
     ("store", "python"),
     ("tools", "store"),
-    # A joint graph to be edited takes tensor subclasses apart as its call does, names what the module reaches by itself,
-    # and may come of Dynamo.
-    ("joints", "classes"),
-    ("joints", "python"),
-    ("joints", "dynamo"),
+    ("joints", "dynamo"),  # a joint graph to be edited may come of Dynamo
     ("dynamo", "transforms"),
     ("regions", "python"),
 }

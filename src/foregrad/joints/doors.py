@@ -11,10 +11,10 @@ import torch
 from torch import fx, nn
 
 from .._torch import dynamo, engine
+from .._torch.descriptors import joint_pass
 from .._torch.fakes import FakeTensor, fake_mode_of
 from .._torch.graphs import trace_artifact
 from .._torch.nested import flat_arguments, mapped_leaves, tensors_in
-from .._torch.settings import joint_pass
 from ..annexes import the_one
 from ..aot import make_pipeline, named_sources
 from ..aot_export import inexpressible
@@ -95,7 +95,8 @@ def aot_export_joint_with_descriptors(
     call = _call(mod, args, kwargs)
     name = type(mod).__name__
     grad_enabled, autocast = torch.is_grad_enabled(), engine.is_any_autocast_enabled()
-    captured = _captured(mod, call, Options(name, decompositions or {}, higher_order=False, fake_mode=mode))
+    options = Options(name, decompositions or {}, higher_order=False, fake_mode=mode, keeps_branches=True)
+    captured = _captured(mod, call, options)
     signature = captured.joint.signature
     inside = keep_inference_input_mutations
     with captured.joint.fake_mode:

@@ -11,6 +11,7 @@ import contextvars
 import functools
 import gc
 import os
+import random
 import sys
 import threading
 import warnings
@@ -30,6 +31,7 @@ from ..house import is_house_code
 from ..interrupts import runs_user_code
 from ..tracing.heap.recording import Host
 from ..tracing.tape.collection import Newborns
+from .draw_patches import code_begins
 from .holders import Holder, kind_of
 from .known_calls import (
     DIVERTED,
@@ -158,6 +160,8 @@ class Observed:
         self.host.state.begins(code)
         found = self._found(code, frame)
         self.entered[code] = frame.f_globals  # what is refused before it begins has written nothing
+        if frame.f_globals is vars(random):
+            code_begins(code, frame.f_globals)
         if code in LOOKS_UP:
             self.host.looks_up()  # now, and not when all has run
         return found
@@ -198,6 +202,7 @@ class Observed:
                 )
             self.ran[code] = frame.f_globals
             if is_own:
+                code_begins(code, frame.f_globals)
                 self.begins(code, frame.f_globals)
         return found
 
