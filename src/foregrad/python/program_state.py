@@ -119,8 +119,8 @@ class ProgramState:
         self.is_partial, self._in_time = bool(self._waiting), self._for_arguments()
 
     def enter(self, code: types.CodeType) -> tuple[list[Any], list[Any]]:
-        """Code begins to run: go through the functions of packages with this code, which waited for it. Returns the
-        items that `drawing` and `iterators` have got in this way since the last time.
+        """Go through the functions of packages with this code, which is about to run. Returns the new items of `drawing`
+        and `iterators` since the last time.
         """
         self._entered.add(code)
         if self._waiting and code in self._waiting:
@@ -129,7 +129,7 @@ class ProgramState:
         return found
 
     def enter_all(self) -> bool:
-        """Go through all functions that wait: code may run that nobody tells of. Returns whether one waited."""
+        """Go through all waiting functions: unobserved code may run. Returns whether a function waited."""
         waiting, self._waiting = self._waiting or {}, None
         self._go_through(itertools.chain.from_iterable(waiting.values()))
         return bool(waiting)
@@ -143,7 +143,7 @@ class ProgramState:
         self._late[1].extend(self.iterators[iterators:])
 
     def is_late(self) -> bool:
-        """Whether the run came by tensors that only a whole walk finds in time."""
+        """Whether the run reached tensors that only a whole walk finds in time."""
         return self.is_partial and self._in_time != self._for_arguments()
 
     def _for_arguments(self) -> tuple[int, bool]:
@@ -244,7 +244,7 @@ class ProgramState:
         return id(value) in self._seen
 
     def knows(self, value: Any) -> bool:
-        """Whether an object was met in the walk, the whole walk if need be: it is older than the run."""
+        """Whether an object is older than the run: the walk has met the object, the whole walk if need be."""
         return id(value) in self._seen or (self.enter_all() and id(value) in self._seen)
 
     def met(self) -> Iterable[Any]:

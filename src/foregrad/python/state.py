@@ -82,7 +82,7 @@ class PythonState:
         self._put_stand_ins(self.before.drawing, self.before.iterators)
 
     def begins(self, code: CodeType) -> None:
-        """Code begins to run: what a walk finds by it gets its stand-ins."""
+        """Put stand-ins for the draws and iterators that a walk finds through code about to run."""
         self._put_stand_ins(*self.before.enter(code))
 
     def _put_stand_ins(self, drawing: list[Any], iterators: list[Any]) -> None:
