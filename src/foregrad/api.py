@@ -264,6 +264,7 @@ def pipeline_for(
         keeper=next(keepers, None),
         regions=False if regions == "auto" and memory_budget is not None else regions,
         may_fail=True,
+        first=chosen.first if is_quick and decompositions is None else None,
     )
 
 

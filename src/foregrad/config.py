@@ -46,6 +46,9 @@ class Config:
     progress: bool | None = None
     """Say on stderr that a call compiles, once that takes over two seconds. None: in a terminal and in a notebook."""
 
+    background: bool = True
+    """Let `backend="auto"` begin with eager's kernels while Inductor compiles in another process."""
+
     full_tracebacks: bool = False
     """Show foregrad's own frames in the tracebacks of errors that the function raises."""
 
@@ -94,6 +97,7 @@ class _Holder:
         higher_order: bool
         on_unsupported: str
         progress: bool | None
+        background: bool
         full_tracebacks: bool
         native: bool
         cache: bool

@@ -38,7 +38,7 @@ class Backend:
     own settings. `cache_key` gives, as JSON, all that results depend on besides the graph: versions, settings. Without
     it, or if it gives None, nothing is kept. `keeps_order`: whether operators run one by one in the graph's order; then
     a budget may replay random ones. `budget_settings`: the compiler's settings under a memory budget, unless the user
-    sets others.
+    sets others. `first`: the backend whose graphs may serve calls while this backend compiles elsewhere.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Backend:
     cache_key: Callable[[], Any] | None = None
     keeps_order: bool = False
     budget_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    first: Backend | None = None
 
     def decomposition_table(self) -> dict[Any, Callable[..., Any]]:
         """The decompositions as a new dict, loaded if they are late."""

@@ -14,6 +14,7 @@ Known weakness: Inductor gives up bitwise equality with eager, as `torch.compile
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import logging
@@ -583,7 +584,7 @@ def auto() -> Backend:
     reason = why_not()
     if reason is None:
         _say_choice(logging.INFO, 'backend "auto" is Inductor')
-        return inductor_backend(name="auto")
+        return dataclasses.replace(inductor_backend(name="auto"), first=get_backend("eager"))
     _say_choice(logging.WARNING, f'backend="auto" uses "eager", since Inductor can\'t compile here: {reason}')
     return get_backend("eager")
 
