@@ -63,6 +63,7 @@ ANNEXES: dict[str, tuple[str, ...]] = {
     ),
     "dynamo": ("dynamo.py", "backends/of_dynamo.py", "_torch/dynamo.py", "_torch/function_bodies.py"),
     "store": ("_torch/expressions.py",),
+    "later": (),
     "planning": ("_torch/plans.py",),
     "tools": (
         "testing.py",
@@ -88,6 +89,7 @@ NAMED_BY = {
     "inductor": r"inductor|repeat",
     "dynamo": r"dynamo",
     "store": r"artifact|(?<!functools\.)\bcached?\b|keeper",
+    "later": r"successor",
     "planning": r"\bplanning\b|foregrad\.plan\b",
     "tools": r"explain|explanation|verif",
     "fusion": r"foregrad\.fusion|pictures? of graphs",
@@ -107,6 +109,10 @@ ALLOWED = {
     ("joints", "dynamo"),
     ("joints", "store"),
     ("dynamo", "transforms"),
+    # What another process compiles goes there as the store's data, under the settings in force, for Inductor.
+    ("later", "store"),
+    ("later", "python"),
+    ("later", "inductor"),
     ("regions", "python"),
 }
 

@@ -274,9 +274,7 @@ class Specializer:
         self._of_compiler = ""  # the error of a compiler where sizes or numbers were symbolic, in this capture
         self._once = OneWarning()
 
-    def specialize(
-        self, call: FlatCall, decisions: Sequence[DecisionInfo], *, may_wait: bool = True
-    ) -> Specialization:
+    def specialize(self, call: FlatCall, decisions: Sequence[DecisionInfo], *, may_wait: bool = True) -> Specialization:
         """Capture, partition, compile and render for the call. `decisions`: of the graphs so far. `may_wait`: graphs of
         the backend's `first` may serve calls meanwhile.
         """

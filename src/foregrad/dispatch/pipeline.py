@@ -384,9 +384,9 @@ class Pipeline:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def kept_for_derivatives(joint: JointGraph, resumable: ResumableTrace | None) -> set[str]:
+def kept_for_derivatives(joint: JointGraph, resumable: ResumableTrace | None) -> frozenset[str]:
     """The nodes of a joint graph with values that are saved for further derivatives alone."""
-    return set() if resumable is None else resumable.read_again | results_read(joint)
+    return frozenset() if resumable is None else resumable.read_again | results_read(joint)
 
 
 def _compiled_alone(compiler: Compiler, joint: JointGraph, module: fx.GraphModule) -> Boxed:

@@ -60,7 +60,7 @@ def _compile(message: Any) -> None:
     take_settings(message["settings"])
     with config.override(**message["config"]):
         split = PARTITIONS[message["partition"]]
-        options, keeper = compiled_later(split)
+        _, keeper = compiled_later(split)
         if circumstances(keeper) != message["about"]:
             raise StaysError("versions, settings or extensions differ")
         joint = graph_from_data(message["graph"])
@@ -74,7 +74,7 @@ def _compile(message: Any) -> None:
         pipeline.split(joint)  # kept now; the next is as every process reads it
         halves = pipeline.prepared_halves(pipeline.split(joint), message["kept"], config.value)
         compiled = pipeline.compile(halves, None, config.value, may_retry=False)
-        if not joint.signature.is_inference:
+        if not joint.signature.is_inference and joint.backward_error is None:
             inputs = halves.backward.graph.find_nodes(op="placeholder")
             compiled.make_backward([torch.empty(0) for _ in inputs])
         keeper.store.write(digest(message["key"]), {"name": joint.name, "what": "compiled"}, {})

@@ -24,7 +24,7 @@ from ..partitioners import default_partition, fused_partition, min_cut_remateria
 from ..store.artifacts.container import StateEntry, dump_tensors, read_tensors
 from ..store.artifacts.records import record_from, record_to
 from ..store.cache.describe import describe, digest
-from ..store.cache.keeper import Keeper, constants_of, halves_from, halves_to, process, settings_that_matter
+from ..store.cache.keeper import Keeper, constants_of, halves_from, halves_to, process, settings_that_matter, symbols_of
 from ..store.serialize.values import Reader, Writer
 
 PARTITIONS = {
@@ -40,20 +40,17 @@ class StaysError(Exception):
 
 def graph_as_data(joint: JointGraph) -> dict[str, Any]:
     """The joint graph as JSON. Raises `StaysError` if it has values that no other process can have."""
-    if joint.error is not None or joint.failing or joint.raising:
-        raise StaysError("its backward raises an error")
     if joint.signature.gradients.stages:
         raise StaysError("its backward has several stages")
     writer = Writer()
     try:
-        constants = constants_of(joint.module)
-        if sum(value.untyped_storage().nbytes() for value in constants.values()) > _MOST_CONSTANTS:
-            raise StaysError("it holds large constants")
-        entries = [StateEntry(name, "constant", value) for name, value in constants.items()]
-        data, layouts, content = dump_tensors(entries) if entries else ([], [], b"")
-        return {
+        table = None if joint.symbols is None else table_to(joint.symbols)
+        constants = [StateEntry(name, "constant", value) for name, value in constants_of(joint.module).items()]
+        data, layouts, content = dump_tensors(constants) if constants else ([], [], b"")
+        described = {
             "name": joint.name,
-            "symbols": None if joint.symbols is None else table_to(joint.symbols),
+            "has_backward": joint.backward_error is None,
+            "symbols": table,
             "signature": record_to(_pared(joint.signature), writer),
             "tables": writer.tables(),
             "graph": halves_to([joint.module], joint),
@@ -61,6 +58,11 @@ def graph_as_data(joint: JointGraph) -> dict[str, Any]:
         }
     except Exception as error:  # whatever has no description
         raise StaysError(str(error)) from error
+    if symbols_of(joint).keys() - {entry["name"] for entry in (table or {"symbols": ()})["symbols"]}:
+        raise StaysError("it computes with numbers that it reads from tensors")
+    if len(content) > _MOST_CONSTANTS:
+        raise StaysError("it holds large constants")
+    return described
 
 
 def graph_from_data(data: Any) -> JointGraph:
@@ -74,7 +76,9 @@ def graph_from_data(data: Any) -> JointGraph:
         signature = record_from(data["signature"], Signature, Reader(data["tables"], table, symbols))
         described, layouts, content = data["constants"]
         entries = read_tensors(described, layouts, base64.b64decode(content)) if described else []
-        empty = JointGraph(data["name"], _holding({e.name: e.tensor for e in entries}), signature, mode, symbols=table)
+        held = _holding({entry.name: entry.tensor for entry in entries})
+        error = None if data["has_backward"] else RuntimeError("of the graph's backward")
+        empty = JointGraph(data["name"], held, signature, mode, error, table)
         (module,) = halves_from(data["graph"], empty, ["JointGraph"])
     except (ArtifactError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise StaysError(str(error)) from error

@@ -74,7 +74,9 @@ class Later:
         self._lock = make_lock()
         self._task: _Task | None = None
 
-    def after_call(self, anew: Callable[..., Specialization], guards: Any, made: Specialization) -> Specialization | None:
+    def after_call(
+        self, anew: Callable[..., Specialization], guards: Any, made: Specialization
+    ) -> Specialization | None:
         """The specialization for later calls, None while it is on its way. `anew` makes it with the `guards`."""
         task = self._task
         if (task is not None and not task.is_over) or not self._lock.acquire(blocking=False):
@@ -143,13 +145,15 @@ class _Task:
         }
 
     def done(self, why: str = "", *, stays: bool = False) -> None:
-        self.why, self.stays, self._graph = why, stays, None
+        self.why, self.stays, self._graph = why, stays, {}
         self.is_over = True
 
 
 def kept_after_decompositions(joint: JointGraph, resumable: ResumableTrace | None) -> set[str]:
-    """The nodes whose values are saved for further derivatives. Derivatives go on from the graph as it was captured, and
-    find few values in a decomposed one: they begin with the inputs, and with what was drawn.
+    """The nodes whose values are saved for further derivatives, of a graph that is decomposed after its capture.
+
+    A derivative goes on from the captured graph, and finds few values of a decomposed graph there: it begins with the
+    inputs, and with what was drawn.
     """
     if resumable is None or joint.signature.is_inference:
         return set()

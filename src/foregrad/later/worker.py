@@ -98,7 +98,7 @@ class Worker:
     def _started(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", _START, json.dumps(sys.path)]
         apart: dict[str, Any] = {"start_new_session": True} if os.name == "posix" else {}  # Ctrl-C is for this process
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: S603 (Python itself)
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, **apart
         )
         atexit.register(self.stop)

@@ -95,8 +95,8 @@ class Keeper:
     """The cache of one pipeline.
 
     `options`: gives the options of its stages as JSON; called for each graph, since a backend's settings may change.
-    `reads_origins`: whether a stage reads the origins of nodes (lines, modules), as policies may. `told`: the key of
-    the halves of one graph, worked out elsewhere, with all that results depend on.
+    `reads_origins`: whether a stage reads the origins of nodes (lines, modules), as policies may. `told`: a text
+    that stands for all that results depend on besides a graph itself, worked out elsewhere.
     """
 
     store: Store
@@ -162,7 +162,7 @@ class Keeper:
 
     def _key(self, kind: str, joint: JointGraph, module: fx.GraphModule, more: Any) -> str:
         if self.told:
-            return self.told if kind == "halves" else digest(self.told, kind, data_of(module, flags_of), more)
+            return digest(self.told, kind, data_of(module, flags_of), more if kind == "sizes" else None)
         graph = data_of(module, _origins if self.reads_origins else flags_of)
         specs = (spec for node in module.graph.nodes for spec in leaves(spec_of(node)))
         used = {spec.device for spec in specs if isinstance(spec, TensorSpec)}
