@@ -591,5 +591,5 @@ def auto() -> Backend:
 
 BACKENDS = {
     "inductor": Family(inductor_backend, None, "PyTorch's kernel compiler: C++ on a CPU, Triton on a GPU"),
-    "auto": Family(auto, None, "inductor where it can compile, else eager"),
+    "auto": Family(auto, None, "inductor, after eager's kernels while it compiles; or eager"),
 }

@@ -127,7 +127,6 @@ class _Task:
         return self._context.run(self._message)
 
     def _message(self) -> dict[str, Any] | None:
-        inductor.get_ready()
         _, keeper = compiled_later(self._partition)
         about, partition = circumstances(keeper), self._partition.__name__
         self.key = key_of(self._graph, self.kept, partition, self._regions, about)
@@ -145,6 +144,8 @@ class _Task:
         }
 
     def done(self, why: str = "", *, stays: bool = False) -> None:
+        if not why:
+            self._context.run(inductor.get_ready)
         self.why, self.stays, self._graph = why, stays, {}
         self.is_over = True
 

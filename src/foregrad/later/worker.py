@@ -24,6 +24,7 @@ from ..locks import make_lock
 from .job import StaysError
 
 _PID = os.getpid()
+_IDLE_S = 60.0  # then the process ends, until there is more work
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from foregrad.later.child import main; main()"
 
 
@@ -45,7 +46,7 @@ def may_work() -> bool:
         return False
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return False  # all ranks run equal graphs
-    return not torch.accelerator.is_available()
+    return not any(device.is_available() for device in (torch.cuda, torch.xpu, torch.backends.mps))
 
 
 class Worker:
@@ -66,7 +67,11 @@ class Worker:
 
     def _work(self) -> None:
         while True:
-            task = self._tasks.get()
+            try:
+                task = self._tasks.get(timeout=_IDLE_S)
+            except queue.Empty:
+                self.stop()
+                continue
             try:
                 message = task.message()
                 reply = {} if message is None else self._asked(message)
@@ -111,7 +116,7 @@ class Worker:
             return
         atexit.unregister(self.stop)
         with contextlib.suppress(OSError):
-            if os.name == "posix":
+            if process.poll() is None and os.name == "posix":
                 os.killpg(process.pid, signal.SIGKILL)
             else:
                 process.kill()
