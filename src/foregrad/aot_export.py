@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ._torch.graphs import make_code, with_nested_arguments
+from ._torch.graphs import function_of, make_code, with_nested_arguments
 from ._torch.nested import spec_of_structure
 from ._torch.ops import OpOverload
 from .aot import named_sources
@@ -164,7 +164,7 @@ def _capture(
     with torch.set_grad_enabled(grad):
         try:
             lifted = [(source.get(), source) for source in sources]
-            options = Options(name, decompositions or {}, higher_order=False)
+            options = Options(name, decompositions or {}, higher_order=False, keeps_branches=True)
             joint = capture_call(call, options, lifted=lifted).joint
         except CheckFailed as found:
             raise found.error from None
@@ -189,7 +189,7 @@ def inexpressible(s: Signature, *, checks: bool) -> str:
         ("changes sizes of its arguments in place", s.reshaped or s.swapped),
         ("writes to an argument that shares memory with another", s.structure.shared_memory),
         (f"runs Python in each call ({s.stops.in_python})", s.stops.in_python),
-        (f"branches on values of tensors (by `if`, `torch.cond`, `while_loop` or the like: {branches})", branches),
+        (f"branches on values of tensors (by `if`, a loop or the like; use `torch.cond`: {branches})", branches),
         ("checks values of tensors", checks),
         ("writes to tensors in its backward", s.backward),
         ("sets `.grad` of tensors", s.gradients_left),
@@ -350,6 +350,6 @@ def _spec(tree: Tree, ahead: int = 0) -> Any:
 def _value(node: fx.Node) -> Callable[[], Any]:
     def make() -> Any:
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        return function_of(node)(*args, **kwargs)
 
     return make

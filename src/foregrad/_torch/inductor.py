@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..identity import attributed
 from ..interrupts import runs_compiler
 from ..locks import ProcessPatch, Replacements, bound, make_lock, taken, without_user_code
 from ..phases import counted, is_counted
@@ -428,15 +429,15 @@ def _cached_apart(
 
     settings: Any = torch.compiler.config
     tag = f"{settings.cache_key_tag};foregrad:{','.join(map(str, visible))};{','.join(map(str, donated))};{own}"
-    lent = mode is not None and mode.shape_env is None
+    lent = mode if mode is not None and mode.shape_env is None else None
     try:
-        if lent:
-            mode.shape_env = ShapeEnv()  # type: ignore[union-attr]  # without one, nothing is cached
+        if lent is not None:
+            lent.shape_env = ShapeEnv()  # without one, nothing is cached
         with settings.patch(cache_key_tag=tag):
             yield
     finally:
-        if lent:
-            mode.shape_env = None  # type: ignore[union-attr]
+        if lent is not None:
+            lent.shape_env = None
 
 
 def _has_open_sizes(value: Any) -> bool:
@@ -461,9 +462,7 @@ def _boxed(function: Callable[[list[Any]], Any], owner: Any) -> Callable[[list[A
                 raise
             raise IndexOutOfBoundsError(_OUT_OF_BOUNDS + str(error).partition(_OUT_OF_BOUNDS)[2]) from error
 
-    call._boxed_call = True  # type: ignore[attr-defined]
-    call.inductor_graph = owner  # type: ignore[attr-defined]
-    return call
+    return attributed(call, _boxed_call=True, inductor_graph=owner)
 
 
 def _context(mode: FakeTensorMode | None, donated: Sequence[int]) -> Any:

@@ -2,14 +2,15 @@
 
 A program may branch on values of its inputs: each path is a graph, up to a limit. A call tries the graphs with guards
 that it passes. Each runs as far as its forward, and its results are dropped if a decision comes out otherwise. So every
-further graph makes a call that fits none dearer: past the limit these calls run eagerly, and if no other calls come,
-the graphs are given up.
+further graph makes a call that fits none dearer: past the limit these calls run eagerly, and if most calls run several
+graphs in vain, the graphs are given up.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,12 +21,7 @@ from ..annexes import given
 from ..config import Config
 from ..errors import EscapedTensorError, UnsupportedDataDependentError, UnsupportedSideEffectError
 from ..extend import CompileStage
-from ..frontend.call import FlatCall
-from ..frontend.lifted import (
-    Draw,
-    Lifted,
-)
-from ..graph.python_effects import CONSOLE
+from ..frontend.call import FlatCall, StatefulFunction
 from ..graph.signature import DecisionInfo, Signature
 from ..graph.source import Names, compile_source, source_of
 from ..identity import ById
@@ -74,14 +70,27 @@ class _Noticing:
 class Graphs:
     """The `specializations`, the oldest first, and `calls`, their functions, the one used last first."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, gives_up: bool = True) -> None:
         self.specializations: list[Specialization] = []
         self.calls: tuple[Call, ...] = ()
         self._order = make_lock()  # held to set `calls`, never while anything runs
         self._history: list[_Record] = []
         self._noticing: ById[Call, Call] = ById()  # by a graph's function: its `_Noticing`
+        # Graphs that ran in vain since the last was made, less one for each call with a graph; infinite: too many.
+        self.vain: float = 0
+        self._most_in_vain = _MOST_IN_VAIN if gives_up else math.inf
 
-    def to_front(self, call: Call) -> None:
+    def diverged(self) -> object:
+        """The result of a graph that has run in vain. Where too many do, no graph that branches on values is tried."""
+        self.vain += 1
+        if self.vain > self._most_in_vain:
+            self.vain = math.inf
+            self.try_undecided()
+        return MISS
+
+    def served(self, call: Call) -> None:
+        """Note that a graph served a call, where others ran in vain of late, or were tried before it."""
+        self.vain = max(self.vain - 1, 0)
         if self._order.acquire(blocking=False):  # if another thread reorders now, its order is as good
             try:
                 if call in self.calls:
@@ -94,6 +103,7 @@ class Graphs:
         self.specializations.append(specialization)
         record, call = _Record(place), specialization.call
         self._history.append(record)
+        self.vain = 0
         noticing = _Noticing(call, record, weakref.ref(self))
         with self._order:
             self._noticing[call] = noticing
@@ -153,7 +163,8 @@ class Graphs:
             self.calls = tuple(s.call for s in self.specializations if not s.decides)
 
 
-GIVEN_UP_AFTER = 8  # calls that no graph was right for
+_MOST_IN_VAIN = 32
+_MOST_DIVERGED = 8  # fresh graphs
 
 
 class Paths:
@@ -167,7 +178,7 @@ class Paths:
 
     def at_limit(self, specializations: Sequence[Specialization]) -> bool:
         """Whether no graph is to be made for a further path."""
-        if self.diverged >= GIVEN_UP_AFTER:
+        if self.diverged >= _MOST_DIVERGED:
             return True
         return _says_values(specializations) or len(_ways(specializations)) >= self.config.path_limit
 
@@ -184,16 +195,19 @@ class Paths:
         for specialization in specializations:
             for decision in specialization.signature.stops.decisions:
                 values.setdefault(decision.where, set()).add(repr(decision.value))
-        where, different = max(values.items(), key=lambda item: len(item[1]), default=("an unknown line", set()))
+        where = max(values, key=lambda line: len(values[line]), default="an unknown line")
         if _says_values(specializations):
             return (
                 f"`{self.name}` prints, logs or warns, and makes text of a value that it reads at {where}, or branches "
                 "on it: each value is a graph of its own. Make the text where it is "
                 'printed or logged (`print(f"loss {loss.item():.3f}")`), or print what the function returned.'
             )
+        count, end = len(_ways(specializations)), "which is the limit"
+        if not self.at_limit(specializations):
+            count, end = sum(s.decides for s in specializations), "and most calls run several of these graphs in vain"
         return (
-            f"`{self.name}` was compiled {len(_ways(specializations))} times for values that it reads from its inputs, "
-            f"which is the limit. Most of them, {len(different)}, were read at {where}. Keep the value a tensor "
+            f"`{self.name}` was compiled {count} times for values that it reads from its inputs, {end}. "
+            f"Most of them were read at {where}. Keep the value a tensor "
             "(torch.where, masking), compute it outside and pass it, or raise foregrad.config.path_limit."
         )
 
@@ -205,7 +219,7 @@ def _ways(specializations: Sequence[Specialization]) -> set[tuple[str, ...]]:
 
 def _says_values(specializations: Sequence[Specialization]) -> bool:
     """Whether two graphs print, log or warn, and differ because the text has a number."""
-    saying = [s for s in specializations if any(write.target is CONSOLE for write in s.signature.effects.python_writes)]
+    saying = [s for s in specializations if any(write.is_said for write in s.signature.effects.python_writes)]
     return len(_ways(saying)) > 1
 
 
@@ -262,13 +276,13 @@ class Specialization:
 
 
 class Specializer:
-    """Makes the specializations of one function. `sizes`: of its calls so far; `again`: for one whose graph raised."""
+    """Makes the specializations of one function. `sizes`: of its calls so far; `ends` as in `rendered`."""
 
     def __init__(
-        self, function: Call, pipeline: Pipeline, config: Config, name: str, sizes: SizesSeen, again: Call
+        self, function: Call, pipeline: Pipeline, config: Config, name: str, sizes: SizesSeen, ends: tuple[Call, Call]
     ) -> None:
         self.function, self.pipeline, self.config, self.name, self.sizes = function, pipeline, config, name, sizes
-        self.again = again
+        self.ends = ends
         self._now = pipeline  # of the capture at hand
         self._errors: set[tuple[type, str]] = set()  # that backwards raise without symbols too
         self._of_compiler = ""  # the error of a compiler where sizes or numbers were symbolic, in this capture
@@ -298,7 +312,7 @@ class Specializer:
                 if call.dynamic:
                     check_marked(call, product.captured.joint, self.name)
                 make_guards = functools.partial(CallGuards, call, product.captured, native=self.config.native)
-                function, guards, node = rendered(self.name, product.compiled, make_guards, self.function, self.again)
+                function, guards, node = rendered(self.name, product.compiled, make_guards, self.function, self.ends)
             joint, seconds = product.captured.joint, time.perf_counter() - begin
             self.pipeline.tell(CompileStage("guards", self.name, joint, source_of(function), seconds, joint))
         successor = None if later is None else functools.partial(later.after_call, self._anew, guards.kept())
@@ -320,7 +334,7 @@ class Specializer:
                 needs_grad_mode=before.needs_grad_mode,
             )
             with phase("guards"):
-                function, _, node = rendered(self.name, compiled, lambda _: guards, self.function, self.again)
+                function, _, node = rendered(self.name, compiled, lambda _: guards, self.function, self.ends)
         return Specialization(function, node, Product(captured, compiled), made.watch, made.guards)
 
     def _build(self, call: FlatCall) -> tuple[FlatCall, Product]:
@@ -390,12 +404,12 @@ class Specializer:
 
     def _is_of_symbols(self, product: Product, call: FlatCall) -> bool:
         """Whether a backward raises because of symbolic sizes and numbers, not because eager's does."""
-        error = product.captured.joint.error
+        error = _error_of(product)
         if error is None or (type(error), str(error)) in self._errors:
             return False
         static = dataclasses.replace(call, sizes=None, dynamic={}, varied=None, numbers=frozenset())
         try:
-            plain = self._now.build(static, self.name, self.config).captured.joint.error
+            plain = _error_of(self._now.build(static, self.name, self.config))
         except Exception as failure:
             self._note(failure)
             return True
@@ -404,21 +418,32 @@ class Specializer:
         return (type(error), str(error)) not in self._errors
 
 
+def _error_of(product: Product) -> Exception | None:
+    joint = product.captured.joint
+    return joint.error or next(iter(joint.failing.values()), None)
+
+
 G = TypeVar("G", bound=GuardMaker)
 
 
 def rendered(
-    name: str, compiled: Compiled, make_guards: Callable[[Names], G], eagerly: Call, again: Call | None
+    name: str,
+    compiled: Compiled,
+    make_guards: Callable[[Names], G],
+    eagerly: Call,
+    ends: tuple[Call | None, Call] = (None, lambda: MISS),
 ) -> tuple[Callable[..., Any], G, NodeSource | None]:
     """(a function of (args, kwargs) that tests the guards and runs a graph, or returns `MISS`; the guards; the graph's
-    node). It calls `eagerly` where a check of the graph fails, and `again`, if that is given, where the graph raises.
+    node). It calls `eagerly` where a check of the graph fails, and of the `ends` the first, if that is given, where the
+    graph raises, the second where a decision differs.
     """
-    joint = compiled.partitioned.joint
+    (again, diverged), joint = ends, compiled.partitioned.joint
     faulted = "raise fault" if again is None else "return again(args, kwargs, fault)"
-    stop = Stop("return MISS", "return eagerly(*args, **kwargs)", faulted)
-    draws = isinstance(eagerly, Lifted) and bool(eagerly.generators.kinds)
+    stop = Stop("return diverged()", "return eagerly(*args, **kwargs)", faulted)
+    draws = isinstance(eagerly, StatefulFunction) and eagerly.draws
     while True:
-        names = Names(["args", "kwargs", "MISS", "call", "error", "fault", "eagerly", "again", "difference", "differs"])
+        own = "args kwargs MISS call error fault eagerly again diverged difference differs"
+        names = Names(own.split())
         guards = make_guards(names)
         lines, num_guards = guards.lines(), joint.num_guards()
         around = guards.symbols, guards.wrappers, guards.containers
@@ -428,7 +453,7 @@ def rendered(
     body = "\n".join("    " + line for line in (*lines, *run.lines))
     globals_ = {**guards.list.globals, **run.globals}
     if run.ends is not None:
-        globals_ |= {"eagerly": eagerly, "again": again}
+        globals_ |= {"eagerly": eagerly, "again": again, "diverged": diverged}
     source = f"def call(args, kwargs):\n{body}\n"
     return compile_source(source, "call", globals_, label=f"runtime of {name}"), guards, run.node
 
@@ -437,9 +462,9 @@ def check_draws(name: str, call: FlatCall, constants: Collection[str]) -> None:
     """Raise `UnsupportedSideEffectError` if the program needs the value of a float that it draws: no graph would be
     right twice.
     """
-    places = call.function.places if isinstance(call.function, Lifted) else ()
+    places = call.function.places if isinstance(call.function, StatefulFunction) else ()
     for place, value in zip(places, call.leaves, strict=False):
-        if isinstance(place, Draw) and place.path in constants and type(value) is float:
+        if place.is_drawn and place.path in constants and type(value) is float:
             raise UnsupportedSideEffectError(
                 f"`{name}` needs to know the number that it takes from {place.path.partition('(')[0]} (`float()`, "
                 "text). Compute with it as with a tensor, or take it before the call and pass it."

@@ -28,8 +28,8 @@ import torch
 
 from .._torch.symbols import expression_text, is_symbolic
 from .._torch.tensors import share_counters, storage_key, whole_memory
-from ..frontend.expected import describe
 from ..frontend.tree import Tree
+from ..frontend.values import describe
 from ..graph.joint import JointGraph
 from ..graph.signature import BaseOf, MemoryOf, Signature
 from ..graph.source import Names, a_name, attribute, compile_source, item, key_text, unpacked
@@ -386,10 +386,9 @@ def offset_dependent(joint: JointGraph) -> list[int]:
             if user.target in (aten.as_strided.default, aten.as_strided_scatter.default):
                 inputs.add(index)
     for output in joint.signature.structure.outputs:
-        if getattr(output, "input", None) is not None and any(
-            s.op is aten.as_strided.default for s in getattr(output, "steps", ())
-        ):
-            inputs.add(output.input)  # type: ignore[attr-defined]
+        number, steps = getattr(output, "input", None), getattr(output, "steps", ())
+        if number is not None and any(step.op is aten.as_strided.default for step in steps):
+            inputs.add(number)
     for _, group in joint.signature.structure.shared_memory:
         inputs.update(group)
     return sorted(i for i in inputs if not isinstance(joint.signature.inputs[i].source, MemoryOf))

@@ -26,7 +26,6 @@ from ..backends.results import Failures
 from ..config import Config
 from ..extend import CompileStage, Watcher, tell, wrapped
 from ..frontend.call import FlatCall
-from ..frontend.reads import Reads
 from ..frontend.source import Source
 from ..graph.joint import JointGraph, Partitioned
 from ..graph.meta import TensorSpec, spec_of
@@ -71,7 +70,7 @@ class Product:
 
     def without_tensors(self) -> Product:
         """The product without references to tensors and modules of the call."""
-        captured = dataclasses.replace(self.captured, tensors=(), modules=(), reads=Reads(), facts=())
+        captured = dataclasses.replace(self.captured, tensors=(), modules=(), reads=None, facts=())
         return dataclasses.replace(self, captured=captured)
 
 

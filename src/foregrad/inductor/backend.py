@@ -15,7 +15,6 @@ Known weakness: Inductor gives up bitwise equality with eager, as `torch.compile
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import logging
 import operator
@@ -39,10 +38,11 @@ from ..backends.eager import eager_compiler
 from ..backends.in_place import tell_of_writes
 from ..backends.registry import Backend, Family, get_backend
 from ..backends.results import promised
-from ..errors import BackendError
+from ..errors import BackendError, did_you_mean
 from ..graph.joint import Partitioned
 from ..graph.meta import TensorSpec, respecify, spec_of
 from ..graph.role import LAID_OUT, PREPARED, GraphRole, called_region, role_of
+from ..identity import attributed
 from ..interrupts import deliver
 from ..passes.aliasing import copy_shared_results, results_of, written_inputs
 from ..passes.decompose import decompose
@@ -93,8 +93,7 @@ def _check_names(settings: Mapping[str, Any]) -> None:
     names = inductor.setting_names()
     for name in settings:
         if name not in names:
-            close = difflib.get_close_matches(name, names, n=1)
-            hint = f" Did you mean `{close[0]}`?" if close else ""
+            hint = did_you_mean(name, names)
             raise BackendError(f"Inductor has no setting `{name}`.{hint} torch._inductor.config lists them.")
 
 
@@ -346,8 +345,7 @@ def _writing(compiled: Boxed, written: Sequence[int]) -> Boxed:
         finally:
             torch.autograd.graph.increment_version(inputs)
 
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
+    return attributed(run, _boxed_call=True)
 
 
 def _compile_regions(gm: fx.GraphModule, role: GraphRole) -> Boxed:
@@ -576,6 +574,7 @@ def inductor_backend(settings: Mapping[str, Any] | None = None, *, name: str = "
         compiler.prepare_halves,
         compiler.cache_key,
         budget_settings=BUDGET_SETTINGS,
+        why_not=why_not,
     )
 
 

@@ -11,6 +11,7 @@ import contextvars
 import functools
 import gc
 import os
+import random
 import sys
 import threading
 import warnings
@@ -25,12 +26,13 @@ from .._torch.native import divert, make_observer
 from ..errors import UnsupportedSideEffectError
 from ..frontend.code import entered_by, may_set
 from ..frontend.expected import is_bound
-from ..frontend.holders import Holder, kind_of
 from ..frontend.libraries import LOCKS, is_outside, is_standard
 from ..house import is_house_code
 from ..interrupts import runs_user_code
 from ..tracing.heap.recording import Host
 from ..tracing.tape.collection import Newborns
+from .draw_patches import code_begins
+from .holders import Holder, kind_of
 from .known_calls import (
     DIVERTED,
     LOOKED_AT,
@@ -157,6 +159,8 @@ class Observed:
     def _trust(self, code: CodeType, frame: FrameType) -> int:
         found = self._found(code, frame)
         self.entered[code] = frame.f_globals  # what is refused before it begins has written nothing
+        if frame.f_globals is vars(random):
+            code_begins(code, frame.f_globals)
         if code in LOOKS_UP:
             self.host.looks_up()  # now, and not when all has run
         return found
@@ -197,6 +201,7 @@ class Observed:
                 )
             self.ran[code] = frame.f_globals
             if is_own:
+                code_begins(code, frame.f_globals)
                 self.begins(code, frame.f_globals)
         return found
 

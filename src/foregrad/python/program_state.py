@@ -31,10 +31,8 @@ from .._torch.guards import GLOBAL_HOOKS
 from .._torch.hooks import gradient_hooks
 from .._torch.recurrent import attributes_of
 from .._torch.stand_ins import is_stand_in
-from ..frontend import holders as kinds
 from ..frontend.code import Seen, imported_modules, look_at, stored_in
-from ..frontend.expected import PLAIN, stored
-from ..frontend.holders import Holder, HolderKind, own_globals, slots_of
+from ..frontend.expected import stored
 from ..frontend.libraries import (
     BAGS,
     OF_CTYPES,
@@ -50,7 +48,10 @@ from ..frontend.objects import CODE_OF_CLASSES
 from ..frontend.opaque import DRAWN, is_cached_function, is_random_generator, results_of, used_up
 from ..frontend.reads import TABLES, VIEWS
 from ..frontend.source import ABSENT, Source, table_of
+from ..frontend.values import PLAIN
 from ..graph.slots import Buffer, Closure, Param
+from . import holders as kinds
+from .holders import Holder, HolderKind, own_globals, slots_of
 
 _MOST_VISITS = 200_000
 _LARGE = 10_000  # items, from which on those of a container are not looked into
@@ -73,7 +74,7 @@ def _of_the_process() -> Iterator[tuple[Any, str]]:
     yield sys.path, "sys.path"
     yield sys.argv, "sys.argv"
     yield warnings.filters, "warnings.filters"
-    yield os.environ._data, "os.environ"  # type: ignore[attr-defined]
+    yield vars(os.environ)["_data"], "os.environ"
     for hooks in GLOBAL_HOOKS:
         yield hooks, "hooks of all modules"
     if "decimal" in sys.modules:

@@ -35,9 +35,8 @@ from ..._torch.expressions import expression_from, expression_to, raw_expression
 from ..._torch.nested import leaves
 from ..._torch.settings import partitioner_settings, settings
 from ..._torch.symbols import ClosedSizesError, SymbolTable, is_symbolic
+from ...annexes import the_one
 from ...backends.registry import Backend
-from ...budget.uniform import Proof
-from ...budget.within import Outcome
 from ...config import Config, config
 from ...frontend.call import FlatCall
 from ...frontend.reads import Reads
@@ -444,7 +443,7 @@ def halves_to(halves: Sequence[fx.GraphModule], joint: JointGraph) -> dict[str, 
         graphs.append(graph | {"returns": "tuple" if isinstance(_results(half), tuple) else "list"})
     outcome = halves[0].meta.get(_BUDGET)
     content = {"graphs": graphs, "tables": writer.tables(), "prepared": PREPARED in halves[0].meta}
-    return content if outcome is None else content | {"budget": dataclasses.asdict(outcome)}
+    return content if outcome is None else content | {"budget": outcome.data()}
 
 
 def halves_from(data: Any, joint: JointGraph, names: Sequence[str]) -> list[fx.GraphModule]:
@@ -462,8 +461,7 @@ def halves_from(data: Any, joint: JointGraph, names: Sequence[str]) -> list[fx.G
         half.meta |= {PREPARED: True} if checked(data["prepared"], bool) else {}
         halves.append(half)
     if "budget" in data:
-        proof = data["budget"].pop("proof")
-        halves[0].meta[_BUDGET] = Outcome(**data["budget"], proof=None if proof is None else Proof(**proof))
+        halves[0].meta[_BUDGET] = the_one("memory budgets").Outcome.of(data["budget"])
     return halves
 
 

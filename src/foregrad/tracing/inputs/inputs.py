@@ -26,7 +26,7 @@ from ..._torch.tensors import (
     whole_memory,
 )
 from ..._torch.wrappers import is_wrapper
-from ...annexes import the_one
+from ...annexes import given, the_one
 from ...errors import ForegradWarning, UnsupportedTensorError
 from ...frontend.call import FlatCall, check_tensor, memory_groups
 from ...frontend.source import Source
@@ -44,8 +44,8 @@ from ..recorder.recorder import Recorder
 from ..tape.origin import user_line
 from ..tape.tape import Entry, Learned
 from ..values.sizes import SizeSymbols
+from .open_inputs import OpenInputs
 from .stand_ins import MemoryGroup, StandIns
-from .wrappers import Wrappers
 
 aten = torch.ops.aten
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -76,7 +76,7 @@ class Inputs:
         self.memory: list[tuple[InputRecord, list[InputRecord]]] = []  # (the whole memory, those in it)
         self.recorder: Recorder
         self.stand_ins: StandIns
-        self.wrappers: Wrappers
+        self.wrappers: OpenInputs
         self.overlapping: list[tuple[InputRecord, InputRecord]] = []  # each with what it is a view of, or itself
         self._samples = learned.samples
         self.reached: ById[torch.Tensor, Source] = ById()  # arguments that the function also reached by itself
@@ -89,7 +89,8 @@ class Inputs:
         """Make records for `lifted` tensors, then for the arguments; return the leaves to call the function with."""
         self.recorder, self.stand_ins = recorder, StandIns(recorder)
         self.sources.where = lambda: user_line(recorder.origins.here())
-        self.wrappers = Wrappers(self._samples, recorder, self.by_stand_in)
+        opened = next(iter(given("inputs that open")), OpenInputs)
+        self.wrappers = opened(self._samples, recorder, self.by_stand_in)
         call = self.call
         plain = [pair for pair in _unique(lifted) if not is_wrapper(pair[0])]  # others when they are met
         new = [InputRecord(tensor, source.slot, None, source) for tensor, source in plain]
@@ -455,8 +456,10 @@ class HistoryChanges(Aspect):
         record = self.inputs.by_stand_in.get(stand_in)
         if record is not None and is_view(record.real):
             raise RuntimeError("Can't detach views in-place. Use detach() instead.")
-        for other in self.inputs.records if record is not None and stand_in.requires_grad else ():
-            if base_of(other.real) is record.real:  # type: ignore[union-attr]
+        if record is None or not stand_in.requires_grad:
+            return
+        for other in self.inputs.records:
+            if base_of(other.real) is record.real:
                 raise changed_with_gradients(str(other.slot), user_line(self.recorder.origins.here()))
 
     def returned(self, results: Sequence[Any], paths: Sequence[str]) -> None:
