@@ -159,7 +159,7 @@ def compile(
         fn_or_module: the function or module. Without it, `compile(...)` is a decorator.
         backend: a name from `list_backends()`, one compiler, or a pair (forward, backward) of compilers
             `(fx.GraphModule, example_inputs) -> callable`. "auto" is "inductor" where that can compile, else "eager";
-            on a CPU it begins with eager's kernels while another process compiles. Only with "eager" are results
+            on a CPU it begins with eager's kernels while a second process compiles. Only with "eager" are results
             eager's bit for bit at all times.
         partition: "default" (save the values that the backward reads), "min_cut" (save the fewest bytes), "fused"
             (min-cut that prefers values written by kernels anyway), a `Policy` (`foregrad.dots_saveable`, ...) that

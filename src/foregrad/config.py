@@ -49,7 +49,7 @@ class Config:
     """Say on stderr that a call compiles, if it takes over two seconds. None: in a terminal and in a notebook."""
 
     background: bool = True
-    """Let `backend="auto"` begin with eager's kernels while Inductor compiles in another process."""
+    """Let `backend="auto"` begin with eager's kernels while a second process compiles."""
 
     full_tracebacks: bool = False
     """Show foregrad's own frames in the tracebacks of errors that the function raises."""

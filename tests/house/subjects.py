@@ -78,7 +78,7 @@ NAMED_BY = {
     "inductor": r"inductor|repeat",
     "dynamo": r"dynamo",
     "store": r"artifact|(?<!functools\.)\bcached?\b|keeper",
-    "later": r"foregrad\.later|process that compiles",
+    "later": r"process that compiles",
     "planning": r"\bplanning\b|foregrad\.plan\b",
     "tools": r"explain|explanation|verif",
     "fusion": r"foregrad\.fusion|pictures? of graphs",

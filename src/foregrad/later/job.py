@@ -35,11 +35,11 @@ _MOST_CONSTANTS = 16 << 20  # bytes; past it a graph stays in its process
 
 
 class StaysError(Exception):
-    """A graph that can't be compiled in another process."""
+    """A graph that only the program's own process can compile."""
 
 
 def graph_as_data(joint: JointGraph) -> dict[str, Any]:
-    """The joint graph as JSON. Raises `StaysError` if it has values that no other process can have."""
+    """The joint graph as JSON. Raises `StaysError` if it has values that are bound to this process."""
     if joint.signature.gradients.stages:
         raise StaysError("its backward has several stages")
     writer = Writer()

@@ -1,7 +1,7 @@
-"""Successors: a graph runs on eager's kernels, and another process compiles it; the compiled graph takes its place.
+"""Successors: a graph runs on eager's kernels while a second process compiles it; then Inductor's graph takes its place.
 
-It does so between two calls, once the caches on disk have all parts. A call that ran on eager's kernels keeps its own
-backward. Random numbers stay eager's, so they do not depend on the moment of the change.
+The change comes between two calls, once the caches on disk have all parts. A call that ran on eager's kernels keeps its
+own backward. Random numbers stay eager's, so they do not depend on the moment of the change.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def compiled_later(partition: Callable[..., Any]) -> tuple[dict[str, Any], Keepe
 
 
 class Later:
-    """One graph on its way. `first` is the pipeline of the graphs that serve meanwhile."""
+    """A graph on its way. `first` is the pipeline of the graphs that serve meanwhile."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         first = pipeline.first

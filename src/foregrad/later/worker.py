@@ -1,7 +1,7 @@
-"""The process that compiles: one for each process of the user's, started when there is first work for it.
+"""The process that compiles: a single process beside the program, started when there is first work for it.
 
-A thread hands it one graph after the other, and looks whether a former process has compiled the graph already. The
-process works at low priority, ends with this process, and leaves its results in the caches on disk.
+A thread hands over the graphs in turn, and looks whether a former process has compiled a graph already. The process
+works at low priority, ends with the program, and leaves its results in the caches on disk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from foregrad
 
 
 class Task(Protocol):
-    """One graph to be compiled."""
+    """A graph to be compiled."""
 
     def message(self) -> dict[str, Any] | None:
         """The work as JSON; None if a former process did it. Called on the thread."""
@@ -39,7 +39,7 @@ class Task(Protocol):
 
 
 def may_work() -> bool:
-    """Whether another process may compile for this process, with results that depend on no order of events."""
+    """Whether a process may compile beside the program, and no result depends on the moment of the change."""
     if os.getpid() != _PID or multiprocessing.current_process().daemon or sys.is_finalizing() or not sys.executable:
         return False
     if torch.utils.data.get_worker_info() is not None or torch.are_deterministic_algorithms_enabled():
@@ -123,7 +123,8 @@ class Worker:
         process.wait()
         for pipe in (process.stdin, process.stdout):
             with contextlib.suppress(OSError):
-                pipe.close()  # type: ignore[union-attr]
+                if pipe is not None:
+                    pipe.close()
 
 
 WORKER = Worker()
