@@ -67,7 +67,7 @@ def _load() -> None:
 
 
 def get_ready() -> None:
-    """Do once what the first compiled graph of a process waits for: the import, and programs that try the processor."""
+    """Do the work that only the first compiled graph of a process waits for: the import, trials of the processor."""
     _load()
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 

@@ -1,6 +1,6 @@
 """A joint graph on its way to the process that compiles: as data, without code, and back.
 
-Of the signature goes what compilers read; sources of inputs, results and effects in Python stay behind.
+The signature goes along as far as compilers read a signature: without sources of inputs, results, effects in Python.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StaysError(Exception):
 
 
 def graph_as_data(joint: JointGraph) -> dict[str, Any]:
-    """The joint graph as JSON. Raises `StaysError` if it has values that are bound to this process."""
+    """The joint graph as JSON. Raises `StaysError` if it has values that belong to the program alone."""
     if joint.signature.gradients.stages:
         raise StaysError("its backward has several stages")
     writer = Writer()
@@ -114,7 +114,7 @@ def _pared(signature: Signature) -> Signature:
 
 
 def circumstances(keeper: Keeper) -> str:
-    """A digest of everything besides a graph that its compilation depends on."""
+    """A digest of all facts besides the graph that decide on a compiled graph."""
     matter = describe(settings_that_matter(), lenient=True)
     return digest(process(), extensions(), matter, keeper.options())
 
@@ -144,5 +144,5 @@ def take_settings(data: dict[str, Any]) -> None:
 
 
 def key_of(data: Any, kept: Collection[str], partition: str, regions: Any, about: str) -> str:
-    """The key under which the compiled graph's halves are kept."""
+    """The key of the compiled graph in the cache on disk."""
     return digest("elsewhere", data, sorted(kept), partition, regions, about)

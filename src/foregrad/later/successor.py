@@ -1,4 +1,4 @@
-"""Successors: a graph runs on eager's kernels while a second process compiles it; then Inductor's graph takes its place.
+"""Successors: a graph runs on eager's kernels while a second process compiles it; then Inductor's takes its place.
 
 The change comes between two calls, once the caches on disk have all parts. A call that ran on eager's kernels keeps its
 own backward. Random numbers stay eager's, so they do not depend on the moment of the change.
@@ -106,7 +106,7 @@ class Later:
 
 
 class _Task:
-    """A graph for the process that compiles. `is_over`: it is compiled, or it failed, or it `stays` in this process."""
+    """A graph for the process that compiles. `is_over`: it is compiled, or it failed, or it `stays` here."""
 
     def __init__(self, pipeline: Pipeline, made: Specialization) -> None:
         joint = made.product.compiled.partitioned.joint
@@ -151,10 +151,10 @@ class _Task:
 
 
 def kept_after_decompositions(joint: JointGraph, resumable: ResumableTrace | None) -> set[str]:
-    """The nodes whose values are saved for further derivatives, of a graph that is decomposed after its capture.
+    """The nodes with values that are saved for further derivatives, of a graph that is decomposed after its capture.
 
     A derivative goes on from the captured graph, and finds few values of a decomposed graph there: it begins with the
-    inputs, and with what was drawn.
+    inputs, and with the numbers drawn.
     """
     if resumable is None or joint.signature.is_inference:
         return set()

@@ -35,7 +35,7 @@ class Task(Protocol):
         """The work as JSON; None if a former process did it. Called on the thread."""
 
     def done(self, why: str = "", *, stays: bool = False) -> None:
-        """The graph is compiled. `why`: it failed, or, if it `stays`, has to be compiled in this process."""
+        """The graph is compiled. `why`: it failed, or, if it `stays`, the program has to compile the graph itself."""
 
 
 def may_work() -> bool:
@@ -50,7 +50,7 @@ def may_work() -> bool:
 
 
 class Worker:
-    """The process, and the thread that talks with it."""
+    """The process, and the thread that hands over graphs."""
 
     def __init__(self) -> None:
         self._lock = make_lock()
