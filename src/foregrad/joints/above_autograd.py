@@ -95,13 +95,14 @@ def _check(graph: fx.GraphModule) -> None:
     for part in graph.modules():
         if not isinstance(part, fx.GraphModule):
             continue
-        for node in part.graph.find_nodes(op="call_function", target=torch._C._set_grad_enabled):
-            part.graph.erase_node(node)
-        part.recompile()
-        for node in part.graph.nodes:
+        for node in list(part.graph.nodes):
             target = node.target
+            if getattr(target, "__name__", "") == "_set_grad_enabled":
+                part.graph.erase_node(node)
+                continue
             is_operator = isinstance(target, OpOverload) or is_higher_order(target)
             name, home = getattr(target, "__name__", str(target)), getattr(target, "__module__", "")
             of_sizes = home == "_operator" or name.startswith("sym_")
             if node.op == "call_function" and not (is_operator or of_sizes):
                 raise UnsupportedError(f"`{name}` is no operator of a graph above autograd: pass pre_dispatch=False")
+        part.recompile()
