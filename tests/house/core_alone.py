@@ -1,6 +1,6 @@
 """A plugin for pytest: the core runs without its annexes. `make test-core` uses it.
 
-Still installed are the annexes that core files import: see arrows.txt.
+One stays: each capture asks the annex "python" where the program reads its tensors.
 """
 
 from __future__ import annotations
