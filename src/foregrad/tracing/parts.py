@@ -13,8 +13,8 @@ import torch
 from .._torch.cache_folder import why_no_folder
 from .._torch.fakes import FakeTensor, FakeTensorMode, NewFakeMode
 from .._torch.symbols import has_symbolic
-from ..annexes import the_one
 from ..frontend.call import FlatCall
+from ..frontend.state import of_python
 from ..interrupts import runs_user_code
 from .aspect import Aspects, aspect_classes
 from .derivatives.backward import Backward, InnerGradients
@@ -64,7 +64,7 @@ class CaptureParts(Host):
 
     def __init__(self, call: FlatCall, options: Options, learned: Learned) -> None:
         super().__init__()
-        self.python = python = the_one("Python's state")
+        self.python = python = of_python()
         self.takes_output = options.takes_output
         self.call, self.options, self.learned, self.name = call, options, learned, options.name
         self.symbols = symbols_of(call)
