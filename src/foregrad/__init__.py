@@ -43,7 +43,6 @@ if TYPE_CHECKING:
         dtype_from_inputs,
         fake_tensor_unsupported,
     )
-    from .frontend.region import eager_region, region
     from .fusion import (
         debug_compile,
         draw_graph,
@@ -72,6 +71,7 @@ if TYPE_CHECKING:
     )
     from .phases import CompileTimes, compile_times
     from .planning import Plan, plan
+    from .regions.marks import eager_region, region
     from .store.artifacts.artifact import Artifact, export, load
     from .store.artifacts.capture import check_attribute_assignment
     from .tools.explanation.collect import explain
@@ -182,7 +182,7 @@ _HOMES = {
     "dynamo": "AotAutograd aot_autograd device_from_inputs dtype_from_inputs fake_tensor_unsupported",
     "tools.explanation.collect": "explain",
     "tools.explanation.text": "Explanation",
-    "frontend.region": "eager_region region",
+    "regions.marks": "eager_region region",
     "joints.doors": "aot_compile_joint_with_descriptors aot_export_joint_with_descriptors",
     "joints.held": "JointWithDescriptors",
     "fusion": "debug_compile draw_graph draw_graph_compile mem_efficient_fusion_kwargs memory_efficient_fusion "
@@ -226,7 +226,7 @@ ANNEXES = {
     "calls under transforms": ["foregrad.transforms.calls:LayeredCalls"],
     "classes of constants": ["foregrad._torch.distributed:GROUPS"],
     "graphs compiled in parts": [
-        "foregrad.passes.absent:cut_at_region",
+        "foregrad.regions.absent:cut_at_region",
         "foregrad.operators.sparse_passes:cut_for_compiler",
     ],
     "objects taken apart": ["foregrad.frontend.objects"],
@@ -236,11 +236,12 @@ ANNEXES = {
     "memory budgets": ["foregrad.budget.within"],
     "modules that communicate": ["foregrad._torch.distributed:data_parallel"],
     "operators in graphs": ["foregrad._torch.control_flow:IN_GRAPHS"],
+    "Python that graphs call": ["foregrad.regions.of_run:PythonOfRun"],
     "repeated regions": ["foregrad.inductor.regions:outlined"],
     "tensor subclasses": ["foregrad.classes"],
     "stages of backwards": ["foregrad.distributed.buckets:in_buckets"],
     "values without a layout": ["foregrad.operators.sparse_passes:SPARSE_VALUES"],
-    "attempts at a call": ["foregrad.graph.eager_regions:ATTEMPTS"],
+    "attempts at a call": ["foregrad.regions.calls:ATTEMPTS"],
     "the cache on disk": ["foregrad.store.cache.keeper:keeper_for"],
 }
 # As `foregrad.graph`, without an import of it.

@@ -10,7 +10,7 @@ import sys
 from tests.house.hidden import Hidden
 from tests.house.subjects import ANNEXES
 
-REQUIRED = ("python", "regions")
+REQUIRED = ("python",)
 
 
 def pytest_load_initial_conftests() -> None:

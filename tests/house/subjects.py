@@ -30,15 +30,7 @@ ANNEXES: dict[str, tuple[str, ...]] = {
         "_torch/recurrent.py",
         "_torch/settings.py",
     ),
-    "regions": (
-        "frontend/region.py",
-        "graph/eager_regions.py",
-        "graph/python_calls.py",
-        "tracing/effects/eager_regions.py",
-        "passes/absent.py",
-        "tracing/effects/python_in_backwards.py",
-        "tracing/effects/read_in_backwards.py",
-    ),
+    "regions": (),
     "classes": (
         "_torch/function_classes.py",
         "_torch/jagged.py",

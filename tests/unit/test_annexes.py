@@ -54,6 +54,19 @@ print(refusal(lambda: torch.func.grad(of(lambda x: x.sin().sum()))(y)))
 embed = of(lambda w: nn.functional.embedding(torch.tensor([1, 2]), w, sparse=True).sum())
 print(refusal(lambda: embed(w).backward()))
 print(refusal(lambda: of(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)))(y)))
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+print(refusal(lambda: of(lambda x: Twice.apply(x))(y)))
+def hooked(x):
+    x = x * 2
+    x.register_hook(print)
+    return x
+print(refusal(lambda: of(hooked)(y)))
 class Mine(torch.Tensor):
     pass
 print(refusal(lambda: of(lambda x: x * 2)(y.as_subclass(Mine))))
@@ -65,6 +78,8 @@ REFUSALS = [
     "UnsupportedError: `<lambda>` is called under a torch.func transform",
     "UnsupportedLayoutError: a tensor of layout torch.sparse_coo",
     "UnsupportedOpError: the higher-order operator `cond`",
+    "UnsupportedError: this installation of foregrad has no part for Python that graphs call",
+    "UnsupportedError: this installation of foregrad has no part for Python that graphs call",
     "UnsupportedError: this installation of foregrad has no part for tensor subclasses",
     "ModuleNotFoundError: No module named 'foregrad.store'",
 ]

@@ -26,7 +26,6 @@ from .._torch.symbols import map_symbolic
 from .._torch.tensors import is_inside_transform
 from .._torch.wrappers import is_wrapper
 from ..errors import UnsupportedOpError
-from ..frontend.region import eager_region
 from ..graph.meta import NodeMeta, TensorSpec, contiguous_strides
 from ..identity import ById, IdSet
 from ..locks import Bind
@@ -444,7 +443,8 @@ def attention(query: Any, key: Any, value: Any, attn_mask: None = None, *rest: A
         found = parts_of_jagged(jagged)
         places.append((_place(tensors, found.values), _place(tensors, found.offsets), found.ragged))
     of_query = parts_of_jagged(query)
-    rows = _region(tensors, tuple(places), rest, tuple(options.items()))
+    run, given = region_runner(), (tensors, tuple(places), rest, tuple(options.items()))
+    rows = _region(*given) if run is None else run(_region, given, {})
     return jagged_of(rows, of_query.offsets, 1, of_query.least, of_query.most).transpose(1, 2)
 
 
@@ -457,7 +457,6 @@ def _place(tensors: list[torch.Tensor], tensor: torch.Tensor) -> int:
     return len(tensors) - 1
 
 
-@eager_region
 def _region(tensors: Any, places: Any, rest: Any, options: Any) -> torch.Tensor:
     given = [jagged_of(tensors[values], tensors[offsets], ragged) for values, offsets, ragged in places]
     attend: Any = torch.nn.functional.scaled_dot_product_attention
