@@ -38,7 +38,8 @@ class _Unseen:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     spec: Tree
-    given = modules = writes = called = given_back = named = ()
+    modules = writes = called = given_back = named = ()
+    given: frozenset[int] = frozenset()
     ran: Mapping[Any, Any] = types.MappingProxyType({})
     compares_identity, taken, newborns = False, 0, None
 

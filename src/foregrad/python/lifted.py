@@ -124,7 +124,7 @@ class Lifted(StatefulFunction):
         lifted.arrays = frozenset(
             place.identity for place in places if isinstance(place, StatePlace) and place.is_array
         )
-        lifted.draws = bool(lifted.generators.kinds)
+        lifted.uses_up = bool(lifted.generators.kinds)
         lifted.stand_ins = {}
         return lifted
 
