@@ -164,7 +164,7 @@ def _capture(
     with torch.set_grad_enabled(grad):
         try:
             lifted = [(source.get(), source) for source in sources]
-            options = Options(name, decompositions or {}, higher_order=False)
+            options = Options(name, decompositions or {}, higher_order=False, keeps_branches=True)
             joint = capture_call(call, options, lifted=lifted).joint
         except CheckFailed as found:
             raise found.error from None
@@ -189,7 +189,7 @@ def inexpressible(s: Signature, *, checks: bool) -> str:
         ("changes sizes of its arguments in place", s.reshaped or s.swapped),
         ("writes to an argument that shares memory with another", s.structure.shared_memory),
         (f"runs Python in each call ({s.stops.in_python})", s.stops.in_python),
-        (f"branches on values of tensors (by `if`, `torch.cond`, `while_loop` or the like: {branches})", branches),
+        (f"branches on values of tensors (by `if`, a loop or the like; use `torch.cond`: {branches})", branches),
         ("checks values of tensors", checks),
         ("writes to tensors in its backward", s.backward),
         ("sets `.grad` of tensors", s.gradients_left),

@@ -4,7 +4,8 @@ While a function is captured, a branch is a Python `if` on a value and a loop is
 recorded, and its condition becomes one of the graph's decisions. As in eager, two things differ from a plain `if`. An
 operand that the branch taken does not use gets a gradient of zeros, as does a tensor that only an unused branch closes
 over; and all results have a history if an operand has. (A module's parameters that only an unused branch closes over
-are no operands here: they have no gradient.) `flex_attention` stays one operator.
+are no operands here: they have no gradient.) `flex_attention` stays one operator, and so do `cond` and `while_loop` in
+captures that keep them.
 
 Checked on torch 2.11.0, 2.13.0, 2.15.0.
 """
@@ -15,7 +16,7 @@ import contextlib
 import functools
 import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -41,7 +42,7 @@ _FRONTS = {
 }
 
 
-def _cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
+def run_cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
     return _branch(0 if pred else 1, (true_fn, false_fn), operands)
 
 
@@ -69,7 +70,7 @@ def _closed_over(branch: Any) -> list[torch.Tensor]:
     return [value for value in variables if isinstance(value, torch.Tensor)]
 
 
-def _while_loop(
+def run_while_loop(
     cond_fn: Any, body_fn: Any, carried_inputs: Any, additional_inputs: Any = (), mutated_arg_indices: str = ""
 ) -> Any:
     count = len(carried_inputs)
@@ -308,6 +309,8 @@ def _tracked(operands: tuple[Any, ...]) -> list[int]:
 # `flex_attention` and its backward, as graphs call them. The operators take functions of single scores (`score_mod`,
 # `mask_mod`) as graphs of their own.
 
+COND: Any = torch.ops.higher_order.cond
+WHILE_LOOP: Any = torch.ops.higher_order.while_loop
 ATTENTION: Any = torch.ops.higher_order.flex_attention
 BACKWARD: Any = torch.ops.higher_order.flex_attention_backward
 
@@ -388,9 +391,9 @@ IN_GRAPHS: dict[Any, Callable[..., Any]] = {ATTENTION: _attention, BACKWARD: _ba
 # -------------------------------------------------------------------- replacements of the operators
 
 _BY_NAME: dict[str, Callable[..., Any]] = {
-    "cond": _cond,
+    "cond": run_cond,
     "switch": _switch,
-    "while_loop": _while_loop,
+    "while_loop": run_while_loop,
     "invoke_subgraph": _subgraph,
 }
 _MEANING: dict[type, Callable[..., Any]] = {
@@ -404,8 +407,10 @@ if _Print is not type(None):
 _original: dict[type, Any] = {kind: kind.__call__ for kind in (*_MEANING, type(ATTENTION), type(BACKWARD))}
 
 
-class AttentionCalls(Protocol):
-    """Implementations of `flex_attention` and its backward in a capture."""
+class KeptOperators(Protocol):
+    """A capture's implementations: of `flex_attention`, its backward, and by class of the operators that it `keeps`."""
+
+    keeps: Mapping[type, Callable[..., Any]]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any: ...
 
@@ -416,7 +421,7 @@ def install(
     bind: Bind,
     is_capturing: Callable[[], bool],
     runner: Callable[[], Any],
-    attention: Callable[[], AttentionCalls | None],
+    kept: Callable[[], KeptOperators | None],
 ) -> None:
     """Install the Python equivalents, for threads where `is_capturing()` is true; `runner()` gives `run(function, args,
     kwargs)`: it runs a function on real tensors in each call.
@@ -430,7 +435,7 @@ def install(
         meanings[_Print] = printing
 
     def attending(part: str, *args: Any, **kwargs: Any) -> Any:
-        here = attention()
+        here = kept()
         if here is None:
             raise UnsupportedOpError(
                 "`flex_attention` is called in the derivative of a backward, which can't be compiled. Take that "
@@ -445,7 +450,10 @@ def install(
         original, meaning = _original[kind], meanings[kind]
 
         def call(self: HigherOrderOperator, *args: Any, **kwargs: Any) -> Any:
-            return meaning(*args, **kwargs) if is_capturing() else original(self, *args, **kwargs)
+            if not is_capturing():
+                return original(self, *args, **kwargs)
+            here = kept()
+            return (meaning if here is None else here.keeps.get(kind, meaning))(*args, **kwargs)
 
         return call
 

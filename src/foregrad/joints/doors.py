@@ -95,7 +95,8 @@ def aot_export_joint_with_descriptors(
     call = _call(mod, args, kwargs)
     name = type(mod).__name__
     grad_enabled, autocast = torch.is_grad_enabled(), engine.is_any_autocast_enabled()
-    captured = _captured(mod, call, Options(name, decompositions or {}, higher_order=False, fake_mode=mode))
+    options = Options(name, decompositions or {}, higher_order=False, fake_mode=mode, keeps_branches=True)
+    captured = _captured(mod, call, options)
     signature = captured.joint.signature
     inside = keep_inference_input_mutations
     with captured.joint.fake_mode:

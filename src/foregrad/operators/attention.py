@@ -35,6 +35,7 @@ from ..tracing.kernels.plans import QUERIES
 from ..tracing.recorder.recorder import Recorder
 from ..tracing.tape.opinfo import op_info
 from ..tracing.tape.tape import Entry
+from .branches import Branches
 
 _QUERY_INDICES = 7  # of what a block mask holds
 
@@ -92,10 +93,11 @@ class CastInside(Aspect):
 
 @aspect
 class Attention(Aspect):
-    """Records calls of the operators."""
+    """Records calls of the operators. `keeps`: see `KeptOperators`."""
 
     def __init__(self, host: Host, recorder: Any) -> None:
         self.recorder, self.graphs = recorder, ScalarGraphs(recorder)
+        self.keeps = Branches(recorder).operators() if host.keeps_branches else {}
 
     @staticmethod
     def install(bind: Bind, current: Callable[[], Any]) -> None:

@@ -40,7 +40,8 @@ class Options:
     `higher_order`: keep the trace for differentiating the function again. `around`: makes a context for each run of the
     function. `live_hooks`: hooks may stay Python functions that each call puts on its results. `takes_output`: the
     function's output is an effect, and not written now; `runs_regions`: an eager region is called now, and not refused.
-    `fake_mode`: the mode of its fakes (None: the mode of fakes among the arguments).
+    `fake_mode`: the mode of its fakes (None: the mode of fakes among the arguments). `keeps_branches`: `torch.cond` and
+    `while_loop` on tensors are operators of the graph; else the function is run with the branch taken.
     """
 
     name: str = "function"
@@ -51,6 +52,7 @@ class Options:
     takes_output: bool = False
     runs_regions: bool = True
     fake_mode: FakeTensorMode | None = None
+    keeps_branches: bool = False
 
 
 CALLED = "Python that graphs call"
@@ -102,7 +104,7 @@ class CaptureParts(Host):
     def __init__(self, call: FlatCall, options: Options, learned: Learned) -> None:
         super().__init__()
         self.python = python = of_python()
-        self.takes_output = options.takes_output
+        self.takes_output, self.keeps_branches = options.takes_output, options.keeps_branches
         self.call, self.options, self.learned, self.name = call, options, learned, options.name
         self.symbols = symbols_of(call)
         self.fake_mode = options.fake_mode or fake_mode_of(call, self.symbols)

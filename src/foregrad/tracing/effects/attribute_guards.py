@@ -191,7 +191,7 @@ class Facts:
         self.note(record, "{}.untyped_storage().nbytes()", size)
         if record.stand_in.untyped_storage().nbytes() != size:
             raise UnsupportedError(
-                f"the memory behind `{record.slot}` is asked for at {self.where()}, and is larger than the tensor: "
+                f"the memory behind `{record.slot}` is asked for at {self.where()}, and has not its size: "
                 "pass a tensor of its own (`.clone()`)."
             )
         return NotImplemented
