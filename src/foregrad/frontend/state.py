@@ -62,7 +62,7 @@ class _Unseen:
     source_of = walk = check = begin = unbind = runs = release = settle = give_up = raise_failed = _none
     pause = go_on = put_stand_ins = take_stand_ins = give = contents = guard_what_was_read = _none
     with_attributes = met = tensors = _empty
-    keeper_of = note = enter = staticmethod(_refuse)
+    result_of = note = enter = staticmethod(_refuse)
 
     def __enter__(self) -> None: ...
     def __exit__(self, *_: object) -> None: ...
@@ -95,7 +95,7 @@ class _Unseen:
         return leaves, [*paths, *(path for name, child in named for path in child.paths(name))], first
 
 
-class _Given(_Unseen):
+class _ArgumentsOfRun(_Unseen):
     """The arguments of one run."""
 
     def __init__(self, call: FlatCall, leaves: list[Any], arguments: Callable[..., Any]) -> None:
@@ -153,7 +153,7 @@ class ArgumentsAlone:
 
     ProgramState = staticmethod(_begun)
     PythonState = SeenCode = ReboundNames = Observed = Draws = Reads = _Unseen
-    RunArguments, ReadGuards = _Given, _NoGuards
+    RunArguments, ReadGuards = _ArgumentsOfRun, _NoGuards
     Lifted = Expected = object_lines = render_stateful = staticmethod(_refuse)
     refuse_change = attribute_set_error = note_settings = staticmethod(_refuse)
     capturing = drawing = not_drawing = staticmethod(_nothing)

@@ -385,10 +385,12 @@ class TensorSources:
         """The source of a tensor, also as a kept result of a function; None without any source."""
         if (source := self.known(real)) is not None:
             return source
-        keeper = self.state.keeper_of(real)
-        if keeper is None:
+        function = self.state.result_of(real)
+        if function is None:
             return None
-        self.reads.contents(keeper, keeper.__name__)  # guarded: it gives this very tensor as long as it isn't cleared
+        self.reads.contents(
+            function, function.__name__
+        )  # guarded: it gives this very tensor as long as it isn't cleared
         return self._constant(real)
 
     def constant(self, real: torch.Tensor) -> Source:
