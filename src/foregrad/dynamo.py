@@ -28,7 +28,6 @@ from ._torch import dynamo, engine
 from ._torch.dynamo import restore_data_assignments
 from ._torch.fakes import FakeTensor
 from ._torch.function_bodies import has_lost_marks, restore_grad_mode
-from ._torch.function_classes import is_function_class, is_parameter_class, plain_alias
 from ._torch.graph_tools import activation_budget
 from ._torch.symbols import is_ragged
 from ._torch.tensors import storage_key
@@ -140,8 +139,8 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
     if isinstance(gm, fx.GraphModule) and has_lost_marks(gm):
         _tell_eager("has lost the `mark_dirty` of a custom Function (not from PyTorch 2.13 on)")
         raise _skip()
-    kinds = map(type, example_inputs)
-    of_class = [i for i, cls in enumerate(kinds) if is_function_class(cls) or is_parameter_class(cls)]
+    only_overrides = the_one("tensor subclasses").only_overrides
+    of_class = [i for i, cls in enumerate(map(type, example_inputs)) if only_overrides(cls)]
     if of_class:  # the operators of the class are in the graph
         plain = _plain_at(of_class, example_inputs)
         if plain is not None:
@@ -226,7 +225,7 @@ def _plain_at(positions: Sequence[int], inputs: Sequence[Any]) -> list[Any] | No
     """Inputs with plain tensors for tensors of classes with `__torch_function__` alone; None if one has none."""
     plain = list(inputs)
     for index in positions:
-        plain[index] = plain_alias(plain[index])
+        plain[index] = the_one("tensor subclasses").plain_alias(plain[index])
     return None if any(plain[index] is None for index in positions) else plain
 
 

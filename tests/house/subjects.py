@@ -27,6 +27,7 @@ ANNEXES: dict[str, tuple[str, ...]] = {
     ),
     "operators": (
         "_torch/control_flow.py",
+        "_torch/jagged_attention.py",
         "_torch/torchscript.py",
     ),
     "transforms": ("_torch/transforms.py",),
@@ -79,11 +80,7 @@ DOORS = ("__init__.py", "__main__.py")
 ALLOWED = {
     ("store", "python"),
     ("tools", "store"),
-    # A joint graph to be edited takes tensor subclasses apart as its call does, names what the module reaches by itself,
-    # and may come of Dynamo.
-    ("joints", "classes"),
-    ("joints", "python"),
-    ("joints", "dynamo"),
+    ("joints", "dynamo"),  # a joint graph to be edited may come of Dynamo
     ("dynamo", "transforms"),
     ("regions", "python"),
 }

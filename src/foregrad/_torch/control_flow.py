@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -314,7 +313,6 @@ WHILE_LOOP: Any = torch.ops.higher_order.while_loop
 ATTENTION: Any = torch.ops.higher_order.flex_attention
 BACKWARD: Any = torch.ops.higher_order.flex_attention_backward
 
-_OPTIONS = {ATTENTION: 6, BACKWARD: 11}  # the position of the kernel's options among the arguments
 # Compilers run operators under a fake mode, whose rules are looked up by its class.
 for _operator in (ATTENTION, BACKWARD):
     _operator.python_key_table.setdefault(NewFakeMode, _operator.python_key_table[FakeTensorMode])
@@ -367,21 +365,6 @@ def _backward(*args: Any) -> Any:
     )
     with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
         return BACKWARD(*args[:_BUFFERS], buffers, *args[_BUFFERS + 1 :])
-
-
-def has_kernel(node: fx.Node) -> bool:
-    """Whether Inductor has a kernel for this call: always on accelerators; on the CPU, for the output alone."""
-    if node.target not in IN_GRAPHS:
-        return False
-    arguments: Any = node.args
-    options = arguments[_OPTIONS[node.target]]
-    if "OUTPUT_LOGSUMEXP" not in options:  # the bare operator, without the options that `flex_attention` adds
-        return False
-    if arguments[0].meta["val"].device.type != "cpu":
-        return True
-    if node.target is BACKWARD or options["OUTPUT_LOGSUMEXP"] or not torch.cpu._is_avx2_supported():
-        return False
-    return all(user.target is operator.getitem and user.args[1] == 0 for user in node.users)
 
 
 IN_GRAPHS: dict[Any, Callable[..., Any]] = {ATTENTION: _attention, BACKWARD: _backward}

@@ -26,7 +26,6 @@ from torch import fx
 
 from .._torch import inductor
 from .._torch.cache_folder import why_no_folder
-from .._torch.control_flow import has_kernel
 from .._torch.fakes import FakeTensor
 from .._torch.graphs import copied, is_random, make_graph_module, symbols_in
 from .._torch.kernels import kernels_together
@@ -502,7 +501,7 @@ def _foreign(gm: fx.GraphModule) -> set[fx.Node]:
             by_values = depends_on_values(node.target) and not _takes_by_numbers(node)
             if by_values or inductor.runs_as_eager(node) or _is_drawn_by_eager(node):
                 foreign.add(node)
-        elif getattr(node.target, "__module__", "") not in _ARITHMETIC and not has_kernel(node):
+        elif getattr(node.target, "__module__", "") not in _ARITHMETIC and not inductor.has_kernel(node):
             foreign.add(node)
     return foreign
 
@@ -514,7 +513,7 @@ def _numbers(gm: fx.GraphModule) -> set[fx.Node]:
 
 def _with_values(gm: fx.GraphModule) -> set[fx.Node]:
     """Nodes that keep `meta["val"]`, since it can't be computed from their operands' values."""
-    return _foreign(gm) | {node for node in gm.graph.nodes if has_kernel(node)}
+    return _foreign(gm) | {node for node in gm.graph.nodes if inductor.has_kernel(node)}
 
 
 def _takes_by_numbers(node: fx.Node) -> bool:

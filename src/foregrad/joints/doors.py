@@ -11,10 +11,10 @@ import torch
 from torch import fx, nn
 
 from .._torch import dynamo, engine
+from .._torch.descriptors import joint_pass
 from .._torch.fakes import FakeTensor, fake_mode_of
 from .._torch.graphs import trace_artifact
 from .._torch.nested import flat_arguments, mapped_leaves, tensors_in
-from .._torch.settings import joint_pass
 from ..annexes import the_one
 from ..aot import make_pipeline, named_sources
 from ..aot_export import inexpressible

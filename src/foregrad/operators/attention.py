@@ -18,7 +18,7 @@ from torch import fx
 from .._torch.control_flow import ATTENTION, BACKWARD, indexed_by_tensors, install, strides_like
 from .._torch.engine import ThreadDispatchMode, is_any_autocast_enabled, single_threaded_backward, without_modes
 from .._torch.graphs import GraphWriter, make_graph_module, needed_by
-from .._torch.jagged import attends_by_math, is_jagged, jagged_of, parts_of_jagged
+from .._torch.jagged_attention import attends_by_math, jagged_of, parts_of_jagged
 from .._torch.nested import mapped
 from .._torch.patches import hooks_off, is_capturing, region_runner
 from .._torch.stand_ins import is_stand_in
@@ -432,9 +432,7 @@ class ScalarGraphs:
 
 def is_by_math(query: Any, key: Any, value: Any, attn_mask: Any = None, *rest: Any, **options: Any) -> bool:
     """Whether these are arguments of `scaled_dot_product_attention` that it has no fused kernel for."""
-    if not all(is_jagged(type(tensor)) for tensor in (query, key, value)) or attn_mask is not None:
-        return False
-    return attends_by_math(query, key, value, *rest, **options)
+    return attn_mask is None and attends_by_math(query, key, value, *rest, **options)
 
 
 def attention(query: Any, key: Any, value: Any, attn_mask: None = None, *rest: Any, **options: Any) -> Any:
