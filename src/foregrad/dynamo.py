@@ -32,6 +32,7 @@ from ._torch.graph_tools import activation_budget
 from ._torch.symbols import is_ragged
 from ._torch.tensors import storage_key
 from ._torch.wrappers import is_wrapper
+from .annexes import the_one
 from .aot import SharedInputsError, compile_unguarded, make_pipeline, refuse_unsupported, returning_sequence
 from .api import pipeline_for
 from .backends.boxed import nop

@@ -33,7 +33,7 @@ def _refuse(*_: Any) -> NoReturn:
 
 
 class _Unseen:
-    """Everything about Python's state in one run: nothing is there, and nothing happens."""
+    """All parts of Python's state in a run: nothing is there, and nothing happens."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -96,7 +96,7 @@ class _Unseen:
 
 
 class _ArgumentsOfRun(_Unseen):
-    """The arguments of one run."""
+    """The arguments of a run."""
 
     def __init__(self, call: FlatCall, leaves: list[Any], arguments: Callable[..., Any]) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class _ArgumentsOfRun(_Unseen):
 
 
 class _NoGuards:
-    """The guards on what was read, and their watch: there are none."""
+    """The guards on reads, and their watch: there are none."""
 
     dead, places = False, ()
 
