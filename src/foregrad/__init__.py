@@ -235,6 +235,7 @@ ANNEXES = {
     "lines of tensors that open": ["foregrad.classes.result_lines:ResultLines"],
     "memory budgets": ["foregrad.budget.within"],
     "modules that communicate": ["foregrad._torch.distributed:data_parallel"],
+    "operators above autograd": ["foregrad.joints.above_autograd"],
     "operators in graphs": ["foregrad._torch.control_flow:IN_GRAPHS"],
     "Python that graphs call": ["foregrad.regions.of_run:PythonOfRun"],
     "repeated regions": ["foregrad.inductor.regions:outlined"],
