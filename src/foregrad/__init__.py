@@ -229,7 +229,7 @@ ANNEXES = {
         "foregrad.regions.absent:cut_at_region",
         "foregrad.operators.sparse_passes:cut_for_compiler",
     ],
-    "objects taken apart": ["foregrad.frontend.objects"],
+    "objects taken apart": ["foregrad.python.objects"],
     "Python's state": ["foregrad.python"],
     "inputs that open": ["foregrad.classes.inputs:InputsOfClasses"],
     "lines of tensors that open": ["foregrad.classes.result_lines:ResultLines"],

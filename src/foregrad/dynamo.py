@@ -43,6 +43,7 @@ from .dispatch.pipeline import Pipeline
 from .dispatch.varying import EVERY_LINE
 from .errors import BackendError, UnsupportedError, did_you_mean
 from .frontend.call import flatten_call
+from .frontend.state import of_python
 from .frontend.tree import flatten
 from .graph.slots import Buffer, Param, Slot
 from .tracing.tape.origin import stands_for
@@ -149,7 +150,7 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
     pipeline = dataclasses.replace(pipeline, bw_compiler=compiler, of_dynamo=is_graph, first=None)
     function = returning_sequence(gm, 'torch.compile(backend="foregrad")')
     if isinstance(gm, fx.GraphModule):  # or any module, with `aot_autograd`
-        the_one("Python's state").note_settings(function, gm.graph)
+        of_python().note_settings(function, gm.graph)
         restore_grad_mode(gm)
         restore_data_assignments(gm)
         for part in gm.modules():  # the functions that its operators take are graphs in it

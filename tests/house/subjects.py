@@ -15,16 +15,6 @@ PACKAGE = Path(__file__).parents[2] / "src" / "foregrad"
 # Patterns are paths below src/foregrad; `*` also matches a slash.
 ANNEXES: dict[str, tuple[str, ...]] = {
     "python": (
-        "frontend/code.py",
-        "frontend/expected.py",
-        "python/holders.py",
-        "frontend/libraries.py",
-        "python/lifted.py",
-        "frontend/objects.py",
-        "frontend/opaque.py",
-        "frontend/reads.py",
-        "python/effects.py",
-        "python/drawn_arrays.py",
         "_torch/asked.py",
         "_torch/generators.py",
         "_torch/recurrent.py",

@@ -440,7 +440,7 @@ def rendered(
     (again, diverged), joint = ends, compiled.partitioned.joint
     faulted = "raise fault" if again is None else "return again(args, kwargs, fault)"
     stop = Stop("return diverged()", "return eagerly(*args, **kwargs)", faulted)
-    draws = isinstance(eagerly, StatefulFunction) and eagerly.draws
+    draws = isinstance(eagerly, StatefulFunction) and eagerly.uses_up
     while True:
         own = "args kwargs MISS call error fault eagerly again diverged difference differs"
         names = Names(own.split())

@@ -18,10 +18,10 @@ from .._torch.native import make_tensor_check
 from .._torch.nested import registered_functions
 from .._torch.symbols import is_symbolic
 from .._torch.tensors import share_memory
-from ..annexes import the_one
 from ..frontend.call import FlatCall
 from ..frontend.openings import FoundOpenings, Opening, opener
 from ..frontend.source import Source
+from ..frontend.state import of_python
 from ..frontend.tree import Tree
 from ..frontend.values import same_value
 from ..graph.joint import JointGraph
@@ -103,7 +103,7 @@ class CallGuards(GuardMaker):
             self.names.fresh(_identifier(info)) if info.argument is None else self.leaves[info.argument]
             for info in self.signature.inputs
         ]
-        reads = the_one("Python's state").ReadGuards(self)
+        reads = of_python().ReadGuards(self)
         static = reads.in_tables()
         self._read_closures(inputs, static)
         self._tensor_metadata(inputs, static)

@@ -39,12 +39,12 @@ from ...annexes import the_one
 from ...backends.registry import Backend
 from ...config import Config, config
 from ...frontend.call import FlatCall
-from ...frontend.reads import Reads
 from ...graph.joint import JointGraph
 from ...graph.meta import NodeMeta, TensorSpec, spec_of
 from ...graph.role import PREPARED, GraphRole
 from ...house import extensions, is_house_module
 from ...identity import ById
+from ...python.reads import Reads
 from ..serialize.graphs import first_sequence_nr, graph_from, graph_to
 from ..serialize.values import Reader, Writer, checked
 from .describe import UndescribedError, describe, digest
