@@ -119,8 +119,8 @@ class ProgramState:
         self.is_partial, self._in_time = bool(self._waiting), self._for_arguments()
 
     def enter(self, code: types.CodeType) -> tuple[list[Any], list[Any]]:
-        """Go through the functions of packages with this code, which is about to run. Returns the new items of `drawing`
-        and `iterators` since the last time.
+        """Go through the functions of packages with this code, which is about to run. Returns the new items of
+        `drawing` and `iterators` since the last time.
         """
         self._entered.add(code)
         if self._waiting and code in self._waiting:
