@@ -23,14 +23,14 @@ from ..errors import (
     UnsupportedSideEffectError,
     UnsupportedTensorError,
 )
-from ..frontend.code import names_of
-from ..frontend.libraries import is_of_library
-from ..frontend.objects import CALLED_BY_AUTOGRAD
-from ..frontend.reads import Reads, hooks_of
 from ..graph.call_effects import CallPlace, EffectTarget, EffectWriter, TensorEffect
 from ..graph.calls import CALL
 from ..graph.signature import Handle, OutputInfo
 from ..identity import ById, IdSet
+from ..python.code import names_of
+from ..python.libraries import is_of_library
+from ..python.objects import CALLED_BY_AUTOGRAD
+from ..python.reads import Reads, hooks_of
 from ..tracing.aspect import Aspect, Settled
 from ..tracing.effects.analysis import Analysis
 from ..tracing.heap.recording import Host

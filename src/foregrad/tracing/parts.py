@@ -15,6 +15,7 @@ from .._torch.fakes import FakeTensor, FakeTensorMode, NewFakeMode
 from .._torch.symbols import has_symbolic
 from ..annexes import given, the_one
 from ..frontend.call import FlatCall
+from ..frontend.state import of_python
 from ..interrupts import runs_user_code
 from .aspect import Aspect, Aspects, aspect_classes
 from .derivatives.backward import Backward, InnerGradients
@@ -74,7 +75,7 @@ class CalledPython:
     def __init__(self, run: CaptureParts) -> None: ...
 
     def is_region(self, cls: Any) -> bool:
-        return not the_one("Python's state").is_of_library(cls) and bool(_refuse())
+        return not of_python().is_of_library(cls) and bool(_refuse())
 
     def applied(self, cls: Any, context: dict[str, Any]) -> None: ...
 
@@ -102,7 +103,7 @@ class CaptureParts(Host):
 
     def __init__(self, call: FlatCall, options: Options, learned: Learned) -> None:
         super().__init__()
-        self.python = python = the_one("Python's state")
+        self.python = python = of_python()
         self.takes_output, self.keeps_branches = options.takes_output, options.keeps_branches
         self.call, self.options, self.learned, self.name = call, options, learned, options.name
         self.symbols = symbols_of(call)
