@@ -319,8 +319,8 @@ _PUBLISHED = (
     "(8 ranks) sets expandable segments, its script for many does not, so that both are here. Nothing is fitted: allocations "
     "are replayed by the allocator's rules, in two orders. The plan's: foregrad's halves, each value let go after its last "
     "reader. Eager's: PyTorch's own step with its checkpointing and DTensor, recorded on `meta` (`benchmarks/eager_memory.py`), "
-    "where Python and autograd hold values longer. The runs compile their layers and are eager outside of them, in the loss "
-    "most of all, so that they lie between. Float8 (70B) is in neither."
+    "where Python and autograd hold values longer. The compiled runs are eager outside of their layers: of 70B, in the loss, "
+    "which makes the peak. Float8 (70B) is in neither."
 )
 
 

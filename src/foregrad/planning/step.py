@@ -130,9 +130,7 @@ def loss_in(result: Any, name: str) -> torch.Tensor:
     return chosen[0]
 
 
-def _held_by(
-    plain: Any, joint: JointGraph, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[Held, ...]:
+def _held_by(plain: Any, joint: JointGraph, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Held, ...]:
     module = plain if isinstance(plain, torch.nn.Module) else None
     state = [] if module is None else [*module.named_parameters(), *module.named_buffers()]
     parts = [
@@ -161,8 +159,8 @@ def _held_by(
 
 
 def _gradients_made(joint: JointGraph, state: list[tuple[str, torch.Tensor]]) -> set[str]:
-    """The paths of wrappers whose gradients have a layout of their own (of DTensor's embedding: whole), so that the step
-    makes them as wrappers.
+    """The paths of wrappers whose gradients have a layout of their own (of DTensor's embedding: whole): the step makes
+    these as wrappers.
     """
     returned = zip(joint.signature.inputs, joint.signature.gradients.returned, strict=True)
     slots = [str(getattr(info.slot, "name", "")).removeprefix("plain.") for info, given in returned if given]
