@@ -97,7 +97,7 @@ REMEDIES = {
     "UnknownLeafError": "The message has the argument's path. Pass its tensors and numbers, or register its "
     "class as a container with `torch.utils._pytree.register_pytree_node`.",
     "GraphError": "If you edited the graph, the message shows the nodes around the fault. Otherwise the "
-    "fault is foregrad's: please report it.",
+    "fault is foregrad's: [please report it](howto/troubleshooting.md#report-a-fault).",
     "PartitionError": "The message names the fault. With a partitioner of your own, return a forward with the "
     "function's outputs first and the saved values after them, and a backward that takes the saved values first.",
     "BudgetError": "Ask for at least the bytes that the message names, or for a fraction from 0.0 (the least "
@@ -108,7 +108,8 @@ REMEDIES = {
     "PyTorch's own kernels: if they are right, the fault is the backend's.",
     "AnomalyError": "The message has the operator and your line that it differentiates. Eager raises a plain "
     "RuntimeError there.",
-    "InternalError": "Please report it, with the printed graph and your program. It is never your mistake.",
+    "InternalError": "It is never your mistake. [Please report it](howto/troubleshooting.md#report-a-fault), with the "
+    "printed graph and your program.",
 }
 
 HEAD = """# Errors

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, overload
@@ -21,14 +20,15 @@ from .dispatch.explain import Recompiles
 from .dispatch.module import Recipe, make_compiled_module, make_wrapper
 from .dispatch.pipeline import Pipeline
 from .dispatch.varying import SizesSeen, check_marked
-from .errors import EscapedTensorError, UnknownLeafError
+from .errors import EscapedTensorError, UnknownLeafError, did_you_mean
 from .extend import CompiledCallable
 from .frontend.call import flatten_call, forward_of
 from .frontend.openings import GradientKindError
 from .graph.effect_log import CheckFailed
 from .graph.joint import JointGraph
-from .graph.source import a_name
+from .graph.source import check_function, described
 from .house import hide_own_frames
+from .identity import attributed
 from .partitioners import (
     default_partition,
     fused_partition,
@@ -69,7 +69,7 @@ def _partition_fn(
         if not isinstance(policy, Policy) and policy not in (None, "budget"):
             raise ValueError(f"a memory budget makes the partition: partition={policy!r} can't be asked for beside it")
         own = policy if isinstance(policy, Policy) else None
-        within: PartitionFn = the_one("memory budgets")(memory_budget, policy=own, replay=keeps_order)
+        within: PartitionFn = the_one("memory budgets").partition_within(memory_budget, policy=own, replay=keeps_order)
         return within
     if isinstance(policy, Policy):
         return functools.partial(policy_partition, policy=policy)
@@ -81,8 +81,7 @@ def _partition_fn(
         return policy
     if policy not in _POLICIES:
         names = [*sorted(_POLICIES), "budget"]
-        close = difflib.get_close_matches(str(policy), names, n=1)
-        meant = f" (did you mean `{close[0]}`?)" if close else ""
+        meant = did_you_mean(str(policy), names, " (did you mean `{}`?)")
         raise ValueError(f"there is no partition policy `{policy}`{meant}; there are {', '.join(names)}")
     return _POLICIES[policy]
 
@@ -160,7 +159,8 @@ def compile(
         fn_or_module: the function or module. Without it, `compile(...)` is a decorator.
         backend: a name from `list_backends()`, one compiler, or a pair (forward, backward) of compilers
             `(fx.GraphModule, example_inputs) -> callable`. "auto" is "inductor" where that can compile, else "eager";
-            only with "eager" are results eager's bit for bit.
+            on a CPU it begins with eager's kernels while a second process compiles. Only with "eager" are results
+            eager's bit for bit at all times.
         partition: "default" (save the values that the backward reads), "min_cut" (save the fewest bytes), "fused"
             (min-cut that prefers values written by kernels anyway), a `Policy` (`foregrad.dots_saveable`, ...) that
             decides on each value, or a function with the signature of `default_partition`; None for the backend's
@@ -197,7 +197,7 @@ def compile(
     """
     if more:
         raise TypeError(
-            f"backend is a keyword: foregrad.compile(model, backend={_described(more[0])})"
+            f"backend is a keyword: foregrad.compile(model, backend={described(more[0])})"
             if len(more) == 1
             else f"foregrad.compile takes a function or a module alone; the rest are keywords: {', '.join(_KEYWORDS)}"
         )
@@ -264,6 +264,7 @@ def pipeline_for(
         keeper=next(keepers, None),
         regions=False if regions == "auto" and memory_budget is not None else regions,
         may_fail=True,
+        first=chosen.first if is_quick and decompositions is None else None,
     )
 
 
@@ -273,9 +274,9 @@ def compile_function(
     """`function` behind a dispatcher, looking like itself."""
     dispatcher = Dispatcher(function, pipeline, config.value, dynamic=dynamic, on_unsupported=on_unsupported)
 
-    compiled: Any = functools.update_wrapper(dispatcher.make_entry(), function)
-    compiled.foregrad = dispatcher
-    return compiled  # type: ignore[no-any-return]
+    entry: Any = functools.update_wrapper(attributed(dispatcher.make_entry(), foregrad=dispatcher), function)
+    compiled: F = entry
+    return compiled
 
 
 def compile_module(
@@ -324,7 +325,7 @@ def explain_recompiles(fn: Any) -> Recompiles:
     """
     dispatcher = getattr(fn, "foregrad", None)
     if not isinstance(dispatcher, Dispatcher):
-        instead = f"foregrad.explain_recompiles takes what foregrad.compile returned, not {_described(fn)}"
+        instead = f"foregrad.explain_recompiles takes what foregrad.compile returned, not {described(fn)}"
         if hasattr(fn, "get_compiler_config"):
             instead += ', which torch.compile made (TORCH_LOGS="recompiles" shows why that recompiles)'
         raise TypeError(instead)
@@ -348,8 +349,7 @@ def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> JointGraph:
     from .tracing.capture import capture_call  # late, as in the pipeline
     from .tracing.parts import Options
 
-    if not callable(fn):
-        raise TypeError(f"foregrad.capture takes a function or a module and its arguments, not {_described(fn)}")
+    check_function(fn, "capture")
     function = fn.forward if isinstance(fn, torch.nn.Module) else fn
     name = getattr(fn, "__name__", type(fn).__name__)
     objects, is_told, fills = False, False, any(map(is_absent, leaves((args, kwargs))))
@@ -393,6 +393,8 @@ def partition(
         >>> foregrad.partition(joint, "min_cut").saved_bytes  # the argument is there anyway
         0
     """
+    if not isinstance(joint, JointGraph):
+        raise TypeError(f"foregrad.partition splits what foregrad.capture returned, not {described(joint)}")
     with without_fake_mode():
         return pipeline_for(backend="nop", partition=policy, memory_budget=memory_budget).split(joint)
 
@@ -422,23 +424,13 @@ _ELSEWHERE = {
 }
 
 
-def _described(value: Any) -> str:
-    """A value's description in a few words: a tensor's elements and a module's parts are many lines."""
-    if isinstance(value, torch.Tensor):
-        return f"a {type(value).__name__} of shape {tuple(value.shape)}"
-    if isinstance(value, torch.nn.Module):
-        return f"a module of class {type(getattr(value, '_orig_mod', value)).__name__}"
-    text = str(getattr(value, "__name__", None) or repr(value))
-    return text if len(text) <= 60 else a_name(type(value).__name__)
-
-
 def check_arguments(
     target: Any, dynamic: Any, on_unsupported: Any, others: Mapping[str, Any], regions: Any = "auto"
 ) -> None:
     """Raise `TypeError` or `ValueError` for arguments that `compile` does not take."""
     for name in others:
-        close = difflib.get_close_matches(name, _KEYWORDS, n=1)
-        instead = _ELSEWHERE.get(name) or (f"did you mean {close[0]}=?" if close else f"it has {', '.join(_KEYWORDS)}")
+        instead = _ELSEWHERE.get(name) or did_you_mean(name, _KEYWORDS, "did you mean {}=?")
+        instead = instead or f"it has {', '.join(_KEYWORDS)}"
         raise TypeError(f"foregrad.compile has no keyword {name}=: {instead}")
     if not (dynamic is None or isinstance(dynamic, bool)):
         raise ValueError(
@@ -460,6 +452,6 @@ def check_arguments(
         )
     if target is not None and not callable(target) and getattr(type(target), "_foregrad_compile", None) is None:
         raise TypeError(
-            f"foregrad.compile compiles a function or a module, not {_described(target)}. Write "
+            f"foregrad.compile compiles a function or a module, not {described(target)}. Write "
             'foregrad.compile(model), or @foregrad.compile(backend="inductor") above a function'
         )

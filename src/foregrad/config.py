@@ -17,6 +17,8 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from .errors import did_you_mean
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -29,38 +31,41 @@ class Config:
     """How many graphs one compiled function may hold. Past it, calls that fit none of them run eagerly."""
 
     path_limit: int = 16
-    """How many graphs one compiled function may hold for the ways that its program takes on values of its inputs.
-    Past it, calls that take another way run eagerly."""
+    """How many graphs one compiled function may hold for the outcomes of its branches on values. Past it, calls with
+    further outcomes run eagerly."""
 
     error_on_recompile_limit: bool = False
-    """Raise at these limits instead."""
+    """Raise at the limits above, instead of running eagerly."""
 
     higher_order: bool = True
-    """Keep what it takes to differentiate a compiled function again (create_graph=True): the fake tensors that it was
-    captured with, and of inputs that are not leaves their histories."""
+    """Keep the means to differentiate a compiled function again (create_graph=True): the fake tensors of its capture,
+    and the histories of inputs that are not leaves."""
 
     on_unsupported: str = "eager"
-    """What `compile` does with calls that it can't compile: "eager" runs them as they are and warns once, "raise"
-    raises the error that says why."""
+    """The treatment of calls that `compile` can't compile: "eager" runs them eagerly and warns once, "raise" raises
+    an error with the reason."""
 
     progress: bool | None = None
-    """Say on stderr that a call compiles, once that takes over two seconds. None: in a terminal and in a notebook."""
+    """Say on stderr that a call compiles, if it takes over two seconds. None: in a terminal and in a notebook."""
+
+    background: bool = True
+    """Let `backend="auto"` begin with eager's kernels while a second process compiles."""
 
     full_tracebacks: bool = False
     """Show foregrad's own frames in the tracebacks of errors that the function raises."""
 
     native: bool = True
-    """Let calls go through the C++ part, where it was built (`foregrad doctor` says so). The same otherwise; a call
+    """Run calls through the C++ part, if it is built (`foregrad doctor` says so). Results are equal either way; a call
     costs some microseconds less."""
 
     cache: bool = True
-    """Keep on disk what `compile` works out, where a backend's results can be kept, for the next process."""
+    """Keep the results of `compile` on disk for the next process, if the backend's results can be stored."""
 
     cache_dir: str = ""
     """The folder of the cache; by default `foregrad/compiled` in the user's folder for caches."""
 
     cache_limit: int = 1024
-    """The most that the cache may take, in MiB. What was not used for longest goes first."""
+    """The size limit of the cache in MiB. Entries not used for the longest time are removed first."""
 
 
 def _from_environment() -> Config:
@@ -94,19 +99,27 @@ class _Holder:
         higher_order: bool
         on_unsupported: str
         progress: bool | None
+        background: bool
         full_tracebacks: bool
         native: bool
         cache: bool
         cache_dir: str
         cache_limit: int
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.value, name)
+    else:  # hidden from type checkers, so that they find misspelt settings
 
-    def __setattr__(self, name: str, setting: Any) -> None:
-        if name not in {f.name for f in dataclasses.fields(Config)}:
-            raise AttributeError(f"foregrad has no setting `{name}`; there are {', '.join(self.names())}")
-        object.__setattr__(self, "value", dataclasses.replace(self.value, **{name: setting}))
+        def __getattr__(self, name: str) -> Any:
+            self._check_name(name)
+            return getattr(self.value, name)
+
+        def __setattr__(self, name: str, setting: Any) -> None:
+            self._check_name(name)
+            object.__setattr__(self, "value", dataclasses.replace(self.value, **{name: setting}))
+
+    def _check_name(self, name: str) -> None:
+        if name not in self.names():
+            meant = did_you_mean(name, self.names(), " (did you mean `{}`?)")
+            raise AttributeError(f"foregrad has no setting `{name}`{meant}; there are {', '.join(self.names())}")
 
     def names(self) -> list[str]:
         """The names of all settings."""

@@ -6,6 +6,9 @@ A message names the event, the user's line, the reason, and the remedy.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 __all__ = [
     "AnomalyError",
     "ArtifactCallError",
@@ -131,9 +134,15 @@ class AnomalyError(ForegradError, RuntimeError):
 
 
 class InternalError(ForegradError, AssertionError):
-    """A fault in foregrad itself. Please report it with the printed graph."""
+    """A fault in foregrad itself. Please report it where you got foregrad, with the printed graph."""
 
 
 def add_note(error: BaseException, text: str) -> None:
     """Add a line to an error, as PEP 678 says. Python 3.10 keeps the lines, and prints none."""
     vars(error).setdefault("__notes__", []).append(text)
+
+
+def did_you_mean(name: str, known: Iterable[str], hint: str = " Did you mean `{}`?") -> str:
+    """For messages about an unknown name: a hint at the nearest known name, empty if none is near."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return hint.format(close[0]) if close else ""

@@ -10,12 +10,12 @@ import difflib
 import logging
 
 LOGS = {
-    "graphs": "each joint graph, as it was captured",
-    "partition": "what is saved for the backward; with + the two halves",
+    "graphs": "each joint graph after its capture",
+    "partition": "the values saved for the backward; with + the two halves",
     "guards": "the code that decides whether a graph is right for a call, and runs it",
-    "recompiles": "why a function is compiled again; with + for each graph that there is",
+    "recompiles": "why a function is compiled again; with + for each existing graph",
     "eager": "calls that run eagerly, and why",
-    "backends": "what backends say",
+    "backends": "messages of backends",
 }
 _LEVELS = {"+": logging.DEBUG, "-": logging.ERROR}
 

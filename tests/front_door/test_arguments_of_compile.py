@@ -134,6 +134,12 @@ def doubled(x):
             lambda: foregrad.capture(torch.ones(1000)),
             r"takes a function or a module .* not a Tensor of shape \(1000,\)$",
         ),
+        (lambda: foregrad.explain(torch.ones(1000)), r"foregrad.explain takes a function .* shape \(1000,\)$"),
+        (lambda: foregrad.verify(torch.ones(1000)), r"foregrad.verify takes a function .* shape \(1000,\)$"),
+        (lambda: foregrad.partition(doubled), "splits what foregrad.capture returned, not doubled$"),
+        (lambda: foregrad.mark_dynamic(3, 0), "a dimension of a tensor, not of 3$"),
+        (lambda: setattr(foregrad.config, "full_tracback", True), r"`full_tracback` \(did you mean `full_tracebacks`"),
+        (lambda: foregrad.config.recompile_limits, r"`recompile_limits` \(did you mean `recompile_limit`"),
         (lambda: foregrad.export(nn.Linear(4, 2), torch.randn(2, 4)), r"args is a tuple .*export\(model, \(x,\)\)"),
         (lambda: foregrad.compile(doubled, partition="mincut"), "`mincut` .did you mean `min_cut`.*budget"),
         (lambda: foregrad.explain_recompiles(torch.compile(nn.Linear(2, 2))), "a module of class Linear, which torch"),
@@ -142,9 +148,15 @@ def doubled(x):
     ],
 )
 def test_a_likely_mistake_is_answered_with_what_to_write(mistake, says):
-    with pytest.raises((TypeError, ValueError), match=says) as raised:
+    with pytest.raises((TypeError, ValueError, AttributeError), match=says) as raised:
         mistake()
-    assert len(str(raised.value)) < 300
+    assert len(str(raised.value)) < 400
+
+
+def test_a_misspelt_public_name_can_be_suggested_by_python():
+    with pytest.raises(AttributeError) as raised:
+        foregrad.compil
+    assert (raised.value.name, raised.value.obj) == ("compil", foregrad)
 
 
 # ------------------------------------------------------------------------------------------------ tracebacks

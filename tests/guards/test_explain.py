@@ -124,7 +124,7 @@ def test_a_value_read_from_a_tensor_is_named_by_its_line():
     f = foregrad.compile(lambda x: x * 2 if x.sum() > 0 else x * 3, backend="eager")
     f(torch.ones(2)), f(-torch.ones(2))
     assert "not graph 1: the value read at" in str(foregrad.explain_recompiles(f))
-    assert "was True, is another" in str(foregrad.explain_recompiles(f))
+    assert "was True, is a different value" in str(foregrad.explain_recompiles(f))
 
 
 def test_a_size_that_depends_on_values_is_named_by_its_line():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
+import subprocess
 import sys
 
 import pytest
@@ -155,6 +157,24 @@ def test_a_file_that_raises_exits_with_2_and_one_line(tmp_path, capsys, text, sa
     assert f"foregrad: {file} " in told
     assert said in told
     assert len(told.splitlines()) == 1
+
+
+def test_the_line_is_found_in_a_file_that_is_named_relatively(tmp_path, capsys, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "raising.py").write_text("x = 1\nraise ValueError('no data')\n")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["explain", "folder/raising.py:f"]) == 2
+    assert capsys.readouterr().err == "foregrad: folder/raising.py raised ValueError: no data (line 2)\n"
+
+
+def test_a_reader_that_goes_away_is_no_difference(tmp_path):
+    """As in `foregrad doctor | head -1`: status 1 would say that something is broken."""
+    command = [sys.executable, "-m", "foregrad", "doctor"]
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as gone:
+        done = subprocess.run(command, stdout=gone, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_inspecting_no_file_exits_with_2_and_a_damaged_one_with_1(tmp_path, capsys):

@@ -39,3 +39,14 @@ def test_what_is_promised_of_loading_names_pages_that_are_there():
         assert (ROOT / path).is_file()
     assert "#the-file" in text
     assert "## The file\n" in (ROOT / "docs" / "artifacts.md").read_text(encoding="utf-8")
+
+
+def test_each_request_for_a_report_says_where_to_send_it():
+    """There is no address that a file could name: it is where the reader got foregrad."""
+    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    asking = re.compile(r"report\s+(?:it|this)\b(?!-)[^\n]*\n?[^\n]*")
+    found = [match[0] for file in files for match in asking.finditer(file.read_text(encoding="utf-8"))]
+    assert len(found) > 5
+    assert [text for text in found if "where you got foregrad" not in text and "#report-a-fault" not in text] == []
+    page = (ROOT / "docs" / "howto" / "troubleshooting.md").read_text(encoding="utf-8")
+    assert "## Report a fault\n\nReport a fault where you got foregrad" in page

@@ -80,7 +80,7 @@ class _NoFunctions:
 
 _text_of_size = torch.SymInt.__repr__
 _WRITES_NO_TEXT = ("torch", "sympy", "logging")
-_PRINTS = "foregrad.graph.python_effects"  # for the program
+_PRINTS = "foregrad.python.effects"  # for the program
 
 
 def _text_of_number(self: Any) -> str:

@@ -7,16 +7,16 @@ name with an argument, as `torch:openxla` (any backend of torch.compile's) and `
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import importlib.metadata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from ..annexes import given
-from ..errors import BackendError
+from ..errors import BackendError, did_you_mean
 from ..graph.joint import Partitioned
 from ..locks import make_lock
 from .boxed import nop
@@ -38,7 +38,8 @@ class Backend:
     own settings. `cache_key` gives, as JSON, all that results depend on besides the graph: versions, settings. Without
     it, or if it gives None, nothing is kept. `keeps_order`: whether operators run one by one in the graph's order; then
     a budget may replay random ones. `budget_settings`: the compiler's settings under a memory budget, unless the user
-    sets others.
+    sets others. `first`: the backend whose graphs may serve calls while this backend compiles elsewhere.
+    `why_not(devices)`: why the backend compiles nothing for these devices here; None if it compiles.
     """
 
     name: str
@@ -54,6 +55,8 @@ class Backend:
     cache_key: Callable[[], Any] | None = None
     keeps_order: bool = False
     budget_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    first: Backend | None = None
+    why_not: Callable[[Sequence[torch.device]], str | None] | None = None
 
     def decomposition_table(self) -> dict[Any, Callable[..., Any]]:
         """The decompositions as a new dict, loaded if they are late."""
@@ -213,8 +216,7 @@ def _loaded(name: str) -> Backend:
 def _unknown(name: str) -> str:
     names = list_backends()
     head, colon, _ = name.partition(":")
-    close = difflib.get_close_matches(name, names, n=1) or difflib.get_close_matches(head, _families(), n=1)
-    hint = f" Did you mean `{close[0]}`?" if close else ""
+    hint = did_you_mean(name, names) or did_you_mean(head, _families())
     if head in _families() and not colon:
         hint = f" It takes a name: `{head}:<{_families()[head].argument}>`."
     return f"there is no backend called `{name}`.{hint} Known: {', '.join(names)}."

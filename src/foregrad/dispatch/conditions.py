@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import inspect
 import math
@@ -16,12 +15,12 @@ import torch
 from .._torch.ops import is_opaque_value
 from ..frontend.arrays import is_number_of_numpy
 from ..frontend.call import FlatCall, are_apart
-from ..frontend.expected import Expected, same_keys, same_value
-from ..frontend.objects import ObjectLayout, slot_members
 from ..frontend.source import ABSENT
+from ..frontend.state import of_python
 from ..frontend.tree import KEPT_WHOLE, Tree
-from ..graph.python_effects import OfArgument, PythonWrite
-from ..graph.source import Names, literal, unpacked
+from ..frontend.values import is_plain, same_keys, same_value
+from ..graph.call_effects import ObjectWrite
+from ..graph.source import Names, literal
 
 Bind = Callable[[str, Any], str]
 _BY_VALUE = (torch.device, torch.Size, bytes)
@@ -43,7 +42,7 @@ def is_constant(name: str, value: Any, bind: Bind) -> str:
             return f"type({name}) is float and {name} != {name}{sign}"
         return f"type({name}) is float and {name} == {value!r}{'' if value else sign}"
     if is_number_of_numpy(value) or cls in _BY_PARTS:
-        return f"{bind('holds', Expected(value).holds)}({name})"
+        return f"{bind('holds', _holds(value))}({name})"
     if isinstance(value, types.MethodType):  # made anew each time it is asked for
         return f"{name} == {bind('method', weakref.WeakMethod(value))}()"
     if isinstance(value, KEPT_WHOLE):
@@ -67,7 +66,15 @@ def answers(template: str, owner: str, attribute: str | None, value: Any, bind: 
         return f"({expression}) is {value}", expression
     if type(value) in (int, str) and (text := literal(value)) is not None:
         return f"({expression}) == {text}", expression
-    return f"{bind('holds', Expected(value).holds)}({expression})", expression
+    return f"{bind('holds', _holds(value))}({expression})", expression
+
+
+def _holds(value: Any) -> Callable[[Any], bool]:
+    """A test whether a later value is as `value`: plain values are compared here, objects by Python's state."""
+    if is_plain(value):
+        return functools.partial(same_value, value)
+    test: Callable[[Any], bool] = of_python().Expected(value).holds
+    return test
 
 
 # ------------------------------------------------------------------------------------------ keys
@@ -115,14 +122,14 @@ def order_of_keywords_matters(function: Any) -> bool:
 def apart_guards(
     call: FlatCall,
     names: Mapping[int, str],
-    writes: Sequence[PythonWrite],
+    writes: Sequence[ObjectWrite],
     reached: Mapping[type, frozenset[int]],
     bind: Bind,
 ) -> Iterator[str]:
     """Guards that distinct containers are distinct still, and that none is a container reached by the function itself
     (`reached`: their ids, by class). `names`: the variables of the containers, by number.
     """
-    is_written = any(type(write.target) is OfArgument for write in writes)
+    is_written = any(write.is_to_argument for write in writes)
     of_class: dict[type, list[str]] = {}
     for number, (container, _) in enumerate(call.containers):
         of_class.setdefault(type(container), []).append(names[number])
@@ -153,57 +160,11 @@ def object_lines(name: str, tree: Tree, children: list[str], names: Names, bind:
         yield "", f"{name}.flags.writeable"
         yield f"{children[0]} = {bind('from_numpy', torch.from_numpy)}({name})", ""
         return
-    if tree.kind != "object":
-        if tree.kind == "partial":
-            yield "", f"not {name}.__dict__"
-        parts = {"partial": ("func", "args", "keywords"), "method": ("__func__", "__self__")}.get(tree.kind)
-        values = [f"{name}()"] if parts is None else [f"{name}.{part}" for part in parts]
-        yield f"{', '.join(children)} = {', '.join(values)}", ""
+    if tree.kind == "object":
+        yield from of_python().object_lines(name, tree, children, names, bind)
         return
-    layout: ObjectLayout = tree.context
-    end = layout.num_items
-    yield from _items(name, layout, children[:end], names, bind)
-    if layout.names is not None:
-        table = names.fresh(f"{name}_table")
-        yield f"{table} = {bind('attribute_of', object.__getattribute__)}({name}, '__dict__')", ""
-        yield "", f"tuple({table}) == {bind('names', layout.names)}"
-        if layout.names:
-            own = children[end : end + len(layout.names)]
-            yield f"{unpacked(own)}{table}.values()", ""
-            end += len(own)
-    members = slot_members(tree.type)
-    for child, index in zip(children[end:], layout.slots, strict=True):
-        yield f"{child} = {bind('slot', members[index].__get__)}({name})", ""
-    empty = [member for i, member in enumerate(members) if i not in layout.slots]
-    if empty:
-        yield "", f"{bind('are_empty', _are_empty)}({name}, {bind('slots', tuple(empty))})"
-
-
-def _items(name: str, layout: ObjectLayout, children: list[str], names: Names, bind: Bind) -> Iterator[tuple[str, str]]:
-    base: Any = layout.base
-    if base is set:
-        yield "", has_context(f"frozenset({bind('members_of', set.__iter__)}({name}))", layout.members, bind)
-    elif layout.keys is not None:
-        kind: Any = collections.OrderedDict if base is collections.OrderedDict else dict
-        if base is collections.defaultdict:
-            yield f"{children[0]} = {name}.default_factory", ""
-            children = children[1:]
-        yield "", has_keys(f"{bind('keys_of', kind.keys)}({name})", layout.keys, bind)
-        if children:
-            yield f"{unpacked(children)}{bind('values_of', kind.values)}({name})", ""
-    elif base is not None:
-        yield "", f"{bind('length', base.__len__)}({name}) == {len(children)}"
-        if base is collections.deque:
-            yield "", f"{name}.maxlen == {layout.limit}"
-        if children:
-            yield f"{unpacked(children)}{bind('items_of', base.__iter__)}({name})", ""
-
-
-def _are_empty(value: Any, slots: tuple[Any, ...]) -> bool:
-    for slot in slots:
-        try:
-            slot.__get__(value)
-        except AttributeError:
-            continue
-        return False
-    return True
+    if tree.kind == "partial":
+        yield "", f"not {name}.__dict__"
+    parts = {"partial": ("func", "args", "keywords"), "method": ("__func__", "__self__")}.get(tree.kind)
+    values = [f"{name}()"] if parts is None else [f"{name}.{part}" for part in parts]
+    yield f"{', '.join(children)} = {', '.join(values)}", ""

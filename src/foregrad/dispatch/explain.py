@@ -192,11 +192,11 @@ def decided(decisions: Sequence[DecisionInfo]) -> Difference:
     if len(decisions) == 1:
         (only,) = decisions
         if only.symbol is not None:
-            return Difference(f"the size found at {only.where}", f"{only.value} or the like", "another")
-        return Difference(f"the value read at {only.where}", repr(only.value), "another")
+            return Difference(f"the size found at {only.where}", f"{only.value} or the like", "a different size")
+        return Difference(f"the value read at {only.where}", repr(only.value), "a different value")
     lines = list(dict.fromkeys(decision.where for decision in decisions))
     shown = "; ".join(lines[:3]) + ("; ..." if len(lines) > 3 else "")
-    return Difference(f"a value read at {shown}", "one", "another")
+    return Difference(f"a value read at {shown}", "one", "a different value")
 
 
 # ------------------------------------------------------------------------------------------ refusals
@@ -239,7 +239,7 @@ def _cause_of(error: BaseException) -> str:
     *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
     file = innermost.f_code.co_filename
     if is_house_file(file) and isinstance(error, (LookupError, AttributeError, TypeError, AssertionError)):
-        return "foregrad fails where eager does not; that is a fault, please report it"
+        return "foregrad fails where eager does not; please report it where you got foregrad, with the program"
     if file.startswith(_TORCH) or is_house_file(file):
         return "PyTorch refuses this for the tensors of a capture, which have neither values nor memory"
     return "the code there does not take the tensors of a capture, which have neither values nor memory"

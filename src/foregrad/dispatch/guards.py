@@ -6,12 +6,10 @@ import functools
 import inspect
 import math
 import operator
-import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from .._torch import engine
 from .._torch import guards as torch_guards
@@ -20,13 +18,12 @@ from .._torch.native import make_tensor_check
 from .._torch.nested import registered_functions
 from .._torch.symbols import is_symbolic
 from .._torch.tensors import share_memory
-from ..annexes import the_one
 from ..frontend.call import FlatCall
-from ..frontend.expected import Expected, same_value
 from ..frontend.openings import FoundOpenings, Opening, opener
-from ..frontend.reads import TABLES, Reads, tensors_in_key
 from ..frontend.source import Source
-from ..frontend.tree import KEPT_WHOLE, Tree
+from ..frontend.state import of_python
+from ..frontend.tree import Tree
+from ..frontend.values import same_value
 from ..graph.joint import JointGraph
 from ..graph.signature import BaseOf, GradientOf, InputInfo, MemoryOf, PartOf
 from ..graph.source import ATTRIBUTES, Names, a_name, unpacked
@@ -73,10 +70,10 @@ class CallGuards(GuardMaker):
         self.call = call
         self.native = native
         self.captured = captured
-        self.reads = captured.reads
         self.tensors = captured.tensors
         self.paths = [user_name(call.function, path) for path in call.paths]
         self.wrapper_specs = captured.wrappers or FoundOpenings((), {})
+        self.floats: dict[int, str] = {}  # by input: the variable of the number
         self.with_gradients: dict[tuple[int, ...], str] = {}  # wrappers that require grad, by first equal leaves
         self.numbers = {i.argument: i.number for i in self.signature.inputs if i.number is not None}
         self.slots = [
@@ -88,7 +85,9 @@ class CallGuards(GuardMaker):
         lines = super().lines()
         for index, info in enumerate(self.signature.inputs):
             if info.number is float:
-                name, self.inputs[index] = self.inputs[index], self.names.fresh(f"{self.inputs[index]}_tensor")
+                name = self.floats.setdefault(index, self.inputs[index])
+                if self.inputs[index] == name:
+                    self.inputs[index] = self.names.fresh(f"{name}_tensor")
                 lines.append(f"{self.inputs[index]} = {self.bind('tensor_of', _tensor_of)}({name})")
         return lines
 
@@ -104,14 +103,16 @@ class CallGuards(GuardMaker):
             self.names.fresh(_identifier(info)) if info.argument is None else self.leaves[info.argument]
             for info in self.signature.inputs
         ]
-        static = self._in_tables()
+        reads = of_python().ReadGuards(self)
+        static = reads.in_tables()
         self._read_closures(inputs, static)
         self._tensor_metadata(inputs, static)
         self.symbols = self.sizes()
         tensors = transformed or any(t is not None and not t.is_inference() for t in self.tensors)
         for condition in state_conditions(self.joint, self.bind, tensors=tensors):
             self.require(condition)
-        watch = self._watched(inputs, static)
+        watch = reads.watched(inputs, static)
+        self.watch = reads.watch
         before, now = global_state(), self.bind("state_now", global_state)
         look = f"{self.bind('state_difference', state_difference)}({self.bind('before', before)}, {now}())"
         state = Guard("", look=look, facts=((STATE, before),))
@@ -227,18 +228,6 @@ class CallGuards(GuardMaker):
 
     # ---------------------------------------------------------------- inputs
 
-    def _in_tables(self) -> dict[int, tuple[dict[str, Any], str, str]]:
-        """The inputs that are parameters and buffers of modules: table, key and name."""
-        table_by_input = {}
-        object_by_path: dict[Any, Any] = {}
-        for index, info in enumerate(self.signature.inputs):
-            source = info.source
-            if isinstance(source, Source) and len(source.steps) >= 2 and source.steps[-2][1] in TABLES:
-                table = _note_way(self.reads, source, source.steps[:-1], object_by_path)
-                if type(table) is dict:
-                    table_by_input[index] = (table, source.steps[-1][1], str(info.slot).partition(" ")[2])
-        return table_by_input
-
     def _read_closures(self, inputs: list[str], static: dict[int, Any]) -> None:
         """Read other tensors that the function reached by itself, each along its path from an object that stays."""
         roots: dict[int, str] = {}
@@ -283,7 +272,7 @@ class CallGuards(GuardMaker):
         ]
         self._check_tensors(here, inputs)
 
-    def _facts(self, checked: Iterable[int]) -> Facts:
+    def facts_of(self, checked: Iterable[int]) -> Facts:
         return tuple((self.slots[i], tensor_facts(self._real(i), *self._numbers_of(i))) for i in checked)
 
     def _numbers_of(self, index: int) -> tuple[list[int | None], list[int | None]]:
@@ -302,7 +291,7 @@ class CallGuards(GuardMaker):
             fits = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
         check = self.bind("tensors", fits)
         operands = "".join(f"{inputs[i]}, " for i in checked)
-        self.compare(f"{check}({operands[:-2]})", self._facts(checked), f"({operands})")
+        self.compare(f"{check}({operands[:-2]})", self.facts_of(checked), f"({operands})")
 
     def _is_part(self, index: int) -> bool:
         """Whether an input is a part of a wrapper: it is guarded as a leaf, or not as a whole."""
@@ -314,56 +303,7 @@ class CallGuards(GuardMaker):
         assert tensor is not None  # a whole memory, which is no tensor of the user's
         return tensor
 
-    def _watched(self, inputs: list[str], static: dict[int, Any]) -> str:
-        """Add the watch over values that were read besides the arguments, and bind parameters and buffers. Returns the
-        watch's variable.
-        """
-        roots = [leaf for leaf in self.call.leaves if isinstance(leaf, KEPT_WHOLE)]
-        modules = self.captured.modules
-        make_watch = the_one("Python's state").Watch
-        self.watch = watch = make_watch(self.reads, modules, list(static.values()), roots, native=self.native)
-        name, handles = self.bind("watch", watch), self.bind("handles", RemovableHandle)
-        check, objects, values = (self.names.fresh(n) for n in ("check", "objects", "values"))
-        code = (
-            f"{check}, {objects}, {values} = {name}.now",
-            f"if not {check}({objects}):",
-            f"    if not {name}.refresh(): return MISS",
-            f"    {values} = {name}.now[2]",
-        )
-        self.list.steps.append(Lines(code, (f"{values} = {name}.tensors()",)))
-        hooks = f"{handles}.next_id == {name}.hooks_seen or {name}.hooks_unchanged()"
-        self.require(hooks, "hooks of a module", Words("none"), Words("some"))
-        if static:
-            targets = [inputs[i] for i in static]
-            test = f"{self.bind('check_parameters', watch.check_tensors)}({values})"
-            self.compare(test, self._facts(static), values)
-            self.let(f"{unpacked(targets)}{values}")
-        self._arguments_reached_too(inputs)
-        if self.reads.compares_identity:
-            self._other_objects(watch)
-        return name
-
-    def _other_objects(self, watch: Any) -> None:
-        """If the function compares objects by identity: guard each argument's identity with the found tensors."""
-        first_index = self.bind("tensors_found", watch.first_index)
-        nodes = [node for _, node in self.call.tree.walk("")]
-        keys_given = [n.context if n.kind == "dict" else getattr(n.context, "keys", None) for n in nodes]
-        keys = frozenset(id(tensor) for key in keys_given for tensor in tensors_in_key(key))
-        for name, _ in zip(self.wrappers, self.call.tree.wrappers(), strict=False):  # those given, which come first
-            self.require(f"{first_index}.get(id({name})) is None", "whether it found an argument", False)
-        for i, leaf in enumerate(self.call.leaves):
-            if isinstance(leaf, torch.Tensor) and self.call.first_of[i] == i:
-                which, name = watch.first_index.get(id(leaf)), self.leaves[i]
-                if which is None and id(leaf) in self.reads.given:  # code may have found it where nobody looks
-                    test = f"{name} is {self.bind('given', weakref.ref(leaf))}()"
-                elif which is None:
-                    test = f"{first_index}.get(id({name})) is None"
-                    test += f" and id({name}) not in {self.bind('keys', keys)}" if keys else ""
-                else:
-                    test = f"{first_index}.get(id({name})) == {which}"
-                self.require(test, f"which of the tensors it found {self.paths[i]} is", Words("as captured"))
-
-    def _arguments_reached_too(self, inputs: list[str]) -> None:
+    def arguments_reached_too(self, inputs: list[str]) -> None:
         """Add guards on arguments that the function also reaches by itself."""
         arguments = {info.argument for info in self.signature.inputs}
         for i, leaf in enumerate(self.call.leaves):
@@ -396,37 +336,6 @@ class CallGuards(GuardMaker):
                 return
         apart = tuple(i if i in real else None for i in range(len(inputs)))
         self.memories(sharing or Sharing(apart))
-
-
-def _note_way(reads: Reads, source: Source, steps: tuple[tuple[str, Any], ...], object_by_path: dict[Any, Any]) -> Any:
-    """The object at the end of `steps` from the source's root.
-
-    Each step on the way is guarded, since a replaced object leads elsewhere. `object_by_path`: the objects at the ends
-    of paths that were followed earlier.
-    """
-    if not steps:
-        return source.root
-    way = (id(source.root), steps)
-    if way in object_by_path:
-        return object_by_path[way]
-    value, (kind, key) = _note_way(reads, source, steps[:-1], object_by_path), steps[-1]
-    name = str(source.slot)
-    if kind == "attr" and key in getattr(value, "__dict__", ()):
-        place, step = reads.place(vars(value), "dict", name, "attr"), vars(value)[key]
-        if key in TABLES:
-            place.items.setdefault(key, Expected(step))
-        else:
-            reads.add(place, key, step)
-    elif kind == "attr":
-        step = getattr(value, key)
-        reads.add(reads.place(value, "object", name, "attr"), key, step)
-    else:
-        step = value[key]
-        if isinstance(value, (dict, list)):
-            holder = reads.place(value, "dict" if isinstance(value, dict) else "list", name, "item")
-            reads.add(holder, key, step)
-    object_by_path[way] = step
-    return step
 
 
 def _identifier(info: InputInfo) -> str:

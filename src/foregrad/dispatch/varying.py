@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from .._torch.engine import plain_execution
+from .._torch.graphs import function_of
 from .._torch.symbols import concrete, is_symbolic, map_symbolic, may_vary
 from .._torch.tensors import marked_in_torch
 from ..errors import UnsupportedError
@@ -21,6 +22,7 @@ from ..frontend.call import FlatCall, memory_groups
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec, paddings, spec_of
 from ..graph.signature import ConstantOutput, DecisionInfo, Handle, MemoryOf
+from ..graph.source import described
 
 if TYPE_CHECKING:
     from ..tracing.capture import Captured
@@ -46,6 +48,8 @@ def mark_dynamic(tensor: torch.Tensor, dim: int, min: int | None = None, max: in
         >>> len(double.foregrad.specializations)
         1
     """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"mark_dynamic marks a dimension of a tensor, not of {described(tensor)}")
     rank = tensor.dim()
     if not -rank <= dim < rank:
         raise IndexError(f"mark_dynamic: dimension {dim} of a tensor with {rank} dimensions")
@@ -335,7 +339,7 @@ def _value_of_numbers(
         return None
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: tensors.get(n, names[n]))
     with plain_execution(), torch.no_grad():
-        result: torch.Tensor = node.target(*map_symbolic(args, concrete), **map_symbolic(kwargs, concrete))  # type: ignore[operator]
+        result: torch.Tensor = function_of(node)(*map_symbolic(args, concrete), **map_symbolic(kwargs, concrete))
     return result
 
 

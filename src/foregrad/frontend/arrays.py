@@ -41,3 +41,10 @@ def tensor_over(value: Any) -> torch.Tensor | None:
         return _from_numpy(value)
     except (TypeError, ValueError):  # the order of bytes, negative strides, numbers of 80 bits
         return None
+
+
+class ArrayStandIn:
+    """Base of stand-ins for arrays during a capture: `tensor()` gives the array's tensor."""
+
+    __slots__ = ()
+    tensor: Callable[[], torch.Tensor]

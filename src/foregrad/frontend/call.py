@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
@@ -17,7 +18,6 @@ from ..errors import EscapedTensorError, UnsupportedAliasError, UnsupportedLayou
 from ..graph.slots import Slot
 from ..graph.source import key_texts
 from .arrays import tensor_over
-from .lifted import forms_of
 from .openings import Wrap, opener, wrap
 from .tree import STEPPERS, Tree, check_leaves, flatten, open_arguments
 
@@ -40,6 +40,54 @@ def calls_itself(module: torch.nn.Module) -> bool:
 
 def _forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     return module.forward(*args, **kwargs)
+
+
+class LeadingPlace(Protocol):
+    """Where a part of a `StatefulFunction`'s first argument comes from. `is_drawn`: a look there uses the value up.
+    `dims`: the varying dimensions of a tensor there.
+    """
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def dims(self) -> frozenset[int]: ...
+    @property
+    def is_drawn(self) -> bool: ...
+    def now(self, taken: Any) -> Any:
+        """The value there now, where that can be looked at; otherwise `taken`."""
+
+
+class StatefulFunction(functools.partial[Any]):
+    """A function with the tuple of the values at `places` as its first argument. It counts as its function's partial
+    application. `arrays`: the places of arrays, by identity. `uses_up`: whether `places` use up random generators.
+    """
+
+    places: tuple[LeadingPlace, ...]
+    arrays: frozenset[tuple[int, Any]]
+    uses_up: bool
+
+
+def forms_of(function: Any) -> Iterator[StatefulFunction]:
+    """The forms round a function, outermost first: one for each time that state was found to vary."""
+    while isinstance(function, StatefulFunction):
+        yield function
+        function = function.func
+
+
+def may_have_a_form(function: Any) -> bool:
+    """Whether a function has few forms so far: one that finds new places each time never comes to an end."""
+    return len([*forms_of(function)]) < _MOST_NESTED
+
+
+def renewed(function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments with the state as it is now: other threads have gone on while this one captured, or waited."""
+    if not isinstance(function, StatefulFunction):
+        return args
+    now = tuple(place.now(value) for place, value in zip(function.places, args[0], strict=True))
+    return now, *renewed(function.func, args[1:])
+
+
+_MOST_NESTED = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

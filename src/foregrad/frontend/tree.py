@@ -14,7 +14,7 @@ import functools
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -26,7 +26,6 @@ from ..errors import UnknownLeafError
 from ..graph.source import key_text, key_texts
 from ..house import is_house_module
 from .arrays import is_number_of_numpy
-from .objects import fill, is_plain_class, look_into, make_empty
 from .openings import Opening, Unwrap, Wrap, new_samples, wrap
 
 _SCALARS = (int, float, str, bool, complex, bytes, type(None))
@@ -54,6 +53,28 @@ _CONSTANTS = (
     types.MethodType,
     *(cls for classes in given("classes of constants") for cls in classes),
 )
+
+
+class ObjectsOpened(Protocol):
+    """The module that takes plain objects apart. `look_into` gives an object's layout and its values; the layout's
+    `empty(cls)` makes an object, `fill(made, values)` fills it, `steps(cls)` are the ways to the values.
+    """
+
+    def look_into(self, value: Any, /) -> tuple[Any, list[Any]] | None: ...
+    def is_plain_class(self, cls: type, /) -> bool: ...
+
+
+class _NoObjects:
+    def look_into(self, _: Any) -> None:
+        return None
+
+    def is_plain_class(self, _: type) -> bool:
+        return False
+
+
+def _objects() -> ObjectsOpened:
+    found: Sequence[ObjectsOpened] = given("objects taken apart")
+    return found[0] if found else _NoObjects()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,7 +107,7 @@ class Tree:
         empty = None
         if self.number >= 0:  # made first, as what is in it may lead back to it
             if self.kind == "object":
-                empty = made[self.number] = make_empty(self.type, self.context)
+                empty = made[self.number] = self.context.empty(self.type)
             elif self.kind == "cell":
                 empty = made[self.number] = types.CellType()
             elif self.kind in ("list", "dict"):
@@ -107,7 +128,7 @@ class Tree:
 
     def _fill(self, empty: Any, items: list[Any]) -> None:
         if self.kind == "object":
-            fill(empty, self.context, items)
+            self.context.fill(empty, items)
         elif self.kind == "list":
             empty.extend(items)
         elif self.kind == "cell":
@@ -378,7 +399,7 @@ class _Opener:
         return Tree(kind, cls, context, children, sum(child.size for child in children), number)
 
     def _is_made(self, value: Any) -> bool:
-        return self.makes and is_plain_class(type(value))
+        return self.makes and _objects().is_plain_class(type(value))
 
     def _look(self, value: Any) -> tuple[str, Any, Any, list[Any]] | None:
         cls = type(value)
@@ -402,7 +423,7 @@ class _Opener:
         if cls in (list, tuple, dict) or is_leaf(value):
             opened = open_container(value)
         elif cls in _OBJECTS or registered_functions(cls) is None:
-            found = look_into(value)
+            found = _objects().look_into(value)
             opened = open_container(value) if found is None else ("object", cls, *found)
         else:
             opened = open_container(value)

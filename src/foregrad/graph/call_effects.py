@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -136,6 +136,47 @@ class TensorEffect(CallEffect):
 def at_place(effects: Sequence[CallEffect], place: CallPlace) -> list[CallEffect]:
     """The effects at one place, in the order of their lines."""
     return sorted((effect for effect in effects if effect.place is place), key=lambda effect: effect.rank)
+
+
+class ObjectWriter(Protocol):
+    """Material for the line of an `ObjectWrite`. `containers`: the variable of each container among the arguments."""
+
+    containers: Mapping[int, str]
+
+    def bind(self, hint: str, value: Any) -> str:
+        """A global name for a value."""
+
+
+class ObjectWrite(Protocol):
+    """A write to an object of the program, at the end of a call. `path` is the place for people. `counts`: a number
+    takes a number's place, as in a counter; `is_to_argument`: the object is an argument's; `is_said`: it is text for
+    the console.
+    """
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def target(self) -> Any: ...
+    @property
+    def counts(self) -> bool: ...
+    @property
+    def is_to_argument(self) -> bool: ...
+    @property
+    def is_said(self) -> bool: ...
+    @property
+    def is_print(self) -> bool: ...
+    def line(self, writer: ObjectWriter, values: Sequence[str]) -> str:
+        """The line of the rendered call; `values`: the expressions of all written values."""
+
+
+class OldObject:
+    """Base of the leaves that stand for an object older than the call."""
+
+    __slots__ = ()
+
+    def expression(self, writer: ObjectWriter) -> str:
+        """The object, in a line of the rendered call."""
+        raise NotImplementedError
 
 
 # ------------------------------------------------------------------------------------------------ before the graph

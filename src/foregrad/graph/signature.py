@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-from .call_effects import CallEffect, ClearGradient, SetGradient, TensorEffect
+from .call_effects import CallEffect, ClearGradient, ObjectWrite, SetGradient, TensorEffect
 from .effect_log import (
     BackwardEffects,
     BumpVersion,
@@ -24,7 +24,6 @@ from .effect_log import (
     Write,
 )
 from .meta import TensorSpec
-from .python_effects import PythonWrite
 from .slots import Live, Slot, Tangent
 
 __all__ = ["Handle", "OutputInfo"]  # handed on
@@ -249,7 +248,7 @@ class EffectInfo:
 
     log: tuple[Effect, ...] = ()
     around: tuple[CallEffect, ...] = ()
-    python_writes: tuple[PythonWrite, ...] = ()
+    python_writes: tuple[ObjectWrite, ...] = ()
     counted_along: tuple[int, ...] = ()
 
 

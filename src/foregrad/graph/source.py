@@ -98,6 +98,22 @@ def a_name(name: str) -> str:
     return f"an {name}" if name[:1] in "aeioAEIO" else f"a {name}"
 
 
+def described(value: Any) -> str:
+    """A value's description in a few words: a tensor's elements and a module's parts are many lines."""
+    if isinstance(value, torch.Tensor):
+        return f"a {type(value).__name__} of shape {tuple(value.shape)}"
+    if isinstance(value, torch.nn.Module):
+        return f"a module of class {type(getattr(value, '_orig_mod', value)).__name__}"
+    text = str(getattr(value, "__name__", None) or repr(value))
+    return text if len(text) <= 60 else a_name(type(value).__name__)
+
+
+def check_function(fn: Any, door: str) -> None:
+    """Raise `TypeError` unless the first argument of a door is a function."""
+    if not callable(fn):
+        raise TypeError(f"foregrad.{door} takes a function or a module and its arguments, not {described(fn)}")
+
+
 def key_text(key: Any) -> str:
     """A key for people. Texts and numbers as literals; other objects by their class, not by their `__repr__`."""
     cls = type(key)

@@ -10,7 +10,7 @@ import copy
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 import torch
 from torch.nn import functional
@@ -22,13 +22,13 @@ from .._torch.patches import is_capturing, numbers_in
 from .._torch.stand_ins import is_stand_in
 from .._torch.symbols import SYM_MATH
 from .._torch.torchscript import install
-from ..errors import TensorTextError, UnsupportedAliasError
+from ..errors import TensorTextError, UnsupportedAliasError, UnsupportedError, UnsupportedMutationError
+from ..frontend.arrays import ArrayStandIn
 from ..graph.meta import TensorSpec
 from ..house import is_program_module
 from ..locks import Bind
 from ..tracing.aspect import Aspect, Row, aspect
 from ..tracing.heap.recording import Host, Recording
-from ..tracing.values.drawn_arrays import DrawnArray
 from ..tracing.values.numbers import TRACED
 
 
@@ -39,6 +39,37 @@ class ScriptedFunctions(Aspect):
     @staticmethod
     def install(bind: Bind, current: Callable[[], Any]) -> None:
         install(bind, is_capturing)
+
+
+@aspect
+class StorageMethods(Aspect):
+    """Methods of storages that raise where there is no memory, as behind a stand-in."""
+
+    def __init__(self, host: Host, recorder: Recording) -> None:
+        self.where = recorder.where
+
+    @staticmethod
+    def install(bind: Bind, current: Callable[[], Any]) -> None:
+        for name, error in (("resize_", UnsupportedMutationError), ("data_ptr", UnsupportedError)):
+            bind(torch.UntypedStorage, name, _refused_without_memory(name, error, current))
+
+
+def _refused_without_memory(name: str, refused: type[Exception], current: Callable[[], Any]) -> Callable[..., Any]:
+    original = getattr(torch.UntypedStorage, name)
+
+    def method(self: torch.UntypedStorage, *args: Any) -> Any:
+        try:
+            return original(self, *args)
+        except RuntimeError as error:
+            here = current()
+            if here is None or "invalid python storage" not in str(error):
+                raise
+            raise refused(
+                f"`untyped_storage().{name}()` is called at {here.where()} on the memory of a tensor: a capture has "
+                "none. Keep that part outside the compiled function, or mark it with `foregrad.eager_region`."
+            ) from None
+
+    return method
 
 
 def _tensor_split(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -69,9 +100,9 @@ def _ctc_loss(
     return losses.sum() if how == 2 else losses
 
 
-def _numbers(lengths: Any) -> list[int]:
+def _numbers(lengths: Any) -> list[Any]:
     if isinstance(lengths, torch.Tensor):
-        return [lengths.item()] if lengths.dim() == 0 else lengths.tolist()  # type: ignore[list-item]
+        return [lengths.item()] if lengths.dim() == 0 else lengths.tolist()
     return list(lengths)
 
 
@@ -226,7 +257,7 @@ def _made(data: Any, make: Callable[[Any], torch.Tensor]) -> torch.Tensor | None
 def _tensor(func: Any, args: Any, kwargs: Any) -> Any:
     """`torch.tensor`, `as_tensor`, `asarray`: of a list, a new tensor each, without a history."""
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
-    if type(data) is DrawnArray:
+    if _is_array(data):
         return _of_array(func, data, *args[1:], **{k: v for k, v in kwargs.items() if k not in ("data", "obj")})
     if not isinstance(data, (list, tuple)) and type(data) not in TRACED:
         return func(*args, **kwargs)
@@ -237,7 +268,7 @@ def _tensor(func: Any, args: Any, kwargs: Any) -> Any:
     return made.requires_grad_() if kwargs.get("requires_grad") else made
 
 
-def _of_array(func: Any, array: DrawnArray, *args: Any, **kwargs: Any) -> Any:
+def _of_array(func: Any, array: ArrayStandIn, *args: Any, **kwargs: Any) -> Any:
     if func is not torch.tensor:
         return func(array.tensor(), *args, **kwargs)
     like = {name: value for name, value in kwargs.items() if name in ("dtype", "device") and value is not None}
@@ -245,13 +276,17 @@ def _of_array(func: Any, array: DrawnArray, *args: Any, **kwargs: Any) -> Any:
     return made.requires_grad_() if kwargs.get("requires_grad") else made
 
 
+def _is_array(value: Any) -> TypeGuard[ArrayStandIn]:
+    return issubclass(type(value), ArrayStandIn)
+
+
 def _item(func: Any, args: Any, kwargs: Any) -> Any:
     """`x[index]` and `x[index] = y`, where an index may be an array that was drawn."""
     index = args[1]
-    if type(index) is DrawnArray:
+    if _is_array(index):
         index = index.tensor()
-    elif type(index) is tuple and any(type(part) is DrawnArray for part in index):
-        index = tuple(part.tensor() if type(part) is DrawnArray else part for part in index)
+    elif type(index) is tuple and any(_is_array(part) for part in index):
+        index = tuple(part.tensor() if _is_array(part) else part for part in index)
     return func(args[0], index, *args[2:], **kwargs)
 
 
@@ -259,7 +294,7 @@ def _new_tensor(func: Any, args: Any, kwargs: Any) -> Any:
     data = args[1] if len(args) > 1 else kwargs.get("data")
     like = {"dtype": args[0].dtype, "device": args[0].device}
     like |= {key: value for key, value in kwargs.items() if key in like and value is not None}
-    if type(data) is DrawnArray:
+    if _is_array(data):
         return _of_array(torch.tensor, data, requires_grad=kwargs.get("requires_grad"), **like)
     if not isinstance(data, (list, tuple)) and type(data) not in TRACED:
         return func(*args, **kwargs)
@@ -272,7 +307,7 @@ def _new_tensor(func: Any, args: Any, kwargs: Any) -> Any:
 def _new(func: Any, args: Any, kwargs: Any) -> Any:
     """`x.new(data)`: as `new_tensor`, where it is given a list."""
     given = args[1:] or tuple(kwargs[name] for name in ("data",) if name in kwargs)
-    if len(given) == 1 and type(given[0]) is DrawnArray:
+    if len(given) == 1 and _is_array(given[0]):
         return _of_array(torch.tensor, given[0], dtype=args[0].dtype, device=args[0].device)
     if len(given) != 1 or not isinstance(given[0], (list, tuple)) or isinstance(given[0], torch.Size):
         return func(*args, **kwargs)

@@ -16,12 +16,12 @@ import torch
 from .._torch.symbols import is_symbolic
 from ..errors import UnsupportedSideEffectError
 from ..frontend.call import FlatCall
-from ..frontend.expected import is_plain
-from ..frontend.lifted import Draw, drawn_in
-from ..frontend.opaque import CLOCKS, REFUSED_DRAWS
+from ..frontend.values import is_plain
 from ..identity import ById, IdSet
 from ..tracing.tape.again import ArgumentsDiffer, ArgumentsFound
-from ..tracing.values.drawn_arrays import DrawnArray, dtype_of, is_array
+from .drawn_arrays import DrawnArray, dtype_of, is_array
+from .lifted import Draw, drawn_in, numbered
+from .opaque import CLOCKS, REFUSED_DRAWS
 
 
 class Draws:
@@ -91,7 +91,7 @@ class Draws:
                 "would take all times before its graph, and nothing would lie between them. Take times round the call."
             )
         if self.made:
-            raise ArgumentsFound(self.name, tuple(self.made))
+            raise ArgumentsFound(self.name, self.made[0].path, numbered(self.made))
 
     def seed(self, generator: Any, seed: Any) -> None:
         """The function seeds a generator, or sets its state. `known(generator)`: it is older than the call."""

@@ -22,14 +22,14 @@ from .._torch.asked import tell_type
 from .._torch.nested import refuse_flattening
 from .._torch.symbols import concrete, is_symbolic, map_symbolic
 from ..errors import UnsupportedSideEffectError
-from ..frontend.expected import is_plain
-from ..frontend.holders import CELL, DEQUE, DICT, NAMESPACE, Holder
-from ..frontend.lifted import StatePlace
-from ..frontend.objects import is_plain_object
-from ..frontend.reads import TABLES, Reads
-from ..identity import IdSet
+from ..frontend.values import is_plain
+from ..identity import IdSet, class_property
+from .holders import CELL, DEQUE, DICT, NAMESPACE, Holder
+from .lifted import StatePlace
+from .objects import is_plain_object
 from .own_writes import is_made
 from .program_state import ProgramState
+from .reads import TABLES, Reads
 
 Identity = tuple[int, Any]
 Place = tuple[Holder, Any]
@@ -198,7 +198,7 @@ def replaced(holder: Holder) -> Iterator[Any]:
 
 
 class Journals:
-    """The journals of one run, and its `said` messages, see `graph/python_effects.py`. `wanted`: the places of
+    """The journals of one run, and its `said` messages, see `python/effects.py`. `wanted`: the places of
     containers that earlier runs found to grow.
     """
 
@@ -282,7 +282,7 @@ class UntouchedIterator:
         self._of = of
         self._refuse = refuse
 
-    @property  # type: ignore[misc]
+    @class_property
     def __class__(self) -> type:
         return type(self._of)
 

@@ -19,22 +19,13 @@ from .._torch import engine
 from .._torch.patches import is_capturing
 from .._torch.stand_ins import is_stand_in
 from ..errors import ProgramOutputError
-from ..frontend.libraries import is_class_outside, loggers_of
-from ..graph.python_effects import (
-    CONSOLE,
-    Said,
-    action_for,
-    is_recording_warnings,
-    log_of,
-    print_of,
-    warn_of,
-    would_raise,
-)
 from ..interrupts import runs_user_code
 from ..locks import Bind
 from ..tracing.aspect import Aspect, aspect
 from ..tracing.heap.recording import Host, Recording
 from ..tracing.tape.again import CaptureAgain
+from .effects import CONSOLE, Said, action_for, is_recording_warnings, log_of, print_of, warn_of, would_raise
+from .libraries import is_class_outside, loggers_of
 from .texts import Texts
 
 _NOT_THE_PROGRAMS = ("foregrad", "torch.")

@@ -20,11 +20,14 @@ from .._torch.settings import (
     REPLAYED,
     apply_settings,
     arithmetic,
+    changes_between_operators,
     matters_to,
+    set_by,
     settings,
     under_settings,
     unfinished,
 )
+from .._torch.symbols import TracedInt
 from ..errors import ForegradError, UnsupportedSideEffectError
 from ..graph.call_effects import CallEffect, CallPlace, EffectWriter
 from ..locks import Bind
@@ -32,6 +35,10 @@ from ..tracing.aspect import Aspect, Settled, aspect
 from ..tracing.heap.recording import Host, Recording
 from ..tracing.tape.again import CaptureAgain
 from ..tracing.tape.tape import Entry
+from ..tracing.values.numbers import TracedFloat
+
+asked.tell_type(TracedFloat, lambda _: float)
+asked.tell_type(TracedInt, lambda _: int)
 
 
 class ArithmeticSettings:
@@ -174,3 +181,8 @@ def check_finished(name: str, was_inference: bool) -> None:
         raise UnsupportedSideEffectError(
             f"`{name}` enters {context} and does not leave it. Leave it in the function, or enter it outside."
         )
+
+
+def note_settings(function: Any, graph: torch.fx.Graph) -> None:
+    """Note on a function that runs a graph of Dynamo's the settings that the graph's operators change."""
+    function.settings, function.settings_between = set_by(graph), changes_between_operators(graph)

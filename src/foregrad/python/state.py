@@ -11,27 +11,27 @@ import torch
 
 from .._torch.symbols import is_symbolic
 from ..errors import EscapedTensorError, UnsupportedSideEffectError
-from ..frontend import holders as kinds
 from ..frontend.arrays import is_array, overlaps
 from ..frontend.call import FlatCall
-from ..frontend.holders import Holder, kind_of, left_in_cache
-from ..frontend.lifted import StatePlace, lifted_places, stand_in_at, times_lifted
-from ..frontend.opaque import is_generator_of_numpy, results_of
 from ..frontend.openings import Unwrap
-from ..frontend.reads import Reads
 from ..frontend.source import ABSENT, table_of
 from ..frontend.tree import LEAF, Tree, is_as_opened, open_container
-from ..graph.eager_regions import open_journal
-from ..graph.python_effects import OfArgument, PythonWrite, SetAttribute
+from ..graph.attempts import attempts
 from ..identity import ById, IdSet
 from ..tracing.tape.again import BackwardChangesError
 from ..tracing.tape.collection import Newborns
 from ..tracing.tape.tape import Learned
+from . import holders as kinds
 from .draw_patches import stand_in_for
+from .effects import OfArgument, PythonWrite, SetAttribute
+from .holders import Holder, kind_of, left_in_cache
 from .journals import Identity, Journals, UntouchedIterator, grows, replaced
+from .lifted import StatePlace, lifted_places, stand_in_at, times_lifted
 from .observed import Observed
+from .opaque import is_generator_of_numpy, results_of
 from .own_writes import OwnWrites, forget_written, is_made, now_in
 from .program_state import ProgramState
+from .reads import Reads
 from .writes import MadeValues, PythonWrites
 
 _Named = tuple[list[Any], list[str]]  # values, and what people call them
@@ -303,12 +303,10 @@ class PythonState:
 
     def take_over(self, region: str) -> None:
         """An eager region's changes count as older than the run: each call makes them anew."""
-        journal = open_journal()
         for holder in self.before.changed():
             before, holder.before = holder.before, holder.kind.read(holder.target)
             self._taken_over.append((holder, before, region))
-            if journal is not None:
-                journal.undo.append(functools.partial(holder.kind.put_back, holder.target, before, holder.before))
+            attempts().undo_then(functools.partial(holder.kind.put_back, holder.target, before, holder.before))
 
     def check_taken_over(self, name: str) -> None:
         """Raise where the function looks at a region's changes: it would see the capture's."""

@@ -10,13 +10,13 @@ import torch
 from ..dispatch.graphs import Specialization
 from ..dispatch.guard_list import MISS
 from ..frontend.arrays import is_array as is_numpy_array
-from ..frontend.lifted import Draw, Lifted, StatePlace, lifted_arrays, lifted_places, place_of
 from ..frontend.source import Source
 from ..graph.meta import TensorSpec
-from ..graph.python_effects import CallMethod
 from ..graph.source import Names, attribute, compile_source, item, literal
 from ..runtime.lines import LineWriter
 from ..tracing.tape.again import ArgumentsDiffer
+from .effects import CallMethod
+from .lifted import Draw, Lifted, StatePlace, lifted_places, place_of
 from .program_state import ProgramState
 
 
@@ -113,7 +113,7 @@ def render_stateful(
         f"        {put_back}\n"
         "        return eagerly(*args, **kwargs)\n"
     )
-    if lifted_arrays(lifted) or any(isinstance(place, Draw) for place in lifted.places):
+    if lifted.arrays or any(isinstance(place, Draw) for place in lifted.places):
         source += (
             "    try:\n"
             "        return inner(state, *args, **kwargs)\n"

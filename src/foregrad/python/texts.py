@@ -19,8 +19,8 @@ import sys
 from types import CodeType, FrameType
 from typing import Any
 
-from ..graph.python_effects import Piece
 from ..house import is_program_module
+from .effects import Piece
 
 Site = tuple[CodeType, int]
 """A call in code, by its offset."""

@@ -16,15 +16,14 @@ import torch
 from .._torch.stand_ins import is_stand_in
 from .._torch.symbols import is_symbolic
 from ..errors import EscapedTensorError, UnsupportedSideEffectError
-from ..frontend import holders as kinds
-from ..frontend.expected import is_plain
-from ..frontend.holders import Holder, is_import
-from ..frontend.lifted import StatePlace, stand_in_at
-from ..frontend.objects import is_plain_object, look_into
 from ..frontend.openings import Unwrap
 from ..frontend.source import ABSENT
 from ..frontend.tree import Opened, Tree, check_leaves, flatten, is_leaf, list_of, open_objects
-from ..graph.python_effects import (
+from ..frontend.values import is_plain
+from ..identity import ById, IdSet
+from ..tracing.tape.collection import Newborns
+from . import holders as kinds
+from .effects import (
     AddToSet,
     CallMethod,
     DeleteAttribute,
@@ -38,8 +37,9 @@ from ..graph.python_effects import (
     SetItem,
     SetItems,
 )
-from ..identity import ById, IdSet
-from ..tracing.tape.collection import Newborns
+from .holders import Holder, is_import
+from .lifted import StatePlace, stand_in_at
+from .objects import is_plain_object, look_into
 from .program_state import ProgramState
 
 

@@ -20,7 +20,6 @@ from ...dispatch.guard_list import sharing_of
 from ...dispatch.pipeline import Pipeline
 from ...errors import ArtifactError, AttributeAssignedError, UnsupportedError, UnsupportedSideEffectError
 from ...frontend.call import FlatCall, flatten_call
-from ...frontend.holders import CLASS, SET, Holder
 from ...frontend.source import Source
 from ...frontend.tree import flatten
 from ...graph.effect_log import CheckFailed
@@ -32,6 +31,7 @@ from ...graph.tangents import ABSENT, VARIABLE, BackwardCase
 from ...identity import ById, IdSet
 from ...interrupts import held
 from ...passes.keep import also_saved, results_read
+from ...python.holders import CLASS, SET, Holder
 from ...python.program_state import ProgramState
 from ...tracing.capture import Captured, capture_call
 from ...tracing.derivatives.resumable_trace import GradientRef, ResumableTrace, WrappedRef

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +23,8 @@ __all__ = ["main"]
 _Raw = argparse.RawDescriptionHelpFormatter
 _EPILOG = """\
 exit status: 0 done, and all is well; 1 the command found a difference, a damaged file or something broken;
-2 wrong arguments, no such file, or no target that runs; 3 the target can't be compiled; 130 stopped by Ctrl-C
+2 wrong arguments, no such file, or no target that runs; 3 the target can't be compiled; 130 stopped by Ctrl-C; 141 the
+reader of the output went away (`| head`)
 
 example: foregrad doctor
 """
@@ -56,7 +58,9 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Callable[[Any], 
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     options.rest = rest
     try:
-        return int(options.run(options))
+        status = int(options.run(options))
+        sys.stdout.flush()
+        return status
     except TargetError as error:
         print(f"foregrad: {error}", file=sys.stderr)
         return 2
@@ -66,6 +70,9 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Callable[[Any], 
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return 130  # what a shell gives for a command ended by Ctrl-C
+    except BrokenPipeError:  # as of `| head`: the interpreter's own flush at the end must not fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # what a shell gives for a command ended by SIGPIPE
     except Exception as error:
         told = error_of_target(error, options.target) if hasattr(options, "target") else None
         if told is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import functools
 import importlib.util
 import inspect
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 import foregrad
-from foregrad.errors import BackendError, ForegradError
+from foregrad.errors import BackendError, ForegradError, did_you_mean
 from foregrad.extend import is_house_file
 from foregrad.graph.source import a_name
 
@@ -39,10 +38,10 @@ def error_of_target(error: BaseException, target: str) -> TargetError | None:
     """The error of a user's file or target, on one line; None for a fault that is not the user's."""
     file = target.rpartition(":")[0] or target
     frames = list(traceback.extract_tb(error.__traceback__))
-    if isinstance(error, SyntaxError) and error.filename == str(Path(file)):
-        line = error.lineno
-    else:
-        line = next((one.lineno for one in reversed(frames) if one.filename in (file, str(Path(file)))), None)
+    lines = [(Path(frame.filename).resolve(), frame.lineno) for frame in frames]
+    if isinstance(error, SyntaxError):
+        lines.append((Path(error.filename or "").resolve(), error.lineno))
+    line = next((line for path, line in reversed(lines) if path == Path(file).resolve()), None)
     if (
         line is None
         and frames
@@ -166,9 +165,8 @@ def _instead(module: Any, name: str) -> str:
     found = [key for key, value in own.items() if getattr(value, "__module__", None) == module.__name__]
     found += [key for key, value in own.items() if isinstance(value, torch.nn.Module)]
     names = [key for key in dict.fromkeys(found) if callable(own[key]) and not key.startswith("_")]
-    close = difflib.get_close_matches(name, [*names, *own], n=1)
-    if close:
-        return f": did you mean `{close[0]}`?"
+    if close := did_you_mean(name, [*names, *own], ": did you mean `{}`?"):
+        return close
     return f": it has {', '.join(names[:_MOST_NAMES])}{', ...' if len(names) > _MOST_NAMES else ''}" if names else ""
 
 

@@ -27,6 +27,7 @@ from foregrad.extend import GraphView, compiling, phase
 from foregrad.graph.joint import Partitioned
 from foregrad.graph.meta import TensorSpec, paddings
 from foregrad.graph.slots import Checked, Decision, Updated
+from foregrad.graph.source import check_function
 from foregrad.partitioners import Report, SavedValue, make_report
 
 from ..verification.watched import GlobalGenerators, compiled_with
@@ -80,6 +81,7 @@ def explain(
         >>> found.memory.predicted_saved == found.memory.measured_saved
         True
     """
+    check_function(fn, "explain")
     asked = {"backend": backend, "partition": partition, "memory_budget": memory_budget}
     with warnings.catch_warnings(), without_fake_mode(), contextlib.ExitStack() as afterwards:
         afterwards.callback(GlobalGenerators.now().put_back)

@@ -17,6 +17,7 @@ from foregrad._torch.tools import leaves_of, named_leaves, storage_key, version_
 from foregrad.errors import UnsupportedError
 from foregrad.extend import CompiledFunction, as_compiled, compiling, phase
 from foregrad.graph.joint import JointGraph
+from foregrad.graph.source import check_function
 
 from .compare import Verdict, compare
 from .locate import Culprit
@@ -69,6 +70,7 @@ def verify(
         >>> found.ok, str(found.verdict)
         (True, 'equal bit for bit')
     """
+    check_function(fn_or_module, "verify")
     begin = time.perf_counter()
     _check_values(fn_or_module, args, kwargs)
     function, name = fn_or_module, backend if isinstance(backend, str) else None

@@ -9,20 +9,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from ..._torch.asked import is_asked
 from ..._torch.engine import TorchFunctionMode, dispatching_again, is_function_mode_on, single_threaded_backward
 from ..._torch.hooks import unless_cut
 from ..._torch.levels import bottom_of
-from ..._torch.patches import applied_function
+from ..._torch.patches import applied_function, is_capturing
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import is_inside_transform
 from ..._torch.wrappers import is_of_capture
 from ...errors import UnsupportedError, UnsupportedLayoutError, UnsupportedOpError
+from ...house import is_program_module
 from ...interrupts import deliver, held
 from ..heap.recording import Host
 from ..kernels.checks import VALUE_CHECKS
@@ -171,13 +172,17 @@ class Lifting(TorchFunctionMode):
     def _size(self, func: Any, args: Any, kwargs: Any) -> Any:
         """To the program, symbolic sizes are integers."""
         sizes = func(*args, **kwargs)
-        is_told = self.recorder.is_symbolic and is_asked(_ASKER)
+        is_told = self.recorder.is_symbolic and is_capturing() and _asked_by_program()
         return self.recorder.decisions.numbers.sizes(sizes) if is_told else sizes
 
     def _number(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """As a number of Python's: constructors such as `torch.FloatTensor` may ask for one."""
+        """As a number of Python's: constructors such as `torch.FloatTensor` may ask for one. A branch on a number is on
+        its truth, not on its value.
+        """
         with dispatching_again():
-            return func(*args, **kwargs)
+            return (
+                func(*args, **kwargs) if func is not _TENSOR.__bool__ else bool(self._item(_TENSOR.item, args, kwargs))
+            )
 
     def _mark(self, func: Any, args: Any, kwargs: Any) -> Any:
         value = bool(args[1] if len(args) > 1 else kwargs.get("requires_grad", True))
@@ -226,7 +231,13 @@ _QUANTIZED = [
 _ADDRESSES = [getattr(torch.Tensor, name) for name in ("const_data_ptr",) if hasattr(torch.Tensor, name)]
 _NUMBERS = [_TENSOR.__float__, _TENSOR.__int__, _TENSOR.__index__, _TENSOR.__bool__, _TENSOR.__complex__]
 
-_ASKER = 4  # frames from `is_asked` to the code that calls a torch function
+
+def _asked_by_program() -> bool:
+    """Whether the code that calls a torch function is the program's."""
+    return is_program_module(sys._getframe(_ASKER).f_globals.get("__name__"))
+
+
+_ASKER = 4  # frames from `_asked_by_program` to that code
 _SIZES = [_TENSOR.shape.__get__, _TENSOR.size, _TENSOR.stride, _TENSOR.numel, _TENSOR.nelement, _TENSOR.storage_offset]
 
 _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
@@ -248,7 +259,7 @@ _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     torch.Tensor.__dir__: Lifting._names,
     torch.Tensor.detach_: Lifting._detach_in_place,
     torch.Tensor.requires_grad_: Lifting._mark,
-    torch.Tensor.requires_grad.__set__: Lifting._mark,  # type: ignore[attr-defined]
-    torch.Tensor.data.__get__: Lifting._take_data,  # type: ignore[attr-defined]
-    torch.Tensor.data.__set__: Lifting._assign_data,  # type: ignore[attr-defined]
+    _TENSOR.requires_grad.__set__: Lifting._mark,
+    _TENSOR.data.__get__: Lifting._take_data,
+    _TENSOR.data.__set__: Lifting._assign_data,
 }

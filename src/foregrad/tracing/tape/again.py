@@ -32,17 +32,17 @@ class SharedClosureFound(CaptureAgain):
 class ArgumentsFound(UnsupportedSideEffectError):  # noqa: N818 - asks for another capture, with these as arguments
     """The function takes values from places that give others in each call: these are to be its arguments."""
 
-    def __init__(self, name: str, taken: tuple[Any, ...]) -> None:
+    def __init__(self, name: str, path: str, taken: tuple[Any, ...]) -> None:
         super().__init__(
-            f"`{name}` draws from {taken[0].path}; a graph would replay one value. Draw before the call, and pass the "
+            f"`{name}` draws from {path}; a graph would replay one value. Draw before the call, and pass the "
             "result (for random numbers, torch's own functions work)."
         )
-        self.name, self.taken = name, taken
+        self.name, self.path, self.taken = name, path, taken
 
     def refusal(self) -> UnsupportedSideEffectError:
         """The error for a call of which these can't be arguments, as others are."""
         return UnsupportedSideEffectError(
-            f"`{self.name}` takes from {self.taken[0].path} in another way in each call; take from it before the call."
+            f"`{self.name}` takes from {self.path} in another way in each call; take from it before the call."
         )
 
 

@@ -46,6 +46,13 @@ class Entry:
     constant: Any = None  # the real tensor, when this is a constant
     value: Any = None  # its value, once evaluated ahead of time (see `evaluate_entry`)
 
+    @property
+    def tensor(self) -> TensorSpec:
+        """The spec of an entry that is one tensor; `UNDESCRIBED` where no layout fits."""
+        held: Any = self.spec
+        spec: TensorSpec = held
+        return spec
+
     def __repr__(self) -> str:
         return f"Entry({self.name or self.target})"
 

@@ -12,17 +12,19 @@ import dataclasses
 import logging
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 
 from .._torch.symbols import TracedSymbol
+from ..graph.call_effects import ObjectWriter, OldObject
+from ..graph.source import literal
 from ..house import is_house_code
 
 
-class Kept:
+class Kept(OldObject):
     """A leaf of a written value that is one object in all calls."""
 
     __slots__ = ("value",)
@@ -30,12 +32,15 @@ class Kept:
     def __init__(self, value: Any) -> None:
         self.value = value
 
+    def expression(self, writer: ObjectWriter) -> str:
+        return writer.bind("kept", self.value)
+
     def __repr__(self) -> str:
         return f"Kept(a {type(self.value).__name__} at {id(self.value):#x})"  # the object's own repr is the user's code
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class OfArgument:
+class OfArgument(OldObject):
     """A container or object among the arguments, different in each call: by its number in the tree of the arguments;
     with `attributes`, its `__dict__`. Used as a leaf of a value, and as the target of a write.
     """
@@ -43,6 +48,9 @@ class OfArgument:
     number: int
     cls: type
     attributes: bool = False
+
+    def expression(self, writer: ObjectWriter) -> str:
+        return writer.containers[self.number]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,8 +68,39 @@ class PythonWrite:
         return isinstance(self.target, OfArgument)
 
     @property
+    def is_said(self) -> bool:
+        return self.target is CONSOLE
+
+    @property
     def is_print(self) -> bool:
-        return self.target is CONSOLE and getattr(self, "name", "").startswith("print")
+        return self.is_said and getattr(self, "name", "").startswith("print")
+
+    def line(self, writer: ObjectWriter, values: Sequence[str]) -> str:
+        """The line of the rendered call, with the expressions of all written `values`."""
+        raise NotImplementedError
+
+    def _table(self, writer: ObjectWriter) -> str:
+        target = self.target
+        if type(target) is not OfArgument:
+            return writer.bind("state", target)
+        name = target.expression(writer)
+        if not target.attributes:
+            return name
+        return f"{writer.bind('attribute_of', object.__getattribute__)}({name}, '__dict__')"
+
+    @property
+    def _class(self) -> type:
+        """The class of the target."""
+        target = self.target
+        if type(target) is not OfArgument:
+            return type(target)
+        return dict if target.attributes else target.cls
+
+    def _unbound(self, writer: ObjectWriter, method: str) -> str:
+        """A method of the built-in class behind the target, even if its own class overrides it."""
+        bases = (collections.OrderedDict, dict, list, collections.deque, set)
+        base = next(base for base in bases if issubclass(self._class, base))
+        return writer.bind(f"{base.__name__}_{method.strip('_')}", getattr(base, method))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,12 +110,21 @@ class SetItem(PythonWrite):
     key: Any
     value: int
 
+    def line(self, writer: ObjectWriter, values: Sequence[str]) -> str:
+        table, key = self._table(writer), _spelled(writer, self.key)
+        if self._class is dict:
+            return f"{table}[{key}] = {values[self.value]}"
+        return f"{self._unbound(writer, '__setitem__')}({table}, {key}, {values[self.value]})"
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeleteItem(PythonWrite):
     """An item of a dict is deleted."""
 
     key: Any
+
+    def line(self, writer: ObjectWriter, values: Sequence[str]) -> str:
+        return f"{self._unbound(writer, 'pop')}({self._table(writer)}, {_spelled(writer, self.key)}, None)"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,12 +134,22 @@ class SetAttribute(PythonWrite):
     name: str
     value: int
 
+    def line(self, writer: ObjectWriter, values: Sequence[str]) -> str:
+        setter = type.__setattr__ if isinstance(self.target, type) else object.__setattr__
+        name = literal(self.name) or writer.bind("name", self.name)
+        return f"{writer.bind('set_attribute', setter)}({self._table(writer)}, {name}, {values[self.value]})"
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeleteAttribute(PythonWrite):
     """An attribute of a class, or one in a slot, is deleted."""
 
     name: str
+
+    def line(self, writer: ObjectWriter, values: Sequence[str]) -> str:
+        deleter = type.__delattr__ if isinstance(self.target, type) else object.__delattr__
+        name = literal(self.name) or writer.bind("name", self.name)
+        return f"{writer.bind('delete_attribute', deleter)}({self._table(writer)}, {name})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -105,12 +163,26 @@ class CallMethod(PythonWrite):
     name: str
     args: tuple[int, ...]
 
+    def line(self, writer: ObjectWriter, values: Sequence[str]) -> str:
+        container = self._table(writer)
+        if self.kind != "self":
+            own = f"[{_spelled(writer, self.key)}]" if self.kind == "item" else f".{self.key}"
+            container = f"{container}{own}"
+        if self.name == "__setitem__":
+            key, value = (values[at] for at in self.args)
+            return f"{container}[{key}] = {value}"
+        return f"{container}.{self.name}({', '.join(values[at] for at in self.args)})"
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SetCell(PythonWrite):
     """A variable of an enclosing function is set; None: it is unbound."""
 
     value: int | None
+
+    def line(self, writer: ObjectWriter, values: Sequence[str]) -> str:
+        cell = writer.bind("cell", self.target)
+        return f"del {cell}.cell_contents" if self.value is None else f"{cell}.cell_contents = {values[self.value]}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,6 +192,15 @@ class SetItems(PythonWrite):
     start: int
     items: tuple[int, ...]
 
+    def line(self, writer: ObjectWriter, values: Sequence[str]) -> str:
+        sequence = self._table(writer)
+        items = ", ".join(values[item] if item >= 0 else f"{sequence}[{-1 - item}]" for item in self.items)
+        if issubclass(self._class, collections.deque):
+            return f"{writer.bind('set_deque', put_back_deque)}({sequence}, [{items}])"
+        if self._class is list:
+            return f"{sequence}[{self.start}:] = [{items}]"
+        return f"{self._unbound(writer, '__setitem__')}({sequence}, slice({self.start}, None), [{items}])"
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AddToSet(PythonWrite):
@@ -127,12 +208,22 @@ class AddToSet(PythonWrite):
 
     value: int
 
+    def line(self, writer: ObjectWriter, values: Sequence[str]) -> str:
+        return f"{self._unbound(writer, 'add')}({self._table(writer)}, {values[self.value]})"
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RemoveFromSet(PythonWrite):
     """An element of a set is removed."""
 
     value: int
+
+    def line(self, writer: ObjectWriter, values: Sequence[str]) -> str:
+        return f"{self._unbound(writer, 'discard')}({self._table(writer)}, {values[self.value]})"
+
+
+def _spelled(writer: ObjectWriter, key: Any) -> str:
+    return literal(key) or writer.bind("key", key)
 
 
 # ------------------------------------------------------------------------------------------- prints, logs and warnings
@@ -288,7 +379,7 @@ def action_for(said: tuple[Any, ...]) -> str:
         is_meant = message is None or (message == text if isinstance(message, str) else message.match(text))
         if is_meant and issubclass(category, kind) and (at is None or at.match(module)) and number in (0, line):
             return action
-    return str(warnings.defaultaction)  # type: ignore[attr-defined]
+    return str(vars(warnings)["defaultaction"])
 
 
 def is_recording_warnings() -> bool:

@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
+from ..frontend.source import table_of
+from ..frontend.values import is_plain
 from ..graph.source import in_order, key_text, key_texts
-from .expected import is_plain
 from .libraries import is_class_outside, keeps_state
-from .source import table_of
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made at run time, as all classes written in Python are
 _POINTER = tuple.__itemsize__
@@ -60,6 +60,39 @@ class ObjectLayout:
         )
         names = [*(self.names or ()), *(slot_members(cls)[i].__name__ for i in self.slots)]
         return steps + [f".{name if name.isidentifier() else key_text(name)}" for name in names]
+
+    def empty(self, cls: type) -> Any:
+        """A new, empty object of the class."""
+        if self.base is None:
+            base: Any = types.SimpleNamespace if issubclass(cls, types.SimpleNamespace) else object
+            return base.__new__(cls)
+        made = self.base.__new__(cls)
+        if self.base is collections.deque:
+            collections.deque.__init__(made, (), self.limit)
+        return made
+
+    def fill(self, made: Any, values: Sequence[Any]) -> None:
+        """Put values into an object from `empty`."""
+        base, count = self.base, self.num_items
+        items = values[:count]
+        if base is collections.defaultdict:
+            made.default_factory = items[0]
+            items = items[1:]
+        if base is set:
+            set.update(made, self.members)
+        elif self.keys is not None:
+            kind: Any = collections.OrderedDict if base is collections.OrderedDict else dict
+            for key, item in zip(self.keys, items, strict=True):
+                kind.__setitem__(made, key, item)
+        elif base is not None:
+            base.extend(made, items)
+        if self.names is not None:
+            end = count + len(self.names)
+            object.__getattribute__(made, "__dict__").update(zip(self.names, values[count:end], strict=True))
+            count = end
+        members = slot_members(type(made))
+        for index, value in zip(self.slots, values[count:], strict=True):
+            members[index].__set__(made, value)
 
 
 _known: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
@@ -144,41 +177,6 @@ def look_into(value: Any) -> tuple[ObjectLayout, list[Any]] | None:
         except AttributeError:
             pass
     return ObjectLayout(base, keys, count, members, limit, names, tuple(slots)), values
-
-
-def make_empty(cls: type, layout: ObjectLayout) -> Any:
-    """A new, empty object of the class."""
-    if layout.base is None:
-        base: Any = types.SimpleNamespace if issubclass(cls, types.SimpleNamespace) else object
-        return base.__new__(cls)
-    made = layout.base.__new__(cls)
-    if layout.base is collections.deque:
-        collections.deque.__init__(made, (), layout.limit)
-    return made
-
-
-def fill(made: Any, layout: ObjectLayout, values: Sequence[Any]) -> None:
-    """Put values into an object from `make_empty`."""
-    base, count = layout.base, layout.num_items
-    items = values[:count]
-    if base is collections.defaultdict:
-        made.default_factory = items[0]
-        items = items[1:]
-    if base is set:
-        set.update(made, layout.members)
-    elif layout.keys is not None:
-        kind: Any = collections.OrderedDict if base is collections.OrderedDict else dict
-        for key, item in zip(layout.keys, items, strict=True):
-            kind.__setitem__(made, key, item)
-    elif base is not None:
-        base.extend(made, items)
-    if layout.names is not None:
-        end = count + len(layout.names)
-        object.__getattribute__(made, "__dict__").update(zip(layout.names, values[count:end], strict=True))
-        count = end
-    members = slot_members(type(made))
-    for index, value in zip(layout.slots, values[count:], strict=True):
-        members[index].__set__(made, value)
 
 
 # -------------------------------------------------------------------- classes

@@ -11,7 +11,9 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..._torch.asked import tell_type
+from .._torch.asked import tell_type
+from ..frontend.arrays import ArrayStandIn
+from ..identity import class_property
 
 _SIZES: dict[str, Callable[[torch.Tensor], Any]] = {
     "shape": lambda tensor: tuple(tensor.shape),
@@ -28,7 +30,7 @@ _REFUSED = (
 ).split()
 
 
-class DrawnArray:
+class DrawnArray(ArrayStandIn):
     """An array that this call drew or was given. `tensor()` gives the tensor for it, `refuse()` raises."""
 
     __slots__ = ("_refuse", "_value", "tensor")
@@ -36,7 +38,7 @@ class DrawnArray:
     def __init__(self, value: Any, tensor: Callable[[], torch.Tensor], refuse: Callable[[], NoReturn]) -> None:
         self._value, self.tensor, self._refuse = value, tensor, refuse
 
-    @property  # type: ignore[misc]
+    @class_property
     def __class__(self) -> type:
         return type(self._value)
 

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
 
-from ..graph.python_effects import PythonWrite, SetAttribute, SetCell, SetItem
+from ..frontend.call import StatefulFunction, forms_of
+from ..frontend.source import ABSENT
 from ..interrupts import runs_user_code
 from ..locks import bound
+from .effects import SetAttribute, SetCell, SetItem
 from .holders import NUMPY_RANDOM, RANDOM
 from .objects import dict_of_class
 from .opaque import used_up
-from .source import ABSENT
-
-_MOST_NESTED = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,6 +58,13 @@ class StatePlace:
         except (LookupError, AttributeError, ValueError):
             return ABSENT
 
+    def now(self, taken: Any) -> Any:
+        return self.get()
+
+    @property
+    def is_drawn(self) -> bool:
+        return False
+
     @property
     def identity(self) -> tuple[int, Any]:
         """The place as `Reads` knows it."""
@@ -69,7 +74,7 @@ class StatePlace:
         return id(target), self.key
 
 
-def place_of(write: PythonWrite) -> StatePlace | None:
+def place_of(write: object) -> StatePlace | None:
     """The place that a write writes to, where it is a single one."""
     if isinstance(write, SetItem):
         return StatePlace("item", write.target, write.key, write.path)
@@ -88,13 +93,21 @@ class Draw:
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
     path: str = dataclasses.field(compare=False)
+    dims: ClassVar[frozenset[int]] = frozenset()
+
+    def now(self, taken: Any) -> Any:
+        return taken
+
+    @property
+    def is_drawn(self) -> bool:
+        return True
 
 
 Place = StatePlace | Draw
 
 
-class Lifted(functools.partial):  # type: ignore[type-arg]
-    """`function` with its state at `places` as the first argument. It counts as the function's partial application."""
+class Lifted(StatefulFunction):
+    """`function` with its state at `places` as the first argument."""
 
     places: tuple[Place, ...]
     generators: Generators
@@ -108,6 +121,10 @@ class Lifted(functools.partial):  # type: ignore[type-arg]
         lifted.generators = Generators(place for place in places if isinstance(place, Draw))
         lifted.drawn = []
         lifted.places = places
+        lifted.arrays = frozenset(
+            place.identity for place in places if isinstance(place, StatePlace) and place.is_array
+        )
+        lifted.uses_up = bool(lifted.generators.kinds)
         lifted.stand_ins = {}
         return lifted
 
@@ -142,21 +159,18 @@ class Generators:
             kind.put_back(generator, state, None)
 
 
-def numbered(draws: tuple[Draw, ...]) -> tuple[Draw, ...]:
+def numbered(draws: Iterable[Draw]) -> tuple[Draw, ...]:
     """Draws with paths that tell them apart."""
     return tuple(dataclasses.replace(draw, path=f"{draw.path}() number {i}") for i, draw in enumerate(draws))
 
 
 def drawn_in(function: Any) -> list[tuple[Draw, Any]]:
     """The draws of the running call."""
-    return next((form.drawn for form in forms_of(function) if form.drawn), [])
+    return next((form.drawn for form in _lifted_forms(function) if form.drawn), [])
 
 
-def forms_of(function: Any) -> Iterator[Lifted]:
-    """The lifted functions round a function, outermost first: one for each time that state was found to vary."""
-    while isinstance(function, Lifted):
-        yield function
-        function = function.func
+def _lifted_forms(function: Any) -> list[Lifted]:
+    return [form for form in forms_of(function) if isinstance(form, Lifted)]
 
 
 _running = threading.local()
@@ -173,7 +187,7 @@ def is_capturing() -> bool:
 
 def lifted_places(function: Any) -> list[StatePlace]:
     """All places that are arguments of a function."""
-    return [place for form in forms_of(function) for place in form.places if isinstance(place, StatePlace)]
+    return [place for form in _lifted_forms(function) for place in form.places if isinstance(place, StatePlace)]
 
 
 def lifted_paths(function: Any) -> tuple[str, ...]:
@@ -181,32 +195,12 @@ def lifted_paths(function: Any) -> tuple[str, ...]:
     return tuple(place.path for place in lifted_places(function))
 
 
-def lifted_arrays(function: Any) -> set[tuple[int, Any]]:
-    """The places of arrays that are arguments of a function, by identity."""
-    places = function.places if isinstance(function, Lifted) else ()
-    return {place.identity for place in places if isinstance(place, StatePlace) and place.is_array}
-
-
-def renewed(function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments with the state as it is now: other threads have gone on while this one captured, or waited."""
-    if not isinstance(function, Lifted):
-        return args
-    values = zip(function.places, args[0], strict=True)
-    now = tuple(place.get() if isinstance(place, StatePlace) else value for place, value in values)
-    return now, *renewed(function.func, args[1:])
-
-
 def stand_in_at(function: Any, identity: tuple[int, Any]) -> Any:
     """The value that the last call of a function put at a place, or None."""
-    forms = forms_of(function)
+    forms = _lifted_forms(function)
     return next((form.stand_ins[identity] for form in forms if identity in form.stand_ins), None)
 
 
 def times_lifted(function: Any) -> int:
     """The number of a function's arguments that are its states."""
     return sum(1 for _ in forms_of(function))
-
-
-def may_lift_more(function: Any) -> bool:
-    """Whether a function has not been lifted too often: one that finds new places each time never comes to an end."""
-    return times_lifted(function) < _MOST_NESTED
