@@ -42,7 +42,6 @@ from .effects.analysis import Analysis
 from .effects.attribute_guards import Facts
 from .effects.input_effects import check_sizes, views_of_written
 from .effects.outputs import analyze
-from .effects.python_in_backwards import check_module_hooks
 from .heap.records import InputRecord
 from .kernels.checks import dead_checks
 from .parts import Options, run_function
@@ -209,8 +208,6 @@ class CaptureRun(Assembly):
         """The backward, run on fakes; None: capture again, with the writes found."""
         recorder, records, backward = self.recorder, self.inputs.records, self.backward
         with_history = [fake for fake in analysis.fakes if fake is not None]
-        if with_history:
-            check_module_hooks(self.name, self.code.modules, self.state.knows)
         keep = self.options.higher_order
         described: Differentiated = self.observed.of(differentiate)(backward, analysis, keep=keep)
         self.observed.raise_failed()

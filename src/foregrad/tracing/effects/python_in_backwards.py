@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
+from torch.utils.hooks import BackwardHook
 
 from ..._torch.engine import without_torch_functions
 from ..._torch.stand_ins import is_stand_in
@@ -26,13 +27,14 @@ from ...errors import (
 from ...frontend.code import names_of
 from ...frontend.libraries import is_of_library
 from ...frontend.objects import CALLED_BY_AUTOGRAD
-from ...frontend.reads import Reads, hooks_of
+from ...frontend.reads import Reads
 from ...graph.call_effects import CallPlace, EffectTarget, EffectWriter, TensorEffect
 from ...graph.calls import CALL
 from ...graph.eager_regions import differentiated_twice
 from ...graph.python_calls import GradientHook
 from ...graph.signature import Handle, OutputInfo
 from ...identity import ById, IdSet
+from ...locks import Bind
 from ...tracing.tape.again import BackwardChangesError, CaptureAgain
 from ..aspect import Aspect, Settled
 from ..heap.recording import Host
@@ -44,17 +46,6 @@ from ..tape.gradient_paths import passed_through
 from .analysis import Analysis
 from .eager_regions import Once
 from .read_in_backwards import function_of, holds_state, reads_state
-
-
-def check_module_hooks(name: str, modules: Iterable[torch.nn.Module], knows: Callable[[Any], bool]) -> None:
-    """Raise where a hook in the backward of a module looks at state: a graph has the capture's state."""
-    for hook in hooks_of(modules, in_backward=True) if torch.is_grad_enabled() else ():
-        if reads_state(hook, knows):
-            raise UnsupportedSideEffectError(
-                f"`{name}` calls a module with the backward hook `{getattr(hook, '__name__', type(hook).__name__)}`, "
-                "which looks at Python's state, and that may be another by the time of the backward. Call `backward()` "
-                "inside the compiled function, or put the hook on what the module gives (`y.register_hook`)."
-            )
 
 
 # -------------------------------------------------------------------- custom Functions
@@ -174,30 +165,46 @@ class EagerHooks(Aspect):
         self.outside = outside_of(host.call.function)
         self._met: dict[Any, Any] = {}
 
+    @staticmethod
+    def install(bind: Bind, current: Callable[[], Any]) -> None:
+        make = BackwardHook.__init__
+
+        def made(self: Any, module: Any, hooks: list[Any], pre_hooks: list[Any]) -> None:
+            eager: EagerHooks | None = current() if torch.is_grad_enabled() else None
+            instead = (lambda hook: hook) if eager is None else eager.on_module
+            make(self, module, list(map(instead, hooks)), list(map(instead, pre_hooks)))
+
+        bind(BackwardHook, "__init__", made)
+
     def instead(self, hook: Any) -> Any:
         """The substitute to register for a hook."""
-        key = _key(hook)
         if not self.may_run or self.recorder.in_backward:
             return hook
-        if key is None:
+        return _HookCall(self, hook) if self._is_eager(hook) else self.traced(hook)
+
+    def on_module(self, hook: Any) -> Any:
+        """The same for a hook of a module that is called."""
+        if self.may_run and not self.recorder.in_backward and self._is_eager(hook):
+            return _HookCall(self, hook)
+        try:
             return self.traced(hook)
-        reads = reads_state(hook, self.host.met)
-        if key in differentiated_twice or not needs_nothing(hook, self.outside, self.host.knows):
-            return self.traced(hook)
+        except UnsupportedSideEffectError as error:
+            return functools.partial(_refused, error)  # if the backward comes there
+
+    def _is_eager(self, hook: Any) -> bool:
+        key = _key(hook)
+        if key is None or key in differentiated_twice or not needs_nothing(hook, self.outside, self.host.knows):
+            return False
         self._met[key] = hook
-        if reads and key not in self.learned:
+        if key not in self.learned and reads_state(hook, self.host.met):
             self.learned[key] = _function(hook)
             raise CaptureAgain  # what it looks at is not looked at before
-        if key not in self.learned:
-            return self.traced(hook)
-        called = GradientHook(hook, str(getattr(hook, "__name__", type(hook).__name__)), self.recorder.where())
-        self.made.append(called)
-        return _HookCall(self.recorder, called, key)
+        return key in self.learned
 
     def traced(self, hook: Any) -> Any:
         """A hook with its present actions in the graph."""
         if reads_state(hook, self.host.met):
-            raise self._looks(f"put on a tensor or a node at {self.recorder.where()}")
+            raise self._looks(f"put on a tensor, a node or a module used at {self.recorder.where()}")
         self._traced.append(hook)
         return hook
 
@@ -233,38 +240,51 @@ def _function(hook: Any) -> Any:
     return getattr(called, "__func__", called)
 
 
+def _refused(error: UnsupportedSideEffectError, *_: Any) -> NoReturn:
+    raise error
+
+
 class _HookCall:
     """In the place of a hook, while the backward is recorded."""
 
-    def __init__(self, recorder: Recorder, called: GradientHook, key: Any) -> None:
-        self.recorder, self.called, self.key = recorder, called, key
+    def __init__(self, hooks: EagerHooks, hook: Any) -> None:
+        self.hooks, self.hook, self.where = hooks, hook, hooks.recorder.where()
+        self.name = str(getattr(hook, "__name__", type(hook).__name__))
 
-    def __call__(self, gradient: torch.Tensor) -> Any:
-        return Once.apply(lambda: self.result(gradient), self.refuse, gradient)
+    def __call__(self, *args: Any) -> Any:
+        module = args[0] if isinstance(args[0], torch.nn.Module) else None
+        groups = (args,) if module is None else args[1:]
+        there = tuple([tuple([gradient is not None for gradient in group]) for group in groups])
+        called = GradientHook(self.hook, self.name, self.where, module, there)
+        self.hooks.made.append(called)
+        gradients = [gradient for group in groups for gradient in group if gradient is not None]
+        results = iter(Once.apply(lambda: self._results(called, gradients), self.refuse, *gradients))
+        found = tuple([next(results) if is_there else None for is_there in there[0]])
+        return found[0] if module is None else found
 
-    def result(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The stand-in of the hook's result for a gradient."""
-        recorder = self.recorder
-        if is_wrapper(gradient):
-            raise UnsupportedTensorError(
-                f"the hook `{self.called.name}` registered at {self.called.where} does what no graph holds, with a "
-                f"{type(gradient).__qualname__}. Put it on what the compiled function returns."
-            )
-        if gradient.layout is not torch.strided:
-            recorder.value_of(gradient)  # raises
+    def _results(self, called: GradientHook, gradients: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The stand-ins of the hook's results."""
+        recorder = self.hooks.recorder
+        for gradient in gradients:
+            if is_wrapper(gradient):
+                raise UnsupportedTensorError(
+                    f"the hook `{self.name}` registered at {self.where} does what no graph holds, with a "
+                    f"{type(gradient).__qualname__}. Put it on what the compiled function returns."
+                )
+            if gradient.layout is not torch.strided:
+                recorder.value_of(gradient)  # raises
         with without_torch_functions():
-            spec = recorder.spec_of(recorder.run_fake(torch.ops.aten.clone.default, (gradient,), {}))
-            inputs: list[Any] = [recorder.to_entries(gradient)]
-            entry = recorder.entry(CALL, (self.called.key, inputs, [], []), {}, is_random=False)
-            results: list[torch.Tensor] = recorder.bind_results(entry, [recorder.fake_of(spec)], [spec])
-        return results[0]
+            copies = [recorder.run_fake(torch.ops.aten.clone.default, (g,), {}) for g in gradients[: sum(called.groups[0])]]
+            specs = list(map(recorder.spec_of, copies))
+            entry = recorder.entry(CALL, (called.key, recorder.to_entries(gradients), [], []), {}, is_random=False)
+            return tuple(recorder.bind_results(entry, list(map(recorder.fake_of, specs)), specs))
 
     def refuse(self) -> NoReturn:
         """The hook's result is differentiated."""
-        differentiated_twice.add(self.key)
+        differentiated_twice.add(_key(self.hook))
         raise UnsupportedOpError(
-            f"the hook `{self.called.name}` registered at {self.called.where} is differentiated, and it does what no "
-            "graph holds. Compile the function again: its calls run eagerly then."
+            f"the hook `{self.name}` registered at {self.where} is differentiated, and it does what no graph holds. "
+            "Compile the function again: its calls run eagerly then."
         )
 
 
