@@ -35,10 +35,10 @@ class GradientHook(PythonCall):
         results = groups[0] if found is None else found if self.module is not None else (found,)
         if len(results) != len(groups[0]):
             raise RuntimeError(
-                f"the backward hook `{self.name}` returned {len(results)} gradients, where {len(groups[0])} are expected"
+                f"the backward hook `{self.name}` returned {len(results)} gradients, where {len(groups[0])} "
+                "are expected"
             )
-        pairs = [(gradient, result) for gradient, result in zip(groups[0], results, strict=True) if gradient is not None]
-        return [self._checked(gradient, result) for gradient, result in pairs]
+        return [self._checked(g, result) for g, result in zip(groups[0], results, strict=True) if g is not None]
 
     def _checked(self, gradient: torch.Tensor, result: Any) -> torch.Tensor:
         if not isinstance(result, torch.Tensor):

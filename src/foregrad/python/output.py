@@ -23,6 +23,7 @@ from ..frontend.libraries import is_class_outside, loggers_of
 from ..interrupts import runs_user_code
 from ..locks import Bind
 from ..tracing.aspect import Aspect, aspect
+from ..tracing.effects.python_in_backwards import EagerHooks
 from ..tracing.heap.recording import Host, Recording
 from ..tracing.tape.again import CaptureAgain
 from .effects import CONSOLE, Said, action_for, is_recording_warnings, log_of, print_of, warn_of, would_raise
@@ -119,6 +120,9 @@ class ProgramOutput(Aspect):
         elif state.journals.are_installed and not self.recorder.in_backward and sys.stdout is self.stdout:
             said = self._said(kind, args, kwargs, frame)
         if said is None:
+            hooks: Any = self.host.aspects.by_class[EagerHooks]
+            if kind == "warn" and hooks.warns(args[3], args[0]):
+                return True
             error = f"`{self.host.name}` {verb}, which a compiled call would not repeat. Do it outside the function."
             return bool(state.own.observed.fail(ProgramOutputError(error)))
         state.journals.said.append((CONSOLE, f"what it {verb}", *said))

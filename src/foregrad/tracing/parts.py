@@ -82,7 +82,7 @@ class CaptureParts(Host):
         may_run = options.runs_regions
         self.functions: CustomFunctions = CustomFunctions(self, learned.regions, self.reads, may_run=may_run)
         self.facts = Facts(inputs, self.where)
-        apart = [*python.called_by_autograd(learned.regions), *learned.hooks.values()]
+        apart = [*python.called_by_autograd(learned.regions), *filter(None, learned.hooks.values())]
         self.code = python.SeenCode(call, self.name, self.reads, python.ReboundNames(), self.origins, apart)
         self.observed = python.Observed(self, self.code.rebound.runs)
         self.lifting = Lifting(self, recorder)

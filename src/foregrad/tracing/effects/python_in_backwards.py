@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import functools
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -46,7 +47,6 @@ from ..tape.gradient_paths import passed_through
 from .analysis import Analysis
 from .eager_regions import Once
 from .read_in_backwards import function_of, holds_state, reads_state
-
 
 # -------------------------------------------------------------------- custom Functions
 # Custom autograd Functions of the user's that no graph can hold: they run as eager regions, their backwards too. What
@@ -153,8 +153,9 @@ def codes_on_the_way(error: BaseException) -> Iterator[types.CodeType]:
 
 
 class EagerHooks(Aspect):
-    """The eager hooks of one run. `learned`: their functions, by a hook's key (see `_key`); `made`: the objects behind
-    the graph's operators.
+    """The eager hooks of one run. `learned`: their functions, by a hook's key (see `_key`), None for a hook that a
+    backward inside the function calls, which is a part of the function; `made`: the objects behind the graph's
+    operators.
     """
 
     def __init__(
@@ -164,6 +165,7 @@ class EagerHooks(Aspect):
         self._traced: list[Any] = []
         self.outside = outside_of(host.call.function)
         self._met: dict[Any, Any] = {}
+        self._warning: str | None = None
 
     @staticmethod
     def install(bind: Bind, current: Callable[[], Any]) -> None:
@@ -171,8 +173,10 @@ class EagerHooks(Aspect):
 
         def made(self: Any, module: Any, hooks: list[Any], pre_hooks: list[Any]) -> None:
             eager: EagerHooks | None = current() if torch.is_grad_enabled() else None
-            instead = (lambda hook: hook) if eager is None else eager.on_module
-            make(self, module, list(map(instead, hooks)), list(map(instead, pre_hooks)))
+            if eager is not None:
+                hooks = [eager.warn, *map(eager.on_module, hooks)]
+                pre_hooks = list(map(eager.on_module, pre_hooks))
+            make(self, module, hooks, pre_hooks)
 
         bind(BackwardHook, "__init__", made)
 
@@ -180,18 +184,19 @@ class EagerHooks(Aspect):
         """The substitute to register for a hook."""
         if not self.may_run or self.recorder.in_backward:
             return hook
-        return _HookCall(self, hook) if self._is_eager(hook) else self.traced(hook)
+        return _HookCall(self, hook) if self._is_known(hook) else self.traced(hook)
 
     def on_module(self, hook: Any) -> Any:
         """The same for a hook of a module that is called."""
-        if self.may_run and not self.recorder.in_backward and self._is_eager(hook):
+        if self.may_run and not self.recorder.in_backward and self._is_known(hook):
             return _HookCall(self, hook)
         try:
             return self.traced(hook)
         except UnsupportedSideEffectError as error:
             return functools.partial(_refused, error)  # if the backward comes there
 
-    def _is_eager(self, hook: Any) -> bool:
+    def _is_known(self, hook: Any) -> bool:
+        """Whether the hook is eager, or one of the function's own backwards calls it."""
         key = _key(hook)
         if key is None or key in differentiated_twice or not needs_nothing(hook, self.outside, self.host.knows):
             return False
@@ -201,19 +206,30 @@ class EagerHooks(Aspect):
             raise CaptureAgain  # what it looks at is not looked at before
         return key in self.learned
 
+    def warns(self, frame: types.FrameType, message: str) -> bool:
+        """Whether PyTorch's warning about hooks on a module in the backward is left to each backward."""
+        is_so = self.may_run and self.recorder.in_backward and frame.f_globals is vars(torch.utils.hooks)
+        self._warning = message if is_so else None
+        return is_so
+
+    def warn(self, module: torch.nn.Module, given: Any, out: Any) -> Any:
+        """The first hook of each module: the warning comes right before."""
+        message, self._warning = self._warning, None
+        return None if message is None else _HookCall(self, functools.partial(_warn, message))(module, given, out)
+
     def traced(self, hook: Any) -> Any:
         """A hook with its present actions in the graph."""
         if reads_state(hook, self.host.met):
-            raise self._looks(f"put on a tensor, a node or a module used at {self.recorder.where()}")
+            raise self.looks(f"put on a tensor or a node at {self.recorder.where()}")
         self._traced.append(hook)
         return hook
 
     def returned(self, results: Sequence[Any], paths: Sequence[str]) -> None:
         """Raise where a hook reads an object that the call makes and gives back."""
         if any(reads_state(hook, self.host.gives_back) for hook in self._traced):
-            raise self._looks("called in the backward")
+            raise self.looks("called in the backward")
 
-    def _looks(self, how: str) -> UnsupportedSideEffectError:
+    def looks(self, how: str) -> UnsupportedSideEffectError:
         return UnsupportedSideEffectError(
             f"a hook that is {how} looks at Python's state, which may be another by the time of the backward, and at "
             "what the call computes, is given or gives back: no graph holds both. Let the hook look at one of them."
@@ -244,6 +260,10 @@ def _refused(error: UnsupportedSideEffectError, *_: Any) -> NoReturn:
     raise error
 
 
+def _warn(message: str, *_: Any) -> None:
+    warnings.warn(message, stacklevel=2)
+
+
 class _HookCall:
     """In the place of a hook, while the backward is recorded."""
 
@@ -252,6 +272,14 @@ class _HookCall:
         self.name = str(getattr(hook, "__name__", type(hook).__name__))
 
     def __call__(self, *args: Any) -> Any:
+        key, learned = _key(self.hook), self.hooks.learned
+        if not self.hooks.recorder.in_backward:
+            if learned.get(key) is None:
+                return self.hook(*args)
+            learned[key] = None
+            raise CaptureAgain
+        if key in learned and learned[key] is None:
+            raise self.hooks.looks(f"called in a backward inside of the function and outside, used at {self.where},")
         module = args[0] if isinstance(args[0], torch.nn.Module) else None
         groups = (args,) if module is None else args[1:]
         there = tuple([tuple([gradient is not None for gradient in group]) for group in groups])
@@ -274,8 +302,8 @@ class _HookCall:
             if gradient.layout is not torch.strided:
                 recorder.value_of(gradient)  # raises
         with without_torch_functions():
-            copies = [recorder.run_fake(torch.ops.aten.clone.default, (g,), {}) for g in gradients[: sum(called.groups[0])]]
-            specs = list(map(recorder.spec_of, copies))
+            firsts = gradients[: sum(called.groups[0])]
+            specs = [recorder.spec_of(recorder.run_fake(torch.ops.aten.clone.default, (g,), {})) for g in firsts]
             entry = recorder.entry(CALL, (called.key, recorder.to_entries(gradients), [], []), {}, is_random=False)
             return tuple(recorder.bind_results(entry, list(map(recorder.fake_of, specs)), specs))
 
