@@ -203,7 +203,7 @@ def skip_foregrad() -> None:
     if rules is not None and PACKAGE not in rules.SKIP_DIRS:
         rules.SKIP_DIRS += [PACKAGE, GENERATED]
         rules._recompile_re()
-        rules.get_mod_inlinelist().add(f"{PACKAGE}/frontend/region.py")  # calls functions of the user's
+        rules.get_mod_inlinelist().add(f"{PACKAGE}/regions/marks.py")  # calls functions of the user's
 
 
 def known_backends() -> list[str]:

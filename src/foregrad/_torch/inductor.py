@@ -10,6 +10,7 @@ import contextlib
 import copy
 import functools
 import importlib
+import operator
 import os
 import shutil
 import threading
@@ -64,6 +65,15 @@ def _load() -> None:
     """
     importlib.import_module("torch._inductor.compile_fx")
     _count_kernels()
+
+
+def get_ready() -> None:
+    """Do the work that only the first compiled graph of a process waits for: the import, trials of the processor."""
+    _load()
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    pick_vec_isa()
+    importlib.import_module("torch.utils.cpp_extension")
 
 
 def _count_kernels() -> None:
@@ -536,3 +546,25 @@ def _functions_in(pattern: Any) -> Iterator[frozenset[Any]]:
         parts = []
     for part in parts:
         yield from _functions_in(part)
+
+
+# -------------------------------------------------------------------- flex_attention
+
+_ATTENTION: Any = torch.ops.higher_order.flex_attention
+_BACKWARD: Any = torch.ops.higher_order.flex_attention_backward
+_OPTIONS = {_ATTENTION: 6, _BACKWARD: 11}  # the position of the kernel's options among the arguments
+
+
+def has_kernel(node: fx.Node) -> bool:
+    """Whether Inductor has a kernel for this call: always on accelerators; on the CPU, for the output alone."""
+    if node.target not in _OPTIONS:
+        return False
+    arguments: Any = node.args
+    options = arguments[_OPTIONS[node.target]]
+    if "OUTPUT_LOGSUMEXP" not in options:  # the bare operator, without the options that `flex_attention` adds
+        return False
+    if arguments[0].meta["val"].device.type != "cpu":
+        return True
+    if node.target is _BACKWARD or options["OUTPUT_LOGSUMEXP"] or not torch.cpu._is_avx2_supported():
+        return False
+    return all(user.target is operator.getitem and user.args[1] == 0 for user in node.users)

@@ -14,6 +14,7 @@ Known weakness: Inductor gives up bitwise equality with eager, as `torch.compile
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import operator
@@ -26,7 +27,6 @@ from torch import fx
 
 from .._torch import inductor
 from .._torch.cache_folder import why_no_folder
-from .._torch.control_flow import has_kernel
 from .._torch.fakes import FakeTensor
 from .._torch.graphs import copied, is_random, make_graph_module, symbols_in
 from .._torch.kernels import kernels_together
@@ -502,7 +502,7 @@ def _foreign(gm: fx.GraphModule) -> set[fx.Node]:
             by_values = depends_on_values(node.target) and not _takes_by_numbers(node)
             if by_values or inductor.runs_as_eager(node) or _is_drawn_by_eager(node):
                 foreign.add(node)
-        elif getattr(node.target, "__module__", "") not in _ARITHMETIC and not has_kernel(node):
+        elif getattr(node.target, "__module__", "") not in _ARITHMETIC and not inductor.has_kernel(node):
             foreign.add(node)
     return foreign
 
@@ -514,7 +514,7 @@ def _numbers(gm: fx.GraphModule) -> set[fx.Node]:
 
 def _with_values(gm: fx.GraphModule) -> set[fx.Node]:
     """Nodes that keep `meta["val"]`, since it can't be computed from their operands' values."""
-    return _foreign(gm) | {node for node in gm.graph.nodes if has_kernel(node)}
+    return _foreign(gm) | {node for node in gm.graph.nodes if inductor.has_kernel(node)}
 
 
 def _takes_by_numbers(node: fx.Node) -> bool:
@@ -573,6 +573,7 @@ def inductor_backend(settings: Mapping[str, Any] | None = None, *, name: str = "
         compiler.prepare_halves,
         compiler.cache_key,
         budget_settings=BUDGET_SETTINGS,
+        why_not=why_not,
     )
 
 
@@ -581,12 +582,12 @@ def auto() -> Backend:
     reason = why_not()
     if reason is None:
         _say_choice(logging.INFO, 'backend "auto" is Inductor')
-        return inductor_backend(name="auto")
+        return dataclasses.replace(inductor_backend(name="auto"), first=get_backend("eager"))
     _say_choice(logging.WARNING, f'backend="auto" uses "eager", since Inductor can\'t compile here: {reason}')
     return get_backend("eager")
 
 
 BACKENDS = {
     "inductor": Family(inductor_backend, None, "PyTorch's kernel compiler: C++ on a CPU, Triton on a GPU"),
-    "auto": Family(auto, None, "inductor where it can compile, else eager"),
+    "auto": Family(auto, None, "inductor, after eager's kernels while it compiles; or eager"),
 }

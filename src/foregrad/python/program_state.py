@@ -31,9 +31,14 @@ from .._torch.guards import GLOBAL_HOOKS
 from .._torch.hooks import gradient_hooks
 from .._torch.recurrent import attributes_of
 from .._torch.stand_ins import is_stand_in
-from ..frontend.code import Seen, imported_modules, look_at, stored_in
-from ..frontend.expected import stored
-from ..frontend.libraries import (
+from ..frontend.source import ABSENT, Source, table_of
+from ..frontend.values import PLAIN
+from ..graph.slots import Buffer, Closure, Param
+from . import holders as kinds
+from .code import Seen, imported_modules, look_at, stored_in
+from .expected import stored
+from .holders import Holder, HolderKind, own_globals, slots_of
+from .libraries import (
     BAGS,
     OF_CTYPES,
     WEAK,
@@ -44,14 +49,9 @@ from ..frontend.libraries import (
     is_outside,
     referent,
 )
-from ..frontend.objects import CODE_OF_CLASSES
-from ..frontend.opaque import DRAWN, is_cached_function, is_random_generator, results_of, used_up
-from ..frontend.reads import TABLES, VIEWS
-from ..frontend.source import ABSENT, Source, table_of
-from ..frontend.values import PLAIN
-from ..graph.slots import Buffer, Closure, Param
-from . import holders as kinds
-from .holders import Holder, HolderKind, own_globals, slots_of
+from .objects import CODE_OF_CLASSES
+from .opaque import DRAWN, is_cached_function, is_random_generator, results_of, used_up
+from .reads import TABLES, VIEWS
 
 _MOST_VISITS = 200_000
 _LARGE = 10_000  # items, from which on those of a container are not looked into
@@ -178,7 +178,7 @@ class ProgramState:
         """The names by which objects of the library classes `kinds` were reached first."""
         return {held.step for held in [*self.ways, *self._libraries.values()] if isinstance(held.owner, kinds)}
 
-    def keeper_of(self, value: Any) -> Any:
+    def result_of(self, value: Any) -> Any:
         """The function that keeps this very object as a result or inside a result; None if there is none."""
         keepers = (holder.target for holder in self.caches)
         return next((c for c in keepers if any(_keeps(kept, value) for kept in results_of(c)[1].values())), None)

@@ -13,9 +13,7 @@ from .._torch.symbols import is_symbolic
 from ..errors import EscapedTensorError, UnsupportedSideEffectError
 from ..frontend.arrays import is_array, overlaps
 from ..frontend.call import FlatCall
-from ..frontend.opaque import is_generator_of_numpy, results_of
 from ..frontend.openings import Unwrap
-from ..frontend.reads import Reads
 from ..frontend.source import ABSENT, table_of
 from ..frontend.tree import LEAF, Tree, is_as_opened, open_container
 from ..graph.attempts import attempts
@@ -30,8 +28,10 @@ from .holders import Holder, kind_of, left_in_cache
 from .journals import Identity, Journals, UntouchedIterator, grows, replaced
 from .lifted import StatePlace, lifted_places, stand_in_at, times_lifted
 from .observed import Observed
+from .opaque import is_generator_of_numpy, results_of
 from .own_writes import OwnWrites, forget_written, is_made, now_in
 from .program_state import ProgramState
+from .reads import Reads
 from .writes import MadeValues, PythonWrites
 
 _Named = tuple[list[Any], list[str]]  # values, and what people call them

@@ -180,7 +180,7 @@ class Assembly(CaptureParts):
                 passed=passed[0],
                 passed_aliases=passed[1],
                 **inputs.wrappers.in_gradients(analysis, differentiable),
-                hooked_inside=tuple(self.hooks.inside),
+                hooked_inside=tuple(self.called.inside),
             ),
             structure=StructureInfo(
                 tuple(analysis.outputs),
@@ -204,7 +204,7 @@ class Assembly(CaptureParts):
                 counted_along(analysis),
             ),
             stops=dataclasses.replace(
-                stops, generators=self._generators(may_stop=may_stop), eager_regions=tuple(self.regions.made)
+                stops, generators=self._generators(may_stop=may_stop), eager_regions=tuple(self.called.made)
             ),
             backward=effects.of([r.leaf for r in records], self._live(records) if run.live else ()),
             symbols=self._signature_symbols(records),
@@ -228,7 +228,7 @@ class Assembly(CaptureParts):
         aliases = {at for at, _ in passed[1]}
 
         def interior(at: int) -> str:
-            if at in self.hooks.inside:
+            if at in self.called.inside:
                 return "has hooks that compute with its own tensors"
             is_passed = at in aliases or getattr(analysis.outputs[at], "output", None) in outputs
             return "computes other results from it, whose gradients flow to it inside" if is_passed else ""

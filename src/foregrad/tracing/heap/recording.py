@@ -64,6 +64,7 @@ class Host(Hooks):
 
     name: str
     takes_output = False  # output is an effect, and not written now
+    keeps_branches = False  # `torch.cond` is one operator of the graph
     call: Any = None  # the `FlatCall` that is captured
     written: IdSet[torch.Tensor]
     learned: Learned | None = None

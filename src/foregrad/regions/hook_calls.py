@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from ..errors import UnsupportedSideEffectError
-from .calls import PythonCall, Tensors
+from ..graph.calls import PythonCall, Tensors
 
 
 @dataclasses.dataclass(eq=False)

@@ -34,10 +34,10 @@ from .._torch.hooks import without_tensor_hooks
 from .._torch.settings import under_settings
 from .._torch.tensors import storage_key, version_of
 from ..errors import ForegradError, UnsupportedLayoutError, UnsupportedMutationError, UnsupportedSideEffectError
+from ..graph.attempts import Attempts, RaisedInCallError
+from ..graph.calls import PythonCall, status
+from ..graph.meta import strides_in_order
 from ..identity import IdSet
-from .attempts import Attempts, RaisedInCallError
-from .calls import PythonCall, status
-from .meta import strides_in_order
 
 Layout = tuple[torch.dtype, torch.device, tuple[int, ...]]
 """Of a tensor: what it is made of, where, and its dimensions in the order of memory, outermost first."""

@@ -13,39 +13,40 @@ from typing import Any, NoReturn
 import torch
 from torch.utils.hooks import BackwardHook
 
-from ..._torch.engine import without_torch_functions
-from ..._torch.stand_ins import is_stand_in
-from ..._torch.symbols import is_symbolic
-from ..._torch.tensors import history_of
-from ..._torch.wrappers import is_wrapper
-from ...errors import (
+from .._torch.engine import without_torch_functions
+from .._torch.stand_ins import is_stand_in
+from .._torch.symbols import is_symbolic
+from .._torch.tensors import history_of
+from .._torch.wrappers import is_wrapper
+from ..errors import (
     UnsupportedError,
     UnsupportedMutationError,
     UnsupportedOpError,
     UnsupportedSideEffectError,
     UnsupportedTensorError,
 )
-from ...frontend.code import names_of
-from ...frontend.libraries import is_of_library
-from ...frontend.objects import CALLED_BY_AUTOGRAD
-from ...frontend.reads import Reads
-from ...graph.call_effects import CallPlace, EffectTarget, EffectWriter, TensorEffect
-from ...graph.calls import CALL
-from ...graph.eager_regions import differentiated_twice
-from ...graph.python_calls import GradientHook
-from ...graph.signature import Handle, OutputInfo
-from ...identity import ById, IdSet
-from ...locks import Bind
-from ...tracing.tape.again import BackwardChangesError, CaptureAgain
-from ..aspect import Aspect, Settled
-from ..heap.recording import Host
-from ..heap.records import InputRecord, is_moved
-from ..inputs.inputs import Inputs
-from ..inputs.open_inputs import OpenInput
-from ..recorder.recorder import Recorder
-from ..tape.gradient_paths import passed_through
-from .analysis import Analysis
-from .eager_regions import Once
+from ..graph.call_effects import CallPlace, EffectTarget, EffectWriter, TensorEffect
+from ..graph.calls import CALL
+from ..graph.signature import Handle, OutputInfo
+from ..identity import ById, IdSet
+from ..locks import Bind
+from ..python.code import names_of
+from ..python.libraries import is_of_library
+from ..python.objects import CALLED_BY_AUTOGRAD
+from ..python.output import ProgramOutput
+from ..python.reads import Reads
+from ..tracing.aspect import Aspect, Settled
+from ..tracing.effects.analysis import Analysis
+from ..tracing.heap.recording import Host
+from ..tracing.heap.records import InputRecord, is_moved
+from ..tracing.inputs.inputs import Inputs
+from ..tracing.inputs.open_inputs import OpenInput
+from ..tracing.recorder.recorder import Recorder
+from ..tracing.tape.again import BackwardChangesError, CaptureAgain
+from ..tracing.tape.gradient_paths import passed_through
+from .calls import differentiated_twice
+from .captured import Once
+from .hook_calls import GradientHook
 from .read_in_backwards import function_of, holds_state, reads_state
 
 # -------------------------------------------------------------------- custom Functions
@@ -166,6 +167,9 @@ class EagerHooks(Aspect):
         self.outside = outside_of(host.call.function)
         self._met: dict[Any, Any] = {}
         self._warning: str | None = None
+        output = host.aspects.by_class.get(ProgramOutput)
+        if isinstance(output, ProgramOutput):
+            output.is_of_backward = self.warns
 
     @staticmethod
     def install(bind: Bind, current: Callable[[], Any]) -> None:
