@@ -55,7 +55,7 @@ class Region(PythonCall):
     the call ("changes" or "keeps or returns"). The inputs are its tensor arguments, then the leaves that it reached by
     itself (`leaves`). `differentiable` and `is_leaf` describe the arguments, `written` has the positions of written
     arguments. `decided`: the values that the program branched on before. `layouts`, `requires_grad` and `rest` describe
-    the results; `views` has for each result the argument that it is a view of, of the whole; `reached` has the inputs
+    the results; `views` has for each result the argument with the same memory and sizes; `reached` has the inputs
     that its gradient reaches. `materializes`: the inputs of traced custom Functions that take an absent gradient for
     zeros.
     """
@@ -218,7 +218,7 @@ class Ran:
     outputs: list[torch.Tensor]
     rest: Any
     leaves: list[torch.Tensor]
-    views: list[list[int]]  # the arguments that results are views of, of the whole
+    views: list[list[int]]  # the arguments with the same memory and sizes, by result
     memory: frozenset[int]
     left: str  # see `Region.call`
 
@@ -439,7 +439,7 @@ def _run(region: Region, inputs: list[torch.Tensor]) -> Ran:
 
 
 def _is_whole(output: torch.Tensor, argument: torch.Tensor) -> bool:
-    """Whether a result is a view of all of an argument, as `x.view_as(x)` is."""
+    """Whether a result is a view of all of an argument: `x.view_as(x)`."""
     if output is argument or argument.layout is not torch.strided or output.layout is not torch.strided:
         return False
     one, other = [(storage_key(t), t.storage_offset(), t.shape, t.stride(), t.dtype) for t in (output, argument)]
