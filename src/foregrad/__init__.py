@@ -229,12 +229,13 @@ ANNEXES = {
         "foregrad.regions.absent:cut_at_region",
         "foregrad.operators.sparse_passes:cut_for_compiler",
     ],
-    "objects taken apart": ["foregrad.frontend.objects"],
+    "objects taken apart": ["foregrad.python.objects"],
     "Python's state": ["foregrad.python"],
     "inputs that open": ["foregrad.classes.inputs:InputsOfClasses"],
     "lines of tensors that open": ["foregrad.classes.result_lines:ResultLines"],
     "memory budgets": ["foregrad.budget.within"],
     "modules that communicate": ["foregrad._torch.distributed:data_parallel"],
+    "operators above autograd": ["foregrad.joints.above_autograd"],
     "operators in graphs": ["foregrad._torch.control_flow:IN_GRAPHS"],
     "Python that graphs call": ["foregrad.regions.of_run:PythonOfRun"],
     "repeated regions": ["foregrad.inductor.regions:outlined"],
@@ -243,6 +244,7 @@ ANNEXES = {
     "values without a layout": ["foregrad.operators.sparse_passes:SPARSE_VALUES"],
     "attempts at a call": ["foregrad.regions.calls:ATTEMPTS"],
     "the cache on disk": ["foregrad.store.cache.keeper:keeper_for"],
+    "graphs compiled elsewhere": ["foregrad.later.successor:later_for"],
 }
 # As `foregrad.graph`, without an import of it.
 _PARTS = {"backends", "descriptors", "dynamo", "extend", "graph", "partitioners", "passes", "planning", "testing"}
