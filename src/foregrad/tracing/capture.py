@@ -210,8 +210,6 @@ class CaptureRun(Assembly):
         """The backward, run on fakes; None: capture again, with the writes found."""
         recorder, records, backward = self.recorder, self.inputs.records, self.backward
         with_history = [fake for fake in analysis.fakes if fake is not None]
-        if with_history:
-            self.called.before_backward(self.code.modules)
         keep = self.options.higher_order
         described: Differentiated = self.observed.of(differentiate)(backward, analysis, keep=keep)
         self.observed.raise_failed()
