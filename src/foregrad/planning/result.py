@@ -142,12 +142,12 @@ class Plan:
         return reserved_by(self._memory(choice).script, self.standing.pieces, self.optimizer, expandable=expandable)
 
     def in_flight(self, micro_batches: int, choice: str | None = None) -> int:
-        """The peak in bytes of a pipeline's stage whose step for one micro-batch this plan is: so many micro-batches
-        are between their forward and their backward, and hold arguments and saved values; gradients add up beside.
+        """The peak in bytes of a pipeline's stage, of a plan for one micro-batch: so many micro-batches are between
+        forward and backward, and hold arguments and saved values; gradients add up beside.
 
         Of `stages` with `n` micro-batches, the stage `at` (from 0) has `min(stages - at, n)` in flight by 1F1B, and
         `n` by GPipe. Raises `KeyError` and `PlanError` as `reserved`, and `PlanError` for a number below one, and for
-        shards, since schedules differ in when these are gathered.
+        shards, since schedules differ in the moments of their gathers.
         """
         memory = self._memory(choice)
         if micro_batches < 1 or self.ranks.fsdp > 1:
