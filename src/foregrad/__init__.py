@@ -229,7 +229,7 @@ ANNEXES = {
         "foregrad.regions.absent:cut_at_region",
         "foregrad.operators.sparse_passes:cut_for_compiler",
     ],
-    "objects taken apart": ["foregrad.frontend.objects"],
+    "objects taken apart": ["foregrad.python.objects"],
     "Python's state": ["foregrad.python"],
     "inputs that open": ["foregrad.classes.inputs:InputsOfClasses"],
     "lines of tensors that open": ["foregrad.classes.result_lines:ResultLines"],
@@ -244,6 +244,7 @@ ANNEXES = {
     "values without a layout": ["foregrad.operators.sparse_passes:SPARSE_VALUES"],
     "attempts at a call": ["foregrad.regions.calls:ATTEMPTS"],
     "the cache on disk": ["foregrad.store.cache.keeper:keeper_for"],
+    "graphs compiled elsewhere": ["foregrad.later.successor:later_for"],
 }
 # As `foregrad.graph`, without an import of it.
 _PARTS = {"backends", "descriptors", "dynamo", "extend", "graph", "partitioners", "passes", "planning", "testing"}

@@ -43,6 +43,7 @@ from .dispatch.pipeline import Pipeline
 from .dispatch.varying import EVERY_LINE
 from .errors import BackendError, UnsupportedError, did_you_mean
 from .frontend.call import flatten_call
+from .frontend.state import of_python
 from .frontend.tree import flatten
 from .graph.slots import Buffer, Param, Slot
 from .tracing.tape.origin import stands_for
@@ -146,10 +147,10 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
         if plain is not None:
             return _of_plain(of_class, compile_graph_module(gm, plain, pipeline), gm)
     compiler, is_graph = _shielded_compiler(pipeline.bw_compiler), dynamo.is_dynamo_graph(gm)
-    pipeline = dataclasses.replace(pipeline, bw_compiler=compiler, of_dynamo=is_graph)
+    pipeline = dataclasses.replace(pipeline, bw_compiler=compiler, of_dynamo=is_graph, first=None)
     function = returning_sequence(gm, 'torch.compile(backend="foregrad")')
     if isinstance(gm, fx.GraphModule):  # or any module, with `aot_autograd`
-        the_one("Python's state").note_settings(function, gm.graph)
+        of_python().note_settings(function, gm.graph)
         restore_grad_mode(gm)
         restore_data_assignments(gm)
         for part in gm.modules():  # the functions that its operators take are graphs in it

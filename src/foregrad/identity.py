@@ -20,7 +20,7 @@ def class_property(answer: Callable[[Any], type]) -> Any:
 
 
 def attributed(value: T, **attributes: object) -> T:
-    """A function or tensor with attributes, by which its users know it."""
+    """A function or tensor, with attributes for its users."""
     for name, attribute in attributes.items():
         setattr(value, name, attribute)
     return value

@@ -15,16 +15,6 @@ PACKAGE = Path(__file__).parents[2] / "src" / "foregrad"
 # Patterns are paths below src/foregrad; `*` also matches a slash.
 ANNEXES: dict[str, tuple[str, ...]] = {
     "python": (
-        "frontend/code.py",
-        "frontend/expected.py",
-        "python/holders.py",
-        "frontend/libraries.py",
-        "python/lifted.py",
-        "frontend/objects.py",
-        "frontend/opaque.py",
-        "frontend/reads.py",
-        "python/effects.py",
-        "python/drawn_arrays.py",
         "_torch/asked.py",
         "_torch/generators.py",
         "_torch/recurrent.py",
@@ -53,6 +43,7 @@ ANNEXES: dict[str, tuple[str, ...]] = {
     ),
     "dynamo": ("dynamo.py", "backends/of_dynamo.py", "_torch/dynamo.py", "_torch/function_bodies.py"),
     "store": ("_torch/expressions.py",),
+    "later": (),
     "planning": ("_torch/plans.py",),
     "tools": (
         "testing.py",
@@ -78,6 +69,7 @@ NAMED_BY = {
     "inductor": r"inductor|repeat",
     "dynamo": r"dynamo",
     "store": r"artifact|(?<!functools\.)\bcached?\b|keeper",
+    "later": r"process that compiles",
     "planning": r"\bplanning\b|foregrad\.plan\b",
     "tools": r"explain|explanation|verif",
     "fusion": r"foregrad\.fusion|pictures? of graphs",
@@ -92,6 +84,10 @@ ALLOWED = {
     ("tools", "store"),
     ("joints", "dynamo"),  # a joint graph to be edited may come of Dynamo
     ("dynamo", "transforms"),
+    # What another process compiles goes there as the store's data, under the settings in force, for Inductor.
+    ("later", "store"),
+    ("later", "python"),
+    ("later", "inductor"),
     ("regions", "python"),
 }
 

@@ -135,7 +135,7 @@ def _(wrap):
         return (x * leaf).sum()
 
     wrap(function)(ONES(2)).backward()
-    return seen
+    return seen[0]
 
 
 @eager("`.grad` of an argument is an argument", errors.UnsupportedError)
@@ -147,10 +147,15 @@ def _(wrap):
 
 @eager("a hook that does something in Python", errors.UnsupportedSideEffectError)
 def _(wrap):
-    net, count = nn.Sequential(nn.Tanh(), nn.Tanh()), []
-    net[0].register_full_backward_hook(lambda *_: count.append(1))
-    wrap(net)(ONES(1, 2)).sum().backward()
-    return torch.tensor(count)
+    seen = []
+
+    def function(x):
+        y, z = x.sin(), x.cos()
+        y.register_hook(lambda g: seen.append((g * z).sum()))
+        return y * 2
+
+    wrap(function)(ONES(1, 2)).sum().backward()
+    return seen
 
 
 @eager("a hook on a node", errors.UnsupportedSideEffectError)
@@ -292,6 +297,21 @@ def _(wrap):
     loss = wrap(function)(ONES(2, 2))
     loss.backward(retain_graph=True)
     return outcome_of(loss.backward)
+
+
+@silent("a custom Function returns a view of its input")
+def _(wrap):
+    class Identity(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return -gradient
+
+    y = wrap(lambda x: Identity.apply(x * 2))(ONES(2))
+    return outcome_of(lambda: y.mul_(2))
 
 
 @silent("one loss depends on a result and on its gradient")

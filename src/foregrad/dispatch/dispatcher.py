@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from .._torch import engine
-from ..annexes import given, the_one
+from ..annexes import given
 from ..config import Config
 from ..config import config as settings
 from ..errors import EscapedTensorError, ForegradError, UnknownLeafError, UnsupportedError
 from ..extend import CompiledFunction, FunctionView, GraphView, RefusalView, Watcher
 from ..frontend.call import LeadingPlace, StatefulFunction, flatten_call, forward_of, may_have_a_form, renewed
 from ..frontend.openings import GradientKindError, OtherFormError
+from ..frontend.state import of_python
 from ..graph.attempts import attempts
 from ..graph.joint import JointGraph, Partitioned
 from ..graph.source import source_of
@@ -215,7 +216,7 @@ class Dispatcher:
         try:
             call = flatten_call(self.function, args, kwargs, objects=True)
             call = dataclasses.replace(call, fills_caches=self.fallbacks.may_fill)
-            made = self.specializer.specialize(call, [])
+            made = self.specializer.specialize(call, [], may_wait=False)
         except Exception:
             attempts().give_up()
             raise
@@ -235,7 +236,7 @@ class Dispatcher:
             function, name = forward_of(function), name or type(function).__name__
         watchers = self.pipeline.watchers if watcher is None else (watcher,)
         keeper = self.pipeline.keeper if cached else None
-        pipeline = dataclasses.replace(self.pipeline, keeper=keeper, watchers=watchers, _failures={})
+        pipeline = dataclasses.replace(self.pipeline, keeper=keeper, watchers=watchers, first=None, _failures={})
         return Dispatcher(function, pipeline, self.config, name, on_unsupported=on_unsupported)
 
     def all_specializations(self) -> Iterator[Specialization]:
@@ -343,7 +344,7 @@ class Dispatcher:
         """
         if not self._state.entries and may_have_a_form(self.function):
             known = self.function, self.name, self.specializations, self._fixed
-            places = draws or the_one("Python's state").state_that_varies(*known)
+            places = draws or of_python().state_that_varies(*known)
             if places:
                 self._take(places, () if draws else self._why(args, kwargs))
                 if not draws:  # graphs so far draw nothing
@@ -351,7 +352,7 @@ class Dispatcher:
         return bool(self._state.entries)
 
     def _take(self, places: tuple[LeadingPlace, ...], why: tuple[Difference, ...] = ()) -> None:
-        lifted: StatefulFunction = the_one("Python's state").Lifted(self.function, places)
+        lifted: StatefulFunction = of_python().Lifted(self.function, places)
         varied = self._sizes.varied | numbers_read(self.graphs.decisions)
         inner = self._compiling(
             lifted,
@@ -362,7 +363,7 @@ class Dispatcher:
             },
             dynamic=self._sizes.dynamic,
         )
-        self._state.entries = {True: (inner, the_one("Python's state").render_stateful(self.name, lifted, inner.entry))}
+        self._state.entries = {True: (inner, of_python().render_stateful(self.name, lifted, inner.entry))}
 
     def _compiling(self, function: Callable[..., Any], outer: Outer, **sizes: Any) -> Dispatcher:
         return Dispatcher(function, self.pipeline, self.config, self.name, outer=outer, **sizes)
@@ -429,7 +430,7 @@ class Dispatcher:
                 return None
             return self._without_graph(error)
         self.fallbacks.note_graph()
-        self._outer.only_written.update(the_one("Python's state").only_written_by(specialization))
+        self._outer.only_written.update(of_python().only_written_by(specialization))
         self.graphs.add(specialization, place)
         return specialization
 

@@ -20,13 +20,13 @@ from typing import Any
 import torch
 
 from .._torch.asked import tell_type
-from ..frontend.libraries import is_outside
-from ..frontend.opaque import NAMES_OF, is_generator_of_numpy
 from ..identity import class_property
 from ..locks import Bind, ProcessPatch, Replacements, bound
 from .drawn_arrays import from_numpy
 from .draws import Draws
+from .libraries import is_outside
 from .lifted import Draw
+from .opaque import NAMES_OF, is_generator_of_numpy
 
 _OF_NUMPY = (
     "permutation choice dirichlet multivariate_normal standard_gamma chisquare geometric "

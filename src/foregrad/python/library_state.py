@@ -29,17 +29,17 @@ from typing import Any
 import torch
 
 from .._torch.guards import functions_of_c
-from ..frontend.code import instructions_of
-from ..frontend.expected import Expected
-from ..frontend.libraries import FIXED, is_installed, is_outside, is_standard
-from ..frontend.objects import attributes_of, dict_of_class
-from ..frontend.opaque import asked_of
-from ..frontend.reads import Reads
 from ..frontend.source import ABSENT, reference, table_of
 from ..frontend.values import is_plain
 from ..graph.source import in_order
 from ..locks import Replacements
+from .code import instructions_of
+from .expected import Expected
 from .holders import read_decimals
+from .libraries import FIXED, is_installed, is_outside, is_standard
+from .objects import attributes_of, dict_of_class
+from .opaque import asked_of
+from .reads import Reads
 
 _CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, torch.device)
 _NUMBERS = {"e", "inf", "nan", "pi"}  # asked of `math`, they would be looked up in `torch` too

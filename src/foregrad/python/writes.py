@@ -16,7 +16,6 @@ import torch
 from .._torch.stand_ins import is_stand_in
 from .._torch.symbols import is_symbolic
 from ..errors import EscapedTensorError, UnsupportedSideEffectError
-from ..frontend.objects import is_plain_object, look_into
 from ..frontend.openings import Unwrap
 from ..frontend.source import ABSENT
 from ..frontend.tree import Opened, Tree, check_leaves, flatten, is_leaf, list_of, open_objects
@@ -40,6 +39,7 @@ from .effects import (
 )
 from .holders import Holder, is_import
 from .lifted import StatePlace, stand_in_at
+from .objects import is_plain_object, look_into
 from .program_state import ProgramState
 
 
@@ -230,7 +230,7 @@ class PythonWrites:
         if (holder := self._holders.get(before)) is not None:  # the run has written to it
             before, now = holder.before, holder.kind.read(now)
         (leaves, tree), (_, other) = flatten(before), flatten(now)
-        return tree.kind != "leaf" and tree == other and all(isinstance(x, torch.Tensor) or is_plain(x) for x in leaves)
+        return tree.kind != "leaf" and tree == other and all(map(is_leaf, leaves))
 
     def _check_growth(self, holder: Holder, written: list[Any]) -> None:
         """A container with a new length after each call differs for each: no graph is right twice. An emptied container

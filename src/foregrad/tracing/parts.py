@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,6 +15,7 @@ from .._torch.fakes import FakeTensor, FakeTensorMode, NewFakeMode
 from .._torch.symbols import has_symbolic
 from ..annexes import given, the_one
 from ..frontend.call import FlatCall
+from ..frontend.state import of_python
 from ..interrupts import runs_user_code
 from .aspect import Aspect, Aspects, aspect_classes
 from .derivatives.backward import Backward, InnerGradients
@@ -74,16 +75,13 @@ class CalledPython:
     def __init__(self, run: CaptureParts) -> None: ...
 
     def is_region(self, cls: Any) -> bool:
-        return not the_one("Python's state").is_of_library(cls) and bool(_refuse())
+        return not of_python().is_of_library(cls) and bool(_refuse())
 
     def applied(self, cls: Any, context: dict[str, Any]) -> None: ...
 
     def settle(self, results: Sequence[Any], analysis: Any) -> bool:
-        """Decide which hooks each call puts on tensors. Whether the backward, not traced yet, runs hooks."""
+        """Divide hooks between the backward and each call. Whether the backward, not traced yet, runs hooks."""
         return False
-
-    def before_backward(self, modules: Iterable[torch.nn.Module]) -> None:
-        """Raise where hooks of `modules` can't be in the backward."""
 
     def after_backward(self) -> None:
         """Raise where the backward did not come to a hook that eager's may call."""
@@ -102,7 +100,7 @@ class CaptureParts(Host):
 
     def __init__(self, call: FlatCall, options: Options, learned: Learned) -> None:
         super().__init__()
-        self.python = python = the_one("Python's state")
+        self.python = python = of_python()
         self.takes_output, self.keeps_branches = options.takes_output, options.keeps_branches
         self.call, self.options, self.learned, self.name = call, options, learned, options.name
         self.symbols = symbols_of(call)
@@ -117,7 +115,7 @@ class CaptureParts(Host):
         self.reads = inputs.reads
         self.inner = InnerGradients(inputs, recorder, self.name)
         self.facts = Facts(inputs, self.where)
-        apart = [*python.called_by_autograd(learned.regions), *learned.hooks.values()]
+        apart = [*python.called_by_autograd(learned.regions), *filter(None, learned.hooks.values())]
         self.code = python.SeenCode(call, self.name, self.reads, python.ReboundNames(), self.origins, apart)
         self.observed = python.Observed(self, self.code.rebound.runs)
         self.lifting = Lifting(self, recorder)

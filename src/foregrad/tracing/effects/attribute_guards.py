@@ -19,9 +19,9 @@ from ..._torch.hooks import UNHOOKED, gradient_hooks, hooked_as, own_gradient, s
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import base_of, history_of, is_view, without_marks
 from ..._torch.wrappers import is_wrapper
-from ...annexes import the_one
 from ...errors import UnsupportedError, UnsupportedSideEffectError
 from ...frontend.source import ABSENT, Source, table_of
+from ...frontend.state import of_python
 from ...graph.call_effects import CallEffect, ClearGradient, EffectTarget, SetGradient
 from ...graph.signature import OutputInfo, PartOf
 from ...graph.slots import Closure
@@ -94,7 +94,7 @@ class Facts:
                 value = there[name]
                 self.note(record, _ATTRIBUTE, value, name)
                 self.inputs.reads.contents(value, f"{record.slot}.{name}")
-                if not the_one("Python's state").is_of_library(type(value)) or type(value) is types.SimpleNamespace:
+                if not of_python().is_of_library(type(value)) or type(value) is types.SimpleNamespace:
                     self.inputs.reads.contents(table_of(value), f"{record.slot}.{name}.__dict__")
         for wrapper in self.inputs.wrappers.inputs:  # nothing tells what one is asked for in vain
             there = wrapper.real.__dict__
