@@ -46,7 +46,7 @@ if sys.argv[1] == "changed":
         loss = step()
     own, took = spent(*ALL) - start, time.perf_counter() - began
     before = spent(resource.RUSAGE_CHILDREN)
-    from foregrad.later.worker import WORKER
+    from foregrad.store.later.worker import WORKER
     WORKER.stop()
     other = spent(resource.RUSAGE_CHILDREN) - before
 print(own, loss, took, other)

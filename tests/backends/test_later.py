@@ -14,7 +14,7 @@ from torch import nn
 
 import foregrad
 from foregrad.dispatch.graphs import _Noticing
-from foregrad.later import job, successor, worker
+from foregrad.store.later import job, successor, worker
 
 pytestmark = [
     pytest.mark.skipif(foregrad.get_backend("auto").first is None, reason="there is no C++ compiler"),
@@ -310,7 +310,7 @@ foregrad.config.progress = True
 compiled = foregrad.compile(lambda x: x.sin() + {number}, backend="auto")
 for _ in range(3):
     compiled(torch.ones(3))
-from foregrad.later.worker import WORKER
+from foregrad.store.later.worker import WORKER
 import time
 while WORKER._process is None:
     time.sleep(0.05)

@@ -20,12 +20,12 @@ from typing import Any, Protocol
 
 import torch
 
-from ..locks import make_lock
+from ...locks import make_lock
 from .job import StaysError
 
 _PID = os.getpid()
 _IDLE_S = 60.0  # then the process ends, until there is more work
-_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from foregrad.later.child import main; main()"
+_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from foregrad.store.later.child import main; main()"
 
 
 class Task(Protocol):

@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 
-from ..api import pipeline_for
-from ..config import config
-from ..inductor.backend import inductor_backend
-from ..store.cache.describe import digest
+from ...api import pipeline_for
+from ...config import config
+from ..cache.describe import digest
 from .job import PARTITIONS, StaysError, circumstances, graph_from_data, take_settings
-from .successor import SETTINGS, compiled_later
+from .successor import compiled_later, drawing_as_eager
 
 _LOWER = 10  # priority
 
@@ -64,7 +63,7 @@ def _compile(message: Any) -> None:
         if circumstances(keeper) != message["about"]:
             raise StaysError("versions, settings or extensions differ")
         joint = graph_from_data(message["graph"])
-        failing = inductor_backend(SETTINGS)  # raises where the other would take eager's kernels
+        failing = drawing_as_eager("inductor")  # raises where the other would take eager's kernels
         pipeline = dataclasses.replace(
             pipeline_for(backend=failing, partition=split, regions=message["regions"]),
             decompositions=None,

@@ -13,20 +13,20 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch.expressions import floats_to, restored_float, restored_table, table_to
-from .._torch.fakes import FakeTensorMode
-from .._torch.settings import apply_settings, settings
-from .._torch.symbols import SymbolTable
-from ..errors import ArtifactError
-from ..graph.joint import JointGraph
-from ..graph.signature import BaseOf, EffectInfo, MemoryOf, Signature, StopInfo, StructureInfo
-from ..house import extensions
-from ..partitioners import default_partition, fused_partition, min_cut_rematerialization_partition
-from ..store.artifacts.container import StateEntry, dump_tensors, read_tensors
-from ..store.artifacts.records import record_from, record_to
-from ..store.cache.describe import describe, digest
-from ..store.cache.keeper import Keeper, constants_of, halves_from, halves_to, process, settings_that_matter, symbols_of
-from ..store.serialize.values import Reader, Writer
+from ..._torch.expressions import floats_to, restored_float, restored_table, table_to
+from ..._torch.fakes import FakeTensorMode
+from ..._torch.settings import apply_settings, settings
+from ..._torch.symbols import SymbolTable
+from ...errors import ArtifactError
+from ...graph.joint import JointGraph
+from ...graph.signature import BaseOf, EffectInfo, MemoryOf, Signature, StopInfo, StructureInfo
+from ...house import extensions
+from ...partitioners import default_partition, fused_partition, min_cut_rematerialization_partition
+from ..artifacts.container import StateEntry, dump_tensors, read_tensors
+from ..artifacts.records import record_from, record_to
+from ..cache.describe import describe, digest
+from ..cache.keeper import Keeper, constants_of, halves_from, halves_to, process, settings_that_matter, symbols_of
+from ..serialize.values import Reader, Writer
 
 PARTITIONS = {
     function.__name__: function

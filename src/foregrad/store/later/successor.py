@@ -13,24 +13,22 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .._torch import inductor
-from ..config import config
-from ..dispatch.graphs import Specialization
-from ..dispatch.pipeline import Pipeline, kept_for_derivatives
-from ..graph.joint import JointGraph
-from ..inductor.backend import inductor_backend
-from ..locks import make_lock
-from ..partitioners import default_partition, fused_partition
-from ..phases import say
-from ..store.cache.describe import digest
-from ..store.cache.keeper import Keeper, keeper_for
-from ..tracing.derivatives.resumable_trace import ResumableTrace
+from ..._torch import inductor
+from ...backends.registry import Backend, get_backend
+from ...config import config
+from ...dispatch.graphs import Specialization
+from ...dispatch.pipeline import Pipeline, kept_for_derivatives
+from ...graph.joint import JointGraph
+from ...locks import make_lock
+from ...partitioners import default_partition, fused_partition
+from ...phases import say
+from ...tracing.derivatives.resumable_trace import ResumableTrace
+from ..cache.describe import digest
+from ..cache.keeper import Keeper, keeper_for
 from .job import PARTITIONS, StaysError, circumstances, graph_as_data, key_of, settings_as_data
 from .worker import WORKER, may_work
 
 log = logging.getLogger("foregrad.backends")
-
-SETTINGS = {"fallback_random": True}
 
 
 def later_for(pipeline: Pipeline) -> Later | None:
@@ -41,9 +39,16 @@ def later_for(pipeline: Pipeline) -> Later | None:
     return Later(pipeline)
 
 
+def drawing_as_eager(name: str) -> Backend:
+    """The backend with Inductor's kernels that has this name, with eager's random numbers."""
+    with_settings = get_backend(name).with_settings
+    assert with_settings is not None
+    return with_settings({"fallback_random": True})
+
+
 def compiled_later(partition: Callable[..., Any]) -> tuple[dict[str, Any], Keeper]:
     """Arguments for a pipeline that compiles a graph captured without decompositions, and its cache on disk."""
-    backend = inductor_backend(SETTINGS, name="auto")
+    backend = drawing_as_eager("auto")
     keeper = keeper_for(backend, partition, None, is_quick=True)
     assert keeper is not None
     compilers = {name: getattr(backend, name) for name in ("fw_compiler", "bw_compiler", "inference_compiler")}
