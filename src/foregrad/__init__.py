@@ -244,6 +244,7 @@ ANNEXES = {
     "values without a layout": ["foregrad.operators.sparse_passes:SPARSE_VALUES"],
     "attempts at a call": ["foregrad.regions.calls:ATTEMPTS"],
     "the cache on disk": ["foregrad.store.cache.keeper:keeper_for"],
+    "what a first compiled graph waits for": ["foregrad._torch.inductor:get_ready"],
     "graphs compiled elsewhere": ["foregrad.store.later.successor:later_for"],
 }
 # As `foregrad.graph`, without an import of it.

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..._torch import inductor
+from ...annexes import given
 from ...backends.registry import Backend, get_backend
 from ...config import config
 from ...dispatch.graphs import Specialization
@@ -151,7 +151,8 @@ class _Task:
 
     def done(self, why: str = "", *, stays: bool = False) -> None:
         if not why:
-            self._context.run(inductor.get_ready)
+            for get_ready in given("what a first compiled graph waits for"):
+                self._context.run(get_ready)
         self.why, self.stays, self._graph = why, stays, {}
         self.is_over = True
 
