@@ -183,7 +183,7 @@ def _knows_only_real_tensors(x):
 @pytest.mark.parametrize(
     ("function", "cause"),
     [
-        (_scales_by_hand, "PyTorch refuses this for the tensors of a capture, which have neither values nor memory"),
+        (_scales_by_hand, "PyTorch refuses this for the tensors of a capture: they have neither values nor memory"),
         (_knows_only_real_tensors, "the code there does not take the tensors of a capture"),
     ],
 )

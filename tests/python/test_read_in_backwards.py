@@ -180,5 +180,5 @@ def test_an_object_that_is_a_hook():
 
 def test_the_error_says_what_to_do():
     compiled = foregrad.compile(READERS["context"], backend="eager", on_unsupported="raise")
-    with pytest.raises(UnsupportedSideEffectError, match="Give the Function the values"):
+    with pytest.raises(UnsupportedSideEffectError, match="Pass the values to the Function"):
         compiled(torch.ones(2, requires_grad=True), Config(2.0))

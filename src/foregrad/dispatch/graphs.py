@@ -163,7 +163,7 @@ class Paths:
             self.reason = self._message(specializations)
             if self.config.error_on_recompile_limit:
                 raise UnsupportedDataDependentError(self.reason)
-            self.once.warn(self.reason + " Such calls run eagerly from now on.")
+            self.once.warn(self.reason + " Calls like this run eagerly from now on.")
 
     def _message(self, specializations: Sequence[Specialization]) -> str:
         values: dict[str, set[str]] = {}
@@ -173,13 +173,13 @@ class Paths:
         where, different = max(values.items(), key=lambda item: len(item[1]), default=("an unknown line", set()))
         if _says_values(specializations):
             return (
-                f"`{self.name}` prints, logs or warns, and makes text of a value that it reads at {where}, or branches "
-                "on it: each value is a graph of its own. Make the text where it is "
-                'printed or logged (`print(f"loss {loss.item():.3f}")`), or print what the function returned.'
+                f"`{self.name}` prints, logs or warns, and makes text of a value that it reads at {where}, or "
+                "branches on the value: each value needs its own graph. Make the text in the call that prints or "
+                'logs it (`print(f"loss {loss.item():.3f}")`), or print the result of the function.'
             )
         return (
-            f"`{self.name}` was compiled {len(_ways(specializations))} times for values that it reads from its inputs, "
-            f"which is the limit. Most of them, {len(different)}, were read at {where}. Keep the value a tensor "
+            f"`{self.name}` was compiled {len(_ways(specializations))} times for values that it reads from its "
+            f"inputs, the limit. Most values ({len(different)}) were read at {where}. Keep the value a tensor "
             "(torch.where, masking), compute it outside and pass it, or raise foregrad.config.path_limit."
         )
 
@@ -399,6 +399,6 @@ def check_draws(name: str, call: FlatCall, constants: Collection[str]) -> None:
     for place, value in zip(places, call.leaves, strict=False):
         if place.is_drawn and place.path in constants and type(value) is float:
             raise UnsupportedSideEffectError(
-                f"`{name}` needs to know the number that it takes from {place.path.partition('(')[0]} (`float()`, "
-                "text). Compute with it as with a tensor, or take it before the call and pass it."
+                f"`{name}` needs the value of the number from {place.path.partition('(')[0]} (`float()`, text). "
+                "Compute with the number as with a tensor, or draw it before the call and pass it."
             )

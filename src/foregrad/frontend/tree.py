@@ -460,9 +460,9 @@ def check_leaves(leaves: list[Any], paths: list[str], what: str, others: tuple[t
             continue
         cls = leaf.__class__ if is_house_module(type(leaf).__module__) else type(leaf)  # of what it stands for
         raise UnknownLeafError(
-            f"{what} `{path}` is of the class {cls.__module__}.{cls.__qualname__}, which foregrad can't take apart: it "
-            "takes tensors, plain values, tuples, lists, dicts, and objects that are nothing but their attributes. If "
-            f"it holds tensors, {'return' if what == 'output' else 'pass'} these, or register the class with "
+            f"{what} `{path}` is of the class {cls.__module__}.{cls.__qualname__}: foregrad can't flatten it. "
+            "Tensors, plain values, tuples, lists, dicts, and plain objects (attributes alone) can be flattened. If "
+            f"it holds tensors, {('return' if what == 'output' else 'pass')} the tensors, or register the class with "
             f"torch.utils._pytree.register_pytree_node({cls.__name__}, flatten, unflatten)"
             + ("." if what == "output" else "; otherwise let the function reach it by closure.")
         )

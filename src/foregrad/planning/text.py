@@ -27,8 +27,8 @@ def heading(plan: Plan) -> list[str]:
     has = f", {in_bytes(device.memory)}" if device.memory else ""
     shares = device.shares
     assumed = (
-        f"assumed, of what the maker publishes: {shares.flops:.0%} of the operations, {shares.bandwidth:.0%} of the "
-        f"bandwidth, {shares.link:.0%} of the links; and each operator a kernel"
+        f"assumed, as shares of the maker's figures: {shares.flops:.0%} of the operations, {shares.bandwidth:.0%} of "
+        f"the bandwidth, {shares.link:.0%} of the links; and each operator a kernel"
     )
     lines = [
         f"{amount(plan.trained)}parameters trained by {plan.optimizer.name}, on {ranks} of {device.name}{has}",

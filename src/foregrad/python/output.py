@@ -119,7 +119,7 @@ class ProgramOutput(Aspect):
         elif state.journals.are_installed and not self.recorder.in_backward and sys.stdout is self.stdout:
             said = self._said(kind, args, kwargs, frame)
         if said is None:
-            error = f"`{self.host.name}` {verb}, which a compiled call would not repeat. Do it outside the function."
+            error = f"`{self.host.name}` {verb}; a compiled call would not repeat this. Do it outside the function."
             return bool(state.own.observed.fail(ProgramOutputError(error)))
         state.journals.said.append((CONSOLE, f"what it {verb}", *said))
         return True
@@ -139,7 +139,7 @@ class ProgramOutput(Aspect):
             return print_of(parted, args, **kwargs) if kind == "print" else log_of(parted, *args)
         said = None if kwargs["more"] else warn_of(*args, outermost=self.recorder.origins.root)
         if said is not None:
-            state.reads.ask(said[1], f"what is done with the warning {said[1][0]!r}", would_raise)
+            state.reads.ask(said[1], f"the action for the warning {said[1][0]!r}", would_raise)
             if would_raise(said[1]):
                 return None
         return said

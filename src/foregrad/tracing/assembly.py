@@ -236,7 +236,11 @@ class Assembly(CaptureParts):
             if at in self.hooks.inside:
                 return "has hooks that compute with its own tensors"
             is_passed = at in aliases or getattr(analysis.outputs[at], "output", None) in outputs
-            return "computes other results from it, whose gradients flow to it inside" if is_passed else ""
+            return (
+                ("computes further results from the tensor, and their gradients flow to it inside the function")
+                if is_passed
+                else ""
+            )
 
         paths = [info.path for info in analysis.outputs]
         return Settled(self.name, results, paths, known, number, interior, may_stop)
@@ -373,7 +377,7 @@ def _passed_wrappers(analysis: Analysis, differentiable: Sequence[int]) -> tuple
         others.pop(place, None)
         if after and (place is None or None in others):
             raise returned_wrapper(
-                f"results are computed from a {type(tensor).__qualname__} that is given back too, and one of them is "
+                f"results are computed from a {type(tensor).__qualname__} that is also returned, and a result is "
                 "left in an object"
             )
         if after and place is not None:

@@ -221,8 +221,8 @@ def attributes_set(
     for at, key, value in found:
         if any(isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat)) for leaf in flatten(value)[0]):
             raise UnsupportedSideEffectError(
-                f"`{name}` sets the attribute {key} of {paths[at]}, which it returns, to a tensor; a compiled call "
-                "would not. Return that tensor as well."
+                f"`{name}` sets the attribute {key} of {paths[at]}, a result, to a tensor; a compiled call would "
+                "not. Return the tensor as well."
             )
     return [GiveAttribute(EffectTarget(at), key, value) for at, key, value in found]
 

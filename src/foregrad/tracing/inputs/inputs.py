@@ -158,8 +158,8 @@ class Inputs:
         found = next((i for i in inside if self.sources.state.reaches(self.call.leaves[i])), None)
         if found is not None:
             raise UnsupportedTensorError(
-                f"`{self.call.paths[found]}` is inside a tensor that the function is given and also reaches by itself, "
-                "and it asks which of its tensors are one. Pass it, or use it, not both."
+                f"`{self.call.paths[found]}` is inside a tensor that is an argument and that the function also "
+                "reaches by itself, and the function compares tensors by identity. Pass it or reach it, not both."
             )
 
     def check_again(self) -> None:
