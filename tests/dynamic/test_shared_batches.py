@@ -215,7 +215,9 @@ def test_a_mark_that_can_not_be_kept_is_an_error():
     compiled = foregrad.compile(writes_first, backend="eager", on_unsupported="raise")
     x, y = halves(9)
     foregrad.mark_dynamic(x, 0)
-    with pytest.raises(UnsupportedError, match=r"args\[0\] was marked as dynamic. The tensor shares memory .* `.clone\(\)`"):
+    with pytest.raises(
+        UnsupportedError, match=r"args\[0\] was marked as dynamic. The tensor shares memory .* `.clone\(\)`"
+    ):
         compiled(x, y)
     x, y = (part.clone() for part in halves(9))
     foregrad.mark_dynamic(x, 0)

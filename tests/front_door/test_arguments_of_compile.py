@@ -142,7 +142,10 @@ def doubled(x):
         (lambda: foregrad.config.recompile_limits, r"`recompile_limits` \(did you mean `recompile_limit`"),
         (lambda: foregrad.export(nn.Linear(4, 2), torch.randn(2, 4)), r"args is a tuple .*export\(model, \(x,\)\)"),
         (lambda: foregrad.compile(doubled, partition="mincut"), "`mincut` .did you mean `min_cut`.*budget"),
-        (lambda: foregrad.explain_recompiles(torch.compile(nn.Linear(2, 2))), "a module of class Linear, which torch"),
+        (
+            lambda: foregrad.explain_recompiles(torch.compile(nn.Linear(2, 2))),
+            "a module of class Linear, made by torch",
+        ),
         (lambda: foregrad.explain_recompiles(torch.compile(doubled)), "doubled, made by torch.compile.*TORCH_LOGS"),
         (lambda: foregrad.explain_recompiles(nn.Sequential(nn.ReLU())), "not a module of class Sequential$"),
     ],

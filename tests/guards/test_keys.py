@@ -192,7 +192,7 @@ def steps(wrap, count):
     return params, step
 
 
-@pytest.mark.filterwarnings("ignore:`update` changes the number of items of state in this call")
+@pytest.mark.filterwarnings("ignore:`update` changes the number of items in state in this call")
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_a_state_by_parameter_is_compiled_once_it_is_there(count):
     params, step = steps(lambda f: foregrad.compile(f, backend="eager", on_unsupported="eager"), count)

@@ -584,9 +584,9 @@ def test_a_buffer_that_both_write():
             return x + self.total
 
     x = torch.ones(3)
-    with pytest.raises(UnsupportedSideEffectError, match="uses too"):
+    with pytest.raises(UnsupportedSideEffectError, match="uses it too"):
         _compiled(Model())(x)
-    with pytest.warns(ForegradWarning, match="uses too"):
+    with pytest.warns(ForegradWarning, match="uses it too"):
         called = foregrad.compile(Model(), backend="eager", on_unsupported="eager")
         assert [called(x)[0].item() for _ in range(3)] == [2.0, 3.0, 4.0]
 

@@ -477,7 +477,7 @@ def test_the_line_of_a_print_of_a_tensor_is_the_programs():
         print(x.detach())
         return x.sin()
 
-    with pytest.warns(ForegradWarning, match=r"the text of a tensor .* is asked for at [^ ]*test_program_output\.py:"):
+    with pytest.warns(ForegradWarning, match=r"the text of a tensor .* is read at [^ ]*test_program_output\.py:"):
         foregrad.compile(f, backend="eager", on_unsupported="eager")(torch.ones(2))
 
 

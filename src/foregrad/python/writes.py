@@ -243,7 +243,7 @@ class PythonWrites:
         if is_bounded or (self.fills_caches and is_fill):
             self._refuse_fill(holder.name())
         raise GrowingError(
-            f"`{self.name}` changes the number of items of {holder.name() or 'a container'} in this call; a compiled "
+            f"`{self.name}` changes the number of items in {holder.name() or 'a container'} in this call; a compiled "
             f"call would not repeat this. {remedy_at(holder.name(), 'Return the added items, or add them outside.')}",
             holder.target,
         )
