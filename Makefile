@@ -52,14 +52,18 @@ test: $(READY) lint  ## style, types, layers, then all tests
 quick: $(READY)  ## the tests but for those that take more than some ten seconds each
 	@$(TEST_ENV) $(RUN) -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(ARGS)
 
-# With the annexes hidden. A file belongs here if it is about the core alone.
-CORE_TESTS := tests/golden $(wildcard tests/unit/test_partition_*.py) $(addprefix tests/unit/test_,$(addsuffix .py, \
-  effect_log heap numbering memory_order late_metadata late_graphs identity origin maxflow printing spelling \
-  written_inputs partial_backward gradient_arrival detached_results left_behind symbolic_layouts size_arithmetic \
-  backends_boxed backends_source))
+# With the annexes hidden. A file belongs here if it is about the core alone; in the second list if its programs also
+# have state (modules, attributes, tensors reached by closure) and hooks.
+CORE_TESTS := $(wildcard tests/unit/test_partition_*.py) $(addprefix tests/unit/test_,$(addsuffix .py, \
+  effect_log heap numbering memory_order identity maxflow printing written_inputs partial_backward detached_results \
+  symbolic_layouts size_arithmetic backends_boxed backends_source))
+STATE_TESTS := tests/golden $(addprefix tests/unit/test_,$(addsuffix .py, \
+  late_metadata late_graphs origin spelling gradient_arrival left_behind))
 
 test-core: $(READY)  ## the core's tests alone, without the annexes: at most four minutes
 	@$(TEST_ENV) $(RUN) -m pytest -n $(JOBS) --dist worksteal -p tests.house.core_alone $(ARGS) $(CORE_TESTS)
+	@$(TEST_ENV) FOREGRAD_TEST_WITH=python,regions $(RUN) -m pytest -n $(JOBS) --dist worksteal -p tests.house.core_alone \
+	  $(ARGS) $(STATE_TESTS)
 
 matrix:  ## all tests on each Python that is here, 3.10 to 3.14; with ARGS=--torch, on each minor version of PyTorch
 	@JOBS=$(JOBS) $(PYTHON) tests/matrix.py $(ARGS)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .api import capture, compile, explain_recompiles, partition  # noqa: A004
     from .backends.boxed import make_boxed_compiler, make_boxed_func, nop
     from .backends.registry import get_backend, list_backends, register_backend
+    from .budget.curves import pareto
     from .budget.within import Budget, budget_partition
     from .composite import hessian_vector_product, value_and_grad
     from .dispatch.compilers import (
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
         dtype_from_inputs,
         fake_tensor_unsupported,
     )
-    from .frontend.region import eager_region, region
-    from .frontiers import pareto
     from .fusion import (
         debug_compile,
         draw_graph,
@@ -72,6 +71,7 @@ if TYPE_CHECKING:
     )
     from .phases import CompileTimes, compile_times
     from .planning import Plan, plan
+    from .regions.marks import eager_region, region
     from .store.artifacts.artifact import Artifact, export, load
     from .store.artifacts.capture import check_attribute_assignment
     from .tools.explanation.collect import explain
@@ -182,14 +182,14 @@ _HOMES = {
     "dynamo": "AotAutograd aot_autograd device_from_inputs dtype_from_inputs fake_tensor_unsupported",
     "tools.explanation.collect": "explain",
     "tools.explanation.text": "Explanation",
-    "frontend.region": "eager_region region",
-    "frontiers": "pareto",
+    "regions.marks": "eager_region region",
     "joints.doors": "aot_compile_joint_with_descriptors aot_export_joint_with_descriptors",
     "joints.held": "JointWithDescriptors",
     "fusion": "debug_compile draw_graph draw_graph_compile mem_efficient_fusion_kwargs memory_efficient_fusion "
     "minifier print_compile pythonkey_decompose ts_compile",
     "graph.joint": "JointGraph Partitioned",
     "partitioners": "default_partition min_cut_rematerialization_partition",
+    "budget.curves": "pareto",
     "budget.within": "Budget budget_partition",
     "distributed.named": "checkpoint_name",
     "partitioners.policies": "Candidate Policy dots_saveable dots_with_no_batch_dims_saveable everything_saveable "
@@ -209,7 +209,7 @@ ANNEXES = {
         "foregrad.operators.sparse_kernels",
         "foregrad.transforms.levels",
         "foregrad.operators.attention",
-        "foregrad.tracing.recorder.tensor_classes",
+        "foregrad.classes.tensor_classes",
         "foregrad.operators.functions",
         "foregrad.python.made_generators",
         "foregrad.tracing.effects.retain",
@@ -217,6 +217,7 @@ ANNEXES = {
         "foregrad.python.first_imports",
         "foregrad.python.output",
     ],
+    "artifacts of joint graphs": ["foregrad.store.artifacts.of_joints:artifact_of"],
     "backends": [
         "foregrad.inductor.backend:BACKENDS",
         "foregrad.backends.of_dynamo:BACKENDS",
@@ -225,20 +226,25 @@ ANNEXES = {
     "calls under transforms": ["foregrad.transforms.calls:LayeredCalls"],
     "classes of constants": ["foregrad._torch.distributed:GROUPS"],
     "graphs compiled in parts": [
-        "foregrad.passes.absent:cut_at_region",
+        "foregrad.regions.absent:cut_at_region",
         "foregrad.operators.sparse_passes:cut_for_compiler",
     ],
-    "objects taken apart": ["foregrad.frontend.objects"],
+    "objects taken apart": ["foregrad.python.objects"],
     "Python's state": ["foregrad.python"],
-    "memory budgets": ["foregrad.budget.within:partition_within"],
+    "inputs that open": ["foregrad.classes.inputs:InputsOfClasses"],
+    "lines of tensors that open": ["foregrad.classes.result_lines:ResultLines"],
+    "memory budgets": ["foregrad.budget.within"],
     "modules that communicate": ["foregrad._torch.distributed:data_parallel"],
+    "operators above autograd": ["foregrad.joints.above_autograd"],
     "operators in graphs": ["foregrad._torch.control_flow:IN_GRAPHS"],
+    "Python that graphs call": ["foregrad.regions.of_run:PythonOfRun"],
     "repeated regions": ["foregrad.inductor.regions:outlined"],
     "tensor subclasses": ["foregrad.classes"],
     "stages of backwards": ["foregrad.distributed.buckets:in_buckets"],
     "values without a layout": ["foregrad.operators.sparse_passes:SPARSE_VALUES"],
-    "attempts at a call": ["foregrad.graph.eager_regions:ATTEMPTS"],
+    "attempts at a call": ["foregrad.regions.calls:ATTEMPTS"],
     "the cache on disk": ["foregrad.store.cache.keeper:keeper_for"],
+    "graphs compiled elsewhere": ["foregrad.later.successor:later_for"],
 }
 # As `foregrad.graph`, without an import of it.
 _PARTS = {"backends", "descriptors", "dynamo", "extend", "graph", "partitioners", "passes", "planning", "testing"}

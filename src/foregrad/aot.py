@@ -37,6 +37,7 @@ from .graph.effect_log import CheckFailed
 from .graph.signature import ConstantOutput, PartOf, Signature
 from .graph.slots import Buffer, Param
 from .graph.source import Names, compile_source, unpacked
+from .identity import attributed
 from .partitioners import default_partition, min_cut_rematerialization_partition
 from .runtime.decisions import Stop
 from .runtime.lines import LineWriter
@@ -181,7 +182,7 @@ def compile_aot_module(mod: nn.Module, settings: Mapping[str, Any], recipe: Reci
     pipeline = make_pipeline(**settings, lifted=named_sources(mod))
     compiled = compile_module(mod, pipeline, recipe, dynamic=dynamic, on_unsupported="raise")
     if not hasattr(mod, "orig_module"):
-        type(compiled).orig_module = property(module_behind)  # type: ignore[attr-defined]
+        attributed(type(compiled), orig_module=property(module_behind))
     return compiled
 
 
@@ -265,9 +266,8 @@ def aot_module_simplified(
     except SharedInputsError:  # how they share it is guarded
         dispatcher = Dispatcher(call.function, pipeline, config.value, name, on_unsupported="raise")
         forward = functools.partial(Dispatcher.__call__, dispatcher)
-    forward.zero_grad = mod.zero_grad  # type: ignore[attr-defined]
-    forward.named_parameters = mod.named_parameters  # type: ignore[attr-defined]
-    forward.named_buffers = mod.named_buffers  # type: ignore[attr-defined]
+    of_module = "zero_grad", "named_parameters", "named_buffers"
+    attributed(forward, **{name: getattr(mod, name) for name in of_module})
     return forward
 
 
@@ -284,8 +284,7 @@ def _in_the_order_of_2_11(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(**signature.bind(*args, **kwargs).arguments)
 
-    call.__signature__ = signature  # type: ignore[attr-defined]
-    return call
+    return attributed(call, __signature__=signature)
 
 
 if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12):
@@ -492,7 +491,8 @@ def _converted(index: int, value: Any, config: Any, mode: FakeTensorMode, env: A
             )
         return value
     if is_wrapper_subclass(value):
-        names, _ = value.__tensor_flatten__()  # type: ignore[attr-defined]
+        wrapper: Any = value
+        names, _ = wrapper.__tensor_flatten__()
         parts = [getattr(value, name) for name in names]
         if all(isinstance(part, FakeTensor) and part.fake_mode is mode for part in parts):
             return value

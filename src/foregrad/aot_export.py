@@ -6,7 +6,9 @@ save a program and run it elsewhere, use `foregrad.export`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -14,9 +16,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ._torch.graphs import make_code, with_nested_arguments
+from ._torch.graphs import function_of, make_code, with_nested_arguments
 from ._torch.nested import spec_of_structure
 from ._torch.ops import OpOverload
+from .annexes import the_one
 from .aot import named_sources
 from .dispatch.pipeline import reachable
 from .errors import UnsupportedError
@@ -86,8 +89,9 @@ def aot_export_module(
 
     With `trace_joint` the module's result at `output_loss_index` must be a scalar loss, and its gradients by the
     parameters, and by arguments that require grad, are outputs too. Results other than the loss must require no
-    gradients then. `dynamic_shapes`: sizes of arguments are symbolic. Raises `RuntimeError` for an action of the module
-    that no exported graph can hold, as PyTorch does. `pre_dispatch` graphs are not made (`UnsupportedError`).
+    gradients then. `dynamic_shapes`: sizes of arguments are symbolic. `pre_dispatch`: composite operators (`linear`,
+    `dropout`) stay whole, without a backward. Raises `RuntimeError` for an action of the module that no exported graph
+    can hold, as PyTorch does.
 
     Examples:
         >>> import torch, foregrad
@@ -95,14 +99,21 @@ def aot_export_module(
         >>> signature.parameters
         ['weight', 'bias']
     """
-    if pre_dispatch:
-        raise UnsupportedError("graphs of operators above autograd are not made: pass pre_dispatch=False")
+    if pre_dispatch and trace_joint:
+        raise RuntimeError("operators above autograd have no backward in a graph: pass trace_joint=False")
     if trace_joint and output_loss_index is None:
         raise RuntimeError("a joint graph needs output_loss_index, the position of the loss among the results")
     make_code(mod)
-    call = flatten_call(mod.forward, tuple(args), kwargs or {})
+    args = tuple(args)
+    call = flatten_call(mod.forward, args, kwargs or {})
     sources = named_sources(mod)
-    joint = _capture(call, type(mod).__name__, decompositions, sources, dynamic=bool(dynamic_shapes), grad=trace_joint)
+    name, dynamic = type(mod).__name__, bool(dynamic_shapes)
+    joint = _capture(call, name, decompositions, sources, dynamic=dynamic, grad=trace_joint)  # or a refusal by name
+    if pre_dispatch:
+        above = the_one("operators above autograd")
+        call = flatten_call(above.above_autograd(mod, call, dynamic=dynamic), args, kwargs or {})
+        whole = functools.partial(above.WholeOperators, decompositions or {})
+        joint = _capture(call, name, decompositions, sources, dynamic=dynamic, grad=False, around=whole)
     writer = _JointWriter(joint, "arg{}_1")
     loss = writer.loss(output_loss_index) if trace_joint else None
     module = writer.module(gradients=trace_joint)
@@ -154,7 +165,14 @@ def aot_export_joint_simple(
 
 
 def _capture(
-    call: FlatCall, name: str, decompositions: Decompositions, sources: Sequence[Any], *, dynamic: bool, grad: bool
+    call: FlatCall,
+    name: str,
+    decompositions: Decompositions,
+    sources: Sequence[Any],
+    *,
+    dynamic: bool,
+    grad: bool,
+    around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> JointGraph:
     from .tracing.capture import capture_call  # late, as in the pipeline
     from .tracing.parts import Options
@@ -166,7 +184,7 @@ def _capture(
     with torch.set_grad_enabled(grad):
         try:
             lifted = [(source.get(), source) for source in sources]
-            options = Options(name, decompositions or {}, higher_order=False)
+            options = Options(name, decompositions or {}, higher_order=False, around=around, keeps_branches=True)
             joint = capture_call(call, options, lifted=lifted).joint
         except CheckFailed as found:
             raise found.error from None
@@ -191,7 +209,7 @@ def inexpressible(s: Signature, *, checks: bool) -> str:
         ("changes sizes of its arguments in place", s.reshaped or s.swapped),
         ("writes to an argument that shares memory with a second argument", s.structure.shared_memory),
         (f"runs Python in each call ({s.stops.in_python})", s.stops.in_python),
-        (f"branches on values of tensors (by `if`, `torch.cond`, `while_loop` or the like: {branches})", branches),
+        (f"branches on values of tensors (by `if`, a loop or the like; use `torch.cond`: {branches})", branches),
         ("checks values of tensors", checks),
         ("writes to tensors in its backward", s.backward),
         ("sets `.grad` of tensors", s.gradients_left),
@@ -352,6 +370,6 @@ def _spec(tree: Tree, ahead: int = 0) -> Any:
 def _value(node: fx.Node) -> Callable[[], Any]:
     def make() -> Any:
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        return function_of(node)(*args, **kwargs)
 
     return make

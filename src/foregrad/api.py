@@ -28,6 +28,7 @@ from .graph.effect_log import CheckFailed
 from .graph.joint import JointGraph
 from .graph.source import check_function, described
 from .house import hide_own_frames
+from .identity import attributed
 from .partitioners import (
     default_partition,
     fused_partition,
@@ -68,7 +69,7 @@ def _partition_fn(
         if not isinstance(policy, Policy) and policy not in (None, "budget"):
             raise ValueError(f"a memory budget makes the partition: partition={policy!r} can't be asked for beside it")
         own = policy if isinstance(policy, Policy) else None
-        within: PartitionFn = the_one("memory budgets")(memory_budget, policy=own, replay=keeps_order)
+        within: PartitionFn = the_one("memory budgets").partition_within(memory_budget, policy=own, replay=keeps_order)
         return within
     if isinstance(policy, Policy):
         return functools.partial(policy_partition, policy=policy)
@@ -158,7 +159,8 @@ def compile(
         fn_or_module: the function or module. Without it, `compile(...)` is a decorator.
         backend: a name from `list_backends()`, one compiler, or a pair (forward, backward) of compilers
             `(fx.GraphModule, example_inputs) -> callable`. "auto" is "inductor" where that can compile, else "eager";
-            only with "eager" are results eager's bit for bit.
+            on a CPU it begins with eager's kernels while a second process compiles. Only with "eager" are results
+            eager's bit for bit at all times.
         partition: "default" (save the values that the backward reads), "min_cut" (save the fewest bytes), "fused"
             (min-cut that prefers values written by kernels anyway), a `Policy` (`foregrad.dots_saveable`, ...) that
             decides on each value, or a function with the signature of `default_partition`; None for the backend's
@@ -262,6 +264,7 @@ def pipeline_for(
         keeper=next(keepers, None),
         regions=False if regions == "auto" and memory_budget is not None else regions,
         may_fail=True,
+        first=chosen.first if is_quick and decompositions is None else None,
     )
 
 
@@ -271,9 +274,9 @@ def compile_function(
     """`function` behind a dispatcher, looking like itself."""
     dispatcher = Dispatcher(function, pipeline, config.value, dynamic=dynamic, on_unsupported=on_unsupported)
 
-    compiled: Any = functools.update_wrapper(dispatcher.make_entry(), function)
-    compiled.foregrad = dispatcher
-    return compiled  # type: ignore[no-any-return]
+    entry: Any = functools.update_wrapper(attributed(dispatcher.make_entry(), foregrad=dispatcher), function)
+    compiled: F = entry
+    return compiled
 
 
 def compile_module(

@@ -6,12 +6,24 @@ these may be the program's, or missing. Objects of foregrad's own are compared b
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterable, Iterator, MutableMapping, MutableSet, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, MutableMapping, MutableSet, ValuesView
 from typing import Any, TypeVar, overload
 
 K = TypeVar("K")
 V = TypeVar("V")
 T = TypeVar("T")
+
+
+def class_property(answer: Callable[[Any], type]) -> Any:
+    """A property that answers `__class__`, of objects that stand for an object of a different class."""
+    return property(answer)
+
+
+def attributed(value: T, **attributes: object) -> T:
+    """A function or tensor, with attributes for its users."""
+    for name, attribute in attributes.items():
+        setattr(value, name, attribute)
+    return value
 
 
 class ById(MutableMapping[K, V]):

@@ -46,6 +46,7 @@ def a_step(x, rate):
         lambda x, s: x * torch.tensor(s) + torch.as_tensor([s, 1, 2 * s, 0.5]) + torch.tensor([s, 2.0, s, s])[:1],
         lambda x, s: x * max(s, -1.0) + min([s, 5.0]) * max(x.sum().item(), s),
         lambda x, s: x * (float("inf") > s) * sum([s, s]),
+        lambda x, s: x * int(s * 10) + math.floor(s) + float(int(s)),
     ],
 )
 def test_one_graph_for_many(fn):
@@ -75,7 +76,6 @@ def test_a_branch_on_one_is_a_way():
     [
         lambda x, s: x * len(str(s)),
         lambda x, s: x * math.fsum([s, s]),
-        lambda x, s: x * int(s * 10),
         lambda x, s: F.dropout(x, s),
         lambda x, s: x.abs() ** s,
     ],

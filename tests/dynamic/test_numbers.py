@@ -154,3 +154,109 @@ def test_a_number_in_a_backward():
     compiled = Compiled()
     assert check(lambda x: Scaled.apply(x) + 1, arguments, calls=5, compile=compiled) == "equal"
     assert compiled.count == 2
+
+
+def of_tensors(x):
+    t = x.detach().sum()
+    return x * float(t) + math.sqrt(t) - math.hypot(t, 3), math.atan2(t, t)
+
+
+def truncated(x):
+    t = x.detach().sum() - 4
+    return x * int(t * 3) + math.floor(t) - math.ceil(t), math.trunc(t.item()), round(t.item())
+
+
+def of_a_parameter(x):
+    return x / float(SCALE.detach())
+
+
+def listed(x):
+    a, b, c = x.detach()[:3].tolist()
+    (d, _), (_, e) = (x.detach() * 100 - 100).long().view(2, 2).tolist()
+    return x * a + b - c * d, e
+
+
+def in_a_loop(x):
+    for value in x.detach():
+        x = x * float(value)
+    return x, [int(value * 3) for value in x.detach()], [*map(float, x.detach())]
+
+
+def an_index(x):
+    first = int(x.detach().argmax())
+    return x[: first + 1].sum(), x.narrow(0, first, 1), torch.zeros(first), torch.arange(first) * x.sum()
+
+
+def a_flag(x):
+    is_large = bool(x.detach().sum() > 4)
+    return x * int(x.detach().sum() > 4), x * (3 if is_large else 2)
+
+
+def at_least_one(x):
+    return x / max(int((x > 1).sum()), 1)
+
+
+SCALE = torch.nn.Parameter(torch.tensor(2.0))
+
+
+@pytest.mark.parametrize(
+    ("fn", "graphs"),
+    [
+        (of_tensors, 2),
+        (truncated, 2),
+        (listed, 2),
+        (in_a_loop, 2),
+        (an_index, 3),
+        (a_flag, 3),
+        (at_least_one, 3),
+    ],
+)
+def test_conversions_read_tensors_as_item_does(fn, graphs):
+    compiled = Compiled()
+    assert check(fn, arguments, calls=20, compile=compiled) == "equal"
+    assert compiled.count <= graphs
+
+
+def test_a_parameter_that_is_trained_is_converted():
+    compiled = Compiled()(of_a_parameter)
+    for value in range(2, 8):
+        with torch.no_grad():
+            SCALE.fill_(value / 4)
+        assert torch.equal(compiled(torch.ones(2)), torch.ones(2) / (value / 4))
+    assert len(compiled.foregrad.specializations) == 2
+
+
+def test_a_branch_on_a_number_is_on_its_truth():
+    def fn(x):
+        return x * 2 if x.detach().relu().sum() else x + 1
+
+    compiled = Compiled()
+    makers = [lambda i=i: ((torch.full((3,), float(i)).requires_grad_()),) for i in (-1, -2, 1, 2, 3, -3, 4)]
+    assert check(fn, makers, calls=len(makers), compile=compiled) == "equal"
+    assert compiled.count <= 3
+
+
+def test_conversions_of_plain_values_are_python_own():
+    def fn(x):
+        assert (int("ff", 16), int("11", base=2), float("1e3"), int(True)) == (255, 3, 1e3, 1)
+        assert type(int(3.5)) is int and float(2) == 2.0 and isinstance(1.5, float)
+        with pytest.raises(ValueError, match="could not convert"):
+            float("loss")
+        return x * 2
+
+    assert torch.equal(foregrad.compile(fn, backend="eager")(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_a_tensor_of_several_elements_is_no_number():
+    compiled = foregrad.compile(lambda x: x * float(x), backend="eager")
+    with pytest.raises(ValueError, match="can be converted"):
+        compiled(torch.ones(3))
+
+
+def test_a_gradient_that_cannot_be_taken_with_symbols_has_a_graph_for_each_number():
+    def fn(x):
+        n = int(x.detach().sum())
+        return x**n, x.sum()
+
+    makers = [lambda n=n: (torch.tensor([1.0, n - 1]).requires_grad_(),) for n in (2, 3, 4, 3)]
+    assert check(fn, makers, calls=4, compile=Compiled()) == "equal"

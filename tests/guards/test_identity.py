@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import foregrad
-from foregrad.frontend.code import names_of
+from foregrad.python.code import names_of
 from foregrad.tracing import capture
 
 KNOWN = torch.ones(3)

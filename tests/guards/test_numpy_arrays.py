@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import foregrad
-from foregrad.frontend.opaque import asked_of
+from foregrad.python.opaque import asked_of
 
 
 def arrays():

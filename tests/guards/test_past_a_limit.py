@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import foregrad
-from foregrad.dispatch.graphs import Specialization
+from foregrad.dispatch.graphs import Graphs, Specialization
 
 LIMIT = 4
 
@@ -56,11 +56,11 @@ def test_the_graphs_are_compared_in_few_of_the_calls(made, monkeypatch):
         compiled = foregrad.compile(function, backend="eager")
         for i in range(60):
             assert torch.equal(compiled(*arguments_of(made, i)), eager(*arguments_of(made, i)))
-        before, calls = compared, sum(entry.count for entry in compiled.foregrad.recompiles().eager)
+        before, calls = compared, calls_in(compiled)
         for i in range(60, 260):
             assert torch.equal(compiled(*arguments_of(made, i)), eager(*arguments_of(made, i)))
     assert compared - before <= 3 * LIMIT, "three looks in 200 calls"
-    assert sum(entry.count for entry in compiled.foregrad.recompiles().eager) - calls > 150
+    assert calls_in(compiled) - calls > 150
 
 
 def test_a_call_that_has_a_graph_still_uses_it():
@@ -107,3 +107,78 @@ def test_a_limit_that_is_an_error_is_one_in_each_call():
             except foregrad.errors.UnsupportedError:
                 raised += 1
     assert raised == 6
+
+
+def steps_by_number(x, w):
+    """Nine ways, by a number that only Python can use."""
+    return [lambda y, k=k: y * (k + 2) for k in range(9)][int(x[0])]((x * w).cumsum(0))
+
+
+def two_ways(x, w):
+    return (x * w).sum() if x[0].item() > 4 else (x * w).prod()
+
+
+class Head(torch.nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        return y * 2 if y.sum() > -1000 else y
+
+
+def calls_in(compiled):
+    return sum(entry.count for entry in compiled.foregrad.recompiles().eager)
+
+
+def counting_graphs_in_vain(monkeypatch):
+    count, diverged = [0], Graphs.diverged
+
+    def counted(self):
+        count[0] += 1
+        return diverged(self)
+
+    monkeypatch.setattr(Graphs, "diverged", counted)
+    return count
+
+
+def test_graphs_that_run_in_vain_in_most_calls_are_given_up(monkeypatch):
+    """Each value has a graph, and each call would run eight of the nine before its own."""
+    in_vain = counting_graphs_in_vain(monkeypatch)
+    w = torch.randn(3, requires_grad=True)
+    with pytest.warns(foregrad.errors.ForegradWarning, match="compiled 9 times .* run several of these graphs in vain"):
+        compiled = foregrad.compile(steps_by_number, backend="eager")
+        for i in range(60):
+            x = torch.tensor([float(i % 9), 1.0, 2.0])
+            ours, theirs = compiled(x, w), steps_by_number(x, w)
+            assert torch.equal(ours, theirs)
+            assert torch.equal(*(torch.autograd.grad(y.sum(), w)[0] for y in (ours, theirs)))
+    assert len(compiled.foregrad.specializations) == 9
+    assert calls_in(compiled) > 40
+    assert in_vain[0] <= 36 + 48, "36 while the graphs are made, then those of some six calls"
+
+
+def test_two_ways_that_calls_take_in_turn_are_compiled_for_good():
+    compiled, w = foregrad.compile(two_ways, backend="eager"), torch.randn(3, requires_grad=True)
+    for call in range(200):
+        x = torch.tensor([9.0 * (call % 2), 1.0, 2.0])
+        assert torch.equal(compiled(x, w), two_ways(x, w))
+    assert len(compiled.foregrad.specializations) == 2
+    assert not compiled.foregrad.recompiles().eager
+
+
+def test_graphs_of_other_modules_that_branch_run_never_in_vain(monkeypatch):
+    """The guards of the other graphs say no before they run: these cost little, and the graphs stay."""
+    in_vain, heads = counting_graphs_in_vain(monkeypatch), [Head(3, 3) for _ in range(8)]
+    compiled = foregrad.compile(lambda i, x: heads[i](x), backend="eager")
+    for call in range(120):
+        x = torch.randn(2, 3)
+        assert torch.equal(compiled(call % 8, x), heads[call % 8](x))
+    assert in_vain == [0]
+    assert len(compiled.foregrad.specializations) == 8
+    assert not compiled.foregrad.recompiles().eager
+
+
+def test_no_graph_is_given_up_where_a_limit_is_an_error():
+    with foregrad.config.override(error_on_recompile_limit=True):
+        compiled, w = foregrad.compile(steps_by_number, backend="eager"), torch.ones(3)
+        for i in range(60):
+            compiled(torch.tensor([float(i % 9), 1.0, 2.0]), w)
+    assert not compiled.foregrad.recompiles().eager

@@ -15,39 +15,19 @@ PACKAGE = Path(__file__).parents[2] / "src" / "foregrad"
 # Patterns are paths below src/foregrad; `*` also matches a slash.
 ANNEXES: dict[str, tuple[str, ...]] = {
     "python": (
-        "frontend/code.py",
-        "frontend/expected.py",
-        "python/holders.py",
-        "frontend/libraries.py",
-        "python/lifted.py",
-        "frontend/objects.py",
-        "frontend/opaque.py",
-        "frontend/reads.py",
-        "python/effects.py",
-        "python/drawn_arrays.py",
         "_torch/asked.py",
         "_torch/generators.py",
         "_torch/recurrent.py",
         "_torch/settings.py",
     ),
-    "regions": (
-        "frontend/region.py",
-        "graph/eager_regions.py",
-        "graph/python_calls.py",
-        "tracing/effects/eager_regions.py",
-        "passes/absent.py",
-        "tracing/effects/python_in_backwards.py",
-        "tracing/effects/read_in_backwards.py",
-    ),
+    "regions": (),
     "classes": (
-        "runtime/wrapper_lines.py",
-        "tracing/inputs/wrappers.py",
-        "tracing/recorder/tensor_classes.py",
         "_torch/function_classes.py",
         "_torch/jagged.py",
     ),
     "operators": (
         "_torch/control_flow.py",
+        "_torch/jagged_attention.py",
         "_torch/torchscript.py",
     ),
     "transforms": ("_torch/transforms.py",),
@@ -56,13 +36,14 @@ ANNEXES: dict[str, tuple[str, ...]] = {
         "_torch/checkpoints.py",
         "_torch/distributed.py",
     ),
-    "budget": ("frontiers.py",),
+    "budget": (),
     "inductor": (
         "_torch/inductor.py",
         "_torch/kernels.py",
     ),
     "dynamo": ("dynamo.py", "backends/of_dynamo.py", "_torch/dynamo.py", "_torch/function_bodies.py"),
     "store": ("_torch/expressions.py",),
+    "later": (),
     "planning": ("_torch/plans.py",),
     "tools": (
         "testing.py",
@@ -88,6 +69,7 @@ NAMED_BY = {
     "inductor": r"inductor|repeat",
     "dynamo": r"dynamo",
     "store": r"artifact|(?<!functools\.)\bcached?\b|keeper",
+    "later": r"process that compiles",
     "planning": r"\bplanning\b|foregrad\.plan\b",
     "tools": r"explain|explanation|verif",
     "fusion": r"foregrad\.fusion|pictures? of graphs",
@@ -100,13 +82,12 @@ DOORS = ("__init__.py", "__main__.py")
 ALLOWED = {
     ("store", "python"),
     ("tools", "store"),
-    # A joint graph to be edited takes tensor subclasses apart as its call does, names what the module reaches by itself,
-    # may come of Dynamo, and may become an artifact.
-    ("joints", "classes"),
-    ("joints", "python"),
-    ("joints", "dynamo"),
-    ("joints", "store"),
+    ("joints", "dynamo"),  # a joint graph to be edited may come of Dynamo
     ("dynamo", "transforms"),
+    # What another process compiles goes there as the store's data, under the settings in force, for Inductor.
+    ("later", "store"),
+    ("later", "python"),
+    ("later", "inductor"),
     ("regions", "python"),
 }
 

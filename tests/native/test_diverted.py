@@ -11,6 +11,7 @@ import torch
 import foregrad
 
 FUNCTIONS = [id, hash, min, max, math.sqrt, math.log, math.atan2, math.hypot, math.ldexp, math.isclose, warnings.warn]
+CLASSES = [int, float]
 TABLE = {function: function.__name__ for function in FUNCTIONS}
 
 
@@ -27,7 +28,7 @@ def captured():
     """Calls that the interpreter has made a shortcut for before, and a capture after them."""
     for number in range(100):
         root(number), larger(number), hash(number), id(number)
-    compiled = foregrad.compile(lambda x, number: x * math.sqrt(number) + max(number, 0.5), backend="eager")
+    compiled = foregrad.compile(lambda x, number: x * math.sqrt(number) + max(float(number), 0.5), backend="eager")
     for number in (2.0, 3.0, 4.0, 5.0):
         assert torch.equal(compiled(torch.ones(2), number), torch.ones(2) * math.sqrt(number) + number)
     assert len(compiled.foregrad.compilations) == 2
@@ -56,6 +57,28 @@ def test_every_way_to_call_them():
 def test_errors_are_their_own(wrong):
     with pytest.raises(TypeError):
         wrong()
+
+
+def test_classes_are_called_in_every_way():
+    class Level(int):
+        pass
+
+    class Rate(float):
+        def __new__(cls, value):
+            return float.__new__(cls, value) + 0
+
+    assert [*map(int, ["3", 2.5, True])] == [3, 2, 1] and [*map(float, ["3", 2])] == [3.0, 2.0]
+    assert (CLASSES[0](), CLASSES[1]()) == (0, 0.0) and (int("ff", 16), int("11", base=2)) == (255, 3)
+    assert float.__call__("1e3") == 1e3 and type.__call__(int, "4") == 4
+    assert functools.partial(int, base=8)("17") == 15 and int(*["5"], *[10]) == 5
+    assert type(Level("3")) is Level and Level("3") == 3 and Rate(2) == 2.0
+    assert isinstance(float(Rate(2)), float) and CLASSES[0] in {int: 1}
+    assert float(torch.tensor(2.5)) == 2.5 and int(torch.tensor(2.5)) == 2
+    for kind, wrong in ((int, "x"), (float, "x"), (int, None), (float, [])):
+        with pytest.raises((TypeError, ValueError)):
+            kind(wrong)
+    with pytest.raises(TypeError, match="keyword"):
+        float(x=1)
 
 
 def test_dynamo_knows_them():

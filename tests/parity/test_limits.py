@@ -35,6 +35,12 @@ UNTRACKED = f"*(lambda a: (a, torch.no_grad()(lambda: a[0])()))({LEAF} * 1),"
 PROGRAMS = [
     ("`set_`", "torch.randn(6),", ["y = torch.zeros(6)", "y.set_(x.untyped_storage(), 0, (2,), (1,))"], 1),
     ("`set_`", "torch.randn(6), torch.randn(6)", ["x.set_(v)"], 0),
+    (
+        "`x.untyped_storage().resize_(0)` frees",
+        "torch.randn(6),",
+        ["y = x.clone()", "size = y.nbytes", "y.untyped_storage().resize_(0)", "y.untyped_storage().resize_(size)"],
+        2,
+    ),
     ("`x.is_set_to(y)` asks", f"{LEAF}, {LEAF}", ["return x * 2 if x.is_set_to(v) else v * 3"], 0),
     (
         "`.data = ...` on a view",

@@ -10,8 +10,8 @@ import torch
 
 import foregrad
 from foregrad.errors import ForegradWarning
-from foregrad.frontend.opaque import results_of
 from foregrad.python.holders import CACHE, left_in_cache
+from foregrad.python.opaque import results_of
 
 
 def ramp(n):

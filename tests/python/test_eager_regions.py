@@ -25,8 +25,8 @@ from foregrad.errors import (
     UnsupportedLayoutError,
     UnsupportedSideEffectError,
 )
-from foregrad.graph import eager_regions
 from foregrad.inductor.backend import why_not
+from foregrad.regions import calls
 
 region = foregrad.eager_region
 
@@ -392,13 +392,13 @@ def test_the_autograd_graph_goes_with_the_saved_tensor():
 
 
 def test_keys_go_with_the_calls():
-    before = len(eager_regions._kept)
+    before = len(calls._kept)
     called = _compiled()
     outs = [called(torch.ones(3, requires_grad=True)) for _ in range(3)]
-    assert len(eager_regions._kept) >= before + 3
+    assert len(calls._kept) >= before + 3
     del outs, called
     gc.collect()
-    assert len(eager_regions._kept) <= before
+    assert len(calls._kept) <= before
 
 
 def test_retain_graph_and_a_second_backward():

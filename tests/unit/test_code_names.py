@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from foregrad.frontend.code import instructions_of, names_of
+from foregrad.python.code import instructions_of, names_of
 
 
 def functions_of(*modules: types.ModuleType) -> Iterator[types.CodeType]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import builtins
 import logging
+import os
+import random
+import time
 
 import pytest
 import torch
@@ -154,3 +157,25 @@ def test_special_methods_that_c_calls_by_itself_are_replaced():
     replacements.restore()
     made.x = 3
     assert made.__dict__["x"] == 3
+
+
+def replaced_by(monkeypatch, function):
+    """The names that a capture of the function replaces, with the ids of the owners."""
+    monkeypatch.setattr(Replacements, "names", set())
+    foregrad.compile(function, backend="eager", on_unsupported="raise")(torch.ones(2, requires_grad=True))
+    return Replacements.names
+
+
+def test_functions_that_draw_are_replaced_only_where_code_names_one(monkeypatch):
+    def owners(function):
+        names = replaced_by(monkeypatch, function)
+        return {owner for owner in (random, random.Random, time, os) if id(owner) in {number for number, _ in names}}
+
+    assert owners(lambda x: x.sin()) == set()
+    assert owners(lambda x: x * random.uniform(0, 1)) == {random, random.Random}
+    assert owners(lambda x: x * (time.time() > 0)) == {time}
+
+
+def test_a_capture_replaces_few_names_of_others(monkeypatch):
+    """Each such name may get in the way of a further tool."""
+    assert len(replaced_by(monkeypatch, lambda x: x.sin())) <= 70

@@ -4,9 +4,11 @@
 // the function is the same object under every name, and no other thread sees a difference. Its definition is copied,
 // with a flag that means nothing for functions: the interpreter's own shortcuts, which would call the definition's
 // pointer, are for definitions without. The pointer stays what it was: it is what functions are hashed and compared by.
+// Classes of Python's (`float`, `int`) have a vectorcall of their own, which their subclasses don't inherit.
 
 #include "program.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -21,10 +23,11 @@ struct Slot {
   PyObject* function;
   PyObject* instead; // (*args, **kwargs) to a result, or `NotImplemented`: as usual
   PyObject* types; // of an argument, or of an item of one: only then; None: wherever it is called
-  bool asked; // only from code that the observer of this thread looks at
+  bool asked; // from code that the observer of this thread looks at: any call, and no other without such a type
 };
 
 std::vector<Slot*> slots; // never freed: a call may be on its way
+std::vector<Slot*> classes;
 thread_local bool is_busy = false;
 
 PyCFunctionObject* object_of(PyObject* function) {
@@ -75,13 +78,27 @@ PyObject* call_as_usual(const Slot& slot, PyObject* function, PyObject* const* a
       return nullptr;
     }
   }
-  return PyCFunction_Type.tp_call(function, positional.get(), named.get());
+  return Py_TYPE(function)->tp_call(function, positional.get(), named.get());
+}
+
+const Slot& slot_of(PyObject* function) {
+  if (!PyType_Check(function)) {
+    return *reinterpret_cast<Slot*>(object_of(function)->m_ml);
+  }
+  return **std::find_if(classes.begin(), classes.end(), [&](Slot* slot) { return slot->function == function; });
+}
+
+bool is_meant_for(const Slot& slot, PyObject* const* args, Py_ssize_t count) {
+  if (slot.types == Py_None ? !slot.asked : has_one(slot.types, args, count)) {
+    return true;
+  }
+  return slot.asked && is_looked_at();
 }
 
 PyObject* call_diverted(PyObject* function, PyObject* const* args, size_t flags, PyObject* names) {
-  const Slot& slot = *reinterpret_cast<Slot*>(object_of(function)->m_ml);
-  const bool is_meant = !is_busy && slot.instead != nullptr &&
-      (slot.types == Py_None ? (!slot.asked || is_looked_at()) : has_one(slot.types, args, PyVectorcall_NARGS(flags)));
+  const Slot& slot = slot_of(function);
+  const bool is_meant =
+      !is_busy && slot.instead != nullptr && is_meant_for(slot, args, PyVectorcall_NARGS(flags));
   if (is_meant) {
     is_busy = true;
     PyObject* result = PyObject_Vectorcall(slot.instead, args, PyVectorcall_NARGS(flags), names);
@@ -98,12 +115,18 @@ PyObject* call_diverted(PyObject* function, PyObject* const* args, size_t flags,
 PyObject* divert(PyObject*, PyObject* args) {
   PyObject *function, *instead, *types;
   int asked = 0;
-  if (!PyArg_ParseTuple(args, "O!OOp", &PyCFunction_Type, &function, &instead, &types, &asked)) {
+  if (!PyArg_ParseTuple(args, "OOOp", &function, &instead, &types, &asked)) {
     return nullptr;
   }
   Py_INCREF(function);
   Py_INCREF(instead);
   Py_INCREF(types);
+  if (PyType_Check(function)) {
+    auto* type = reinterpret_cast<PyTypeObject*>(function);
+    classes.push_back(new Slot{{}, nullptr, type->tp_vectorcall, function, instead, types, asked != 0});
+    type->tp_vectorcall = call_diverted;
+    Py_RETURN_NONE;
+  }
   PyCFunctionObject* object = object_of(function);
   auto* slot = new Slot{*object->m_ml, object->m_ml, object->vectorcall, function, instead, types, asked != 0};
   slot->definition.ml_flags |= METH_COEXIST;
@@ -118,6 +141,10 @@ PyObject* stop_diverting(PyObject*, PyObject*) {
   for (Slot* slot : slots) {
     object_of(slot->function)->vectorcall = slot->call;
     object_of(slot->function)->m_ml = slot->original;
+    slot->instead = nullptr;
+  }
+  for (Slot* slot : classes) {
+    reinterpret_cast<PyTypeObject*>(slot->function)->tp_vectorcall = slot->call;
     slot->instead = nullptr;
   }
   Py_RETURN_NONE;

@@ -14,6 +14,7 @@ import torch
 import torch.utils.checkpoint as checkpoint_module
 
 from ..locks import Bind
+from .requirements import is_at_least
 
 
 class RegionsOfCapture(Protocol):
@@ -69,7 +70,7 @@ def _tagged_region(self: Any, gmod: Any, *args: Any, **kwargs: Any) -> Any:
     on its nodes; otherwise it calls `checkpoint`.
     """
     regions = _regions()
-    calls_checkpoint = torch.__version__ >= (2, 13) or "_checkpoint_context_fn" in gmod.meta  # type: ignore[operator]
+    calls_checkpoint = is_at_least(2, 13) or "_checkpoint_context_fn" in gmod.meta
     with contextlib.nullcontext() if regions is None or calls_checkpoint else regions.region():
         return _original_region(self, gmod, *args, **kwargs)
 

@@ -4,7 +4,8 @@ While a function is captured, a branch is a Python `if` on a value and a loop is
 recorded, and its condition becomes one of the graph's decisions. As in eager, two things differ from a plain `if`. An
 operand that the branch taken does not use gets a gradient of zeros, as does a tensor that only an unused branch closes
 over; and all results have a history if an operand has. (A module's parameters that only an unused branch closes over
-are no operands here: they have no gradient.) `flex_attention` stays one operator.
+are no operands here: they have no gradient.) `flex_attention` stays one operator, and so do `cond` and `while_loop` in
+captures that keep them.
 
 Checked on torch 2.11.0, 2.13.0, 2.15.0.
 """
@@ -13,9 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -41,7 +41,7 @@ _FRONTS = {
 }
 
 
-def _cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
+def run_cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
     return _branch(0 if pred else 1, (true_fn, false_fn), operands)
 
 
@@ -69,7 +69,7 @@ def _closed_over(branch: Any) -> list[torch.Tensor]:
     return [value for value in variables if isinstance(value, torch.Tensor)]
 
 
-def _while_loop(
+def run_while_loop(
     cond_fn: Any, body_fn: Any, carried_inputs: Any, additional_inputs: Any = (), mutated_arg_indices: str = ""
 ) -> Any:
     count = len(carried_inputs)
@@ -308,10 +308,11 @@ def _tracked(operands: tuple[Any, ...]) -> list[int]:
 # `flex_attention` and its backward, as graphs call them. The operators take functions of single scores (`score_mod`,
 # `mask_mod`) as graphs of their own.
 
+COND: Any = torch.ops.higher_order.cond
+WHILE_LOOP: Any = torch.ops.higher_order.while_loop
 ATTENTION: Any = torch.ops.higher_order.flex_attention
 BACKWARD: Any = torch.ops.higher_order.flex_attention_backward
 
-_OPTIONS = {ATTENTION: 6, BACKWARD: 11}  # the position of the kernel's options among the arguments
 # Compilers run operators under a fake mode, whose rules are looked up by its class.
 for _operator in (ATTENTION, BACKWARD):
     _operator.python_key_table.setdefault(NewFakeMode, _operator.python_key_table[FakeTensorMode])
@@ -366,21 +367,6 @@ def _backward(*args: Any) -> Any:
         return BACKWARD(*args[:_BUFFERS], buffers, *args[_BUFFERS + 1 :])
 
 
-def has_kernel(node: fx.Node) -> bool:
-    """Whether Inductor has a kernel for this call: always on accelerators; on the CPU, for the output alone."""
-    if node.target not in IN_GRAPHS:
-        return False
-    arguments: Any = node.args
-    options = arguments[_OPTIONS[node.target]]
-    if "OUTPUT_LOGSUMEXP" not in options:  # the bare operator, without the options that `flex_attention` adds
-        return False
-    if arguments[0].meta["val"].device.type != "cpu":
-        return True
-    if node.target is BACKWARD or options["OUTPUT_LOGSUMEXP"] or not torch.cpu._is_avx2_supported():
-        return False
-    return all(user.target is operator.getitem and user.args[1] == 0 for user in node.users)
-
-
 IN_GRAPHS: dict[Any, Callable[..., Any]] = {ATTENTION: _attention, BACKWARD: _backward}
 """What runs them on real tensors, as plain operators."""
 
@@ -388,9 +374,9 @@ IN_GRAPHS: dict[Any, Callable[..., Any]] = {ATTENTION: _attention, BACKWARD: _ba
 # -------------------------------------------------------------------- replacements of the operators
 
 _BY_NAME: dict[str, Callable[..., Any]] = {
-    "cond": _cond,
+    "cond": run_cond,
     "switch": _switch,
-    "while_loop": _while_loop,
+    "while_loop": run_while_loop,
     "invoke_subgraph": _subgraph,
 }
 _MEANING: dict[type, Callable[..., Any]] = {
@@ -404,8 +390,10 @@ if _Print is not type(None):
 _original: dict[type, Any] = {kind: kind.__call__ for kind in (*_MEANING, type(ATTENTION), type(BACKWARD))}
 
 
-class AttentionCalls(Protocol):
-    """Implementations of `flex_attention` and its backward in a capture."""
+class KeptOperators(Protocol):
+    """A capture's implementations: of `flex_attention`, its backward, and by class of the operators that it `keeps`."""
+
+    keeps: Mapping[type, Callable[..., Any]]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any: ...
 
@@ -416,7 +404,7 @@ def install(
     bind: Bind,
     is_capturing: Callable[[], bool],
     runner: Callable[[], Any],
-    attention: Callable[[], AttentionCalls | None],
+    kept: Callable[[], KeptOperators | None],
 ) -> None:
     """Install the Python equivalents, for threads where `is_capturing()` is true; `runner()` gives `run(function, args,
     kwargs)`: it runs a function on real tensors in each call.
@@ -430,7 +418,7 @@ def install(
         meanings[_Print] = printing
 
     def attending(part: str, *args: Any, **kwargs: Any) -> Any:
-        here = attention()
+        here = kept()
         if here is None:
             raise UnsupportedOpError(
                 "`flex_attention` is called in the derivative of a backward, and can't be compiled there. Take the "
@@ -445,7 +433,10 @@ def install(
         original, meaning = _original[kind], meanings[kind]
 
         def call(self: HigherOrderOperator, *args: Any, **kwargs: Any) -> Any:
-            return meaning(*args, **kwargs) if is_capturing() else original(self, *args, **kwargs)
+            if not is_capturing():
+                return original(self, *args, **kwargs)
+            here = kept()
+            return (meaning if here is None else here.keeps.get(kind, meaning))(*args, **kwargs)
 
         return call
 

@@ -6,6 +6,7 @@ They are data: names and fields, tested by `isinstance` in clients. Their module
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 
@@ -15,3 +16,11 @@ def descriptor_classes() -> Any:
         return importlib.import_module("torch._functorch._aot_autograd.descriptors")
     except ImportError:
         return None
+
+
+def joint_pass() -> Callable[..., Any] | None:
+    """The pass over joint graphs that the user's settings of PyTorch ask for."""
+    from torch._functorch import config
+
+    found = getattr(config, "joint_custom_pass", None)
+    return found if callable(found) else None

@@ -16,6 +16,8 @@ from ..locks import Bind
 from .engine import all_modes_off
 from .symbols import has_symbolic
 
+_distributed: Any = torch.distributed
+
 _named = [getattr(torch.distributed, name, None) for name in ("DeviceMesh", "ProcessGroup")]
 GROUPS: tuple[type, ...] = tuple(cls for cls in _named if isinstance(cls, type))
 """Classes of objects that say which processes there are: nothing but themselves to a function."""
@@ -50,7 +52,7 @@ def bucket_sizes() -> tuple[int, ...]:
         return ()
     size = int(module.bucket_bytes_cap)
     is_default = size == 25 << 20  # then the first bucket is smaller
-    first: int = torch.distributed._DEFAULT_FIRST_BUCKET_BYTES if is_default else size  # type: ignore[attr-defined]
+    first: int = _distributed._DEFAULT_FIRST_BUCKET_BYTES if is_default else size
     return first, size
 
 

@@ -203,7 +203,7 @@ def skip_foregrad() -> None:
     if rules is not None and PACKAGE not in rules.SKIP_DIRS:
         rules.SKIP_DIRS += [PACKAGE, GENERATED]
         rules._recompile_re()
-        rules.get_mod_inlinelist().add(f"{PACKAGE}/frontend/region.py")  # calls functions of the user's
+        rules.get_mod_inlinelist().add(f"{PACKAGE}/regions/marks.py")  # calls functions of the user's
 
 
 def known_backends() -> list[str]:
@@ -230,7 +230,8 @@ def lookup_backend(name: str) -> Callable[..., Any]:
 
 
 _SET: Any = torch._C.TensorBase.set_  # a capture replaces `torch.Tensor.set_`
-_GET_DATA: Any = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]
+_autograd: Any = torch._C._autograd
+_GET_DATA: Any = _autograd._get_data_attr
 _COPY_DATA: Any = getattr(torch.ops.aten, "shallow_copy_data_", None)
 _LOWER = "_lower_version_count_by_1"
 

@@ -191,3 +191,11 @@ def _tables_of(name: str) -> list[Any]:
     plain = [value.__func__ if isinstance(value, staticmethod | classmethod) else value for value in values]
     _tables[name] = list({id(value): value for value in plain if isinstance(value, _Cache)}.values())
     return _tables[name]
+
+
+def is_disabled(function: Any) -> bool:
+    """Whether the program marked a function with `torch.compiler.disable`, or with an equal mark."""
+    if not getattr(function, "_torchdynamo_disable", False):
+        return False
+    inner = getattr(function, "_torchdynamo_orig_callable", None)
+    return inner is None or not is_disabled_by_torch(inner)

@@ -15,6 +15,7 @@ from torch.overrides import _push_mode as _push_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode, _push_mode
 
 from ..locks import ProcessPatch
+from .requirements import is_at_least
 
 __all__ = ["TorchFunctionMode", "forward_ad"]  # handed on
 
@@ -36,7 +37,9 @@ def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 def single_level(name: str, methods: dict[str, Any]) -> Callable[..., Any]:
     """The apply of a Function that deals with the wrappers of functorch's top level itself."""
     kind: Any = torch.autograd.function._SingleLevelFunction
-    return type(name, (kind,), methods).apply  # type: ignore[attr-defined, no-any-return]
+    made: Any = type(name, (kind,), methods)
+    apply: Callable[..., Any] = made.apply
+    return apply
 
 
 def beside_threads(apply: Callable[..., Any]) -> Callable[..., Any]:
@@ -185,7 +188,8 @@ next_sequence_nr: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
 def sequence_nr_of(node: Any) -> int:
-    return node._sequence_nr()  # type: ignore[no-any-return]
+    number: int = node._sequence_nr()
+    return number
 
 
 _C: Any = torch._C
@@ -211,7 +215,7 @@ def symbolic_composites(on: bool) -> Any:
 
     Before 2.13 the C++ of some (matmul) reads sizes as plain numbers; their Python versions do not.
     """
-    if not on or torch.__version__ >= (2, 13):  # type: ignore[operator]
+    if not on or is_at_least(2, 13):
         return contextlib.nullcontext()
     from torch._dispatch.python import enable_python_dispatcher
 

@@ -23,6 +23,7 @@ from torch import fx
 from torch.autograd.function import once_differentiable
 
 from .fakes import FakeTensor
+from .requirements import is_at_least
 
 _ONCE = f'File "{torch.autograd.function.__file__}"'
 _FRAME = re.compile(r'File "([^"]*)", line (\d+)')
@@ -32,7 +33,7 @@ _set_grad_enabled: Any = torch._C._set_grad_enabled
 
 def has_lost_marks(gm: fx.GraphModule) -> bool:
     """Whether a custom Function returns an argument that it wrote to: Dynamo before torch 2.13 drops `mark_dirty`."""
-    if torch.__version__ >= (2, 13):  # type: ignore[operator]
+    if is_at_least(2, 13):
         return False
     return any(_returns_written(getattr(module, forward)) for module, forward, _ in _functions(gm))
 

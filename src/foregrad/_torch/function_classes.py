@@ -48,9 +48,9 @@ def is_function_class(cls: type) -> bool:
 _is_class_of_functions: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 
 
-def is_parameter_class(cls: type) -> bool:
-    """Whether parameters of a class are plain, and the class only overrides torch functions."""
-    return issubclass(cls, torch.nn.Parameter) and _overrides_functions(cls)
+def only_overrides(cls: type) -> bool:
+    """Whether tensors or parameters of a class are plain, and the class only overrides torch functions."""
+    return is_function_class(cls) or (issubclass(cls, torch.nn.Parameter) and _overrides_functions(cls))
 
 
 def _is_function_class(cls: type) -> bool:

@@ -27,6 +27,12 @@ operands_of: Callable[[fx.Node], dict[fx.Node, None]] = operator.attrgetter("_in
 _NodeBase: Any = fx.Node.__base__
 
 
+def function_of(node: fx.Node) -> Callable[..., Any]:
+    """The function that a node calls."""
+    assert not isinstance(node.target, str)
+    return node.target
+
+
 def is_operator(target: Any) -> bool:
     """Whether `target` is one overload of a dispatcher operator, as in `torch.ops.aten.add.Tensor`."""
     return isinstance(target, OpOverload)

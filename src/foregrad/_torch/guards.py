@@ -35,7 +35,7 @@ GLOBAL_HOOKS: list[dict[int, Any]] = [
 
 
 class _Probe:
-    pass
+    value: int
 
 
 def _counts_attributes() -> bool:
@@ -45,9 +45,9 @@ def _counts_attributes() -> bool:
     https://github.com/python/cpython/issues/125608.
     """
     probe = _Probe()
-    probe.value = 0  # type: ignore[attr-defined]
+    probe.value = 0
     before = dict_version(vars(probe))
-    probe.value = 1  # type: ignore[attr-defined]
+    probe.value = 1
     return dict_version(vars(probe)) != before
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from .requirements import is_at_least
 from .tensors import history_of
 
 # Nodes of PyTorch's that, as custom Functions, give zeros where other nodes leave a gradient undefined. And nodes that
@@ -19,12 +20,12 @@ from .tensors import history_of
 _NORM = frozenset({"NativeGroupNormBackward0"})
 GIVING_ZEROS = frozenset({"TriangularSolveBackward0"})
 CHOOSING: frozenset[str] = frozenset()
-if torch.__version__ >= (2, 14):  # type: ignore[operator]
+if is_at_least(2, 14):
     GIVING_ZEROS |= _NORM
 else:
     CHOOSING = _NORM
 # What `torch.asarray` takes for `requires_grad` where it is given none; None keeps the history that a tensor has.
-AS_ARRAY_REQUIRES_GRAD = None if torch.__version__ >= (2, 12) else False  # type: ignore[operator]
+AS_ARRAY_REQUIRES_GRAD = None if is_at_least(2, 12) else False
 
 
 def lead_to(others: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> bool:

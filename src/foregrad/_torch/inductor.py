@@ -10,6 +10,7 @@ import contextlib
 import copy
 import functools
 import importlib
+import operator
 import os
 import shutil
 import threading
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..identity import attributed
 from ..interrupts import runs_compiler
 from ..locks import ProcessPatch, Replacements, bound, make_lock, taken, without_user_code
 from ..phases import counted, is_counted
@@ -63,6 +65,15 @@ def _load() -> None:
     """
     importlib.import_module("torch._inductor.compile_fx")
     _count_kernels()
+
+
+def get_ready() -> None:
+    """Do the work that only the first compiled graph of a process waits for: the import, trials of the processor."""
+    _load()
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    pick_vec_isa()
+    importlib.import_module("torch.utils.cpp_extension")
 
 
 def _count_kernels() -> None:
@@ -419,15 +430,15 @@ def _cached_apart(
 
     settings: Any = torch.compiler.config
     tag = f"{settings.cache_key_tag};foregrad:{','.join(map(str, visible))};{','.join(map(str, donated))};{own}"
-    lent = mode is not None and mode.shape_env is None
+    lent = mode if mode is not None and mode.shape_env is None else None
     try:
-        if lent:
-            mode.shape_env = ShapeEnv()  # type: ignore[union-attr]  # without one, nothing is cached
+        if lent is not None:
+            lent.shape_env = ShapeEnv()  # without one, nothing is cached
         with settings.patch(cache_key_tag=tag):
             yield
     finally:
-        if lent:
-            mode.shape_env = None  # type: ignore[union-attr]
+        if lent is not None:
+            lent.shape_env = None
 
 
 def _has_open_sizes(value: Any) -> bool:
@@ -452,9 +463,7 @@ def _boxed(function: Callable[[list[Any]], Any], owner: Any) -> Callable[[list[A
                 raise
             raise IndexOutOfBoundsError(_OUT_OF_BOUNDS + str(error).partition(_OUT_OF_BOUNDS)[2]) from error
 
-    call._boxed_call = True  # type: ignore[attr-defined]
-    call.inductor_graph = owner  # type: ignore[attr-defined]
-    return call
+    return attributed(call, _boxed_call=True, inductor_graph=owner)
 
 
 def _context(mode: FakeTensorMode | None, donated: Sequence[int]) -> Any:
@@ -537,3 +546,25 @@ def _functions_in(pattern: Any) -> Iterator[frozenset[Any]]:
         parts = []
     for part in parts:
         yield from _functions_in(part)
+
+
+# -------------------------------------------------------------------- flex_attention
+
+_ATTENTION: Any = torch.ops.higher_order.flex_attention
+_BACKWARD: Any = torch.ops.higher_order.flex_attention_backward
+_OPTIONS = {_ATTENTION: 6, _BACKWARD: 11}  # the position of the kernel's options among the arguments
+
+
+def has_kernel(node: fx.Node) -> bool:
+    """Whether Inductor has a kernel for this call: always on accelerators; on the CPU, for the output alone."""
+    if node.target not in _OPTIONS:
+        return False
+    arguments: Any = node.args
+    options = arguments[_OPTIONS[node.target]]
+    if "OUTPUT_LOGSUMEXP" not in options:  # the bare operator, without the options that `flex_attention` adds
+        return False
+    if arguments[0].meta["val"].device.type != "cpu":
+        return True
+    if node.target is _BACKWARD or options["OUTPUT_LOGSUMEXP"] or not torch.cpu._is_avx2_supported():
+        return False
+    return all(user.target is operator.getitem and user.args[1] == 0 for user in node.users)

@@ -25,6 +25,8 @@ import torch
 from ..interrupts import runs_compiler
 from ..locks import ProcessPatch, Replacements, bound
 
+_guards: Any = torch._C._dynamo.guards
+
 log = logging.getLogger("foregrad")
 
 _FEWEST = 4  # kernels in a file: they take as long as the start of a compiler does
@@ -135,7 +137,7 @@ def _compiled(sources: Sequence[str], compilers: int, submit: Any) -> dict[str, 
     function_by_source: dict[str, Callable[..., Any]] = {}
     for kernels, load in zip(files, loads, strict=True):
         module = load()
-        module.read_addresses_with(torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr)  # type: ignore[attr-defined]
+        module.read_addresses_with(_guards._torchinductor_pyobject_tensor_data_ptr)
         function_by_source |= {source: getattr(module, _name(source)) for source in kernels}
     return function_by_source
 

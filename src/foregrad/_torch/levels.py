@@ -74,13 +74,9 @@ def bottom_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def of_batch(tensor: torch.Tensor, number: int) -> tuple[torch.Tensor, int | None]:
-    """(the tensor inside a vmap level's wrapper, its batch dimension); the tensor itself and None without a wrapper."""
-    return _C._unwrap_batched(tensor, number)  # type: ignore[no-any-return]
-
-
-def add_batch(tensor: torch.Tensor, dim: int, number: int) -> torch.Tensor:
-    return _C._add_batch_dim(tensor, dim, number)  # type: ignore[no-any-return]
+of_batch: Callable[[torch.Tensor, int], tuple[torch.Tensor, int | None]] = _C._unwrap_batched
+"""(the tensor inside a vmap level's wrapper, its batch dimension); the tensor itself and None without a wrapper."""
+add_batch: Callable[[torch.Tensor, int, int], torch.Tensor] = _C._add_batch_dim
 
 
 def _legacy_nesting() -> int:

@@ -15,6 +15,8 @@ import torch
 
 from .native import native
 
+_autograd: Any = torch.autograd
+
 Owned = Callable[[list[Any], tuple[int, ...]], bool]
 
 
@@ -85,12 +87,11 @@ def peak_bytes(make_call: Callable[[], Callable[[], Any]]) -> int | None:
 def _peak(call: Callable[[], Any]) -> int:
     torch.get_num_threads()  # gives this thread the number that the process has
     options = (False, True, False, False, False, torch._C._profiler._ExperimentalConfig())
-    config = torch.autograd.ProfilerConfig(torch.autograd.ProfilerState.CPU, *options)  # type: ignore[attr-defined]
-    torch.autograd._enable_profiler_legacy(config)  # type: ignore[attr-defined]
+    _autograd._enable_profiler_legacy(_autograd.ProfilerConfig(_autograd.ProfilerState.CPU, *options))
     try:
         kept = call()
     finally:
-        records = torch.autograd._disable_profiler_legacy()  # type: ignore[attr-defined]
+        records = _autograd._disable_profiler_legacy()
     del kept
     in_use = peak = 0
     for events in records:

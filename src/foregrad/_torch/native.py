@@ -122,10 +122,10 @@ def divert(function: Any, instead: Callable[..., Any], types: tuple[type, ...] |
     Without the C++ part nothing changes.
 
     `types`: only with an argument of one of the types, or with such an item. `asked`: only by code that is being
-    captured.
+    captured; with `types`, by this code with any arguments.
     """
     module = _module()
-    if module is not None and isinstance(function, BuiltinFunctionType):
+    if module is not None and isinstance(function, (BuiltinFunctionType, type)):
         module.divert(function, instead, types, asked)
 
 

@@ -125,12 +125,14 @@ _active = threading.local()
 _original_call = torch.nn.Module.__call__
 _original_tolist: Any = torch._C.TensorBase.tolist
 _original_reduce: Any = torch.Tensor._reduce_ex_internal
-_original_use_count: Any = torch.Tensor._use_count  # type: ignore[attr-defined]
+_tensor: Any = torch.Tensor
+_original_use_count = _tensor._use_count
 _original_getattribute = object.__getattribute__
 _original_setattr = torch.nn.Module.__setattr__
 _original_moved: Callable[..., torch.nn.Module] = torch.nn.Module._apply
 _original_apply = torch.autograd.Function.__dict__["apply"]
-_original_engine: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+_autograd: Any = torch.autograd
+_original_engine = _autograd._engine_run_backward
 _registers: Any = torch.autograd.function._HookMixin
 _original_register = _registers.__dict__["_register_hook"]
 

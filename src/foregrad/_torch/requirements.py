@@ -12,6 +12,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import operator
 import re
 import sys
 import warnings
@@ -26,6 +27,12 @@ from ..errors import ForegradWarning
 
 OLDEST, NEWEST = (2, 11), (2, 15)
 """The minor versions of PyTorch that the tests run on, the first and the last."""
+
+
+def is_at_least(*version: int) -> bool:
+    """Whether the installed PyTorch is this version, or a later version."""
+    return bool(operator.ge(torch.__version__, version))
+
 
 _IN_ALL = "nothing: capturing any function needs it"
 _DYNAMO = "nothing: `torch.compile(backend='foregrad')` needs it; `foregrad.compile` does not"

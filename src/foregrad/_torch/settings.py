@@ -320,11 +320,3 @@ def partitioner_settings() -> str:
     from torch._functorch import config
 
     return str(config.get_hash().hex())
-
-
-def joint_pass() -> Callable[..., Any] | None:
-    """The pass over joint graphs that the user's settings of PyTorch ask for."""
-    from torch._functorch import config
-
-    found = getattr(config, "joint_custom_pass", None)
-    return found if callable(found) else None

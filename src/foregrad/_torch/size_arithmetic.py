@@ -17,6 +17,7 @@ from torch import SymInt
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+_expression: Callable[[SymNode], Any] = vars(SymNode)["expr"].fget
 _PROXY: Any = torch._C._TorchDispatchModeKey.PROXY
 _dispatch_mode: Any = torch._C._get_dispatch_mode
 _before_dispatch: Any = torch._ops.mode_stack_state_for_pre_dispatch
@@ -34,7 +35,7 @@ class _Results:
 
     def __init__(self) -> None:
         self.by_operands: dict[Any, Any] = {}
-        self.numbers: dict[int, Any] = {}
+        self.numbers: dict[int, SymNode] = {}
         self.version = 0
 
 
@@ -42,23 +43,24 @@ class Node(SymNode):
     """A number or truth of symbolic sizes that reuses results of earlier arithmetic, themselves nodes of the class."""
 
     results: _Results
+    shape_env: ShapeEnv
     decided: Any = None  # the value, once a guard fixes it
-    _plain: Any = None  # (version, the number that it can only be, or None)
+    _plain: tuple[int, int | None] | None = None  # (version, the number that it can only be, or None)
 
     @property
     def expr(self) -> Any:
-        version = self.shape_env._replacements_version_counter  # type: ignore[union-attr]
+        version = self.shape_env._replacements_version_counter
         if self._expr_ver == version:
             return self._expr_cache
-        expression: Any = SymNode.expr.fget(self)  # type: ignore[attr-defined]
+        expression = _expression(self)
         self._expr_ver, self._expr_cache = version, expression
         return expression
 
     def maybe_as_int(self) -> int | None:
-        version = self.shape_env._replacements_version_counter  # type: ignore[union-attr]
+        version = self.shape_env._replacements_version_counter
         cached = self._plain
         if cached is not None and cached[0] == version:
-            return cached[1]  # type: ignore[no-any-return]
+            return cached[1]
         number = SymNode.maybe_as_int(self)
         self._plain = version, number
         return number
@@ -68,7 +70,7 @@ class Node(SymNode):
         node = numbers.get(num)
         if node is None:
             node = numbers[num] = remember(SymNode.wrap_int(self, num), self.results)
-        return node  # type: ignore[no-any-return]
+        return node
 
 
 def remember(node: Any, results: _Results) -> Any:
@@ -113,7 +115,7 @@ def _remembered(name: str) -> Callable[[Node, Any], Any]:
         if type(other) is not Node or self.pytype is float or other.pytype is float or _is_traced():
             return compute(self, other)
         results = self.results
-        version = self.shape_env._replacements_version_counter  # type: ignore[union-attr]
+        version = self.shape_env._replacements_version_counter
         if results.version != version:
             results.by_operands.clear()
             results.version = version

@@ -18,7 +18,7 @@ from typing import Any, TypeGuard
 
 import torch
 
-from ..identity import ById
+from ..identity import ById, attributed
 from .fakes import FakeTensor, FakeTensorMode, meta_storage, new_fake_over
 from .symbols import symbol_made
 from .tensors import share_memory
@@ -80,7 +80,7 @@ def become_parameter(stand_in: torch.Tensor) -> None:
 def absent_number(zero: torch.Tensor) -> torch.Tensor:
     """`zero`, perhaps the tangent of the 2 in `x * 2`: operators get an instance of `ABSENT` in its place."""
     if not zero.dim():
-        zero._wrapped_number = ABSENT[zero.is_complex()](0)  # type: ignore[attr-defined]
+        attributed(zero, _wrapped_number=ABSENT[zero.is_complex()](0))
     return zero
 
 

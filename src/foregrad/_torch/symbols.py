@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..identity import class_property
 from .nested import mapped
 
 _silent = logging.getLogger("foregrad.closed_sizes")
@@ -33,9 +34,12 @@ def is_symbolic(value: Any) -> bool:
     return isinstance(value, SYMBOLIC)
 
 
-def may_vary(value: int) -> bool:
-    """Whether an integer may become symbolic: 0 and 1 never do, and arithmetic on symbols must stay within 64 bits."""
-    return 1 < value < 2**31
+_LARGEST = 2**31 - 1  # arithmetic on symbols must stay within 64 bits
+
+
+def may_vary(value: int, *, is_size: bool = True) -> bool:
+    """Whether an integer may become symbolic: sizes of 0 and 1 never do."""
+    return (1 if is_size else -_LARGEST - 1) < value <= _LARGEST
 
 
 def has_symbolic(value: Any) -> bool:
@@ -105,7 +109,8 @@ class NumPyNumber:
 def _fixed(value: Any) -> Any:
     if not isinstance(value, NumPyNumber):
         return value
-    return int(value) if isinstance(value, torch.SymInt) else float(value)  # type: ignore[arg-type]
+    kind: Any = int if isinstance(value, torch.SymInt) else float
+    return kind(value)
 
 
 class TracedSymbol(NumPyNumber, torch.SymFloat):
@@ -122,7 +127,7 @@ class TracedInt(NumPyNumber, torch.SymInt):
     def plain(self) -> Any:
         return torch.SymInt(self.node)
 
-    @property  # type: ignore[misc]
+    @class_property
     def __class__(self) -> type:
         return int
 
@@ -171,7 +176,7 @@ def _gives_a_float(op: Callable[..., Any], operands: Sequence[Any]) -> bool:
         return any(isinstance(o, TracedSymbol) for o in operands)
     if op is operator.truediv or any(type(o) is float or isinstance(o, TracedSymbol) for o in operands):
         return all(isinstance(o, (int, float)) for o in operands)
-    return op is operator.pow and type(operands[1]) in (int, TracedInt) and concrete(operands[1]) < 0
+    return op is operator.pow and type(operands[1]) in (int, TracedInt) and bool(operands[1] < 0)
 
 
 def numbers_told(number: TracedInt) -> Any:
@@ -247,19 +252,29 @@ class SymbolTable:
                 self.env.constrain_symbol_range(symbol, max(low or 2, 2), int(high) if high else _unlimited())
         return number
 
-    def computed_symbol(self, value: int, name: str) -> Any:
-        """A symbol for an integer that the graph computes, without a value before the graph has run."""
-        symbol, number = self._integer(value, name)
+    def computed_symbol(self, value: int, name: str, *, is_size: bool = True) -> Any:
+        """A symbol for an integer that the graph computes, without a value before the graph has run. Where it is no
+        size, it may be 0, 1 or negative.
+        """
+        symbol, number = self._integer(value, name, is_size=is_size)
         if isinstance(number, torch.SymInt):
             self.computed[symbol] = None
+            if not is_size:
+                self.env.constrain_symbol_range(symbol, -_LARGEST, _LARGEST)
         return number
 
-    def _integer(self, value: int, name: str) -> tuple[Any, Any]:
+    def _integer(self, value: int, name: str, *, is_size: bool = True) -> tuple[Any, Any]:
         from torch._dynamo.source import ConstantSource
         from torch.fx.experimental.symbolic_shapes import DimDynamic
 
         source = ConstantSource(name)
-        symbol = self.env.create_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC)
+        symbol = self.env.create_symbol(
+            value,
+            source,
+            dynamic_dim=DimDynamic.DYNAMIC,
+            positive=True if is_size else None,
+            do_not_specialize_zero_one=not is_size,
+        )
         return symbol, self.env.create_symintnode(symbol, hint=value, source=source)
 
     def float_node(self, value: float, name: str) -> Any:
@@ -419,7 +434,8 @@ def _value(node: fx.Node) -> Any:
     def value_of(argument: Any) -> Any:
         return argument.meta["val"] if isinstance(argument, fx.Node) else argument
 
-    return node.target(*map(value_of, node.args), **{k: value_of(v) for k, v in node.kwargs.items()})  # type: ignore[operator]
+    function: Any = node.target
+    return function(*map(value_of, node.args), **{k: value_of(v) for k, v in node.kwargs.items()})
 
 
 def shape_env() -> Any:

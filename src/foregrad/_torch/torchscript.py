@@ -70,4 +70,5 @@ def _arguments(parameters: Sequence[Any], args: tuple[Any, ...], kwargs: dict[st
         fit = fit and (kind not in ("Tensor", *_PLAIN.values()) or _PLAIN.get(type(value), kind) == kind)
     if not fit:
         raise TypeError
-    return tree_map(lambda leaf: leaf, found)  # type: ignore[no-any-return]
+    copied: dict[str, Any] = tree_map(lambda leaf: leaf, found)
+    return copied

@@ -45,13 +45,9 @@ def levels_put_back() -> Iterator[None]:
         raise
 
 
-def unwrapped(tensor: torch.Tensor, number: int) -> torch.Tensor:
-    """The tensor inside the wrapper of a "grad" or "jvp" level; the tensor itself without a wrapper."""
-    return _C._unwrap_for_grad(tensor, number)  # type: ignore[no-any-return]
-
-
-def wrapped(tensor: torch.Tensor, number: int) -> torch.Tensor:
-    return _C._wrap_for_grad(tensor, number)  # type: ignore[no-any-return]
+unwrapped: Callable[[torch.Tensor, int], torch.Tensor] = _C._unwrap_for_grad
+"""The tensor inside the wrapper of a "grad" or "jvp" level; the tensor itself without a wrapper."""
+wrapped: Callable[[torch.Tensor, int], torch.Tensor] = _C._wrap_for_grad
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ import torch
 from .._torch.graphs import is_plain_graph_module
 from ..errors import BackendError
 from ..graph.source import compile_source
+from ..identity import attributed
 from .eager import render_late, stand_in
 
 Boxed = Callable[[list[Any]], Any]
@@ -57,8 +58,7 @@ def make_boxed_func(f: Callable[..., Any]) -> Boxed:
     def g(args: list[Any]) -> Any:
         return _caller(len(args))(f, args)
 
-    g._boxed_call = True  # type: ignore[attr-defined]
-    return g
+    return attributed(g, _boxed_call=True)
 
 
 def make_boxed_compiler(compiler: Callable[..., Any]) -> Callable[..., Boxed]:
@@ -129,9 +129,7 @@ def as_boxed(
         out = call(args)
         return out if type(out) is list else _as_list(out, backend, graph)
 
-    boxed._boxed_call = True  # type: ignore[attr-defined]
-    boxed.returns_list = True  # type: ignore[attr-defined]
-    boxed.__wrapped__ = fn  # type: ignore[attr-defined]
+    attributed(boxed, _boxed_call=True, returns_list=True, __wrapped__=fn)
     return boxed
 
 

@@ -14,6 +14,7 @@ from torch import fx
 from ..errors import BackendError
 from ..graph.printing import print_graph, user_line
 from ..graph.role import role_of
+from ..identity import attributed
 from .eager import BoxedFunction, eager_compiler
 from .interpreter import interpreter_compiler
 from .registry import Backend, Family
@@ -32,9 +33,7 @@ def count_compiler(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedFu
     print(f"{role_of(gm).phase} graph: {total} operators")
     for name, count in counts.most_common():
         print(f"  {count:5d}  {name}")
-    compiled = eager_compiler(gm, example_inputs)
-    compiled.op_counts = counts  # type: ignore[attr-defined]
-    return compiled
+    return attributed(eager_compiler(gm, example_inputs), op_counts=counts)
 
 
 def op_counts(gm: fx.GraphModule) -> collections.Counter[str]:

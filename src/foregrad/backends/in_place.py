@@ -81,7 +81,8 @@ class _WriteSearch:
         self.nodes, self.tail, self.last_look = nodes, tail, last_look
         self.position = {node: number for number, node in enumerate(nodes)}
         placeholders = [node for node in nodes if node.op == "placeholder"]
-        self.results: list[Any] = list(nodes[-1].args[0])  # type: ignore[arg-type]
+        returned: Any = nodes[-1].args[0]
+        self.results: list[Any] = list(returned)
         self.updates = {(i, o): (placeholders[i], self.results[o]) for i, o in updates}
         self.aliases = by_memory(nodes)
         self.on_the_way: dict[Node, set[_Value]] = {}  # by input: the values that its new one is made from in its place
@@ -228,7 +229,7 @@ def _written(node: Node) -> list[tuple[tuple[int, ...], Node]]:
     if node.op != "call_function":
         return []
     if node.target in _VIEWS:
-        return [((), node.args[0])]  # type: ignore[list-item]
+        return [((), node.all_input_nodes[0])]
     form = _form(node.target)
     if form is None:
         return []

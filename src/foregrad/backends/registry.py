@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.metadata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from ..annexes import given
@@ -37,7 +38,8 @@ class Backend:
     own settings. `cache_key` gives, as JSON, all that results depend on besides the graph: versions, settings. Without
     it, or if it gives None, nothing is kept. `keeps_order`: whether operators run one by one in the graph's order; then
     a budget may replay random ones. `budget_settings`: the compiler's settings under a memory budget, unless the user
-    sets others.
+    sets others. `first`: the backend whose graphs may serve calls while this backend compiles elsewhere.
+    `why_not(devices)`: why the backend compiles nothing for these devices here; None if it compiles.
     """
 
     name: str
@@ -53,6 +55,8 @@ class Backend:
     cache_key: Callable[[], Any] | None = None
     keeps_order: bool = False
     budget_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    first: Backend | None = None
+    why_not: Callable[[Sequence[torch.device]], str | None] | None = None
 
     def decomposition_table(self) -> dict[Any, Callable[..., Any]]:
         """The decompositions as a new dict, loaded if they are late."""

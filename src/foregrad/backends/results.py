@@ -329,7 +329,8 @@ def _has_other_strides(spec: TensorSpec, value: torch.Tensor) -> bool:
 
 
 def _is_of_attention(node: Any) -> bool:
-    return isinstance(node, fx.Node) and node.target is operator.getitem and "_attention" in str(node.args[0].target)  # type: ignore[union-attr]
+    is_item = isinstance(node, fx.Node) and node.target is operator.getitem
+    return is_item and "_attention" in str(node.all_input_nodes[0].target)
 
 
 def _is_number(node: Any) -> bool:

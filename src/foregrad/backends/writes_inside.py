@@ -13,6 +13,7 @@ from torch import fx
 from .._torch.graph_tools import facts_at_hand
 from .._torch.graphs import copied, make_graph_module
 from ..graph.role import GraphRole, role_of
+from ..identity import attributed
 from ..passes.aliasing import memory_of, results_of
 from ..passes.mutations import copied_inside
 from .boxed import as_boxed
@@ -33,7 +34,8 @@ def writing_inside(compiler: Compiler) -> Compiler:
         copied_inside(graph, updates)
         output, written = graph.output_node(), {place for _, place in updates}
         kept = [i for i in range(len(results_of(gm))) if i not in written]
-        output.args = (tuple(output.args[0][i] for i in kept),)  # type: ignore[index]
+        returned: Any = output.args[0]
+        output.args = (tuple(returned[i] for i in kept),)
         _renumber(output.meta, kept)
         module = make_graph_module(gm, graph)
         visible = tuple(kept.index(i) for i in role.visible_outputs if i not in written)
@@ -49,9 +51,7 @@ def writing_inside(compiler: Compiler) -> Compiler:
                 results[place] = value
             return results
 
-        forward._boxed_call = forward.returns_list = True  # type: ignore[attr-defined]
-        forward.updated = updates  # type: ignore[attr-defined]
-        return forward
+        return attributed(forward, _boxed_call=True, returns_list=True, updated=updates)
 
     return compile_graph
 

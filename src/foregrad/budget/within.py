@@ -85,6 +85,15 @@ class Outcome:
     most: int
     proof: Proof | None
 
+    @classmethod
+    def of(cls, data: Any) -> Outcome:
+        """The outcome that gave `data()`."""
+        return cls(**data | {"proof": None if data["proof"] is None else Proof(**data["proof"])})
+
+    def data(self) -> dict[str, Any]:
+        """The outcome as JSON, for caches."""
+        return dataclasses.asdict(self)
+
     def __str__(self) -> str:
         proof = "" if self.proof is None else f", {self.proof}"
         return f"{in_bytes(self.budget)}, of {in_bytes(self.least)} to {in_bytes(self.most)}{proof}"

@@ -1,5 +1,6 @@
-"""Tensor subclasses, taken apart into plain tensors. These names answer the spine: see `frontend/openings.py`."""
+"""Tensor subclasses, taken apart into plain tensors. The spine asks for these names: see `frontend/openings.py`."""
 
+from .._torch.function_classes import only_overrides, plain_alias
 from ..classes.conversion import Samples, converted, taken_apart, unexpected, unwrapping, wrap
 from ..classes.function_classes import refusal
 from ..classes.spec import bare_spec, rebuilt, with_sizes_of
@@ -8,6 +9,8 @@ __all__ = [
     "Samples",
     "bare_spec",
     "converted",
+    "only_overrides",
+    "plain_alias",
     "rebuilt",
     "refusal",
     "taken_apart",

@@ -16,16 +16,10 @@ import torch
 
 from .._torch.function_classes import FunctionClasses, as_class, is_function_class, plain_alias
 from ..errors import UnsupportedSideEffectError, UnsupportedTensorError
+from ..frontend.openings import OtherFormError
 from ..frontend.tree import LEAF, Tree, open_container
 from ..identity import ById
 from ..locks import bound
-
-
-class FunctionClassError(UnsupportedTensorError):
-    """An argument, or a result (`is_result`), is a tensor of such a class; the function gets none as `Taken`."""
-
-    is_result = False
-
 
 _serving: list[Callable[[], FunctionClasses | None]] = []
 
@@ -47,7 +41,7 @@ def check_classes(name: str, leaves: Sequence[Any], paths: Sequence[str], classe
                 f"`{name}` returns {path}, a {type(leaf).__qualname__}: the class has `__torch_function__` alone. "
                 "Return a plain tensor (`.as_subclass(torch.Tensor)`), or put it in a list, tuple, dict or dataclass."
             )
-            error.is_result = True
+            error.takes = lambda *_: True  # such a result may come of any arguments
             raise error
 
 
@@ -198,6 +192,12 @@ class OfClasses(functools.partial):  # type: ignore[type-arg]
         with bound(_calls, "originals", (originals, back._known)):
             result = inner(*args, **kwargs)
         return back.of(result)
+
+
+class FunctionClassError(OtherFormError):
+    """An argument, or a result, is a tensor of such a class; the function gets none as `Taken`."""
+
+    form, takes = OfClasses, staticmethod(has_classes)
 
 
 def _of_handle(value: Any, classes: FunctionClasses) -> Any:

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from .._torch.ops import is_opaque_value
-from ..annexes import the_one
 from ..frontend.arrays import is_number_of_numpy
 from ..frontend.call import FlatCall, are_apart
 from ..frontend.source import ABSENT
+from ..frontend.state import of_python
 from ..frontend.tree import KEPT_WHOLE, Tree
 from ..frontend.values import is_plain, same_keys, same_value
 from ..graph.call_effects import ObjectWrite
@@ -73,7 +73,7 @@ def _holds(value: Any) -> Callable[[Any], bool]:
     """A test whether a later value is as `value`: plain values are compared here, objects by Python's state."""
     if is_plain(value):
         return functools.partial(same_value, value)
-    test: Callable[[Any], bool] = the_one("Python's state").Expected(value).holds
+    test: Callable[[Any], bool] = of_python().Expected(value).holds
     return test
 
 
@@ -161,7 +161,7 @@ def object_lines(name: str, tree: Tree, children: list[str], names: Names, bind:
         yield f"{children[0]} = {bind('from_numpy', torch.from_numpy)}({name})", ""
         return
     if tree.kind == "object":
-        yield from the_one("Python's state").object_lines(name, tree, children, names, bind)
+        yield from of_python().object_lines(name, tree, children, names, bind)
         return
     if tree.kind == "partial":
         yield "", f"not {name}.__dict__"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -12,14 +13,14 @@ from typing import Any
 import torch
 
 from .._torch import engine
-from ..annexes import given, the_one
-from ..classes.function_classes import FunctionClassError, OfClasses, has_classes
+from ..annexes import given
 from ..config import Config
 from ..config import config as settings
 from ..errors import EscapedTensorError, ForegradError, UnknownLeafError, UnsupportedError
 from ..extend import CompiledFunction, FunctionView, GraphView, RefusalView, Watcher
 from ..frontend.call import LeadingPlace, StatefulFunction, flatten_call, forward_of, may_have_a_form, renewed
-from ..frontend.openings import GradientKindError
+from ..frontend.openings import GradientKindError, OtherFormError
+from ..frontend.state import of_python
 from ..graph.attempts import attempts
 from ..graph.joint import JointGraph, Partitioned
 from ..graph.source import source_of
@@ -29,7 +30,7 @@ from ..locks import Turn
 from ..tracing.tape.again import ArgumentsDiffer, ArgumentsFound
 from .explain import Difference, OneWarning, Recompile, Recompiles, is_float_text, reason_of, split_reason
 from .fallbacks import MOST_IN_A_ROW, Fallbacks, Refusals, Transformed
-from .graphs import GIVEN_UP_AFTER, Graphs, Paths, Specialization, Specializer
+from .graphs import Graphs, Paths, Specialization, Specializer
 from .guard_list import MISS
 from .pipeline import Pipeline
 from .varying import SizesSeen, numbers_read
@@ -38,7 +39,7 @@ from .view import graph_view
 # -------------------------------------------------------------------- forms
 # The forms of a function: other functions that take calls which its own graphs can't serve.
 #
-# Each form has a dispatcher of its own. There are three: the function with tensors of classes taken apart; the function
+# Each form has a dispatcher of its own. There are three: the form named by the error that refused a call; the function
 # for arguments of certain sizes (`np.random.permutation(x.shape[0])` draws otherwise for other sizes); and the function
 # with some of its state, or its draws, as an argument.
 
@@ -120,21 +121,22 @@ class Dispatcher:
         self.pipeline = pipeline
         self.config = dataclasses.replace(config, on_unsupported=on_unsupported or config.on_unsupported)
         self.name = name or str(getattr(function, "__name__", type(function).__name__))
-        self.graphs = Graphs()
+        self.graphs = Graphs(gives_up=not config.error_on_recompile_limit)
         self.compilations: list[Recompile] = []
         self._levels, self._outer = outer is None, outer or Outer()
         self._turn = self._outer.turn  # held to make graphs, never while one or the function runs
         self.refusals = Refusals(function, self.name, self.config.on_unsupported, self._outer.once)
         self.fallbacks = Fallbacks(function, self.name, self.config, self.refusals, self.graphs)
-        self._classes = Form(lambda args, kwargs: has_classes(args, kwargs) or None)
+        self._named = Form(_takes_all)
         self._by_sizes = Form(sizes_of)
         self._most_sizes = config.recompile_limit if self._outer.splits_sizes else 0
         self._state = Form(_takes_all)
-        self.forms = self._classes, self._by_sizes, self._state  # in the order in which they are tried
+        self.forms = self._named, self._by_sizes, self._state  # in the order in which they are tried
         self._fixed: set[tuple[int, Any]] = set()  # places of arrays whose numbers are needed
         self._sizes = SizesSeen(dynamic, open_sizes)
         self._sizes.varied = self._outer.varied
-        self.specializer = Specializer(function, pipeline, self.config, self.name, self._sizes, self.refusals.again)
+        ends = self.refusals.again, self.graphs.diverged
+        self.specializer = Specializer(function, pipeline, self.config, self.name, self._sizes, ends)
         self._paths = Paths(self.name, config, self._outer.once)
         made_as = self.config, self.name
         # Calls under transforms: a function of tensors is compiled for them, which is called under none.
@@ -165,8 +167,8 @@ class Dispatcher:
                 for call in tried:
                     result = call(args, kwargs)
                     if result is not MISS:
-                        if call is not tried[0]:
-                            graphs.to_front(call)
+                        if graphs.vain or call is not tried[0]:
+                            graphs.served(call)
                         return result
                 # The guards of every graph say no to these.
                 if transformed is not None and transforms_active():
@@ -214,7 +216,7 @@ class Dispatcher:
         try:
             call = flatten_call(self.function, args, kwargs, objects=True)
             call = dataclasses.replace(call, fills_caches=self.fallbacks.may_fill)
-            made = self.specializer.specialize(call, [])
+            made = self.specializer.specialize(call, [], may_wait=False)
         except Exception:
             attempts().give_up()
             raise
@@ -234,7 +236,7 @@ class Dispatcher:
             function, name = forward_of(function), name or type(function).__name__
         watchers = self.pipeline.watchers if watcher is None else (watcher,)
         keeper = self.pipeline.keeper if cached else None
-        pipeline = dataclasses.replace(self.pipeline, keeper=keeper, watchers=watchers, _failures={})
+        pipeline = dataclasses.replace(self.pipeline, keeper=keeper, watchers=watchers, first=None, _failures={})
         return Dispatcher(function, pipeline, self.config, name, on_unsupported=on_unsupported)
 
     def all_specializations(self) -> Iterator[Specialization]:
@@ -286,7 +288,7 @@ class Dispatcher:
         lifts: bool = True,
     ) -> Any:
         with attempts().in_one_call():
-            if lifts and self._lift(args, kwargs):
+            if lifts and not self._is_full() and self._lift(args, kwargs):
                 return self._call_forms(args, kwargs)
             while True:
                 with held, self._turn.taken() as has_turn:
@@ -301,7 +303,7 @@ class Dispatcher:
                 tried += made_meanwhile
                 if not made_meanwhile:
                     break
-            result = self._call_forms(args, kwargs) if lifts else self._classes.call(args, kwargs)
+            result = self._call_forms(args, kwargs) if lifts else self._named.call(args, kwargs)
             if result is not MISS:
                 return result
             if not isinstance(first, Specialization):
@@ -332,13 +334,17 @@ class Dispatcher:
                 return self.fallbacks.run(args, kwargs, self.fallbacks.unguardable(args, kwargs, second))
             return result
 
+    def _is_full(self) -> bool:
+        """Whether a comparison of a call with the graphs would hardly lead to a further one."""
+        return self.graphs.vain == math.inf or len(self.specializations) >= self.config.recompile_limit
+
     def _lift(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], draws: tuple[LeadingPlace, ...] = ()) -> bool:
         """Make state an argument of the function: numbers that differ in each call, and its draws. Whether some state
         is an argument now.
         """
         if not self._state.entries and may_have_a_form(self.function):
             known = self.function, self.name, self.specializations, self._fixed
-            places = draws or the_one("Python's state").state_that_varies(*known)
+            places = draws or of_python().state_that_varies(*known)
             if places:
                 self._take(places, () if draws else self._why(args, kwargs))
                 if not draws:  # graphs so far draw nothing
@@ -346,7 +352,7 @@ class Dispatcher:
         return bool(self._state.entries)
 
     def _take(self, places: tuple[LeadingPlace, ...], why: tuple[Difference, ...] = ()) -> None:
-        lifted: StatefulFunction = the_one("Python's state").Lifted(self.function, places)
+        lifted: StatefulFunction = of_python().Lifted(self.function, places)
         varied = self._sizes.varied | numbers_read(self.graphs.decisions)
         inner = self._compiling(
             lifted,
@@ -357,7 +363,7 @@ class Dispatcher:
             },
             dynamic=self._sizes.dynamic,
         )
-        self._state.entries = {True: (inner, the_one("Python's state").render_stateful(self.name, lifted, inner.entry))}
+        self._state.entries = {True: (inner, of_python().render_stateful(self.name, lifted, inner.entry))}
 
     def _compiling(self, function: Callable[..., Any], outer: Outer, **sizes: Any) -> Dispatcher:
         return Dispatcher(function, self.pipeline, self.config, self.name, outer=outer, **sizes)
@@ -382,14 +388,13 @@ class Dispatcher:
         """A graph for a call that fits no graph so far. If the call runs eagerly instead: the error that is the reason,
         or None.
         """
-        reasons = self._why(args, kwargs)
+        is_full = self._is_full()
+        reasons = () if is_full else self._why(args, kwargs)
         self.graphs.drop_dead()
-        if self._paths.at_limit(self.specializations):
+        in_vain = self.graphs.vain == math.inf
+        if in_vain or self._paths.at_limit(self.specializations):
             self._paths.past_limit(self.specializations)
-            eager = self.refusals.count_only(self._paths.reason)
-            self.fallbacks.past.reached(eager)
-            if eager.count >= GIVEN_UP_AFTER:
-                self.graphs.try_undecided()
+            self.fallbacks.past.reached(self.refusals.count_only(self._paths.reason), for_good=in_vain)
             return None
         if self.fallbacks.fills_too_often:
             self.fallbacks.past.reached(self.refusals.count_only(_PAST_THE_FILLS))
@@ -397,6 +402,8 @@ class Dispatcher:
         if len(self.specializations) >= self.config.recompile_limit:
             self.fallbacks.past_the_limit(args, kwargs)
             return None
+        if is_full:  # of objects that are gone
+            reasons = self._why(args, kwargs)
         difference = reasons[-1] if reasons and self._is_of_one_call(reasons[-1]) else None
         place = None if difference is None else (difference.name, self.refusals.kind(args, kwargs))
         if difference is not None and self.graphs.in_a_row(place) >= MOST_IN_A_ROW - 1:
@@ -419,11 +426,11 @@ class Dispatcher:
             specialization = self._specialized(args, kwargs)
         except BaseException as error:
             self.compilations.pop()  # no graph
-            if isinstance(error, FunctionClassError) and self._takes_classes(error, args, kwargs):
+            if isinstance(error, OtherFormError) and self._takes_form(error, args, kwargs):
                 return None
             return self._without_graph(error)
         self.fallbacks.note_graph()
-        self._outer.only_written.update(the_one("Python's state").only_written_by(specialization))
+        self._outer.only_written.update(of_python().only_written_by(specialization))
         self.graphs.add(specialization, place)
         return specialization
 
@@ -438,21 +445,20 @@ class Dispatcher:
                 raise
         return self._specialized(args, kwargs, tries - 1)
 
-    def _takes_classes(self, error: FunctionClassError, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Make the form that takes tensors of classes apart, if it suits calls like this one. Whether it does."""
+    def _takes_form(self, error: OtherFormError, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Make the form that an error names, if it takes this call. Whether it does."""
+        form, entries = error.form(self.function), self._named.entries
         if (
             not self._levels
-            or isinstance(self.function, (OfClasses, StatefulFunction))
-            or not (error.is_result or has_classes(args, kwargs))
+            or isinstance(self.function, (type(form), StatefulFunction))
+            or not error.takes(args, kwargs)
         ):
             return False
-        form, entries = OfClasses(self.function), self._classes.entries
-        if error.is_result:
-            self._classes.kind = _takes_all
+        self._named.kind = error.takes
         if not entries:
             outer, sizes = Outer(once=self._outer.once, turn=self._turn), self._sizes
             inner = self._compiling(form, outer, open_sizes=sizes.open, dynamic=sizes.dynamic)
-            entries[True] = inner, functools.partial(_called_of_classes, form, inner.entry, self.fallbacks)
+            entries[True] = inner, functools.partial(_called_in_form, form, inner.entry, self.fallbacks)
         return True
 
     def _without_graph(self, error: BaseException) -> BaseException | None:
@@ -495,8 +501,8 @@ def _arrays_of(function: Any) -> frozenset[tuple[int, Any]]:
     return function.arrays if isinstance(function, StatefulFunction) else frozenset()
 
 
-def _called_of_classes(
-    form: OfClasses, entry: Callable[..., Any], fallbacks: Fallbacks, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+def _called_in_form(
+    form: Any, entry: Callable[..., Any], fallbacks: Fallbacks, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     try:
         return form.called(entry, args, kwargs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -252,7 +253,7 @@ class Fallbacks:
         error = UnsupportedError(
             f"`{self.name}` was compiled {MOST_IN_A_ROW} times in a row for one call each, because {difference.name} "
             f"differs in each call ({difference.before}, then {difference.now}). Keep it equal from call to call, "
-            "compute with a number as a number (no float(), text or index), or pass a tensor."
+            "compute with a number as a number (no text or index), or pass a tensor."
         )
         if self.config.error_on_recompile_limit:
             raise error
@@ -276,11 +277,13 @@ class PastLimit:
 
     def __init__(self) -> None:
         self.calls: EagerCalls | None = None
-        self._pause, self._left = _FIRST_PAUSE, 0
+        self._pause, self._left = float(_FIRST_PAUSE), 0.0
 
-    def reached(self, calls: EagerCalls) -> None:
+    def reached(self, calls: EagerCalls, *, for_good: bool = False) -> None:
         """A call was found to be past a limit. The pause until the next look doubles each time."""
         self._pause = min(2 * self._pause, _LONGEST_PAUSE) if calls is self.calls else _FIRST_PAUSE
+        if for_good:
+            self._pause = math.inf
         self.calls, self._left = calls, self._pause
 
     def covers(self) -> EagerCalls | None:

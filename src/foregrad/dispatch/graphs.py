@@ -2,20 +2,22 @@
 
 A program may branch on values of its inputs: each path is a graph, up to a limit. A call tries the graphs with guards
 that it passes. Each runs as far as its forward, and its results are dropped if a decision comes out otherwise. So every
-further graph makes a call that fits none dearer: past the limit these calls run eagerly, and if no other calls come,
-the graphs are given up.
+further graph makes a call that fits none dearer: past the limit these calls run eagerly, and if most calls run several
+graphs in vain, the graphs are given up.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from .._torch.symbols import ClosedSizesError
+from ..annexes import given
 from ..config import Config
 from ..errors import EscapedTensorError, UnsupportedDataDependentError, UnsupportedSideEffectError
 from ..extend import CompileStage
@@ -23,7 +25,7 @@ from ..frontend.call import FlatCall, StatefulFunction
 from ..graph.signature import DecisionInfo, Signature
 from ..graph.source import Names, compile_source, source_of
 from ..identity import ById
-from ..interrupts import is_interrupt
+from ..interrupts import held, is_interrupt
 from ..locks import make_lock
 from ..phases import compiling, phase
 from ..runtime.compiled import Compiled
@@ -31,8 +33,9 @@ from ..runtime.decisions import Stop
 from ..runtime.node import NodeSource
 from ..runtime.render import RunLines
 from ..tracing.tape.again import ArgumentsDiffer, NumberVaries
+from ..tracing.tape.collection import paused_collection
 from .explain import Difference, OneWarning, decided, warn_user
-from .guard_list import MISS, GuardList, GuardMaker
+from .guard_list import MISS, GuardList, GuardMaker, KeptGuards
 from .guards import CallGuards
 from .pipeline import Pipeline, Product, is_of_capture
 from .varying import ConstantNumbers, SizesSeen, check_marked, fixed_numbers
@@ -67,14 +70,27 @@ class _Noticing:
 class Graphs:
     """The `specializations`, the oldest first, and `calls`, their functions, the one used last first."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, gives_up: bool = True) -> None:
         self.specializations: list[Specialization] = []
         self.calls: tuple[Call, ...] = ()
         self._order = make_lock()  # held to set `calls`, never while anything runs
         self._history: list[_Record] = []
         self._noticing: ById[Call, Call] = ById()  # by a graph's function: its `_Noticing`
+        # Graphs that ran in vain since the last was made, less one for each call with a graph; infinite: too many.
+        self.vain: float = 0
+        self._most_in_vain = _MOST_IN_VAIN if gives_up else math.inf
 
-    def to_front(self, call: Call) -> None:
+    def diverged(self) -> object:
+        """The result of a graph that has run in vain. Where too many do, no graph that branches on values is tried."""
+        self.vain += 1
+        if self.vain > self._most_in_vain:
+            self.vain = math.inf
+            self.try_undecided()
+        return MISS
+
+    def served(self, call: Call) -> None:
+        """Note that a graph served a call, where others ran in vain of late, or were tried before it."""
+        self.vain = max(self.vain - 1, 0)
         if self._order.acquire(blocking=False):  # if another thread reorders now, its order is as good
             try:
                 if call in self.calls:
@@ -87,17 +103,25 @@ class Graphs:
         self.specializations.append(specialization)
         record, call = _Record(place), specialization.call
         self._history.append(record)
+        self.vain = 0
         noticing = _Noticing(call, record, weakref.ref(self))
         with self._order:
             self._noticing[call] = noticing
             self.calls = (noticing, *self.calls)
 
     def noticed(self, noticing: _Noticing) -> None:
-        """Replace the function that waited for a graph's second call by the graph's own."""
+        """Replace the function that waited for a graph's second call by the graph's own, or by its successor's."""
+        made = next((s for s in self.specializations if s.call is noticing.call), None)
+        new = made if made is None or made.successor is None else made.successor(made)
+        if made is not None and new is None:
+            return  # there may be a successor later
         with self._order:
             self._noticing.pop(noticing.call, None)
+            call = noticing.call if new is None else new.call
+            if made in self.specializations and new is not None:
+                self.specializations[self.specializations.index(made)] = new
             if noticing in self.calls:
-                self.calls = (noticing.call, *(c for c in self.calls if c is not noticing))
+                self.calls = (call, *(c for c in self.calls if c is not noticing))
 
     def in_a_row(self, place: Any) -> int:
         """The number of latest graphs that were made for differences in `place` and served a single call each."""
@@ -139,7 +163,8 @@ class Graphs:
             self.calls = tuple(s.call for s in self.specializations if not s.decides)
 
 
-GIVEN_UP_AFTER = 8  # calls that no graph was right for
+_MOST_IN_VAIN = 32
+_MOST_DIVERGED = 8  # fresh graphs
 
 
 class Paths:
@@ -153,7 +178,7 @@ class Paths:
 
     def at_limit(self, specializations: Sequence[Specialization]) -> bool:
         """Whether no graph is to be made for a further path."""
-        if self.diverged >= GIVEN_UP_AFTER:
+        if self.diverged >= _MOST_DIVERGED:
             return True
         return _says_values(specializations) or len(_ways(specializations)) >= self.config.path_limit
 
@@ -170,17 +195,20 @@ class Paths:
         for specialization in specializations:
             for decision in specialization.signature.stops.decisions:
                 values.setdefault(decision.where, set()).add(repr(decision.value))
-        where, different = max(values.items(), key=lambda item: len(item[1]), default=("an unknown line", set()))
+        where = max(values, key=lambda line: len(values[line]), default="an unknown line")
         if _says_values(specializations):
             return (
                 f"`{self.name}` prints, logs or warns, and makes text of a value that it reads at {where}, or "
                 "branches on the value: each value needs its own graph. Make the text in the call that prints or "
                 'logs it (`print(f"loss {loss.item():.3f}")`), or print the result of the function.'
             )
+        count, end = len(_ways(specializations)), "the limit"
+        if not self.at_limit(specializations):
+            count, end = sum(s.decides for s in specializations), "and most calls run several of these graphs in vain"
         return (
-            f"`{self.name}` was compiled {len(_ways(specializations))} times for values that it reads from its "
-            f"inputs, the limit. Most values ({len(different)}) were read at {where}. Keep the value a tensor "
-            "(torch.where, masking), compute it outside and pass it, or raise foregrad.config.path_limit."
+            f"`{self.name}` was compiled {count} times for values that it reads from its inputs, {end}. Most values "
+            f"were read at {where}. Keep the value a tensor (torch.where, masking), compute it outside and pass it, "
+            "or raise foregrad.config.path_limit."
         )
 
 
@@ -204,6 +232,8 @@ class Specialization:
     product: Product
     watch: Any  # a `Watch` of Python's state
     guards: GuardList
+    # After each call from the second on: the specialization for later calls (this one, if it stays), None to ask again.
+    successor: Callable[[Specialization], Specialization | None] | None = None
 
     @property
     def signature(self) -> Signature:
@@ -246,20 +276,26 @@ class Specialization:
 
 
 class Specializer:
-    """Makes the specializations of one function. `sizes`: of its calls so far; `again`: for one whose graph raised."""
+    """Makes the specializations of one function. `sizes`: of its calls so far; `ends` as in `rendered`."""
 
     def __init__(
-        self, function: Call, pipeline: Pipeline, config: Config, name: str, sizes: SizesSeen, again: Call
+        self, function: Call, pipeline: Pipeline, config: Config, name: str, sizes: SizesSeen, ends: tuple[Call, Call]
     ) -> None:
         self.function, self.pipeline, self.config, self.name, self.sizes = function, pipeline, config, name, sizes
-        self.again = again
+        self.ends = ends
+        self._now = pipeline  # of the capture at hand
         self._errors: set[tuple[type, str]] = set()  # that backwards raise without symbols too
         self._of_compiler = ""  # the error of a compiler where sizes or numbers were symbolic, in this capture
         self._once = OneWarning()
 
-    def specialize(self, call: FlatCall, decisions: Sequence[DecisionInfo]) -> Specialization:
-        """Capture, partition, compile and render for the call. `decisions`: of the graphs so far."""
+    def specialize(self, call: FlatCall, decisions: Sequence[DecisionInfo], *, may_wait: bool = True) -> Specialization:
+        """Capture, partition, compile and render for the call. `decisions`: of the graphs so far. `may_wait`: graphs of
+        the backend's `first` may serve calls meanwhile.
+        """
         self._of_compiler = ""
+        makers = given("graphs compiled elsewhere") if may_wait and self.pipeline.first is not None else ()
+        later = next((found for make in makers if (found := make(self.pipeline)) is not None), None)
+        self._now = self.pipeline if later is None else later.first
         with compiling(self.name):
             call = self.sizes.observe(call, decisions)
             while True:
@@ -276,16 +312,36 @@ class Specializer:
                 if call.dynamic:
                     check_marked(call, product.captured.joint, self.name)
                 make_guards = functools.partial(CallGuards, call, product.captured, native=self.config.native)
-                function, guards, node = rendered(self.name, product.compiled, make_guards, self.function, self.again)
+                function, guards, node = rendered(self.name, product.compiled, make_guards, self.function, self.ends)
             joint, seconds = product.captured.joint, time.perf_counter() - begin
             self.pipeline.tell(CompileStage("guards", self.name, joint, source_of(function), seconds, joint))
-        return Specialization(function, node, product.without_tensors(), guards.watch, guards.list)
+        successor = None if later is None else functools.partial(later.after_call, self._anew, guards.kept())
+        return Specialization(function, node, product.without_tensors(), guards.watch, guards.list, successor)
+
+    def _anew(
+        self, pipeline: Pipeline, kept: Collection[str], guards: KeptGuards, made: Specialization
+    ) -> Specialization:
+        """The graph of a specialization, split and compiled once more, by a further pipeline. `kept`: its nodes with
+        values that are saved for further derivatives alone.
+        """
+        before, captured = made.product.compiled, made.product.captured
+        with held, paused_collection(), compiling(self.name):
+            with phase("partition"):
+                halves = pipeline.prepared_halves(pipeline.split(before.partitioned.joint), kept, self.config)
+            compiled = dataclasses.replace(
+                pipeline.compile(halves, captured.resumable, self.config, may_retry=False),
+                disable_autocast=before.disable_autocast,
+                needs_grad_mode=before.needs_grad_mode,
+            )
+            with phase("guards"):
+                function, _, node = rendered(self.name, compiled, lambda _: guards, self.function, self.ends)
+        return Specialization(function, node, Product(captured, compiled), made.watch, made.guards)
 
     def _build(self, call: FlatCall) -> tuple[FlatCall, Product]:
         """The pipeline's product for a call: with symbolic sizes and numbers if that works, else without."""
         while call.numbers:
             try:
-                product = self.pipeline.build(call, self.name, self.config)
+                product = self._now.build(call, self.name, self.config)
                 constants = fixed_numbers(product.captured.joint)
                 self.sizes.make_constant(call.paths[i] for i in constants)
                 if not self._is_of_symbols(product, call):
@@ -314,7 +370,7 @@ class Specializer:
                 product = attempt
                 break
         else:
-            tried, product = static, self.pipeline.build(static, self.name, self.config)
+            tried, product = static, self._now.build(static, self.name, self.config)
         if product.captured.joint.error is None:
             for failed, give_up in tries:
                 if failed is tried:
@@ -325,7 +381,7 @@ class Specializer:
     def _try_symbols(self, call: FlatCall) -> Product | None:
         """The pipeline's product for a call with symbolic sizes, or None if that does not work."""
         try:
-            product = self.pipeline.build(call, self.name, self.config)
+            product = self._now.build(call, self.name, self.config)
         except Exception as error:  # whatever is wrong apart from symbols, the next try raises
             self._note(error)
             return None
@@ -348,12 +404,12 @@ class Specializer:
 
     def _is_of_symbols(self, product: Product, call: FlatCall) -> bool:
         """Whether a backward raises because of symbolic sizes and numbers, not because eager's does."""
-        error = product.captured.joint.error
+        error = _error_of(product)
         if error is None or (type(error), str(error)) in self._errors:
             return False
         static = dataclasses.replace(call, sizes=None, dynamic={}, varied=None, numbers=frozenset())
         try:
-            plain = self.pipeline.build(static, self.name, self.config).captured.joint.error
+            plain = _error_of(self._now.build(static, self.name, self.config))
         except Exception as failure:
             self._note(failure)
             return True
@@ -362,31 +418,42 @@ class Specializer:
         return (type(error), str(error)) not in self._errors
 
 
+def _error_of(product: Product) -> Exception | None:
+    joint = product.captured.joint
+    return joint.error or next(iter(joint.failing.values()), None)
+
+
 G = TypeVar("G", bound=GuardMaker)
 
 
 def rendered(
-    name: str, compiled: Compiled, make_guards: Callable[[Names], G], eagerly: Call, again: Call | None
+    name: str,
+    compiled: Compiled,
+    make_guards: Callable[[Names], G],
+    eagerly: Call,
+    ends: tuple[Call | None, Call] = (None, lambda: MISS),
 ) -> tuple[Callable[..., Any], G, NodeSource | None]:
     """(a function of (args, kwargs) that tests the guards and runs a graph, or returns `MISS`; the guards; the graph's
-    node). It calls `eagerly` where a check of the graph fails, and `again`, if that is given, where the graph raises.
+    node). It calls `eagerly` where a check of the graph fails, and of the `ends` the first, if that is given, where the
+    graph raises, the second where a decision differs.
     """
-    joint = compiled.partitioned.joint
+    (again, diverged), joint = ends, compiled.partitioned.joint
     faulted = "raise fault" if again is None else "return again(args, kwargs, fault)"
-    stop = Stop("return MISS", "return eagerly(*args, **kwargs)", faulted)
-    draws = isinstance(eagerly, StatefulFunction) and eagerly.draws
+    stop = Stop("return diverged()", "return eagerly(*args, **kwargs)", faulted)
+    draws = isinstance(eagerly, StatefulFunction) and eagerly.uses_up
     while True:
-        names = Names(["args", "kwargs", "MISS", "call", "error", "fault", "eagerly", "again", "difference", "differs"])
+        own = "args kwargs MISS call error fault eagerly again diverged difference differs"
+        names = Names(own.split())
         guards = make_guards(names)
         lines, num_guards = guards.lines(), joint.num_guards()
         around = guards.symbols, guards.wrappers, guards.containers
-        run = RunLines(compiled, guards.inputs, names, stop, *around, draws=draws)
+        run = RunLines(compiled, guards.inputs, guards.names, stop, *around, draws=draws)
         if joint.num_guards() == num_guards:  # rendering added no condition on symbolic sizes
             break
     body = "\n".join("    " + line for line in (*lines, *run.lines))
     globals_ = {**guards.list.globals, **run.globals}
     if run.ends is not None:
-        globals_ |= {"eagerly": eagerly, "again": again}
+        globals_ |= {"eagerly": eagerly, "again": again, "diverged": diverged}
     source = f"def call(args, kwargs):\n{body}\n"
     return compile_source(source, "call", globals_, label=f"runtime of {name}"), guards, run.node
 

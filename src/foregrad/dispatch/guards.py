@@ -18,10 +18,10 @@ from .._torch.native import make_tensor_check
 from .._torch.nested import registered_functions
 from .._torch.symbols import is_symbolic
 from .._torch.tensors import share_memory
-from ..annexes import the_one
 from ..frontend.call import FlatCall
 from ..frontend.openings import FoundOpenings, Opening, opener
 from ..frontend.source import Source
+from ..frontend.state import of_python
 from ..frontend.tree import Tree
 from ..frontend.values import same_value
 from ..graph.joint import JointGraph
@@ -73,6 +73,7 @@ class CallGuards(GuardMaker):
         self.tensors = captured.tensors
         self.paths = [user_name(call.function, path) for path in call.paths]
         self.wrapper_specs = captured.wrappers or FoundOpenings((), {})
+        self.floats: dict[int, str] = {}  # by input: the variable of the number
         self.with_gradients: dict[tuple[int, ...], str] = {}  # wrappers that require grad, by first equal leaves
         self.numbers = {i.argument: i.number for i in self.signature.inputs if i.number is not None}
         self.slots = [
@@ -84,7 +85,9 @@ class CallGuards(GuardMaker):
         lines = super().lines()
         for index, info in enumerate(self.signature.inputs):
             if info.number is float:
-                name, self.inputs[index] = self.inputs[index], self.names.fresh(f"{self.inputs[index]}_tensor")
+                name = self.floats.setdefault(index, self.inputs[index])
+                if self.inputs[index] == name:
+                    self.inputs[index] = self.names.fresh(f"{name}_tensor")
                 lines.append(f"{self.inputs[index]} = {self.bind('tensor_of', _tensor_of)}({name})")
         return lines
 
@@ -100,7 +103,7 @@ class CallGuards(GuardMaker):
             self.names.fresh(_identifier(info)) if info.argument is None else self.leaves[info.argument]
             for info in self.signature.inputs
         ]
-        reads = the_one("Python's state").ReadGuards(self)
+        reads = of_python().ReadGuards(self)
         static = reads.in_tables()
         self._read_closures(inputs, static)
         self._tensor_metadata(inputs, static)

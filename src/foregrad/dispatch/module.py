@@ -128,8 +128,9 @@ def _state(compiled: object) -> Any:
 
 def _deep_copy(self: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
     state = _state(self)
-    memo[id(self)] = copied = state.recipe(copy.deepcopy(state.module, memo))
-    return copied  # type: ignore[no-any-return]
+    copied: torch.nn.Module = state.recipe(copy.deepcopy(state.module, memo))
+    memo[id(self)] = copied
+    return copied
 
 
 def _equal(self: torch.nn.Module, other: Any) -> bool:

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from .._torch.engine import plain_execution
+from .._torch.graphs import function_of
 from .._torch.symbols import concrete, is_symbolic, map_symbolic, may_vary
 from .._torch.tensors import marked_in_torch
 from ..errors import UnsupportedError
@@ -338,7 +339,7 @@ def _value_of_numbers(
         return None
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: tensors.get(n, names[n]))
     with plain_execution(), torch.no_grad():
-        result: torch.Tensor = node.target(*map_symbolic(args, concrete), **map_symbolic(kwargs, concrete))  # type: ignore[operator]
+        result: torch.Tensor = function_of(node)(*map_symbolic(args, concrete), **map_symbolic(kwargs, concrete))
     return result
 
 

@@ -57,14 +57,14 @@ class LeadingPlace(Protocol):
         """The value there now, where that can be looked at; otherwise `taken`."""
 
 
-class StatefulFunction(functools.partial):  # type: ignore[type-arg]
+class StatefulFunction(functools.partial[Any]):
     """A function with the tuple of the values at `places` as its first argument. It counts as its function's partial
-    application. `arrays`: the places of arrays, by identity. `draws`: whether `places` use up random generators.
+    application. `arrays`: the places of arrays, by identity. `uses_up`: whether `places` use up random generators.
     """
 
     places: tuple[LeadingPlace, ...]
     arrays: frozenset[tuple[int, Any]]
-    draws: bool
+    uses_up: bool
 
 
 def forms_of(function: Any) -> Iterator[StatefulFunction]:

@@ -11,8 +11,10 @@ from typing import Any, Protocol
 
 import torch
 
-from ..annexes import the_one
+from ..annexes import given, the_one
 from ..errors import UnsupportedTensorError
+
+_SEAM = "tensor subclasses"
 
 
 class GradientKindError(UnsupportedTensorError):
@@ -43,6 +45,15 @@ class Opening(Protocol):
     def varies(self, part: int) -> bool: ...
     def fits(self, value: Any) -> bool: ...
     def has_structure_of(self, tensor: Any, *, of_any_size: bool = False) -> bool: ...
+
+
+class OtherFormError(UnsupportedTensorError):
+    """A form of the function, `form(function)`, takes the call: `called(entry, args, kwargs)` calls the form by its
+    compiled `entry`. `takes(args, kwargs)`: whether the form takes a call.
+    """
+
+    form: type[Any]
+    takes: Callable[[Any, Any], bool]
 
 
 Unwrap = Callable[[Any], "tuple[Opening, Sequence[torch.Tensor]] | None"]
@@ -92,7 +103,7 @@ class Opener(Protocol):
 
 def opener() -> Opener:
     """The module that opens tensors."""
-    module: Opener = the_one("tensor subclasses")
+    module: Opener = the_one(_SEAM)
     return module
 
 
@@ -103,4 +114,5 @@ def wrap(opening: Any, parts: Sequence[torch.Tensor]) -> Any:
 
 def new_samples() -> Sampler:
     """For tensors that open, plain tensors as in a call, but without history: equal objects at each call."""
-    return opener().Samples()
+    found = given(_SEAM)
+    return found[0].Samples() if found else lambda _: the_one(_SEAM)

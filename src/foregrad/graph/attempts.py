@@ -25,7 +25,8 @@ class Attempts:
 
     `begin`: a graph begins to run, or to be captured. `rewind`: the graph is wrong for the call, and a second graph
     runs. `finish`: the graph was right. `give_up` gives a context for an eager run of the call, with Python's state
-    from before the call. `in_one_call` gives a context: captures and graphs inside are part of one call.
+    from before the call; `undo_then(undo)` has a change undone there. `in_one_call` gives a context: captures and
+    graphs inside are part of one call.
     """
 
     begin: Callable[[], None] = lambda: None
@@ -33,6 +34,7 @@ class Attempts:
     finish: Callable[[], None] = lambda: None
     give_up: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
     in_one_call: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+    undo_then: Callable[[Callable[[], None]], None] = lambda undo: None
 
 
 def attempts() -> Attempts:

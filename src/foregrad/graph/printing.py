@@ -154,7 +154,8 @@ class _Printer:
             return None
         names = [self.unused] * len(results)
         for user in node.users:
-            names[user.args[1]] = self.names[user]  # type: ignore[index]
+            position: Any = user.args[1]
+            names[position] = self.names[user]
         return names if len(node.users) + names.count(self.unused) == len(names) else None
 
     def text(self, header: str, name: str | None) -> str:

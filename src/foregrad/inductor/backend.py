@@ -14,6 +14,7 @@ Known weakness: Inductor gives up bitwise equality with eager, as `torch.compile
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import operator
@@ -26,7 +27,6 @@ from torch import fx
 
 from .._torch import inductor
 from .._torch.cache_folder import why_no_folder
-from .._torch.control_flow import has_kernel
 from .._torch.fakes import FakeTensor
 from .._torch.graphs import copied, is_random, make_graph_module, symbols_in
 from .._torch.kernels import kernels_together
@@ -41,6 +41,7 @@ from ..errors import BackendError, did_you_mean
 from ..graph.joint import Partitioned
 from ..graph.meta import TensorSpec, respecify, spec_of
 from ..graph.role import LAID_OUT, PREPARED, GraphRole, called_region, role_of
+from ..identity import attributed
 from ..interrupts import deliver
 from ..passes.aliasing import copy_shared_results, results_of, written_inputs
 from ..passes.decompose import decompose
@@ -345,8 +346,7 @@ def _writing(compiled: Boxed, written: Sequence[int]) -> Boxed:
         finally:
             torch.autograd.graph.increment_version(inputs)
 
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
+    return attributed(run, _boxed_call=True)
 
 
 def _compile_regions(gm: fx.GraphModule, role: GraphRole) -> Boxed:
@@ -504,7 +504,7 @@ def _foreign(gm: fx.GraphModule) -> set[fx.Node]:
             by_values = depends_on_values(node.target) and not _takes_by_numbers(node)
             if by_values or inductor.runs_as_eager(node) or _is_drawn_by_eager(node):
                 foreign.add(node)
-        elif getattr(node.target, "__module__", "") not in _ARITHMETIC and not has_kernel(node):
+        elif getattr(node.target, "__module__", "") not in _ARITHMETIC and not inductor.has_kernel(node):
             foreign.add(node)
     return foreign
 
@@ -516,7 +516,7 @@ def _numbers(gm: fx.GraphModule) -> set[fx.Node]:
 
 def _with_values(gm: fx.GraphModule) -> set[fx.Node]:
     """Nodes that keep `meta["val"]`, since it can't be computed from their operands' values."""
-    return _foreign(gm) | {node for node in gm.graph.nodes if has_kernel(node)}
+    return _foreign(gm) | {node for node in gm.graph.nodes if inductor.has_kernel(node)}
 
 
 def _takes_by_numbers(node: fx.Node) -> bool:
@@ -575,6 +575,7 @@ def inductor_backend(settings: Mapping[str, Any] | None = None, *, name: str = "
         compiler.prepare_halves,
         compiler.cache_key,
         budget_settings=BUDGET_SETTINGS,
+        why_not=why_not,
     )
 
 
@@ -583,12 +584,12 @@ def auto() -> Backend:
     reason = why_not()
     if reason is None:
         _say_choice(logging.INFO, 'backend "auto" is Inductor')
-        return inductor_backend(name="auto")
+        return dataclasses.replace(inductor_backend(name="auto"), first=get_backend("eager"))
     _say_choice(logging.WARNING, f'backend="auto" uses "eager", since Inductor can\'t compile here: {reason}')
     return get_backend("eager")
 
 
 BACKENDS = {
     "inductor": Family(inductor_backend, None, "PyTorch's kernel compiler: C++ on a CPU, Triton on a GPU"),
-    "auto": Family(auto, None, "inductor where it can compile, else eager"),
+    "auto": Family(auto, None, "inductor, after eager's kernels while it compiles; or eager"),
 }

@@ -161,7 +161,7 @@ class _Region:
 def _maker(node: fx.Node) -> fx.Node:
     """The node that made the memory of a value, or the last view before one that is unknown."""
     while is_view(node):
-        node = node.args[0]  # type: ignore[assignment]
+        node = node.all_input_nodes[0]
     return node
 
 

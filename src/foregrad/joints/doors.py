@@ -11,10 +11,11 @@ import torch
 from torch import fx, nn
 
 from .._torch import dynamo, engine
+from .._torch.descriptors import joint_pass
 from .._torch.fakes import FakeTensor, fake_mode_of
 from .._torch.graphs import trace_artifact
 from .._torch.nested import flat_arguments, mapped_leaves, tensors_in
-from .._torch.settings import joint_pass
+from ..annexes import the_one
 from ..aot import make_pipeline, named_sources
 from ..aot_export import inexpressible
 from ..backends.boxed import nop
@@ -26,6 +27,7 @@ from ..frontend.call import FlatCall, flatten_call
 from ..frontend.openings import GradientKindError
 from ..graph.effect_log import CheckFailed
 from ..graph.joint import JointGraph, Partitioned
+from ..identity import attributed
 from ..interrupts import held
 from ..partitioners import default_partition
 from ..phases import compiling, phase
@@ -93,7 +95,8 @@ def aot_export_joint_with_descriptors(
     call = _call(mod, args, kwargs)
     name = type(mod).__name__
     grad_enabled, autocast = torch.is_grad_enabled(), engine.is_any_autocast_enabled()
-    captured = _captured(mod, call, Options(name, decompositions or {}, higher_order=False, fake_mode=mode))
+    options = Options(name, decompositions or {}, higher_order=False, fake_mode=mode, keeps_branches=True)
+    captured = _captured(mod, call, options)
     signature = captured.joint.signature
     inside = keep_inference_input_mutations
     with captured.joint.fake_mode:
@@ -145,9 +148,7 @@ def aot_compile_joint_with_descriptors(
         halves = _split(pipeline, joint, writes_inside=captured.writes_inside)
         artifact = None
         if serializable:
-            from .stored import artifact_of  # late: artifacts are not imported for nothing
-
-            artifact = artifact_of(jd, halves)
+            artifact = the_one("artifacts of joint graphs")(jd, halves)
         compiled = dataclasses.replace(
             _compiled(pipeline, halves),
             disable_autocast=captured.autocast,
@@ -161,9 +162,7 @@ def aot_compile_joint_with_descriptors(
 
     call_joint.__name__ = call_joint.__qualname__ = joint.name
     result = dynamo.traced_as_it_runs(call_joint)
-    if artifact is not None:
-        result.artifact = artifact  # type: ignore[attr-defined]
-    return result
+    return result if artifact is None else attributed(result, artifact=artifact)
 
 
 def _split(pipeline: Pipeline, joint: JointGraph, *, writes_inside: bool) -> Partitioned:

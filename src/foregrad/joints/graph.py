@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch.graphs import GraphCopier, make_graph_module, with_nested_arguments
+from .._torch.graphs import GraphCopier, function_of, make_graph_module, with_nested_arguments
 from ..descriptors import gradient_of
 from ..errors import UnsupportedError
 from ..frontend.source import Source
@@ -122,7 +122,8 @@ class _GraphWriter:
         """An input as it is after the call."""
         output = next((u.output for u in self.signature.updates if u.input == number), None)
         old = self.joint.placeholders()[number or 0] if output is None else self.old_outputs[output]
-        return self._new(old)  # type: ignore[no-any-return]
+        new: fx.Node = self._new(old)
+        return new
 
     def _call(self, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], base: fx.Node) -> fx.Node:
         node = self.copier.graph.call_function(target, args, dict(kwargs))
@@ -137,6 +138,6 @@ def _value(node: fx.Node, mode: Any) -> Callable[[], Any]:
     def make() -> Any:
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
         with mode, torch.no_grad():
-            return node.target(*args, **kwargs)  # type: ignore[operator]
+            return function_of(node)(*args, **kwargs)
 
     return make

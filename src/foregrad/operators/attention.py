@@ -18,7 +18,7 @@ from torch import fx
 from .._torch.control_flow import ATTENTION, BACKWARD, indexed_by_tensors, install, strides_like
 from .._torch.engine import ThreadDispatchMode, is_any_autocast_enabled, single_threaded_backward, without_modes
 from .._torch.graphs import GraphWriter, make_graph_module, needed_by
-from .._torch.jagged import attends_by_math, is_jagged, jagged_of, parts_of_jagged
+from .._torch.jagged_attention import attends_by_math, jagged_of, parts_of_jagged
 from .._torch.nested import mapped
 from .._torch.patches import hooks_off, is_capturing, region_runner
 from .._torch.stand_ins import is_stand_in
@@ -26,7 +26,6 @@ from .._torch.symbols import map_symbolic
 from .._torch.tensors import is_inside_transform
 from .._torch.wrappers import is_wrapper
 from ..errors import UnsupportedOpError
-from ..frontend.region import eager_region
 from ..graph.meta import NodeMeta, TensorSpec, contiguous_strides
 from ..identity import ById, IdSet
 from ..locks import Bind
@@ -36,6 +35,7 @@ from ..tracing.kernels.plans import QUERIES
 from ..tracing.recorder.recorder import Recorder
 from ..tracing.tape.opinfo import op_info
 from ..tracing.tape.tape import Entry
+from .branches import Branches
 
 _QUERY_INDICES = 7  # of what a block mask holds
 
@@ -94,10 +94,11 @@ class CastInside(Aspect):
 
 @aspect
 class Attention(Aspect):
-    """Records calls of the operators."""
+    """Records calls of the operators. `keeps`: see `KeptOperators`."""
 
     def __init__(self, host: Host, recorder: Any) -> None:
         self.recorder, self.graphs = recorder, ScalarGraphs(recorder)
+        self.keeps = Branches(recorder).operators() if host.keeps_branches else {}
 
     @staticmethod
     def install(bind: Bind, current: Callable[[], Any]) -> None:
@@ -432,9 +433,7 @@ class ScalarGraphs:
 
 def is_by_math(query: Any, key: Any, value: Any, attn_mask: Any = None, *rest: Any, **options: Any) -> bool:
     """Whether these are arguments of `scaled_dot_product_attention` that it has no fused kernel for."""
-    if not all(is_jagged(type(tensor)) for tensor in (query, key, value)) or attn_mask is not None:
-        return False
-    return attends_by_math(query, key, value, *rest, **options)
+    return attn_mask is None and attends_by_math(query, key, value, *rest, **options)
 
 
 def attention(query: Any, key: Any, value: Any, attn_mask: None = None, *rest: Any, **options: Any) -> Any:
@@ -445,7 +444,8 @@ def attention(query: Any, key: Any, value: Any, attn_mask: None = None, *rest: A
         found = parts_of_jagged(jagged)
         places.append((_place(tensors, found.values), _place(tensors, found.offsets), found.ragged))
     of_query = parts_of_jagged(query)
-    rows = _region(tensors, tuple(places), rest, tuple(options.items()))
+    run, given = region_runner(), (tensors, tuple(places), rest, tuple(options.items()))
+    rows = _region(*given) if run is None else run(_region, given, {})
     return jagged_of(rows, of_query.offsets, 1, of_query.least, of_query.most).transpose(1, 2)
 
 
@@ -458,7 +458,6 @@ def _place(tensors: list[torch.Tensor], tensor: torch.Tensor) -> int:
     return len(tensors) - 1
 
 
-@eager_region
 def _region(tensors: Any, places: Any, rest: Any, options: Any) -> torch.Tensor:
     given = [jagged_of(tensors[values], tensors[offsets], ragged) for values, offsets, ragged in places]
     attend: Any = torch.nn.functional.scaled_dot_product_attention

@@ -22,7 +22,7 @@ from .._torch.patches import is_capturing, numbers_in
 from .._torch.stand_ins import is_stand_in
 from .._torch.symbols import SYM_MATH
 from .._torch.torchscript import install
-from ..errors import TensorTextError, UnsupportedAliasError
+from ..errors import TensorTextError, UnsupportedAliasError, UnsupportedError, UnsupportedMutationError
 from ..frontend.arrays import ArrayStandIn
 from ..graph.meta import TensorSpec
 from ..house import is_program_module
@@ -39,6 +39,37 @@ class ScriptedFunctions(Aspect):
     @staticmethod
     def install(bind: Bind, current: Callable[[], Any]) -> None:
         install(bind, is_capturing)
+
+
+@aspect
+class StorageMethods(Aspect):
+    """Methods of storages that raise where there is no memory, as behind a stand-in."""
+
+    def __init__(self, host: Host, recorder: Recording) -> None:
+        self.where = recorder.where
+
+    @staticmethod
+    def install(bind: Bind, current: Callable[[], Any]) -> None:
+        for name, error in (("resize_", UnsupportedMutationError), ("data_ptr", UnsupportedError)):
+            bind(torch.UntypedStorage, name, _refused_without_memory(name, error, current))
+
+
+def _refused_without_memory(name: str, refused: type[Exception], current: Callable[[], Any]) -> Callable[..., Any]:
+    original = getattr(torch.UntypedStorage, name)
+
+    def method(self: torch.UntypedStorage, *args: Any) -> Any:
+        try:
+            return original(self, *args)
+        except RuntimeError as error:
+            here = current()
+            if here is None or "invalid python storage" not in str(error):
+                raise
+            raise refused(
+                f"`untyped_storage().{name}()` is called at {here.where()} on the memory of a tensor: a capture has "
+                "none. Keep that part outside the compiled function, or mark it with `foregrad.eager_region`."
+            ) from None
+
+    return method
 
 
 def _tensor_split(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -69,9 +100,9 @@ def _ctc_loss(
     return losses.sum() if how == 2 else losses
 
 
-def _numbers(lengths: Any) -> list[int]:
+def _numbers(lengths: Any) -> list[Any]:
     if isinstance(lengths, torch.Tensor):
-        return [lengths.item()] if lengths.dim() == 0 else lengths.tolist()  # type: ignore[list-item]
+        return [lengths.item()] if lengths.dim() == 0 else lengths.tolist()
     return list(lengths)
 
 

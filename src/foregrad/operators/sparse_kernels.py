@@ -96,11 +96,11 @@ class SparseGradients(Aspect):
         elements = rec.fake_of(TensorSpec(shape, contiguous_strides(shape), dtype, device))
         options = {"dtype": dtype, "layout": torch.sparse_coo, "device": device, "pin_memory": False}
         arguments = (dims, len(size) - dims, list(size), indices, elements)
-        fake: Any = rec.run_fake(MAKE, arguments, options)
+        fake: torch.Tensor = rec.run_fake(MAKE, arguments, options)
         entry.spec = UNDESCRIBED
         self.entries[fake] = entry
         rec.opaque_owner = self
-        return fake  # type: ignore[no-any-return]
+        return fake
 
     def _bound(self, entry: Entry, shape: tuple[Any, ...], like: torch.Tensor) -> torch.Tensor:
         """A dense fake of `shape` for the result of `entry`."""

@@ -153,7 +153,8 @@ def _classify_operator(node: fx.Node) -> OpClass:
 
 
 def _dropout_is_off(node: fx.Node) -> bool:
-    arguments: Any = node.target._schema.arguments  # type: ignore[union-attr]
+    operator: Any = node.target
+    arguments: Any = operator._schema.arguments
     for position, argument in enumerate(arguments):
         if argument.name == "dropout_p":
             default = argument.default_value
@@ -187,8 +188,8 @@ def _classify_higher_order(node: fx.Node) -> OpClass:
     if name == "with_effects" or node.is_impure(impure_random=False):
         return _EFFECT
     worst = max((int(_worst_inside(argument)) for argument in node.all_input_nodes), default=0)
-    inner = [a for a in node.args if is_operator(a)]
-    if any(op_info(op).is_random for op in inner):  # type: ignore[arg-type]
+    inner: list[Any] = [a for a in node.args if is_operator(a)]
+    if any(op_info(op).is_random for op in inner):
         worst = max(worst, Kind.RANDOM)
     if worst >= Kind.EFFECT:
         return _EFFECT

@@ -14,7 +14,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from .._torch.fakes import FakeTensorMode
-from .._torch.graphs import symbols_in
+from .._torch.graphs import function_of, symbols_in
 from ..graph.meta import layout_of, structure_of
 
 
@@ -82,7 +82,7 @@ def _traced(
 
     def call(*values: Any) -> Any:
         value_of = dict(zip(operands, values, strict=True)).__getitem__
-        return node.target(*fx.map_arg(node.args, value_of), **fx.map_arg(node.kwargs, value_of))  # type: ignore[operator]
+        return function_of(node)(*fx.map_arg(node.args, value_of), **fx.map_arg(node.kwargs, value_of))
 
     with fake_mode, torch.no_grad():
         return make_fx(call, decomposition_table=dict(table))(*values)

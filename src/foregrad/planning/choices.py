@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 
 from .. import api
-from ..budget.within import Frontier
+from ..annexes import the_one
 from ..errors import BudgetError, PartitionError
 from ..graph.joint import JointGraph, Partitioned
 from ..graph.meta import TensorSpec, value_of
@@ -77,7 +77,7 @@ class Budgeted:
 
     def __init__(self, joint: JointGraph, *, hands_on: bool) -> None:
         self.joint, self.hands_on = joint, hands_on
-        self._plans: dict[fx.GraphModule, Frontier] = {}
+        self._plans: dict[fx.GraphModule, Any] = {}
 
     def split(self, limit: int) -> Partitioned:
         """The cheapest split that keeps to a limit. Raises `BudgetError` where none does."""
@@ -90,7 +90,7 @@ class Budgeted:
             index = JointIndex(module, num_fwd_outputs)
             index.hands_on = self.hands_on
             merge_equal(index)
-            self._plans[module] = Frontier(index)
+            self._plans[module] = the_one("memory budgets").Frontier(index)
         plans = self._plans[module]
         plan = plans.best(max(0, limit))
         halves = split(plans.index, [plans.index.nodes[i] for i in plan.residuals], plan.away)

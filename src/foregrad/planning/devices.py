@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..budget.within import Budget, read_budget
+from ..annexes import the_one
 from ..errors import PlanError
 
 _GIB, _MIB = 1 << 30, 1 << 20
@@ -112,12 +112,12 @@ def _shares_of(asked: Mapping[str, float] | Shares) -> Shares:
 
 def bytes_of(asked: Any, device: Device) -> int:
     """A budget in bytes: an integer, text, or a share of a device's memory."""
-    limit = read_budget(asked)
+    limit: Any = the_one("memory budgets").read_budget(asked)
     if isinstance(limit, float) and not device.memory:
         raise PlanError(
             f"a budget of {limit} is a share of a device's memory, and that of `{device.name}` is not known"
         )
-    if isinstance(limit, Budget):
+    if not isinstance(limit, (int, float)):
         raise PlanError("a budget of a plan is bytes, text or a share of the device's memory")
     return int(limit * device.memory) if isinstance(limit, float) else limit
 
@@ -128,7 +128,7 @@ def _of_fields(fields: dict[str, Any]) -> Device:
     if unknown := [name for name in fields if name not in known]:
         raise PlanError(f"a device has no {', '.join(unknown)}: it has {', '.join(sorted(known))}, and like=")
     if isinstance(fields.get("memory"), str):
-        fields["memory"] = read_budget(fields["memory"])
+        fields["memory"] = the_one("memory budgets").read_budget(fields["memory"])
     if isinstance(fields.get("shares"), Mapping):
         fields["shares"] = _shares_of(fields["shares"])
     if base is not None:

@@ -4,17 +4,17 @@ The seam is "Python's state", see `annexes.py`.
 """
 
 from .._torch.asked import ReboundNames
-from ..frontend.expected import Expected
-from ..frontend.libraries import is_of_library
-from ..frontend.objects import called_by_autograd
-from ..frontend.reads import Reads
 from .draw_patches import drawing, not_drawing
 from .draws import Draws
+from .expected import Expected
+from .libraries import is_of_library
 from .lifted import Lifted, capturing, lifted_paths
 from .object_guards import object_lines
+from .objects import called_by_autograd
 from .observed import Observed
 from .program_state import ProgramState
 from .read_guards import ReadGuards
+from .reads import Reads
 from .seen_code import SeenCode
 from .settings import note_settings
 from .state import PythonState, RunArguments, refuse_change

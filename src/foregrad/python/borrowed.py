@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 from ..errors import UnsupportedSideEffectError
 from ..frontend.arrays import is_array, overlaps, tensor_over
-from ..frontend.reads import Reads
 from ..tracing.aspect import Aspect, Finished, aspect
 from ..tracing.heap.recording import Host, Recording
 from .lifted import StatePlace
+from .reads import Reads
 
 
 class ArraysWritten(UnsupportedSideEffectError):  # noqa: N818 - asks for another capture, with these as arguments

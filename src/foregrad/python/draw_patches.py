@@ -1,28 +1,32 @@
 """Functions that draw, wrapped during a capture: from `random`, `numpy.random`, `time` and the like.
 
-They are wrapped on the capturing thread, for callers that are the user's code. Names of the user's own (`from time
-import time`) are replaced there for the run, see `stand_in_for`.
+They are wrapped on the capturing thread, for callers that are the user's code, from the moment when code begins that
+names one. Names of the user's own (`from time import time`) are replaced there for the run, see `stand_in_for`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+import types
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
 from .._torch.asked import tell_type
-from ..frontend.libraries import is_outside
-from ..frontend.opaque import NAMES_OF, is_generator_of_numpy
-from ..locks import ProcessPatch, Replacements, bound
+from ..identity import class_property
+from ..locks import Bind, ProcessPatch, Replacements, bound
 from .drawn_arrays import from_numpy
 from .draws import Draws
+from .libraries import is_outside
 from .lifted import Draw
+from .opaque import NAMES_OF, is_generator_of_numpy
 
 _OF_NUMPY = (
     "permutation choice dirichlet multivariate_normal standard_gamma chisquare geometric "
@@ -35,8 +39,10 @@ _active = threading.local()
 @contextlib.contextmanager
 def drawing(draws: Draws) -> Iterator[None]:
     """Context: the user's code on this thread draws through `draws`."""
-    with bound(_active, "draws", draws), _patches:
-        yield
+    with bound(_active, "draws", draws), contextlib.ExitStack() as stack:
+        stack.enter_context(_FROM_ARRAYS.patch)
+        with bound(_active, "stack", stack), bound(_active, "groups", [*_GROUPS]):
+            yield
 
 
 def not_drawing() -> contextlib.AbstractContextManager[None]:
@@ -118,7 +124,7 @@ class _NumpyGenerator:
     def __init__(self, of: Any) -> None:
         self._of = of
 
-    @property  # type: ignore[misc]
+    @class_property
     def __class__(self) -> type:
         return type(self._of)
 
@@ -133,26 +139,49 @@ class _NumpyGenerator:
 tell_type(_NumpyGenerator, lambda generator: type(generator._of))
 
 
-_replaced = Replacements()
+class _Group:
+    """Names in modules and classes that are wrapped together, where code begins that names a member."""
+
+    def __init__(self, named: Iterable[str], install: Callable[[Bind], None]) -> None:
+        replaced = Replacements()
+        self.named = frozenset(named)
+        self.patch = ProcessPatch(lambda: install(replaced.bind), replaced.restore)
+        install(lambda owner, name, _: Replacements.names.add((id(owner), name)))  # none is taken for a setting
 
 
-def _install() -> None:
-    bind = _replaced.bind
-    for module, names in NAMES_OF.items():
-        for name in names:
-            if hasattr(module, name):
-                bind(module, name, wrapper_of(getattr(module, name), f"{module.__name__}.{name}"))
+def _wrap_random(bind: Bind) -> None:
+    _wrap_names(random, bind)
     for name in NAMES_OF[random]:
         bind(random.Random, name, _method(name))
-    of_module: Any = random._inst
+    of_module: Any = vars(random)["_inst"]
     methods: dict[str, Callable[..., None]] = {"seed": _seed, "setstate": _setstate}
     for name, method in methods.items():
         bind(random.Random, name, method)
         bind(random, name, functools.partial(method, of_module))
+
+
+def _wrap_numpy(bind: Bind) -> None:
     numpy = sys.modules.get("numpy.random")
     for name in _OF_NUMPY if numpy is not None else ():
         bind(numpy, name, wrapper_of(getattr(numpy, name), f"numpy.random.{name}"))
-    bind(torch, "from_numpy", from_numpy)
 
 
-_patches = ProcessPatch(_install, _replaced.restore)
+def _wrap_names(module: Any, bind: Bind) -> None:
+    for name in NAMES_OF[module]:
+        if hasattr(module, name):
+            bind(module, name, wrapper_of(getattr(module, name), f"{module.__name__}.{name}"))
+
+
+_RANDOM = _Group((*random.__all__, "_randbelow"), _wrap_random)
+_GROUPS = [_RANDOM, _Group(_OF_NUMPY, _wrap_numpy)]
+_GROUPS += [_Group(NAMES_OF[of], functools.partial(_wrap_names, of)) for of in (time, os)]
+_FROM_ARRAYS = _Group((), lambda bind: bind(torch, "from_numpy", from_numpy))
+
+
+def code_begins(code: types.CodeType, namespace: dict[str, Any]) -> None:
+    """Wrap the functions that draw, as far as the code names them: the user's, or that of Python's `random`."""
+    groups: list[_Group] = getattr(_active, "groups", [])
+    for group in tuple(groups):
+        if not group.named.isdisjoint(code.co_names) or (group is _RANDOM and namespace is vars(random)):
+            _active.stack.enter_context(group.patch)
+            groups.remove(group)

@@ -13,6 +13,7 @@ import torch
 
 from .._torch.asked import tell_type
 from ..frontend.arrays import ArrayStandIn
+from ..identity import class_property
 
 _SIZES: dict[str, Callable[[torch.Tensor], Any]] = {
     "shape": lambda tensor: tuple(tensor.shape),
@@ -37,7 +38,7 @@ class DrawnArray(ArrayStandIn):
     def __init__(self, value: Any, tensor: Callable[[], torch.Tensor], refuse: Callable[[], NoReturn]) -> None:
         self._value, self.tensor, self._refuse = value, tensor, refuse
 
-    @property  # type: ignore[misc]
+    @class_property
     def __class__(self) -> type:
         return type(self._value)
 

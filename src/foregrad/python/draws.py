@@ -16,12 +16,12 @@ import torch
 from .._torch.symbols import is_symbolic
 from ..errors import UnsupportedSideEffectError
 from ..frontend.call import FlatCall
-from ..frontend.opaque import CLOCKS, REFUSED_DRAWS
 from ..frontend.values import is_plain
 from ..identity import ById, IdSet
 from ..tracing.tape.again import ArgumentsDiffer, ArgumentsFound
 from .drawn_arrays import DrawnArray, dtype_of, is_array
 from .lifted import Draw, drawn_in, numbered
+from .opaque import CLOCKS, REFUSED_DRAWS
 
 
 class Draws:

@@ -379,7 +379,7 @@ def action_for(said: tuple[Any, ...]) -> str:
         is_meant = message is None or (message == text if isinstance(message, str) else message.match(text))
         if is_meant and issubclass(category, kind) and (at is None or at.match(module)) and number in (0, line):
             return action
-    return str(warnings.defaultaction)  # type: ignore[attr-defined]
+    return str(vars(warnings)["defaultaction"])
 
 
 def is_recording_warnings() -> bool:

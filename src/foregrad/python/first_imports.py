@@ -13,10 +13,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..frontend.libraries import is_outside
 from ..tracing.aspect import Aspect, aspect
 from ..tracing.heap.recording import Host, Recording
 from ..tracing.tape.again import CaptureAgain
+from .libraries import is_outside
 
 
 @aspect

@@ -21,14 +21,14 @@ import torch
 from .._torch.asked import own_names
 from .._torch.symbols import concrete, is_symbolic
 from .._torch.tensors import without_marks
-from ..frontend.libraries import is_of_library
-from ..frontend.objects import dict_of_class
-from ..frontend.opaque import results_of
 from ..frontend.source import ABSENT
 from ..frontend.values import is_plain
 from ..graph.source import key_text
 from ..house import is_house_module
 from .effects import put_back_deque
+from .libraries import is_of_library
+from .objects import dict_of_class
+from .opaque import results_of
 
 Way = tuple[Any, tuple[tuple[str, Any], ...]]
 

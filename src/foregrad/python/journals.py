@@ -22,14 +22,14 @@ from .._torch.asked import tell_type
 from .._torch.nested import refuse_flattening
 from .._torch.symbols import concrete, is_symbolic, map_symbolic
 from ..errors import UnsupportedSideEffectError
-from ..frontend.objects import is_plain_object
-from ..frontend.reads import TABLES, Reads
 from ..frontend.values import is_plain
-from ..identity import IdSet
+from ..identity import IdSet, class_property
 from .holders import CELL, DEQUE, DICT, NAMESPACE, Holder
 from .lifted import StatePlace
+from .objects import is_plain_object
 from .own_writes import is_made
 from .program_state import ProgramState
+from .reads import TABLES, Reads
 
 Identity = tuple[int, Any]
 Place = tuple[Holder, Any]
@@ -282,7 +282,7 @@ class UntouchedIterator:
         self._of = of
         self._refuse = refuse
 
-    @property  # type: ignore[misc]
+    @class_property
     def __class__(self) -> type:
         return type(self._of)
 

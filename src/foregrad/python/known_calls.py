@@ -23,7 +23,7 @@ from typing import Any, Final
 import torch
 
 from .._torch.settings import SETTERS
-from ..frontend.libraries import HASHES, is_standard
+from .libraries import HASHES, is_standard
 
 PURE: Final = 0
 WRITES: Final = 1

@@ -29,17 +29,17 @@ from typing import Any
 import torch
 
 from .._torch.guards import functions_of_c
-from ..frontend.code import instructions_of
-from ..frontend.expected import Expected
-from ..frontend.libraries import FIXED, is_installed, is_outside, is_standard
-from ..frontend.objects import attributes_of, dict_of_class
-from ..frontend.opaque import asked_of
-from ..frontend.reads import Reads
 from ..frontend.source import ABSENT, reference, table_of
 from ..frontend.values import is_plain
 from ..graph.source import in_order
 from ..locks import Replacements
+from .code import instructions_of
+from .expected import Expected
 from .holders import read_decimals
+from .libraries import FIXED, is_installed, is_outside, is_standard
+from .objects import attributes_of, dict_of_class
+from .opaque import asked_of
+from .reads import Reads
 
 _CONSTANTS = (torch.dtype, torch.layout, torch.memory_format, torch.device)
 _NUMBERS = {"e", "inf", "nan", "pi"}  # asked of `math`, they would be looked up in `torch` too
@@ -97,7 +97,7 @@ class LibraryState:
 
     def _environment(self, names: frozenset[str]) -> None:
         is_whole = "environ" in self.gone_through or type(os.environ).__iter__.__code__ in self.entered
-        table: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
+        table: dict[Any, Any] = vars(os.environ)["_data"]
         place = self.reads.place(table, "dict", "os.environ", "item")
         place.keys = tuple(table) if is_whole else place.keys
         for key in {*map(os.environ.encodekey, names), *(table if is_whole else ())}:

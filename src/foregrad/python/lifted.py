@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from ..frontend.call import StatefulFunction, forms_of
-from ..frontend.objects import dict_of_class
-from ..frontend.opaque import used_up
 from ..frontend.source import ABSENT
 from ..interrupts import runs_user_code
 from ..locks import bound
 from .effects import SetAttribute, SetCell, SetItem
 from .holders import NUMPY_RANDOM, RANDOM
+from .objects import dict_of_class
+from .opaque import used_up
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Lifted(StatefulFunction):
         lifted.arrays = frozenset(
             place.identity for place in places if isinstance(place, StatePlace) and place.is_array
         )
-        lifted.draws = bool(lifted.generators.kinds)
+        lifted.uses_up = bool(lifted.generators.kinds)
         lifted.stand_ins = {}
         return lifted
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..dispatch.conditions import Bind, has_context, has_keys
-from ..frontend.objects import ObjectLayout, slot_members
 from ..frontend.tree import Tree
 from ..graph.source import Names, unpacked
+from .objects import ObjectLayout, slot_members
 
 
 def object_lines(name: str, tree: Tree, children: list[str], names: Names, bind: Bind) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The closed world of one run: its calls into C are in the table of `frontend/known_calls.py`, or the call is eager.
+"""The closed world of one run: its calls into C are in the table of `python/known_calls.py`, or the call is eager.
 
 The interpreter tells of each call before it is made, so that a call that is not known is never made. A method that
 writes is fine on objects from the walk before the run, and on the run's own. Of any further object a copy is kept from
@@ -11,6 +11,7 @@ import contextvars
 import functools
 import gc
 import os
+import random
 import sys
 import threading
 import warnings
@@ -23,13 +24,13 @@ import torch
 
 from .._torch.native import divert, make_observer
 from ..errors import UnsupportedSideEffectError
-from ..frontend.code import entered_by, may_set
-from ..frontend.expected import is_bound
-from ..frontend.libraries import LOCKS, is_outside, is_standard
 from ..house import is_house_code
 from ..interrupts import runs_user_code
 from ..tracing.heap.recording import Host
 from ..tracing.tape.collection import Newborns
+from .code import entered_by, may_set
+from .draw_patches import code_begins
+from .expected import is_bound
 from .holders import Holder, kind_of
 from .known_calls import (
     DIVERTED,
@@ -44,6 +45,7 @@ from .known_calls import (
     kind_of_call,
     trust_in,
 )
+from .libraries import LOCKS, is_outside, is_standard
 from .output import ProgramOutput
 from .scan import LOOKS_UP
 
@@ -155,8 +157,11 @@ class Observed:
         return REFUSED if isinstance(callee.__self__, torch.Generator) else kind_of_call(callee)
 
     def _trust(self, code: CodeType, frame: FrameType) -> int:
+        self.host.state.begins(code)
         found = self._found(code, frame)
         self.entered[code] = frame.f_globals  # what is refused before it begins has written nothing
+        if frame.f_globals is vars(random):
+            code_begins(code, frame.f_globals)
         if code in LOOKS_UP:
             self.host.looks_up()  # now, and not when all has run
         return found
@@ -197,6 +202,7 @@ class Observed:
                 )
             self.ran[code] = frame.f_globals
             if is_own:
+                code_begins(code, frame.f_globals)
                 self.begins(code, frame.f_globals)
         return found
 
@@ -245,7 +251,7 @@ class Observed:
         target = callee.__self__
         if isinstance(target, contextvars.ContextVar):
             self._variables[id(target)] = target
-        elif id(target) not in self._met and not self.host.met(target):
+        elif id(target) not in self._met and not self.host.state.before.has_met(target):
             self._track(target, callee, frame)
 
     def _track(self, target: Any, callee: Any, frame: FrameType) -> None:

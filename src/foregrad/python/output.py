@@ -19,13 +19,13 @@ from .._torch import engine
 from .._torch.patches import is_capturing
 from .._torch.stand_ins import is_stand_in
 from ..errors import ProgramOutputError
-from ..frontend.libraries import is_class_outside, loggers_of
 from ..interrupts import runs_user_code
 from ..locks import Bind
 from ..tracing.aspect import Aspect, aspect
 from ..tracing.heap.recording import Host, Recording
 from ..tracing.tape.again import CaptureAgain
 from .effects import CONSOLE, Said, action_for, is_recording_warnings, log_of, print_of, warn_of, would_raise
+from .libraries import is_class_outside, loggers_of
 from .texts import Texts
 
 _NOT_THE_PROGRAMS = ("foregrad", "torch.")
@@ -44,6 +44,7 @@ class ProgramOutput(Aspect):
         self.stdout, self.filters = sys.stdout, warnings.filters
         facts = {} if host.learned is None else host.learned.facts
         self.texts = Texts(facts.setdefault(ProgramOutput, set()))
+        self.is_of_backward: Callable[[FrameType, str], bool] = lambda frame, message: False  # each backward warns
 
     @contextlib.contextmanager
     def around_function(self) -> Iterator[None]:
@@ -119,6 +120,8 @@ class ProgramOutput(Aspect):
         elif state.journals.are_installed and not self.recorder.in_backward and sys.stdout is self.stdout:
             said = self._said(kind, args, kwargs, frame)
         if said is None:
+            if kind == "warn" and self.is_of_backward(args[3], args[0]):
+                return True
             error = f"`{self.host.name}` {verb}; a compiled call would not repeat this. Do it outside the function."
             return bool(state.own.observed.fail(ProgramOutputError(error)))
         state.journals.said.append((CONSOLE, f"what it {verb}", *said))

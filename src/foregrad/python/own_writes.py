@@ -19,7 +19,6 @@ import torch
 from .._torch.symbols import concrete, has_symbolic, map_symbolic
 from .._torch.wrappers import is_of_capture
 from ..errors import UnsupportedSideEffectError
-from ..frontend.reads import Reads, keys_in
 from ..frontend.source import ABSENT
 from ..frontend.tree import flatten
 from . import holders as kinds
@@ -27,6 +26,7 @@ from .holders import Holder, adopted, own_globals, without
 from .lifted import lifted_places, stand_in_at
 from .observed import Observed
 from .program_state import ProgramState
+from .reads import Reads, keys_in
 
 _MOST_DISTURBED = 8  # runs
 

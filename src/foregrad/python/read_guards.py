@@ -10,11 +10,11 @@ from torch.utils.hooks import RemovableHandle
 
 from ..dispatch.guard_list import Lines, Words
 from ..dispatch.guards import CallGuards
-from ..frontend.expected import Expected
-from ..frontend.reads import TABLES, Reads, tensors_in_key
 from ..frontend.source import Source
 from ..frontend.tree import KEPT_WHOLE
 from ..graph.source import unpacked
+from .expected import Expected
+from .reads import TABLES, Reads, tensors_in_key
 from .watch import Watch
 
 

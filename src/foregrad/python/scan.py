@@ -31,9 +31,14 @@ from typing import Any
 import torch
 import torch.utils.weak
 
+from .._torch.dynamo_off import is_disabled
 from ..frontend.arrays import is_array
-from ..frontend.code import OF_CODE, CodeNames, NamesMet, codes_in, imported_modules, names_of
-from ..frontend.libraries import (
+from ..frontend.source import ABSENT, table_of
+from ..frontend.values import holds_classes, is_plain
+from ..graph.source import in_order
+from ..locks import Replacements
+from .code import OF_CODE, CodeNames, NamesMet, codes_in, imported_modules, names_of
+from .libraries import (
     BAGS,
     is_installed,
     is_library,
@@ -44,7 +49,8 @@ from ..frontend.libraries import (
     loggers_of,
     referent,
 )
-from ..frontend.objects import (
+from .library_state import LibraryState
+from .objects import (
     CODE_OF_CLASSES,
     SPECIAL,
     attributes_of,
@@ -55,14 +61,8 @@ from ..frontend.objects import (
     special_names,
     values_of,
 )
-from ..frontend.opaque import context_value, is_cached_function
-from ..frontend.reads import VIEWS, Reads, ReadSite, items_in
-from ..frontend.region import is_eager_region
-from ..frontend.source import ABSENT, table_of
-from ..frontend.values import holds_classes, is_plain
-from ..graph.source import in_order
-from ..locks import Replacements
-from .library_state import LibraryState
+from .opaque import context_value, is_cached_function
+from .reads import VIEWS, Reads, ReadSite, items_in
 
 _DEEPEST = 100  # objects, each reached through the one before: a list linked by hand, a tree
 _DEEPEST_IN_LIBRARY = 3
@@ -119,7 +119,7 @@ class Scan:
             self.function(value.func, name)
             self.function(getattr(value, "dispatcher", None), name)
         elif isinstance(value, types.FunctionType):
-            if not self._is_new(value) or is_eager_region(value):
+            if not self._is_new(value) or is_disabled(value):
                 return
             if _is_users(value):
                 self._functions.append(value)

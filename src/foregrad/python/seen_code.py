@@ -15,15 +15,15 @@ from .._torch.patches import REGION
 from ..annexes import given
 from ..errors import UnsupportedOpError, UnsupportedSideEffectError
 from ..frontend.call import FlatCall
-from ..frontend.code import codes_in, functions_of
-from ..frontend.libraries import is_of_library, is_outside
-from ..frontend.objects import values_of
-from ..frontend.reads import Reads, hooks_of
 from ..graph.source import in_order
 from ..house import is_house_code
 from ..identity import IdSet
 from ..tracing.tape.origin import Origins, user_line
+from .code import codes_in, functions_of
+from .libraries import is_of_library, is_outside
+from .objects import values_of
 from .program_state import ProgramState
+from .reads import Reads, hooks_of
 from .scan import Scan
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator
+from types import CodeType
 from typing import Any, NoReturn
 
 import torch
@@ -13,12 +14,10 @@ from .._torch.symbols import is_symbolic
 from ..errors import EscapedTensorError, UnsupportedSideEffectError
 from ..frontend.arrays import is_array, overlaps
 from ..frontend.call import FlatCall
-from ..frontend.opaque import is_generator_of_numpy, results_of
 from ..frontend.openings import Unwrap
-from ..frontend.reads import Reads
 from ..frontend.source import ABSENT, table_of
 from ..frontend.tree import LEAF, Tree, is_as_opened, open_container
-from ..graph.eager_regions import open_journal
+from ..graph.attempts import attempts
 from ..identity import ById, IdSet
 from ..tracing.tape.again import BackwardChangesError
 from ..tracing.tape.collection import Newborns
@@ -30,8 +29,10 @@ from .holders import Holder, kind_of, left_in_cache
 from .journals import Identity, Journals, UntouchedIterator, grows, replaced
 from .lifted import StatePlace, lifted_places, stand_in_at, times_lifted
 from .observed import Observed
+from .opaque import is_generator_of_numpy, results_of
 from .own_writes import OwnWrites, forget_written, is_made, now_in
 from .program_state import ProgramState
+from .reads import Reads
 from .writes import MadeValues, PythonWrites
 
 _Named = tuple[list[Any], list[str]]  # values, and what people call them
@@ -77,7 +78,15 @@ class PythonState:
         iterators, and for containers that the run only adds to. `where` gives the running line.
         """
         self.journals.install()
-        for holder, key, value in self.before.drawing:
+        self._where = where
+        self._put_stand_ins(self.before.drawing, self.before.iterators)
+
+    def begins(self, code: CodeType) -> None:
+        """Put stand-ins for the draws and iterators that a walk finds through code about to run."""
+        self._put_stand_ins(*self.before.enter(code))
+
+    def _put_stand_ins(self, drawing: list[Any], iterators: list[Any]) -> None:
+        for holder, key, value in drawing:
             key = "cell_contents" if holder is not None and holder.kind is kinds.CELL else key
             if holder is None or holder.kind is kinds.PASSAGE or dict(holder.items()).get(key) is not value:
                 if not is_generator_of_numpy(value):  # of which it shows that they were drawn from
@@ -85,11 +94,11 @@ class PythonState:
                 continue
             stand_in: Any = stand_in_for(value)
             self._stand_in(holder, key, value, staticmethod(stand_in) if holder.kind is kinds.CLASS else stand_in)
-        for iterator, step in self.before.iterators:
+        for iterator, step in iterators:
             places = [] if self._is_argument(iterator) else self.before.references_to(iterator)
             if not places:
                 self._refuse_taking(str(step))
-            refuse = functools.partial(self._refuse_taking, places[0][0].path(places[0][1]), where)
+            refuse = functools.partial(self._refuse_taking, places[0][0].path(places[0][1]), self._where)
             for holder, key in places:
                 self._stand_in(holder, key, iterator, UntouchedIterator(iterator, refuse))
 
@@ -170,6 +179,8 @@ class PythonState:
         """
         if self.journals.are_read:
             self.forget_journals()
+            return True
+        if self.before.is_late():
             return True
         if stray := next(self._leave_strays(), None):
             raise EscapedTensorError(
@@ -282,6 +293,7 @@ class PythonState:
             UnsupportedSideEffectError: the function has changed something that the region would see in eager before
                 the call is over.
         """
+        self.before.enter_all()
         self.take_stand_ins()
         try:
             written = next(self.journals.calls(), None)
@@ -302,12 +314,10 @@ class PythonState:
 
     def take_over(self, region: str) -> None:
         """An eager region's changes count as older than the run: each call makes them anew."""
-        journal = open_journal()
         for holder in self.before.changed():
             before, holder.before = holder.before, holder.kind.read(holder.target)
             self._taken_over.append((holder, before, region))
-            if journal is not None:
-                journal.undo.append(functools.partial(holder.kind.put_back, holder.target, before, holder.before))
+            attempts().undo_then(functools.partial(holder.kind.put_back, holder.target, before, holder.before))
 
     def check_taken_over(self, name: str) -> None:
         """Raise where the function looks at a region's changes: it would see the capture's."""

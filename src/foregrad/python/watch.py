@@ -31,11 +31,11 @@ from torch.utils.hooks import RemovableHandle
 from .._torch.guards import GLOBAL_HOOKS, CheckTree, TensorGuards, dict_version, versions_tell
 from .._torch.native import make_tensor_check, make_version_check
 from ..dispatch.explain import Difference
-from ..frontend.expected import Expected
-from ..frontend.opaque import is_cached_function
-from ..frontend.reads import Reads, ReadSite, tensors_in_key
 from ..frontend.source import ABSENT, table_of
 from ..frontend.values import describe, same_keys
+from .expected import Expected
+from .opaque import is_cached_function
+from .reads import Reads, ReadSite, tensors_in_key
 
 Check = Callable[[tuple[Any, ...]], bool]
 _FEW = 6  # cells
@@ -262,7 +262,8 @@ class Watch:
         shapes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
         check = make_tensor_check(tensors, shapes, strides, distinct=False) if self.native else None
         if check is not None:
-            return check.all  # type: ignore[no-any-return]
+            of_all: Check = check.all
+            return of_all
         guards = TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides)
         return lambda values: guards.check(*values)
 

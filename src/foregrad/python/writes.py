@@ -16,7 +16,6 @@ import torch
 from .._torch.stand_ins import is_stand_in
 from .._torch.symbols import is_symbolic
 from ..errors import EscapedTensorError, UnsupportedSideEffectError
-from ..frontend.objects import is_plain_object, look_into
 from ..frontend.openings import Unwrap
 from ..frontend.source import ABSENT
 from ..frontend.tree import Opened, Tree, check_leaves, flatten, is_leaf, list_of, open_objects
@@ -40,6 +39,7 @@ from .effects import (
 )
 from .holders import Holder, is_import
 from .lifted import StatePlace, stand_in_at
+from .objects import is_plain_object, look_into
 from .program_state import ProgramState
 
 

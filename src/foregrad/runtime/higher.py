@@ -366,9 +366,11 @@ def _history(ctx: Any, position: int, trail: int | None) -> torch.Tensor:
     """A tensor with the history of the input at `position` among the node's; its values are arbitrary."""
     node = ctx.next_functions[position][0]
     if trail is not None and hasattr(ctx, "trails") and ctx.trails[trail] is not None:
-        return ctx.trails[trail]  # type: ignore[no-any-return]
+        found: torch.Tensor = ctx.trails[trail]
+        return found
     if position in ctx.metadata.get(TRAILS, ()):  # its saved tensor was freed
-        return ctx.metadata[TRAILS][position]  # type: ignore[no-any-return]
+        kept: torch.Tensor = ctx.metadata[TRAILS][position]
+        return kept
     leaf = getattr(node, "variable", None)
     if not isinstance(leaf, torch.Tensor):
         raise UnsupportedError(

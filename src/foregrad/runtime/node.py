@@ -28,6 +28,7 @@ from .._torch.symbols import is_symbolic
 from ..graph.meta import TensorSpec, as_captured, in_order, laid_out, memory_order, spec_of
 from ..graph.signature import Signature
 from ..graph.source import Names, compile_source, unpacked
+from ..identity import attributed
 from ..passes.aliasing import memory_of
 from ..passes.keep import is_alias
 from ..passes.opaque import opaque_values
@@ -138,7 +139,7 @@ class _NodeRenderer:
         state["watched_backward"] = watched(backward, self.compiled)
         state["backward_graph"] = _compile_on_first_use(self.compiled, functools.partial(_keep, weakref.ref(backward)))
         apply = engine.beside_threads(engine.direct_apply(function))
-        apply.held = held  # type: ignore[attr-defined]  # the class has a weak reference
+        attributed(apply, held=held)  # the class has a weak reference
         if self.has_marks:
             name = self.partitioned.joint.name
             apply = marked(apply, self.signature, name, self.results, self.unmarked)

@@ -266,7 +266,8 @@ def saved_in_part(ctx: Any, read: Sequence[bool]) -> Sequence[Any]:
     if parts is not None and hasattr(ctx, "kept"):
         return held(ctx, read)
     try:
-        return ctx.saved_tensors  # type: ignore[no-any-return]
+        saved: tuple[Any, ...] = ctx.saved_tensors
+        return saved
     except RuntimeError:
         if all(read) and parts is None:
             raise
@@ -291,7 +292,8 @@ def saved_in_part(ctx: Any, read: Sequence[bool]) -> Sequence[Any]:
 def _unpack(ctx: Any) -> Callable[[int], Any] | None:
     """A function that gives one saved tensor of a node, by position; None for a Python node on torch 2.11."""
     if hasattr(ctx, "saved_tensor"):  # foregrad's own node in C++
-        return ctx.saved_tensor  # type: ignore[no-any-return]
+        unpack: Callable[[int], Any] = ctx.saved_tensor
+        return unpack
     try:
         saved = ctx._raw_saved_tensors
     except RuntimeError:  # all of them were freed

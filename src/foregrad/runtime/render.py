@@ -15,6 +15,7 @@ import torch
 from .._torch import engine
 from .._torch.engine import keeps_versions
 from .._torch.ops import waits_for_others
+from ..annexes import the_one
 from ..frontend.tree import Tree, flatten
 from ..graph.call_effects import CallPlace, EffectTarget, OldObject, at_place
 from ..graph.effect_log import (
@@ -41,7 +42,6 @@ from .lines import LineWriter, op_name
 from .node import NodeSource, make_node
 from .passed import history_lines, join, marking, said_of_hooked, unwatched
 from .stages import later_lines
-from .wrapper_lines import WrapperLines
 from .writes import (
     graph_arguments,
     update_line,
@@ -78,7 +78,10 @@ class RunLines(LineWriter):
         self.signature: Signature = self.joint.signature
         self.inputs = inputs
         self.tensors = [*inputs, *wrappers]  # what the log is about
-        self.of_wrappers = WrapperLines(weakref.proxy(self), wrappers, self.signature, self.joint.name)
+        self.wrappers, gradients = wrappers, self.signature.gradients
+        self.opened: Any = None  # the lines for tensors that open
+        if self.signature.structure.wrapper_parts or gradients.passed_wrappers or gradients.wrapper_results:
+            self.opened = the_one("lines of tensors that open")(weakref.proxy(self), wrappers, self.signature)
         self.outputs = [names.fresh(f"out_{i}") for i in range(self.signature.num_forward_outputs)]
         self.symbols = {**(symbols or {}), **open_sizes(self.signature, self.outputs)}
         self.node: NodeSource | None = None
@@ -246,7 +249,7 @@ class RunLines(LineWriter):
         self.lines += before
         self.under(guards, [*later, call])
         self.lines += [*after, *followed]
-        if self.joins or self.of_wrappers.needs_node(node):
+        if self.joins or (self.opened and self.opened.needs_node(node)):
             self.made_by = self.names.fresh("node")
             self.lines.append(f"{self.made_by} = {self.outputs[signature.gradients.differentiable[0]]}.grad_fn")
 
@@ -342,8 +345,8 @@ class RunLines(LineWriter):
             self.lines.append(f"{self.bind('unwatched', unwatched)}({values[at]}, {message})")
         self._effects(CallPlace.LEFT)
         result, *written = self._packed(values)
-        if self.node is not None and self.of_wrappers.needs_node(self.node):
-            result = self.of_wrappers.linked(result, self.node, self.inputs, self.made_by)
+        if self.node is not None and self.opened and self.opened.needs_node(self.node):
+            result = self.opened.linked(result, self.node, self.inputs, self.made_by, self.joint.name)
         self.lines += [write.line(self, written) for write in signature.effects.python_writes]
         self.lines.append(f"return {result}")
 
@@ -377,7 +380,7 @@ class RunLines(LineWriter):
             value = info.value
             return value.expression(self) if isinstance(value, OldObject) else self.literal(value)
         if isinstance(info, WrapperOutput):
-            return self.of_wrappers.variables[info.wrapper]
+            return self.wrappers[info.wrapper]
         assert isinstance(info, Handle)
         return self._handle(info)
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge
 
-from .._torch.tensors import history_of
 from .._torch.wrappers import is_wrapper
 from ..frontend.source import Source
 from ..graph.call_effects import ChangeInference
-from ..graph.effect_log import Write, WriteWrapper, ordered
+from ..graph.effect_log import WriteWrapper, ordered
 from ..graph.joint import JointGraph
 from ..graph.meta import TensorSpec
 from ..graph.signature import (
@@ -26,12 +25,10 @@ from ..graph.signature import (
     GraphOutputs,
     InputInfo,
     MemoryOf,
-    PassedWrapper,
     Signature,
     SizeSymbol,
     StopInfo,
     StructureInfo,
-    WrapperPlace,
 )
 from ..identity import ById, IdSet
 from .aspect import CallGuard, Settled
@@ -44,7 +41,6 @@ from .effects.input_effects import counted_along
 from .effects.outputs import attributes_set, parameters_made
 from .heap.alias import memory_root
 from .heap.records import InputRecord
-from .heap.refusals import returned_wrapper
 from .inputs.inputs import GradientSource
 from .kernels.checks import may_raise
 from .parts import CaptureParts
@@ -164,7 +160,7 @@ class Assembly(CaptureParts):
             inputs=(
                 *(_input_info(r, i, number, owners, shared_of) for i, r in enumerate(records)),
                 *(
-                    InputInfo(n.slot, n.entry.spec or _NUMBER, False, True, n.argument, number=n.type)  # type: ignore[arg-type]
+                    InputInfo(n.slot, n.entry.tensor or _NUMBER, False, True, n.argument, number=n.type)
                     for n in inputs.numbers
                 ),
             ),
@@ -175,7 +171,7 @@ class Assembly(CaptureParts):
             ),
             gradients=GradientInfo(
                 tuple(differentiable),
-                tuple(e.spec for _, e in described.tangents),  # type: ignore[misc]
+                tuple(e.tensor for _, e in described.tangents),
                 tuple(e is not None for e in returned),
                 rootless=tuple(described.rootless),
                 reached_from=paths,
@@ -183,9 +179,8 @@ class Assembly(CaptureParts):
                 saving=self._saving([analysis.fakes[i] for i in differentiable], records),
                 passed=passed[0],
                 passed_aliases=passed[1],
-                passed_wrappers=_passed_wrappers(analysis, differentiable),
-                wrapper_results=_wrapper_results(analysis),
-                hooked_inside=tuple(self.hooks.inside),
+                **inputs.wrappers.in_gradients(analysis, differentiable),
+                hooked_inside=tuple(self.called.inside),
             ),
             structure=StructureInfo(
                 tuple(analysis.outputs),
@@ -209,7 +204,7 @@ class Assembly(CaptureParts):
                 counted_along(analysis),
             ),
             stops=dataclasses.replace(
-                stops, generators=self._generators(may_stop=may_stop), eager_regions=tuple(self.regions.made)
+                stops, generators=self._generators(may_stop=may_stop), eager_regions=tuple(self.called.made)
             ),
             backward=effects.of([r.leaf for r in records], self._live(records) if run.live else ()),
             symbols=self._signature_symbols(records),
@@ -233,14 +228,10 @@ class Assembly(CaptureParts):
         aliases = {at for at, _ in passed[1]}
 
         def interior(at: int) -> str:
-            if at in self.hooks.inside:
+            if at in self.called.inside:
                 return "has hooks that compute with its own tensors"
             is_passed = at in aliases or getattr(analysis.outputs[at], "output", None) in outputs
-            return (
-                ("computes further results from the tensor, and their gradients flow to it inside the function")
-                if is_passed
-                else ""
-            )
+            return "computes further results from the tensor; their gradients flow to it inside" if is_passed else ""
 
         paths = [info.path for info in analysis.outputs]
         return Settled(self.name, results, paths, known, number, interior, may_stop)
@@ -356,79 +347,3 @@ def _input_info(
         argument=None if index in shared_of else record.argument,
         source=source,
     )
-
-
-# -------------------------------------------------------------------- wrappers on the way of gradients
-# Gradients that pass through a wrapper subclass on their way inside.
-
-
-def _passed_wrappers(analysis: Analysis, differentiable: Sequence[int]) -> tuple[PassedWrapper, ...]:
-    """The wrappers that further results were computed from, inside."""
-    targets = list(_targets(analysis))
-    if not targets:
-        return ()
-    fakes: list[Any] = [analysis.fakes[i] for i in differentiable]
-    _, passed = passed_through(fakes, [(at, tensor) for at, (_, tensor, _) in enumerate(targets)])
-    found, places = [], _places(analysis)
-    for at, positions in passed:
-        place, tensor, own = targets[at]
-        after = tuple(position for position in positions if differentiable[position] not in own)
-        others = dict.fromkeys(places.get(differentiable[position]) for position in after)
-        others.pop(place, None)
-        if after and (place is None or None in others):
-            raise returned_wrapper(
-                f"results are computed from a {type(tensor).__qualname__} that is also returned, and a result is "
-                "left in an object"
-            )
-        if after and place is not None:
-            found.append(PassedWrapper(place, after, tuple(filter(None, others))))
-    return tuple(sorted(found, key=lambda one: -len(one.after)))
-
-
-def _targets(analysis: Analysis) -> Iterator[tuple[WrapperPlace | None, Any, frozenset[int]]]:
-    """The visible wrappers with a history of the call's: their places, and their own graph outputs."""
-    wrappers = analysis.inputs.wrappers
-    own = _own_outputs(analysis)
-    seen: IdSet[Any] = IdSet()
-    for at, leaf in enumerate(wrappers.leaves):
-        if is_wrapper(leaf) and leaf not in seen and leaf not in wrappers.by_stand_in:
-            seen.add(leaf)
-            if leaf.requires_grad and history_of(leaf) is not None:
-                yield WrapperPlace("result", at), leaf, own.get(leaf, frozenset())
-    for made in wrappers.made:
-        if made not in seen and own[made]:
-            yield None, made, own[made]
-
-
-def _wrapper_results(analysis: Analysis) -> tuple[tuple[WrapperPlace, frozenset[int]], ...]:
-    """Wrappers made of graph outputs with gradients: their places, and these outputs."""
-    own = _own_outputs(analysis)
-    found: dict[WrapperPlace, frozenset[int]] = {}
-    for at, leaf in enumerate(analysis.inputs.wrappers.leaves):
-        if is_wrapper(leaf):
-            outputs = own.get(leaf)
-            if outputs and outputs not in found.values():
-                found[WrapperPlace("result", at)] = outputs
-    return tuple(found.items())
-
-
-def _own_outputs(analysis: Analysis) -> ById[Any, frozenset[int]]:
-    """By wrapper, the graph outputs with gradients that it is made of."""
-    outputs = ById((fake, i) for i, fake in enumerate(analysis.fakes) if fake is not None)
-    made = analysis.inputs.wrappers.made.items()
-    return ById((one, frozenset(outputs[part] for part in parts if part in outputs)) for one, parts in made)
-
-
-def _places(analysis: Analysis) -> dict[int, WrapperPlace]:
-    """By graph output, the places after the call of values made from it."""
-    writes = [entry.effect for entry in analysis.log if isinstance(entry.effect, Write) and entry.effect.is_whole]
-    places = {write.output: WrapperPlace("input", write.input) for write in writes if write.differentiable}
-    outputs = ById((fake, i) for i, fake in enumerate(analysis.fakes) if fake is not None)
-    own = _own_outputs(analysis)
-    for at, leaf in enumerate(analysis.inputs.wrappers.leaves):
-        if not isinstance(leaf, torch.Tensor):
-            continue
-        made_of = own.get(leaf, outputs.get(leaf))
-        for output in made_of if isinstance(made_of, frozenset) else () if made_of is None else (made_of,):
-            places.setdefault(output, WrapperPlace("result", at))
-    return places

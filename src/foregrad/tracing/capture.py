@@ -19,12 +19,12 @@ from .._torch.requirements import warn_if_untested
 from .._torch.symbols import is_ragged
 from .._torch.tensors import gradient_of, is_usable
 from .._torch.wrappers import is_of_capture
-from ..annexes import the_one
 from ..errors import ForegradError, InternalError, UnsupportedError, UnsupportedSideEffectError, UnsupportedTensorError
 from ..frontend.arrays import tensor_over
 from ..frontend.call import FlatCall, are_apart
 from ..frontend.openings import FoundOpenings, Unwrap
 from ..frontend.source import Source
+from ..frontend.state import of_python
 from ..frontend.tree import Tree, flatten
 from ..graph.attempts import attempts
 from ..graph.effect_log import CheckFailed
@@ -42,7 +42,6 @@ from .effects.analysis import Analysis
 from .effects.attribute_guards import Facts
 from .effects.input_effects import check_sizes, views_of_written
 from .effects.outputs import analyze
-from .effects.python_in_backwards import check_module_hooks
 from .heap.records import InputRecord
 from .kernels.checks import dead_checks
 from .parts import Options, run_function
@@ -64,7 +63,9 @@ class CaptureRun(Assembly):
         what = "self" if isinstance(self.call.function, torch.nn.Module) else self.name
         classes = [(kind, kind.__name__) for kind in self.call.tree.types()]
         leaves_named = zip(self.call.leaves, self.call.paths, strict=True)
-        state = self.python.ProgramState([(self.call.function, what), *leaves_named, *classes])
+        roots = [(self.call.function, what), *leaves_named, *classes]
+        is_whole, self.learned.walks_all = self.learned.walks_all, True
+        state = self.python.ProgramState(roots, is_whole=is_whole)
         self.inputs.sources.state = state
         if state.names("functional_call"):  # it looks its tensors up
             self.inputs.meet_again()
@@ -86,6 +87,7 @@ class CaptureRun(Assembly):
             # Where it looks for an argument, it may have found no stand-in.
             is_again = is_sudden or isinstance(error, CaptureAgain)
             is_stumble = is_stumble or (not is_again and self.inputs.meets_again())
+            is_stumble = is_stumble or (not is_again and not is_foreign and state.is_partial)
             if isinstance(error, UnsupportedError) and self.inputs.apart:
                 is_stumble = self.learned.together = True
             asked = [] if is_stumble else [one.failed(error) for one in self.aspects]  # all of them learn
@@ -129,7 +131,7 @@ class CaptureRun(Assembly):
                 if described is None:
                     return None
         self._raise_caught()  # by a hook, in the backward
-        self.functions.check_absent(self.name, len(described.tangents))
+        self.called.check_absent(len(described.tangents))
         with self.unrecorded:
             _check_gradients(self.name, self.inputs.records, self.lifting.accumulated_at)
             check_sizes(analysis, described.gradients)
@@ -201,23 +203,20 @@ class CaptureRun(Assembly):
         for one in self.aspects:
             one.returned(out_leaves, paths)
         analysis = analyze(recorder, inputs, out_leaves, paths)
-        self.hooks.settle(self.name, self.call.function, out_leaves, analysis, inputs, live=self.options.live_hooks)
-        self.lifting.settle(has_hooks=bool(self.hooks))
+        self.lifting.settle(has_hooks=self.called.settle(out_leaves, analysis))
         return analysis
 
     def _differentiated(self, analysis: Analysis, out_leaves: list[Any], paths: list[str]) -> Differentiated | None:
         """The backward, run on fakes; None: capture again, with the writes found."""
         recorder, records, backward = self.recorder, self.inputs.records, self.backward
         with_history = [fake for fake in analysis.fakes if fake is not None]
-        if with_history:
-            check_module_hooks(self.name, self.code.modules, self.state.knows)
         keep = self.options.higher_order
         described: Differentiated = self.observed.of(differentiate)(backward, analysis, keep=keep)
         self.observed.raise_failed()
         self.observed.check(self.state.made.newborns)
         self.inputs.wrappers.check_gradients()
         if with_history:
-            self.hooks.check_nodes(self.name)
+            self.called.after_backward()
         if recorder.late.missing:
             self.learned.late.update(written_by(recorder, records))
             return None
@@ -335,14 +334,14 @@ def _check_run(name: str, call: FlatCall, arguments: tuple[Any, Any], leaves: li
         return
     after, tree = flatten(arguments, unwrap)
     if tree != call.tree or any(a is not b for a, b in zip(after, leaves, strict=True)):
-        the_one("Python's state").refuse_change(name, "a container among its arguments")
+        of_python().refuse_change(name, "a container among its arguments")
 
 
 def _check_tensors(name: str, records: list[InputRecord], facts: Facts, accumulated_at: str) -> None:
     """Nothing was hung onto a tensor among the inputs, its gradient included."""
     attribute = facts.attribute_set()
     if attribute is not None:
-        raise the_one("Python's state").attribute_set_error(name, attribute)
+        raise of_python().attribute_set_error(name, attribute)
     _check_gradients(name, records, accumulated_at)
     for wrapper in facts.inputs.wrappers.inputs:
         if wrapper.is_given_gradient():

@@ -13,14 +13,13 @@ import torch
 from .._torch.cache_folder import why_no_folder
 from .._torch.fakes import FakeTensor, FakeTensorMode, NewFakeMode
 from .._torch.symbols import has_symbolic
-from ..annexes import the_one
+from ..annexes import given, the_one
 from ..frontend.call import FlatCall
+from ..frontend.state import of_python
 from ..interrupts import runs_user_code
-from .aspect import Aspects, aspect_classes
+from .aspect import Aspect, Aspects, aspect_classes
 from .derivatives.backward import Backward, InnerGradients
 from .effects.attribute_guards import Facts
-from .effects.eager_regions import EagerRegions
-from .effects.python_in_backwards import CustomFunctions, EagerHooks, OwnHooks
 from .heap.alias import Value
 from .heap.recording import Host
 from .heap.records import InputRecord
@@ -41,7 +40,8 @@ class Options:
     `higher_order`: keep the trace for differentiating the function again. `around`: makes a context for each run of the
     function. `live_hooks`: hooks may stay Python functions that each call puts on its results. `takes_output`: the
     function's output is an effect, and not written now; `runs_regions`: an eager region is called now, and not refused.
-    `fake_mode`: the mode of its fakes (None: the mode of fakes among the arguments).
+    `fake_mode`: the mode of its fakes (None: the mode of fakes among the arguments). `keeps_branches`: `torch.cond` and
+    `while_loop` on tensors are operators of the graph; else the function is run with the branch taken.
     """
 
     name: str = "function"
@@ -52,6 +52,42 @@ class Options:
     takes_output: bool = False
     runs_regions: bool = True
     fake_mode: FakeTensorMode | None = None
+    keeps_branches: bool = False
+
+
+CALLED = "Python that graphs call"
+
+
+def _refuse(*_: Any) -> Any:
+    return the_one(CALLED)
+
+
+class CalledPython:
+    """Python that one run's graph calls: none here, refused by the seam's name. `call`: of an eager region. `inside`:
+    results with hooks in the backward; `made`: objects behind operators.
+    """
+
+    aspects: Sequence[Aspect] = ()
+    inside: Sequence[int] = ()
+    made: Sequence[Any] = ()
+    call = on_hook = instead = on_node = on_numpy = staticmethod(_refuse)
+
+    def __init__(self, run: CaptureParts) -> None: ...
+
+    def is_region(self, cls: Any) -> bool:
+        return not of_python().is_of_library(cls) and bool(_refuse())
+
+    def applied(self, cls: Any, context: dict[str, Any]) -> None: ...
+
+    def settle(self, results: Sequence[Any], analysis: Any) -> bool:
+        """Decide which hooks each call puts on tensors. Whether the backward, not traced yet, runs hooks."""
+        return False
+
+    def after_backward(self) -> None:
+        """Raise where the backward did not come to a hook that eager's may call."""
+
+    def check_absent(self, tangents: int) -> None:
+        """Raise where a Function learns of results without a gradient, and a caller may leave some out."""
 
 
 class CaptureParts(Host):
@@ -64,8 +100,8 @@ class CaptureParts(Host):
 
     def __init__(self, call: FlatCall, options: Options, learned: Learned) -> None:
         super().__init__()
-        self.python = python = the_one("Python's state")
-        self.takes_output = options.takes_output
+        self.python = python = of_python()
+        self.takes_output, self.keeps_branches = options.takes_output, options.keeps_branches
         self.call, self.options, self.learned, self.name = call, options, learned, options.name
         self.symbols = symbols_of(call)
         self.fake_mode = options.fake_mode or fake_mode_of(call, self.symbols)
@@ -78,22 +114,17 @@ class CaptureParts(Host):
         self.history_changes = HistoryChanges(inputs, recorder)
         self.reads = inputs.reads
         self.inner = InnerGradients(inputs, recorder, self.name)
-        self.hooks = OwnHooks(self.where)
-        may_run = options.runs_regions
-        self.functions: CustomFunctions = CustomFunctions(self, learned.regions, self.reads, may_run=may_run)
         self.facts = Facts(inputs, self.where)
-        apart = [*python.called_by_autograd(learned.regions), *learned.hooks.values()]
+        apart = [*python.called_by_autograd(learned.regions), *filter(None, learned.hooks.values())]
         self.code = python.SeenCode(call, self.name, self.reads, python.ReboundNames(), self.origins, apart)
         self.observed = python.Observed(self, self.code.rebound.runs)
         self.lifting = Lifting(self, recorder)
         self.backward = Backward(recorder, self.lifting, inputs)
-        self.regions = EagerRegions(self, recorder, inputs.records)
-        self.region = self.observed.unobserved(self.regions.call if may_run else self.regions.refuse)
-        self.eager_hooks = EagerHooks(self, recorder, learned.hooks, self.regions.made, may_run=may_run)
+        self.called = next(iter(given(CALLED)), CalledPython)(self)
+        self.functions, self.region = self.called, self.observed.unobserved(self.called.call)
         inputs.unobserved = self.observed.unobserved(inputs.adopt_plain)
         self._note_read = self.observed.unobserved(self.reads.note)
-        parts = self.regions, self.functions, self.eager_hooks, self.inner, self.hooks
-        self.aspects.join((*parts, self.facts.gradients, self.history_changes))
+        self.aspects.join((*self.called.aspects, self.inner, self.facts.gradients, self.history_changes))
 
     # ---------------------------------------------------------------- asked of the capture, answered by one part
 
@@ -122,13 +153,13 @@ class CaptureParts(Host):
         self.history_changes.on_detach(tensor, run)
 
     def on_hook(self, tensor: torch.Tensor, hook: Any, handle: Any) -> None:
-        self.hooks.note(tensor, hook, handle)
+        self.called.on_hook(tensor, hook, handle)
 
     def hook_instead(self, hook: Any) -> Any:
-        return self.eager_hooks.instead(hook)
+        return self.called.instead(hook)
 
     def on_numpy(self, cls: Any) -> None:
-        self.functions.on_numpy(cls)
+        self.called.on_numpy(cls)
 
     def ask(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         return self.facts.ask(func, args, kwargs)
@@ -193,7 +224,7 @@ class CaptureParts(Host):
         return value in self.state.given_back
 
     def node_hook(self, hook: Callable[[Any], Any], register: Callable[[Any], Any]) -> Any:
-        return self.hooks.on_node(self.eager_hooks.traced(hook), register)
+        return self.called.on_node(hook, register)
 
     def met(self, value: Any) -> bool:
         return bool(self.state.before.knows(value))

@@ -373,7 +373,7 @@ def _passed(layered: Layered, level: Level, values: Sequence[torch.Tensor]) -> A
     lower = [transforms.unwrapped(value, level.number) for value in values]
     with level.below():
         out = layered(*lower)
-    return _lifted(out, lower, values, functools.partial(transforms.wrapped, number=level.number))
+    return _lifted(out, lower, values, lambda value: transforms.wrapped(value, level.number))
 
 
 class _Recorded:

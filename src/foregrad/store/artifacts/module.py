@@ -206,7 +206,6 @@ def _compiled(module: LoadedModule, number: int) -> Callable[..., Any]:
             compiled,
             lambda names: StoredGuards(specialization, module, names, places),
             functools.partial(_fail, where),
-            None,
         )[0]
 
 

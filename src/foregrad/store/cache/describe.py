@@ -22,10 +22,10 @@ import torch
 
 from ..._torch.ops import OpOverload
 from ..._torch.symbols import is_symbolic, symbol_made
-from ...frontend.code import codes_in
 from ...frontend.source import Source
 from ...graph.effect_log import ViewStep
 from ...graph.meta import TensorSpec
+from ...python.code import codes_in
 
 _BY_NAME = (torch.dtype, torch.layout, torch.memory_format, torch.device)
 _PACKAGES = {"torch", "foregrad", "builtins", "functorch", *sys.stdlib_module_names}  # whose versions the key has

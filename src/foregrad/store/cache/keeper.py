@@ -35,17 +35,16 @@ from ..._torch.expressions import expression_from, expression_to, raw_expression
 from ..._torch.nested import leaves
 from ..._torch.settings import partitioner_settings, settings
 from ..._torch.symbols import ClosedSizesError, SymbolTable, is_symbolic
+from ...annexes import the_one
 from ...backends.registry import Backend
-from ...budget.uniform import Proof
-from ...budget.within import Outcome
 from ...config import Config, config
 from ...frontend.call import FlatCall
-from ...frontend.reads import Reads
 from ...graph.joint import JointGraph
 from ...graph.meta import NodeMeta, TensorSpec, spec_of
 from ...graph.role import PREPARED, GraphRole
 from ...house import extensions, is_house_module
 from ...identity import ById
+from ...python.reads import Reads
 from ..serialize.graphs import first_sequence_nr, graph_from, graph_to
 from ..serialize.values import Reader, Writer, checked
 from .describe import UndescribedError, describe, digest
@@ -70,7 +69,8 @@ def keeper_for(chosen: Backend, split: Callable[..., Halves], decompositions: An
     if key is None:
         return None
     settings = config.value
-    in_force = {name: value for name, value in vars(settings).items() if not name.startswith(("cache", "progress"))}
+    aside = "cache", "progress", "background"
+    in_force = {name: value for name, value in vars(settings).items() if not name.startswith(aside)}
 
     def options() -> Any:
         backend_key = key()
@@ -94,12 +94,14 @@ class Keeper:
     """The cache of one pipeline.
 
     `options`: gives the options of its stages as JSON; called for each graph, since a backend's settings may change.
-    `reads_origins`: whether a stage reads the origins of nodes (lines, modules), as policies may.
+    `reads_origins`: whether a stage reads the origins of nodes (lines, modules), as policies may. `told`: a text
+    that stands for all that results depend on besides a graph itself, worked out elsewhere.
     """
 
     store: Store
     options: Callable[[], Any]
     reads_origins: bool = False
+    told: str = ""
 
     # ---------------------------------------------------------------- halves
 
@@ -158,6 +160,8 @@ class Keeper:
     # ---------------------------------------------------------------- both
 
     def _key(self, kind: str, joint: JointGraph, module: fx.GraphModule, more: Any) -> str:
+        if self.told:
+            return digest(self.told, kind, data_of(module, flags_of), more if kind == "sizes" else None)
         graph = data_of(module, _origins if self.reads_origins else flags_of)
         specs = (spec for node in module.graph.nodes for spec in leaves(spec_of(node)))
         used = {spec.device for spec in specs if isinstance(spec, TensorSpec)}
@@ -439,7 +443,7 @@ def halves_to(halves: Sequence[fx.GraphModule], joint: JointGraph) -> dict[str, 
         graphs.append(graph | {"returns": "tuple" if isinstance(_results(half), tuple) else "list"})
     outcome = halves[0].meta.get(_BUDGET)
     content = {"graphs": graphs, "tables": writer.tables(), "prepared": PREPARED in halves[0].meta}
-    return content if outcome is None else content | {"budget": dataclasses.asdict(outcome)}
+    return content if outcome is None else content | {"budget": outcome.data()}
 
 
 def halves_from(data: Any, joint: JointGraph, names: Sequence[str]) -> list[fx.GraphModule]:
@@ -457,8 +461,7 @@ def halves_from(data: Any, joint: JointGraph, names: Sequence[str]) -> list[fx.G
         half.meta |= {PREPARED: True} if checked(data["prepared"], bool) else {}
         halves.append(half)
     if "budget" in data:
-        proof = data["budget"].pop("proof")
-        halves[0].meta[_BUDGET] = Outcome(**data["budget"], proof=None if proof is None else Proof(**proof))
+        halves[0].meta[_BUDGET] = the_one("memory budgets").Outcome.of(data["budget"])
     return halves
 
 

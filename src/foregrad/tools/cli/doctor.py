@@ -15,7 +15,6 @@ import torch
 import foregrad
 from foregrad._native.build import BuildError, attempt, build, fault_of, find_library
 from foregrad._torch.tools import missing, untested
-from foregrad.inductor.backend import why_not
 
 from .cache import store_here
 from .screen import add_json, print_json
@@ -91,9 +90,9 @@ def _gpus() -> str:
 
 def _auto() -> str:
     devices = [torch.device("cpu")] + [torch.device("cuda")] * torch.cuda.is_available()
-    parts = []
+    parts, why_not = [], foregrad.get_backend("inductor").why_not
     for device in devices:
-        reason = why_not([device])
+        reason = why_not([device]) if why_not else None
         picked = "inductor" if reason is None else f"eager, for Inductor can't compile here: {reason}"
         parts.append(picked if len(devices) == 1 else f"{device}: {picked}")
     return "; ".join(parts)

@@ -154,17 +154,17 @@ class _Graph:
         drawn = [original for _, original in self.random_originals] if may_stop else []
         return Signature(
             inputs=tuple(
-                InputInfo(slot, entry.spec, leaf is not None, False)  # type: ignore[arg-type]
+                InputInfo(slot, entry.tensor, leaf is not None, False)
                 for slot, entry, leaf in zip(self.slots, self.inputs, self.leaves, strict=True)
             ),
             graph_outputs=GraphOutputs(
                 (*(o.slot for o in outputs), *(Decision(d.where) for d in decided), *own.slots),
-                (*(o.spec for o in outputs), *(e.spec for e in self.entries[len(outputs) :])),  # type: ignore[arg-type]
+                (*(o.spec for o in outputs), *(e.tensor for e in self.entries[len(outputs) :])),
                 not_own(self.entries),
             ),
             gradients=GradientInfo(
                 self.differentiable,
-                tuple(entry.spec for entry in recorded.seeds),  # type: ignore[misc]
+                tuple(entry.tensor for entry in recorded.seeds),
                 tuple(entry is not None for entry in self.returned),
                 rootless=tuple(outputs.index(output) for output in recorded.rootless),
                 reached_from=_reached(fakes, self.leaves),

@@ -93,7 +93,9 @@ class Analysis:
         """Values that the program read become graph outputs, behind all others."""
         found = []
         for decided in made:
-            out = self.add(Decision(decided.where, decided.symbol is not None), decided.entry, decided.entry.spec, None)  # type: ignore[arg-type]
+            out = self.add(
+                Decision(decided.where, decided.symbol is not None), decided.entry, decided.entry.tensor, None
+            )
             found.append(DecisionInfo(out, decided.value, decided.where, decided.is_tensor, decided.symbol))
         return tuple(found)
 
@@ -105,7 +107,7 @@ class Analysis:
         for check in checks:
             for entry in check.entries():
                 if entry not in known:
-                    known[entry] = Result(self.add(Checked(check.where), entry, entry.spec, None))  # type: ignore[arg-type]
+                    known[entry] = Result(self.add(Checked(check.where), entry, entry.tensor, None))
         return tuple(check.info(lambda entry: known[entry]) for check in checks)
 
 

@@ -19,9 +19,9 @@ from ..._torch.hooks import UNHOOKED, gradient_hooks, hooked_as, own_gradient, s
 from ..._torch.stand_ins import is_stand_in
 from ..._torch.tensors import base_of, history_of, is_view, without_marks
 from ..._torch.wrappers import is_wrapper
-from ...annexes import the_one
 from ...errors import UnsupportedError, UnsupportedSideEffectError
 from ...frontend.source import ABSENT, Source, table_of
+from ...frontend.state import of_python
 from ...graph.call_effects import CallEffect, ClearGradient, EffectTarget, SetGradient
 from ...graph.signature import OutputInfo, PartOf
 from ...graph.slots import Closure
@@ -30,7 +30,7 @@ from ...identity import ById, IdSet
 from ..aspect import Aspect, Settled
 from ..heap.records import InputRecord
 from ..inputs.inputs import GradientSource, Inputs
-from ..inputs.wrappers import WrapperInput
+from ..inputs.open_inputs import OpenInput
 from ..tape.gradient_paths import other_leaves
 
 _TENSOR: Any = torch.Tensor
@@ -39,7 +39,7 @@ _PARAMETER = torch.nn.Parameter
 _TABLES = {"vars", "__dict__", "__getstate__"}  # names in code by which it comes to all attributes of a tensor
 _ATTRIBUTE = "{}.__dict__.get({name}, {absent})"
 
-Asked = InputRecord | WrapperInput
+Asked = InputRecord | OpenInput
 
 
 class Facts:
@@ -89,12 +89,12 @@ class Facts:
         """The user's attributes of tensors, as far as code names them; `None`: code makes names up."""
         asked: list[Asked] = [*self.inputs.records, *self.inputs.wrappers.inputs]
         for record in asked:
-            there = without_marks(record.hung if isinstance(record, WrapperInput) else record.real.__dict__)
+            there = without_marks(record.real.__dict__ if isinstance(record, InputRecord) else record.hung)
             for name in there.keys() if names is None else names & there.keys():
                 value = there[name]
                 self.note(record, _ATTRIBUTE, value, name)
                 self.inputs.reads.contents(value, f"{record.slot}.{name}")
-                if not the_one("Python's state").is_of_library(type(value)) or type(value) is types.SimpleNamespace:
+                if not of_python().is_of_library(type(value)) or type(value) is types.SimpleNamespace:
                     self.inputs.reads.contents(table_of(value), f"{record.slot}.{name}.__dict__")
         for wrapper in self.inputs.wrappers.inputs:  # nothing tells what one is asked for in vain
             there = wrapper.real.__dict__
@@ -150,7 +150,7 @@ class Facts:
 
     def _is_leaf(self, record: Asked, func: Any) -> Any:
         self.note(record, "{}.is_leaf", record.real.is_leaf)
-        if isinstance(record, WrapperInput):  # its stand-in is made of those of its plain tensors
+        if not isinstance(record, InputRecord):  # its stand-in is made of those of its plain tensors
             return self._grad_fn(record, _TENSOR.grad_fn.__get__) is None
         return func(record.stand_in)
 
@@ -179,19 +179,19 @@ class Facts:
         return record.real._base is not None
 
     def _offset(self, record: Asked, func: Any) -> Any:
-        if isinstance(record, WrapperInput):
+        if not isinstance(record, InputRecord):
             return NotImplemented
         self.note(record, "{}.storage_offset()", record.real.storage_offset())
         return NotImplemented
 
     def _storage(self, record: Asked, func: Any) -> Any:
-        if isinstance(record, WrapperInput):
+        if not isinstance(record, InputRecord):
             return NotImplemented
         size = record.real.untyped_storage().nbytes()
         self.note(record, "{}.untyped_storage().nbytes()", size)
         if record.stand_in.untyped_storage().nbytes() != size:
             raise UnsupportedError(
-                f"the memory behind `{record.slot}` is asked for at {self.where()}, and is larger than the tensor: "
+                f"the memory behind `{record.slot}` is asked for at {self.where()}, and has not its size: "
                 "pass a tensor of its own (`.clone()`)."
             )
         return NotImplemented

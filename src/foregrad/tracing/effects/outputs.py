@@ -89,7 +89,7 @@ def _output(analysis: Analysis, leaf: Any, path: str) -> OutputInfo:
     if isinstance(leaf, torch.SymFloat):
         value = analysis.recorder.decisions.numbers.entry_of(leaf)
         if isinstance(value, Entry):
-            return Handle(path, None, analysis.add(Output(path), value, None, None))  # type: ignore[arg-type]
+            return Handle(path, None, analysis.add(Output(path), value, value.tensor, None))
         leaf = value
     if not isinstance(leaf, torch.Tensor):
         return ConstantOutput(path, leaf)
@@ -282,7 +282,7 @@ def bases_of(analysis: Analysis, by_storage: dict[Storage, list[_Member]]) -> di
         if len(group) == 1 and (is_plain or is_from_custom_function(value, first)):
             entry = value.read(recorder.emit)
             is_view_here = value.parent is not None and isinstance(entry.spec, TensorSpec)
-            if is_view_here and (entry.spec.offset != value.spec.offset or not value.spec.is_dense):  # type: ignore[union-attr]
+            if is_view_here and (entry.tensor.offset != value.spec.offset or not value.spec.is_dense):
                 value.generation = -1  # what was written to a view, seen where the view is
                 entry = value.read(recorder.emit)
             is_data = any(above.view is not None and above.view.op is take_data for above in chain_of(value))
@@ -330,14 +330,13 @@ def _separate(recorder: Recorder, root: Value) -> None:
 def _common_base(recorder: Recorder, values: list[Value]) -> Value:
     """The nearest value that all of `values` are views of, and that autograd takes for a tensor of its own."""
     chains = [list(reversed(chain_of(value))) for value in values]
-    common: Value | None = None
+    common, own = None, None
     for level in zip(*chains, strict=False):
         if any(value is not level[0] for value in level):
             break
         fake = level[0].fake
         if fake is not None and recorder.values.get(fake) is level[0]:
-            common = level[0]
-    own = base_of(common.fake) if common is not None and is_view(common.fake) else None  # type: ignore[arg-type]
+            common, own = level[0], base_of(fake) if is_view(fake) else None
     current = None if own is None else recorder.values.get(own)
     if common is not None and current is not None and current.storage is common.storage:
         common = current if current in chains[0] else None

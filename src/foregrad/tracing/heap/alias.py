@@ -150,7 +150,7 @@ class Value:
     @property
     def is_past_the_edges(self) -> bool:
         """Whether the value is a view by strides of elements outside its base."""
-        return self.is_by_layout and not self.parent.spec.holds(self.spec)  # type: ignore[union-attr]
+        return self.is_by_layout and self.parent is not None and not self.parent.spec.holds(self.spec)
 
     def read(self, emit: Emit) -> Entry:
         """The entry that holds the current value, replaying views where the memory was written to since."""
@@ -186,17 +186,15 @@ class Value:
 
     def _seen(self) -> Value:
         """The value's base; for a view by strides, the nearest base with all of its elements."""
-        parent = self.parent
-        assert parent is not None
+        assert self.parent is not None
+        own = parent = self.parent
         if self.is_by_layout and self.spec.is_static:
             while not parent.spec.holds(self.spec):
                 above = parent.parent
                 if above is None or above.spec.dtype is not parent.spec.dtype:
                     break
                 parent = above
-        if parent is self.parent or parent.parent is None or parent.spec.holds(self.spec):
-            return parent
-        return self.parent  # type: ignore[return-value]
+        return parent if parent is own or parent.parent is None or parent.spec.holds(self.spec) else own
 
     def write(self, emit: Emit, new: Entry) -> None:
         """The value becomes `new`, as does everything that shares its memory."""

@@ -104,7 +104,7 @@ class MetadataChanges:
         if real is None:
             is_shared = is_view(tensor) or rec.value_of(tensor).storage.is_input
         else:
-            is_shared = is_view(real) and base_of(real).requires_grad  # type: ignore[union-attr]
+            is_shared = is_view(real) and (base := base_of(real)) is not None and base.requires_grad
         if is_shared:
             raise given_to_a_view(self.where(tensor))
         view = View(aten.alias.default, (), {}, None, object(), torch.is_grad_enabled())

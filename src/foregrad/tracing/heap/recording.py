@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from types import CodeType
 from typing import Any, Protocol
 
 import torch
@@ -39,6 +40,7 @@ class StateOfRun(Protocol):
     given_back: Any
 
     def put_stand_ins(self, where: Callable[[], str]) -> None: ...
+    def begins(self, code: CodeType) -> None: ...
     def take_stand_ins(self) -> None: ...
     def raise_failed(self) -> None: ...
     def needs_another_run(self) -> bool: ...
@@ -64,6 +66,7 @@ class Host(Hooks):
 
     name: str
     takes_output = False  # output is an effect, and not written now
+    keeps_branches = False  # `torch.cond` is one operator of the graph
     call: Any = None  # the `FlatCall` that is captured
     written: IdSet[torch.Tensor]
     learned: Learned | None = None

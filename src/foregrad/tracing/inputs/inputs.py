@@ -26,10 +26,11 @@ from ..._torch.tensors import (
     whole_memory,
 )
 from ..._torch.wrappers import is_wrapper
-from ...annexes import the_one
+from ...annexes import given
 from ...errors import ForegradWarning, UnsupportedTensorError
 from ...frontend.call import FlatCall, check_tensor, memory_groups
 from ...frontend.source import Source
+from ...frontend.state import of_python
 from ...graph.effect_log import Detach, MarkRequiresGrad
 from ...graph.meta import TensorSpec
 from ...graph.signature import PartOf, Signature
@@ -44,8 +45,8 @@ from ..recorder.recorder import Recorder
 from ..tape.origin import user_line
 from ..tape.tape import Entry, Learned
 from ..values.sizes import SizeSymbols
+from .open_inputs import OpenInputs
 from .stand_ins import MemoryGroup, StandIns
-from .wrappers import Wrappers
 
 aten = torch.ops.aten
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -76,11 +77,11 @@ class Inputs:
         self.memory: list[tuple[InputRecord, list[InputRecord]]] = []  # (the whole memory, those in it)
         self.recorder: Recorder
         self.stand_ins: StandIns
-        self.wrappers: Wrappers
+        self.wrappers: OpenInputs
         self.overlapping: list[tuple[InputRecord, InputRecord]] = []  # each with what it is a view of, or itself
         self._samples = learned.samples
         self.reached: ById[torch.Tensor, Source] = ById()  # arguments that the function also reached by itself
-        self.reads = the_one("Python's state").Reads(self.as_they_are)
+        self.reads = of_python().Reads(self.as_they_are)
         self.sources = TensorSources(self.reads)
 
     # ---------------------------------------------------------------- making them
@@ -89,7 +90,8 @@ class Inputs:
         """Make records for `lifted` tensors, then for the arguments; return the leaves to call the function with."""
         self.recorder, self.stand_ins = recorder, StandIns(recorder)
         self.sources.where = lambda: user_line(recorder.origins.here())
-        self.wrappers = Wrappers(self._samples, recorder, self.by_stand_in)
+        opened = next(iter(given("inputs that open")), OpenInputs)
+        self.wrappers = opened(self._samples, recorder, self.by_stand_in)
         call = self.call
         plain = [pair for pair in _unique(lifted) if not is_wrapper(pair[0])]  # others when they are met
         new = [InputRecord(tensor, source.slot, None, source) for tensor, source in plain]
@@ -155,7 +157,7 @@ class Inputs:
         if compares_identity:
             self.check_again()
         inside = self.call.inside_wrappers() if compares_identity else ()
-        found = next((i for i in inside if self.sources.state.reaches(self.call.leaves[i])), None)
+        found = next((i for i in inside if self.sources.state.places.is_reached(self.call.leaves[i])), None)
         if found is not None:
             raise UnsupportedTensorError(
                 f"`{self.call.paths[found]}` is inside a tensor that is an argument and that the function also "
@@ -174,8 +176,8 @@ class Inputs:
 
     def meets_again(self) -> bool:
         """Whether the function reaches an argument by itself that was not the real one, and is from the next run on."""
-        reaches, inside = self.sources.state.reaches, self.call.inside_wrappers()
-        lifted = the_one("Python's state").lifted_paths(self.call.function)  # a stand-in is there
+        reaches, inside = self.sources.state.places.is_reached, self.call.inside_wrappers()
+        lifted = of_python().lifted_paths(self.call.function)  # a stand-in is there
         paths = enumerate(self.call.paths)
         leaves = (self.call.leaves[i] for i, path in paths if i not in inside and not path.startswith(lifted))
         found = IdSet(leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and reaches(leaf))
@@ -377,16 +379,18 @@ class TensorSources:
     def known(self, real: torch.Tensor) -> Source | None:
         """Where the function can read a tensor; None for one that was made in the call."""
         # A tensor that the function has moved to another place is looked for where it was before.
-        return self._added.get(real) or self.state.source_of(real)
+        return self._added.get(real) or self.state.places.source_of(real)
 
     def find(self, real: torch.Tensor) -> Source | None:
         """The source of a tensor, also as a kept result of a function; None without any source."""
         if (source := self.known(real)) is not None:
             return source
-        keeper = self.state.keeper_of(real)
-        if keeper is None:
+        function = self.state.result_of(real)
+        if function is None:
             return None
-        self.reads.contents(keeper, keeper.__name__)  # guarded: it gives this very tensor as long as it isn't cleared
+        self.reads.contents(
+            function, function.__name__
+        )  # guarded: it gives this very tensor as long as it isn't cleared
         return self._constant(real)
 
     def constant(self, real: torch.Tensor) -> Source:
@@ -455,8 +459,10 @@ class HistoryChanges(Aspect):
         record = self.inputs.by_stand_in.get(stand_in)
         if record is not None and is_view(record.real):
             raise RuntimeError("Can't detach views in-place. Use detach() instead.")
-        for other in self.inputs.records if record is not None and stand_in.requires_grad else ():
-            if base_of(other.real) is record.real:  # type: ignore[union-attr]
+        if record is None or not stand_in.requires_grad:
+            return
+        for other in self.inputs.records:
+            if base_of(other.real) is record.real:
                 raise changed_with_gradients(str(other.slot), user_line(self.recorder.origins.here()))
 
     def returned(self, results: Sequence[Any], paths: Sequence[str]) -> None:

@@ -176,9 +176,13 @@ class Lifting(TorchFunctionMode):
         return self.recorder.decisions.numbers.sizes(sizes) if is_told else sizes
 
     def _number(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """As a number of Python's: constructors such as `torch.FloatTensor` may ask for one."""
+        """As a number of Python's: constructors such as `torch.FloatTensor` may ask for one. A branch on a number is on
+        its truth, not on its value.
+        """
         with dispatching_again():
-            return func(*args, **kwargs)
+            return (
+                func(*args, **kwargs) if func is not _TENSOR.__bool__ else bool(self._item(_TENSOR.item, args, kwargs))
+            )
 
     def _mark(self, func: Any, args: Any, kwargs: Any) -> Any:
         value = bool(args[1] if len(args) > 1 else kwargs.get("requires_grad", True))
@@ -255,7 +259,7 @@ _SPECIAL: dict[Any, Callable[[Lifting, Any, Any, Any], Any]] = {
     torch.Tensor.__dir__: Lifting._names,
     torch.Tensor.detach_: Lifting._detach_in_place,
     torch.Tensor.requires_grad_: Lifting._mark,
-    torch.Tensor.requires_grad.__set__: Lifting._mark,  # type: ignore[attr-defined]
-    torch.Tensor.data.__get__: Lifting._take_data,  # type: ignore[attr-defined]
-    torch.Tensor.data.__set__: Lifting._assign_data,  # type: ignore[attr-defined]
+    _TENSOR.requires_grad.__set__: Lifting._mark,
+    _TENSOR.data.__get__: Lifting._take_data,
+    _TENSOR.data.__set__: Lifting._assign_data,
 }

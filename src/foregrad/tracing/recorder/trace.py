@@ -132,8 +132,8 @@ class Trace(abc.ABC):
         """The entry for a tensor of zeros without memory, as derivatives of derivatives bring in."""
         spec = TensorSpec(tuple(zero.shape), zero.stride(), zero.dtype, device)
         entry = self.emit(aten.zeros.default, list(spec.shape), kwargs={"dtype": spec.dtype, "device": device})
-        fake = self.fake_of(entry.spec)  # type: ignore[arg-type]
-        self.values[fake] = Value(fake, entry, entry.spec)  # type: ignore[arg-type]
+        fake = self.fake_of(entry.tensor)
+        self.values[fake] = Value(fake, entry, entry.tensor)
         return fake
 
     def forget_dead(self) -> None:
@@ -257,7 +257,7 @@ class Trace(abc.ABC):
     def _fakes_of(self, entry: Entry) -> Any:
         if isinstance(entry.spec, tuple):
             return tuple(self.fake_of(s) if s is not None else None for s in entry.spec)
-        return self.fake_of(entry.spec)  # type: ignore[arg-type]
+        return self.fake_of(entry.tensor)
 
     def fakes_like(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

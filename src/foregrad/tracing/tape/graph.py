@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -107,7 +108,8 @@ class _GraphBuilder:
         node = self.objects.get(value)
         if node is None:
             prefix = next(prefix for kind, prefix in _OBJECTS.items() if isinstance(value, kind))
-            attribute = f"{prefix or value.__class__.__name__ + '_'}{len(self.objects)}"
+            prefix = prefix or value.__class__.__name__ + "_"
+            attribute = prefix + str(next(n for n in itertools.count() if not hasattr(self.root, f"{prefix}{n}")))
             setattr(self.root, attribute, value)
             node = self.objects[value] = self.graph.get_attr(attribute)
             node.meta = NodeMeta({"val": value})
@@ -303,5 +305,5 @@ class SizeNodes:
         if dim is None:
             return placeholder
         node = self.graph.create_node("call_function", aten.sym_size.int, (placeholder, dim), {}, f"size_{symbol}")
-        node.meta = NodeMeta({"val": entry.spec.shape[dim], "partitioner_tag": "is_forward"})  # type: ignore[union-attr]
+        node.meta = NodeMeta({"val": entry.tensor.shape[dim], "partitioner_tag": "is_forward"})
         return node

@@ -46,6 +46,13 @@ class Entry:
     constant: Any = None  # the real tensor, when this is a constant
     value: Any = None  # its value, once evaluated ahead of time (see `evaluate_entry`)
 
+    @property
+    def tensor(self) -> TensorSpec:
+        """The spec of an entry that is one tensor; `UNDESCRIBED` where no layout fits."""
+        held: Any = self.spec
+        spec: TensorSpec = held
+        return spec
+
     def __repr__(self) -> str:
         return f"Entry({self.name or self.target})"
 
@@ -140,7 +147,8 @@ class Learned:
     `shared_bases`, `whole`, `viewed`, `as_they_are` and `together`: see `Inputs`; `late`: see `BackwardWrites`.
     `containers`: the places of containers that change their number of items, and whether the function reads each, see
     `Journals`. `regions`: custom Functions that use NumPy: they run as eager regions; `hooks`: see `EagerHooks`.
-    `samples`: see `Wrappers`. `disturbed`: see `OwnWrites`. `facts`: by aspect.
+    `samples`: see `Wrappers`. `disturbed`: see `OwnWrites`. `facts`: by aspect. `walks_all`: the
+    state of Python's is walked whole before the run, see `ProgramState`.
     """
 
     shared_bases: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
@@ -155,6 +163,7 @@ class Learned:
     samples: Sampler = dataclasses.field(default_factory=new_samples)
     facts: dict[type, Any] = dataclasses.field(default_factory=dict)
     disturbed: list[str] = dataclasses.field(default_factory=list)
+    walks_all: bool = False
 
 
 # -------------------------------------------------------------------- value numbers

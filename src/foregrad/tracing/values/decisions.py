@@ -121,6 +121,15 @@ class Decisions:
         known = self._by_entry.get(entry)
         return (known or self.add(Decided(entry, value, where, is_tensor=False))).value
 
+    def found_or_decided(self, entry: Entry, value: Any, where: str) -> Any:
+        """The result of arithmetic on numbers: an integer is a symbol where it can be one, and decided on otherwise."""
+        is_known = type(value) is not int or self.varied is None or entry in self._by_entry
+        number = None if is_known else self.numbers.integer(value, where)
+        if number is None:
+            return self.decide(entry, value, where)
+        self._found(entry, value, number.plain(), where)
+        return number
+
     def number(self, entry: Entry, where: str) -> Any:
         """The result of an operator that returns no tensor."""
         return self.add(Decided(entry, self.value(entry, where), where, is_tensor=False)).value
@@ -212,7 +221,8 @@ class Decisions:
         indices = map_entries(entry.args[1], lambda e: self.value(e, where))
         with plain_execution():
             zeros = torch.empty_strided(source.shape, source.stride, dtype=source.dtype, device=source.device).zero_()
-            result: torch.Tensor = entry.target(zeros, indices)  # type: ignore[misc]
+            assert entry.target is not None
+            result: torch.Tensor = entry.target(zeros, indices)
             return result
 
     def add(self, decided: Decided) -> Decided:

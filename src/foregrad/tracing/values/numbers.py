@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..._torch.native import divert
+from ..._torch.stand_ins import is_stand_in
 from ..._torch.symbols import (
     SymbolTable,
     TracedInt,
@@ -27,6 +28,7 @@ from ..._torch.symbols import (
     symbol_made,
     text_later,
 )
+from ...identity import class_property
 from ..heap.recording import Recording
 from ..tape.tape import Entry
 
@@ -54,14 +56,14 @@ class Numbers:
         self.by_symbol[symbol_made(number)] = number
         return number
 
-    def size(self, value: int, where: str) -> Any:
+    def size(self, value: int, where: str, *, is_size: bool = True) -> Any:
         """A size or integer that the graph finds, `value` in the present call; None where it can't be a symbol."""
-        number = self._symbols().computed_symbol(value, f"a size found at {where}")
+        number = self._symbols().computed_symbol(value, f"a size found at {where}", is_size=is_size)
         return number if isinstance(number, torch.SymInt) else None
 
     def integer(self, value: int, where: str) -> TracedInt | None:
         """An integer that the graph reads from a tensor, `value` in the call; None where it can't be a symbol."""
-        number = self.size(value, where) if may_vary(value) else None
+        number = self.size(value, where, is_size=False) if may_vary(value, is_size=False) else None
         if number is None:
             return None
         self.integers[symbol_made(number)] = where
@@ -115,7 +117,7 @@ class Numbers:
         entry = self.recorder.entry(op, tuple(map(_as_operand, operands)), {}, is_random=False)
         if type(value) is float and math.isfinite(value):
             return self.float(entry, value, where)
-        return self.recorder.decisions.decide(entry, value, where)
+        return self.recorder.decisions.found_or_decided(entry, value, where)
 
     def _where(self, operand: Any) -> str | None:
         if type(operand) is not TracedInt:
@@ -160,7 +162,7 @@ class TracedFloat(TracedSymbol):
     value: float
     where: str
 
-    @property  # type: ignore[misc]
+    @class_property
     def __class__(self) -> type:
         return float
 
@@ -172,8 +174,7 @@ class TracedFloat(TracedSymbol):
         return self._fixed()
 
     def __int__(self) -> int:
-        result: int = self.numbers.apply(int, self)
-        return result
+        return int(self._fixed())
 
     def __bool__(self) -> bool:
         result: bool = self.numbers.apply(bool, self)
@@ -232,7 +233,8 @@ for _name in ("divmod", "rdivmod"):
 # Functions of `math` on numbers that the graph computes: recorded, as arithmetic on them is; `min` and `max` too.
 #
 # The former take a float's value in C, where no class of numbers is asked; the latter compare, which would be a
-# decision each. Without the C++ part both are: the number is then a value that the graph is for.
+# decision each; `float` and `int` of the program's code are here too. A tensor of one element is the number in it.
+# Without the C++ part all are decisions: the number is then a value that the graph is for.
 
 
 _NAMES = (
@@ -242,7 +244,8 @@ _NAMES = (
 ).split()
 _FUNCTIONS = [getattr(math, name) for name in _NAMES if hasattr(math, name)]
 _LIMITS = [min, max]
-NUMBER_FUNCTIONS = (*_FUNCTIONS, *_LIMITS, bool, int, round, math.trunc, math.floor, math.ceil)
+_CONVERSIONS: dict[Any, type] = {float: TracedFloat, **dict.fromkeys((int, math.floor, math.ceil), TracedInt)}
+NUMBER_FUNCTIONS = (*_FUNCTIONS, *_LIMITS, *_CONVERSIONS, bool, round, math.trunc)
 """What a graph may call on numbers besides operators."""
 
 
@@ -250,18 +253,31 @@ NUMBER_FUNCTIONS = (*_FUNCTIONS, *_LIMITS, bool, int, round, math.trunc, math.fl
 def trace_math() -> None:
     """From now on they are recorded, for numbers of captures."""
     for function in _FUNCTIONS:
-        divert(function, _recorded(function), TRACED)
+        divert(function, _recorded(function), TRACED, asked=True)
+    for function, same in _CONVERSIONS.items():
+        divert(function, _recorded(function, same), (), asked=True)
     for function in _LIMITS:
         divert(function, _recorded_limit(function), (TracedFloat,))
 
 
-def _recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+def _recorded(function: Callable[..., Any], same: type | None = None) -> Callable[..., Any]:
+    """`same`: the numbers that the function gives back as they are."""
+
     def recorded(*args: Any, **kwargs: Any) -> Any:
+        args = args if kwargs else tuple(map(_number_in, args))
         number = None if kwargs else next((arg for arg in args if type(arg) in TRACED), None)
         numbers = None if number is None else numbers_of(number)
-        return NotImplemented if numbers is None else numbers.apply(function, *args)
+        if numbers is None:
+            return NotImplemented
+        return number if type(number) is same and len(args) == 1 else numbers.apply(function, *args)
 
     return recorded
+
+
+def _number_in(value: Any) -> Any:
+    """The number in a tensor of one element, of the capture; any other value as it is."""
+    is_one = isinstance(value, torch.Tensor) and is_stand_in(value) and value.numel() == 1 and not value.is_complex()
+    return value.item() if is_one else value
 
 
 def _recorded_limit(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -228,7 +228,7 @@ def mask_counted(entry: Entry) -> Entry | None:
         (mask,) = entries_in(entry.args[1])
     else:
         return None
-    return mask if isinstance(mask, Entry) and mask.spec.dtype is torch.bool else None  # type: ignore[union-attr]
+    return mask if isinstance(mask, Entry) and mask.tensor.dtype is torch.bool else None
 
 
 def _open_shapes(entry: Entry, result: Any) -> tuple[Shape | None, ...] | None:

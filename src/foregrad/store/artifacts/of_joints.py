@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
-from ..errors import UnsupportedError
-from ..graph.joint import Partitioned
-from ..store.artifacts.artifact import Artifact, versions_now
-from ..store.artifacts.container import StateEntry
-from ..store.artifacts.program import CallSpec, Leaf, Program, Specialization, context_now
-from ..store.artifacts.records import Stored
-from .held import JointWithDescriptors
+from ...errors import UnsupportedError
+from ...graph.joint import Partitioned
+from .artifact import Artifact, versions_now
+from .container import StateEntry
+from .program import CallSpec, Leaf, Program, Specialization, context_now
+from .records import Stored
 
 
-def artifact_of(jd: JointWithDescriptors, halves: Partitioned) -> Artifact:
+def artifact_of(jd: Any, halves: Partitioned) -> Artifact:
     """The artifact of the halves of a graph, called as the compiled function is. Raises `UnsupportedError` for tensor
     subclasses, symbolic sizes and autocast.
     """

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..._torch.engine import (
+from .._torch.engine import (
     CAST_INSIDE,
     ThreadDispatchMode,
     casting_as_entered,
@@ -27,37 +27,28 @@ from ..._torch.engine import (
     without_modes,
     without_torch_functions,
 )
-from ..._torch.histories import nodes_behind
-from ..._torch.patches import hooks_off
-from ..._torch.settings import settings
-from ..._torch.stand_ins import is_stand_in
-from ..._torch.symbols import concrete, is_symbolic
-from ..._torch.tensors import is_inside_transform, storage_key
-from ..._torch.wrappers import is_wrapper
-from ...annexes import the_one
-from ...errors import UnsupportedAliasError, UnsupportedOpError, UnsupportedSideEffectError, UnsupportedTensorError
-from ...frontend.tree import LEAF, Tree, check_leaves, flatten, is_as_opened, open_container
-from ...frontend.values import is_plain
-from ...graph.calls import CALL, PythonCall
-from ...graph.eager_regions import (
-    Ran,
-    Region,
-    RegionBackward,
-    differentiated_twice,
-    layout_of,
-    open_journal,
-    reached_from,
-    run_region,
-)
-from ...graph.meta import TensorSpec, contiguous_strides, strides_in_order
-from ...identity import ById
-from ...interrupts import runs_user_code
-from ..aspect import Aspect
-from ..heap.recording import Host
-from ..heap.records import InputRecord, is_moved
-from ..recorder.recorder import Recorder
-from ..tape.tape import Entry
-from ..values.decisions import Decided
+from .._torch.histories import nodes_behind
+from .._torch.patches import hooks_off
+from .._torch.settings import settings
+from .._torch.stand_ins import is_stand_in
+from .._torch.symbols import concrete, is_symbolic
+from .._torch.tensors import is_inside_transform, storage_key
+from .._torch.wrappers import is_wrapper
+from ..annexes import the_one
+from ..errors import UnsupportedAliasError, UnsupportedOpError, UnsupportedSideEffectError, UnsupportedTensorError
+from ..frontend.tree import LEAF, Tree, check_leaves, flatten, is_as_opened, open_container
+from ..frontend.values import is_plain
+from ..graph.calls import CALL, PythonCall
+from ..graph.meta import TensorSpec, contiguous_strides, strides_in_order
+from ..identity import ById
+from ..interrupts import runs_user_code
+from ..tracing.aspect import Aspect
+from ..tracing.heap.recording import Host
+from ..tracing.heap.records import InputRecord, is_moved
+from ..tracing.recorder.recorder import Recorder
+from ..tracing.tape.tape import Entry
+from ..tracing.values.decisions import Decided
+from .calls import Ran, Region, RegionBackward, differentiated_twice, layout_of, open_journal, reached_from, run_region
 
 _SETTINGS = ("grad mode", "autocast", "the autocast cache")  # that a region runs under as it did when captured
 _HEAD = 2  # results of the operator before the values: key, status
@@ -224,7 +215,7 @@ class EagerRegions(Aspect):
 
     def _check_aliases(self, region: Region, ran: Ran) -> None:
         """Raise where a result shares memory with anything but the inner autograd graph."""
-        known = {*ran.memory, *(storage_key(tensor) for tensor in self.host.state.before.tensors())}
+        known = {*ran.memory, *(storage_key(tensor) for tensor in self.host.state.before.places.tensors())}
         for output in ran.outputs[: len(ran.outputs) - len(region.written or ())]:
             if storage_key(output) in known:
                 raise UnsupportedAliasError(

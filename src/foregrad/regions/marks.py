@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from .._torch.dynamo_off import dynamo_off, is_disabled_by_torch
+from .._torch.dynamo_off import dynamo_off
 from .._torch.patches import MARK, REGION, call_marked, region_runner
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -104,13 +104,3 @@ def eager_region(fn: F) -> F:
 
     region._torchdynamo_disable = True  # type: ignore[attr-defined]
     return region  # type: ignore[return-value]
-
-
-def is_eager_region(function: Any) -> bool:
-    """Whether a function is marked, by `torch.compiler.disable` or here; PyTorch's own disabled functions do not
-    count.
-    """
-    if not getattr(function, "_torchdynamo_disable", False):
-        return False
-    inner = getattr(function, "_torchdynamo_orig_callable", None)
-    return inner is None or not is_disabled_by_torch(inner)

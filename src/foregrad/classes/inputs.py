@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ..._torch.jagged import is_dispatch_argument
-from ..._torch.symbols import has_symbolic, is_symbolic, same_numbers
-from ..._torch.tensors import (
+from .._torch.jagged import is_dispatch_argument
+from .._torch.symbols import has_symbolic, is_symbolic, same_numbers
+from .._torch.tensors import (
     allows_writes,
     base_of,
     history_of,
@@ -22,19 +22,23 @@ from ..._torch.tensors import (
     storage_key,
     version_of,
 )
-from ..._torch.wrappers import is_of_capture, is_wrapper, parts_of
-from ...classes.conversion import learn_carriers, learn_gradient, predicted_spec, taken_apart, unwrap, wrap
-from ...classes.spec import Carrier, WrapperSpec, bare_spec, rebuilt, spec_of, with_sizes_of
-from ...errors import UnsupportedTensorError
-from ...frontend.openings import FoundOpenings, GradientKindError, ReachedOpening, Sampler, Unwrap
-from ...frontend.source import ABSENT, Source
-from ...frontend.tree import Tree, flatten
-from ...graph.signature import PartOf
-from ...graph.slots import Buffer, Closure, Param, Slot
-from ...identity import ById
-from ..heap.refusals import changed_wrapper, returned_wrapper
-from ..recorder.recorder import Recorder
-from ..tape.origin import user_line
+from .._torch.wrappers import is_of_capture, is_wrapper, parts_of
+from ..errors import UnsupportedTensorError
+from ..frontend.openings import FoundOpenings, GradientKindError, ReachedOpening, Sampler, Unwrap
+from ..frontend.source import ABSENT, Source
+from ..frontend.tree import Tree, flatten
+from ..graph.effect_log import Write
+from ..graph.signature import PartOf, PassedWrapper, WrapperPlace
+from ..graph.slots import Buffer, Closure, Param, Slot
+from ..identity import ById, IdSet
+from ..tracing.effects.analysis import Analysis
+from ..tracing.heap.refusals import changed_wrapper, returned_wrapper
+from ..tracing.inputs.open_inputs import OpenInputs
+from ..tracing.recorder.recorder import Recorder
+from ..tracing.tape.gradient_paths import passed_through
+from ..tracing.tape.origin import user_line
+from .conversion import learn_carriers, learn_gradient, predicted_spec, taken_apart, unwrap, wrap
+from .spec import Carrier, WrapperSpec, bare_spec, rebuilt, spec_of, with_sizes_of
 
 
 class WrapperInput:
@@ -148,7 +152,7 @@ class WrapperInput:
 
 
 def _is_same(part: torch.Tensor, kept: torch.Tensor | None) -> bool:
-    """Whether two tensors without gradients have the same elements: none, or one memory, unwritten since."""
+    """Whether two tensors without gradients have equal elements: none, or one memory, unwritten since."""
     if kept is None or part is kept:
         return kept is not None
     if any(not is_symbolic(size) and size == 0 for size in part.shape):  # a jagged tensor keeps lengths as such sizes
@@ -165,27 +169,21 @@ def _version(tensor: torch.Tensor) -> int:
 # Sizes of wrappers among the inputs that follow from varying sizes of the plain tensors inside.
 
 
-class Wrappers:
+class InputsOfClasses(OpenInputs):
     """The wrappers of one capture. `samples` are the plain tensors of wrappers that the function reaches by itself,
-    equal objects in each run. `plain`: the plain tensors among the inputs, by their stand-ins.
+    equal objects in each run.
     """
 
     def __init__(self, samples: Sampler, recorder: Recorder, plain: ById[torch.Tensor, Any]) -> None:
-        self.samples, self.recorder, self.plain = samples, recorder, plain
-        self.inputs: list[WrapperInput] = []  # arguments, one that comes twice twice, then those reached by itself
-        self.by_stand_in: ById[Any, WrapperInput] = ById()
+        super().__init__(samples, recorder, plain)
         self.by_parts: dict[tuple[int, ...], WrapperInput] = {}
         self.results: list[Any] = []  # those that are none of the inputs
         self.reached: ById[Any, WrapperInput] = ById()  # by the real wrapper
         self.remade: ById[Any, Any] = ById()  # by one that the function made of real tensors
-        self.leaves: list[Any] = []  # of the result: each wrapper is one
-        self.made: ById[Any, Sequence[Any]] = ById()  # by what is made of results of the graph: these
-        self.taken_apart: list[tuple[Any, Sequence[Any]]] = []  # what gradients come in for, and its plain tensors
 
     # ---------------------------------------------------------------- inputs
 
     def of_argument(self, array_of: Callable[[Any], Any], spec: WrapperSpec | None, parts: Sequence[Any]) -> Any:
-        """The stand-in of an argument, over the stand-ins of its plain tensors; `array_of` makes arrays'."""
         if spec is None:
             return array_of(*parts)
         key = tuple(map(id, parts))
@@ -235,12 +233,10 @@ class Wrappers:
         self.by_stand_in[known.stand_in] = known
         self.recorder.wrapper_inputs.add(known.stand_in)
 
-    def find(self, tensor: Any) -> WrapperInput | None:
-        """The input that a wrapper is, or stands for."""
+    def find(self, tensor: Any) -> Any:
         return self.by_stand_in.get(tensor) or self.reached.get(tensor)
 
     def check_history(self, tensor: Any, call: str, where: str) -> None:
-        """Raise where `call` would change the history of a wrapper among the inputs, or of a view of any wrapper."""
         if tensor in self.by_stand_in or tensor in self.reached or is_view(tensor):
             kind = type(tensor).__qualname__
             raise changed_wrapper(f"`{call}` at {where} changes a {kind} that is an argument, a parameter or a view")
@@ -248,12 +244,10 @@ class Wrappers:
     # ---------------------------------------------------------------- results
 
     def unwrap(self, stand_in: Any) -> tuple[WrapperSpec, Sequence[Any]] | None:
-        """The plain stand-ins of an argument; None for any other wrapper."""
         known = self.by_stand_in.get(stand_in)
         return None if known is None else (known.spec, known.parts)
 
     def of_results(self, results: Any, adopt: Callable[[Any], Any]) -> Unwrap:
-        """A function that takes apart the wrappers among the function's results."""
         self.leaves = [adopt(x) if is_wrapper(x) else x for x in flatten(results, lambda _: None)[0]]
         return lambda result: self._taken_apart(adopt(result))
 
@@ -310,7 +304,6 @@ class Wrappers:
         return next((f" at {user_line(origin)}" for origin in origins if origin is not None), "")
 
     def returned(self, value: Any, adopt: Callable[[Any], Any]) -> int | None:
-        """The input that a wrapper among the results is."""
         if not self.inputs:
             return None
         if is_wrapper(value):
@@ -320,23 +313,23 @@ class Wrappers:
 
     # ---------------------------------------------------------------- afterwards
 
+    def in_gradients(self, analysis: Analysis, differentiable: Sequence[int]) -> dict[str, Any]:
+        passed, results = _passed_wrappers(self, analysis, differentiable), _wrapper_results(self, analysis)
+        return {"passed_wrappers": passed, "wrapper_results": results}
+
     def check(self) -> None:
-        """Raise where the function changed a wrapper among the inputs in a way that compiled calls can't repeat."""
         for known in self.by_stand_in.values():
             known.check()
 
     def check_gradients(self) -> None:
-        """Raise where the capture is to begin again, with known kinds of gradients."""
         for known in self.inputs:
             if known.is_other is not None:
                 raise known.is_other
 
     def writes(self) -> list[tuple[WrapperInput, int]]:
-        """The inputs that were written to, and how often."""
         return [(known, known.writes) for known in dict.fromkeys(self.inputs) if known.writes > 0]
 
     def found(self, tree: Tree) -> FoundOpenings | None:
-        """All wrappers; None where there is none. `tree` is the arguments'."""
         if not self.inputs:
             return None
         arguments = zip(tree.wrappers(), self.inputs, strict=False)  # after these come the others
@@ -368,3 +361,80 @@ def _inner_slot(slot: Slot, path: str) -> Slot:
         return type(slot)(slot.name + path)
     assert isinstance(slot, Closure)
     return Closure(slot.path + path)
+
+
+# -------------------------------------------------------------------- on the way of gradients
+# Gradients that pass through a wrapper on their way inside.
+
+
+def _passed_wrappers(
+    wrappers: OpenInputs, analysis: Analysis, differentiable: Sequence[int]
+) -> tuple[PassedWrapper, ...]:
+    """The wrappers that further results were computed from, inside."""
+    targets = list(_targets(wrappers, analysis))
+    if not targets:
+        return ()
+    fakes: list[Any] = [analysis.fakes[i] for i in differentiable]
+    _, passed = passed_through(fakes, [(at, tensor) for at, (_, tensor, _) in enumerate(targets)])
+    found, places = [], _places(wrappers, analysis)
+    for at, positions in passed:
+        place, tensor, own = targets[at]
+        after = tuple(position for position in positions if differentiable[position] not in own)
+        others = dict.fromkeys(places.get(differentiable[position]) for position in after)
+        others.pop(place, None)
+        if after and (place is None or None in others):
+            raise returned_wrapper(
+                f"results are computed from a {type(tensor).__qualname__} that is given back too, and one of them is "
+                "left in an object"
+            )
+        if after and place is not None:
+            found.append(PassedWrapper(place, after, tuple(filter(None, others))))
+    return tuple(sorted(found, key=lambda one: -len(one.after)))
+
+
+def _targets(wrappers: OpenInputs, analysis: Analysis) -> Iterator[tuple[WrapperPlace | None, Any, frozenset[int]]]:
+    """The visible wrappers with a history of the call's: their places, and their own graph outputs."""
+    own = _own_outputs(wrappers, analysis)
+    seen: IdSet[Any] = IdSet()
+    for at, leaf in enumerate(wrappers.leaves):
+        if is_wrapper(leaf) and leaf not in seen and leaf not in wrappers.by_stand_in:
+            seen.add(leaf)
+            if leaf.requires_grad and history_of(leaf) is not None:
+                yield WrapperPlace("result", at), leaf, own.get(leaf, frozenset())
+    for made in wrappers.made:
+        if made not in seen and own[made]:
+            yield None, made, own[made]
+
+
+def _wrapper_results(wrappers: OpenInputs, analysis: Analysis) -> tuple[tuple[WrapperPlace, frozenset[int]], ...]:
+    """Wrappers made of graph outputs with gradients: their places, and these outputs."""
+    own = _own_outputs(wrappers, analysis)
+    found: dict[WrapperPlace, frozenset[int]] = {}
+    for at, leaf in enumerate(wrappers.leaves):
+        if is_wrapper(leaf):
+            outputs = own.get(leaf)
+            if outputs and outputs not in found.values():
+                found[WrapperPlace("result", at)] = outputs
+    return tuple(found.items())
+
+
+def _own_outputs(wrappers: OpenInputs, analysis: Analysis) -> ById[Any, frozenset[int]]:
+    """By wrapper, the graph outputs with gradients that it is made of."""
+    outputs = ById((fake, i) for i, fake in enumerate(analysis.fakes) if fake is not None)
+    made = wrappers.made.items()
+    return ById((one, frozenset(outputs[part] for part in parts if part in outputs)) for one, parts in made)
+
+
+def _places(wrappers: OpenInputs, analysis: Analysis) -> dict[int, WrapperPlace]:
+    """By graph output, the places after the call of values made from it."""
+    writes = [entry.effect for entry in analysis.log if isinstance(entry.effect, Write) and entry.effect.is_whole]
+    places = {write.output: WrapperPlace("input", write.input) for write in writes if write.differentiable}
+    outputs = ById((fake, i) for i, fake in enumerate(analysis.fakes) if fake is not None)
+    own = _own_outputs(wrappers, analysis)
+    for at, leaf in enumerate(wrappers.leaves):
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        made_of = own.get(leaf, outputs.get(leaf))
+        for output in made_of if isinstance(made_of, frozenset) else () if made_of is None else (made_of,):
+            places.setdefault(output, WrapperPlace("result", at))
+    return places

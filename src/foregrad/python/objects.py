@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
+from ..frontend.source import table_of
+from ..frontend.values import is_plain
 from ..graph.source import in_order, key_text, key_texts
 from .libraries import is_class_outside, keeps_state
-from .source import table_of
-from .values import is_plain
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made at run time, as all classes written in Python are
 _POINTER = tuple.__itemsize__

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from ..frontend.source import ABSENT, reference
+from ..frontend.values import describe, is_plain, same_value
 from ..graph.source import a_name
-from .source import ABSENT, reference
-from .values import describe, is_plain, same_value
 
 
 class Expected:

@@ -11,34 +11,34 @@ import torch
 from .._torch.tensors import version_of
 from ..frontend.tree import flatten
 from ..graph.signature import Signature, WrapperPlace
-from .lines import LineWriter
-from .node import NodeSource
-from .passed import join, marking
+from ..runtime.lines import LineWriter
+from ..runtime.node import NodeSource
+from ..runtime.passed import join, marking
 
 
-class WrapperLines:
+class ResultLines:
     """Lines for wrappers. `variables`: the variables of the wrappers that inputs are parts of."""
 
-    def __init__(self, writer: LineWriter, variables: Sequence[str], signature: Signature, name: str) -> None:
-        self.writer, self.variables, self.signature, self.name = writer, variables, signature, name
+    def __init__(self, writer: LineWriter, variables: Sequence[str], signature: Signature) -> None:
+        self.writer, self.variables, self.signature = writer, variables, signature
 
     def needs_node(self, node: NodeSource) -> bool:
         """Whether `linked` needs the autograd node."""
         return bool(self.signature.gradients.passed_wrappers or self._saved(node))
 
-    def linked(self, result: str, node: NodeSource, inputs: Sequence[str], made_by: str) -> str:
-        """The expression of the result after linking: watchers of interior wrappers raise, and the node checks the
-        versions of wrappers that it has saved.
+    def linked(self, result: str, node: NodeSource, inputs: Sequence[str], made_by: str, name: str) -> str:
+        """The expression of the result of the function `name` after linking: watchers of interior wrappers raise, and
+        the node checks the versions of wrappers that it has saved.
         """
         saved = self._saved(node)
         places = [place for one in self.signature.gradients.passed_wrappers for place in (one.place, *one.others)]
         wrappers = {p.number: self.variables[p.number] for p in (*places, *saved) if p.kind == "wrapper"}
         plain = {p.number: inputs[p.number] for p in places if p.kind == "input"}
-        tables = [", ".join(f"{number}: {name}" for number, name in table.items()) for table in (wrappers, plain)]
-        name = self.writer.names.fresh("result")
-        link = self.writer.bind("link_wrappers", linking(self.signature, self.name, saved))
-        self.writer.lines += [f"{name} = {result}", f"{link}({name}, {{{tables[0]}}}, {{{tables[1]}}}, {made_by})"]
-        return name
+        tables = [", ".join(f"{number}: {one}" for number, one in table.items()) for table in (wrappers, plain)]
+        linked = self.writer.names.fresh("result")
+        link = self.writer.bind("link_wrappers", linking(self.signature, name, saved))
+        self.writer.lines += [f"{linked} = {result}", f"{link}({linked}, {{{tables[0]}}}, {{{tables[1]}}}, {made_by})"]
+        return linked
 
     def _saved(self, node: NodeSource) -> list[WrapperPlace]:
         """The wrappers with plain tensors that the node has saved."""

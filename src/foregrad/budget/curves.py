@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ._torch.fakes import without_fake_mode
-from .api import capture
-from .budget.within import Frontier, Pareto, pareto_of
-from .errors import PartitionError
-from .partitioners.index import JointIndex, merge_equal
-from .partitioners.instead import can_replay
+from .._torch.fakes import without_fake_mode
+from ..api import capture
+from ..errors import PartitionError
+from ..partitioners.index import JointIndex, merge_equal
+from ..partitioners.instead import can_replay
+from .within import Frontier, Pareto, pareto_of
 
 
 def pareto(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Pareto:

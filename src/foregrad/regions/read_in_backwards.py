@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from ...frontend.code import instructions_of, names_of
-from ...frontend.expected import stored
-from ...frontend.libraries import is_installed, is_of_library, is_outside
-from ...frontend.objects import values_of
-from ...frontend.source import ABSENT
-from ...frontend.values import is_plain
+from ..frontend.source import ABSENT
+from ..frontend.values import is_plain
+from ..python.code import instructions_of, names_of
+from ..python.expected import stored
+from ..python.libraries import is_installed, is_of_library, is_outside
+from ..python.objects import values_of
 
 _DEEPEST = 4
 _CONTAINERS = (dict, list, set, tuple)

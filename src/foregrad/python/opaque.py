@@ -53,7 +53,8 @@ def asked_of(value: Any) -> Callable[[Any], Any] | None:
     if isinstance(value, contextvars.Context):
         return _in_context
     if type(value).__module__ in HASHES and value.digest_size:
-        return type(value).digest  # type: ignore[no-any-return]
+        digest: Callable[[Any], Any] = type(value).digest
+        return digest
     if isinstance(value, ctypes._Pointer):
         return _pointed_to
     if isinstance(value, (io.StringIO, io.BytesIO)):

@@ -34,10 +34,10 @@ from .._torch.hooks import without_tensor_hooks
 from .._torch.settings import under_settings
 from .._torch.tensors import storage_key, version_of
 from ..errors import ForegradError, UnsupportedLayoutError, UnsupportedMutationError, UnsupportedSideEffectError
+from ..graph.attempts import Attempts, RaisedInCallError
+from ..graph.calls import PythonCall, status
+from ..graph.meta import strides_in_order
 from ..identity import IdSet
-from .attempts import Attempts, RaisedInCallError
-from .calls import PythonCall, status
-from .meta import strides_in_order
 
 Layout = tuple[torch.dtype, torch.device, tuple[int, ...]]
 """Of a tensor: what it is made of, where, and its dimensions in the order of memory, outermost first."""
@@ -374,7 +374,13 @@ def in_one_call() -> Iterator[None]:
             _thread.journal = None
 
 
-ATTEMPTS = Attempts(begin, rewind, finish, give_up, in_one_call)
+def undo_then(undo: Callable[[], None]) -> None:
+    """Have a region's change undone where the call gives up."""
+    if (journal := open_journal()) is not None:
+        journal.undo.append(undo)
+
+
+ATTEMPTS = Attempts(begin, rewind, finish, give_up, in_one_call, undo_then)
 
 
 # ---------------------------------------------------------------------------------------------- running

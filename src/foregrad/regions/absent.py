@@ -15,14 +15,14 @@ from torch import fx
 
 from .._torch.graphs import depending_on, piece
 from ..graph.calls import CALL, call_of
-from ..graph.eager_regions import RegionBackward
 from ..graph.joint import JointGraph
 from ..graph.role import GraphRole
 from ..graph.slots import Tangent
 from ..interrupts import held
 from ..locks import make_lock, taken
-from .aliasing import results_of
-from .zeros import without_gradients
+from ..passes.aliasing import results_of
+from ..passes.zeros import without_gradients
+from .calls import RegionBackward
 
 _Boxed = Callable[[list[Any]], Any]
 _KEY = "foregrad gradients"

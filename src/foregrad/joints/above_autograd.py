@@ -1,0 +1,108 @@
+"""Graphs of operators above autograd: `linear`, `dropout`, `scaled_dot_product_attention` and their like stay whole.
+
+PyTorch's dispatcher splits such composite operators before a capture sees them. So PyTorch traces the module above
+autograd first, and that graph of operators is captured as any function, with its composite operators as entries of the
+tape. A composite operator whose result may share memory with an argument, or that writes, is taken apart.
+
+Known weakness: switches of grad mode are no nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.func import functional_call
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from .._torch.engine import TorchFunctionMode, current_dispatch_mode, without_modes, without_torch_functions
+from .._torch.fakes import fake_mode_of
+from .._torch.graphs import is_higher_order
+from .._torch.nested import tensors_in
+from .._torch.ops import OpOverload
+from .._torch.tensors import share_memory
+from ..errors import UnsupportedError
+from ..frontend.call import FlatCall
+from ..frontend.tree import flatten
+from ..tracing.tape.opinfo import op_info
+
+aten = torch.ops.aten
+_WRITES = {aten.batch_norm.default, aten.instance_norm.default, aten._batch_norm_impl_index.default}  # statistics
+
+
+class WholeOperators(TorchFunctionMode):
+    """Records each call of a composite operator as it is, where no decomposition is given for it."""
+
+    def __init__(self, decompositions: Mapping[Any, Any]) -> None:
+        super().__init__()
+        self.decompositions = decompositions
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(func, OpOverload) or func in self.decompositions or not _is_whole(func):
+            return func(*args, **kwargs)
+        recorder: Any = current_dispatch_mode()
+        args, kwargs = recorder.host.swap(args, kwargs)
+        with without_torch_functions(), without_modes(None, recorder):
+            out = recorder.kernels(func, args, kwargs)
+            given = list(tensors_in((args, kwargs)))
+            if not any(share_memory(result, tensor) for result in tensors_in(out) for tensor in given):
+                is_random = op_info(func).is_random or "dropout" in func.name() or bool(kwargs.get("dropout_p"))
+                entry = recorder.entry(func, recorder.to_entries(args), recorder.to_entries(kwargs), is_random)
+                return recorder.bind_results(entry, out)
+        return func(*args, **kwargs)
+
+
+def _is_whole(op: OpOverload) -> bool:
+    info = op_info(op)
+    aliases = any(value.alias_info is not None for value in (*op._schema.arguments, *op._schema.returns))
+    return info.is_composite and not (aliases or info.hidden_writes or op in _WRITES)
+
+
+def above_autograd(mod: nn.Module, call: FlatCall, *, dynamic: bool) -> Callable[..., Any]:
+    """A function of the module's arguments that runs PyTorch's graph of the module above autograd.
+
+    Raises `UnsupportedError` where that graph holds more than operators, such as a switch of autocast.
+    """
+    held = {**dict(mod.named_parameters()), **dict(mod.named_buffers())}
+    tensors = [leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor)]
+
+    def on_tensors(*values: torch.Tensor) -> Any:
+        given = iter(values[len(held) :])
+        leaves = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in call.leaves]
+        args, kwargs = call.tree.unflatten(leaves)
+        return functional_call(mod, dict(zip(held, values, strict=False)), tuple(args), kwargs)
+
+    known = [*held.values(), *tensors]
+    fakes = fake_mode_of(known)
+    how: Any = "real" if fakes is not None else "symbolic" if dynamic else "fake"
+    with fakes or contextlib.nullcontext():
+        graph = make_fx(on_tensors, tracing_mode=how, pre_dispatch=True)(*known)
+    _check(graph)
+    own = list(held.values())
+
+    def above(*args: Any, **kwargs: Any) -> Any:
+        leaves, _ = flatten((args, kwargs))
+        return graph(*own, *(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)))
+
+    return above
+
+
+def _check(graph: fx.GraphModule) -> None:
+    for part in graph.modules():
+        if not isinstance(part, fx.GraphModule):
+            continue
+        for node in list(part.graph.nodes):
+            target = node.target
+            if getattr(target, "__name__", "") == "_set_grad_enabled":
+                part.graph.erase_node(node)
+                continue
+            is_operator = isinstance(target, OpOverload) or is_higher_order(target)
+            name, home = getattr(target, "__name__", str(target)), getattr(target, "__module__", "")
+            of_sizes = home == "_operator" or name.startswith("sym_")
+            if node.op == "call_function" and not (is_operator or of_sizes):
+                raise UnsupportedError(f"`{name}` is no operator of a graph above autograd: pass pre_dispatch=False")
+        part.recompile()

@@ -1,0 +1,173 @@
+"""`aot_export_module(pre_dispatch=True)`: composite operators stay whole, as in PyTorch's graphs; values are eager's."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._functorch.aot_autograd import aot_export_module as theirs
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import foregrad
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+
+
+class Block(nn.Module):
+    """A block of a transformer, with a table and a counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(11, 8), nn.LayerNorm(8)
+        self.inner, self.outer = nn.Linear(8, 24), nn.Linear(8, 8, bias=False)
+        self.outer.weight = nn.Parameter(self.table.weight[:8].detach().clone())
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, ids: torch.Tensor, scale: float = 2.0) -> Any:
+        self.calls.add_(1)
+        x = self.norm(self.table(ids))
+        q, k, v = self.inner(x).chunk(3, -1)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = nn.functional.dropout(y, 0.5, self.training)
+        return self.outer(nn.functional.gelu(y) * scale), (x @ x.mT).log_softmax(-1)
+
+
+class Convolved(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        with torch.no_grad():
+            z = nn.functional.interpolate(x, scale_factor=2.0)
+        return self.bn(self.conv(x)).relu().flatten(1), z.square().mean(), torch.einsum("bchw,bdhw->cd", x, x)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(4, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.gru(x)
+
+
+class Gate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return (torch.cond(x.sum() > 0, lambda x: self.inner(x), lambda x: x @ x, (x,)),)
+
+
+CASES = {
+    "block": (Block, (torch.randint(0, 11, (2, 5)),), True),
+    "block, evaluated": (Block, (torch.randint(0, 11, (2, 5)),), False),
+    "convolved": (Convolved, (torch.randn(2, 2, 4, 4),), True),
+    "convolved, evaluated": (Convolved, (torch.randn(2, 2, 4, 4),), False),
+    "recurrent": (Recurrent, (torch.randn(2, 5, 4),), False),
+    "gate": (Gate, (torch.randn(3, 3),), True),
+}
+
+
+def composites(graph: torch.fx.GraphModule) -> collections.Counter[str]:
+    """How often each composite operator is called, branches included."""
+    found: collections.Counter[str] = collections.Counter()
+    for part in graph.modules():
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            if getattr(node.target, "_can_decompose", lambda: False)():
+                found[str(node.target)] += 1
+    return found
+
+
+def results(module: nn.Module, args: Any) -> Any:
+    return torch.utils._pytree.tree_leaves(module(*args))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_composite_operators_are_as_in_pytorchs_graph(name: str) -> None:
+    kind, args, training = CASES[name]
+    module = kind().train(training)
+    graph, signature = foregrad.aot_export_module(module, args, trace_joint=False, pre_dispatch=True)
+    with torch.no_grad():
+        expected, other = theirs(kind().train(training), args, trace_joint=False, pre_dispatch=True)
+    assert composites(graph) == composites(expected)
+    assert composites(graph)
+    assert (signature.parameters, signature.buffers) == (other.parameters, other.buffers)
+    assert len(signature.user_outputs) == len(other.user_outputs)
+    assert list(signature.buffers_to_mutate.values()) == list(other.buffers_to_mutate.values())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_graph_gives_eagers_values(name: str) -> None:
+    kind, args, training = CASES[name]
+    module = kind().train(training)
+    graph, signature = foregrad.aot_export_module(module, args, trace_joint=False, pre_dispatch=True)
+    held = [t.detach().clone() for t in (*module.parameters(), *module.buffers())]
+    torch.manual_seed(3)
+    found = graph(*held, *args)
+    torch.manual_seed(3)
+    expected = results(module, args)
+    updates = len(signature.buffers_to_mutate)
+    for one, eager in zip(found[updates:], expected, strict=True):
+        torch.testing.assert_close(one, eager.detach(), rtol=0, atol=0)
+    buffers = dict(module.named_buffers())
+    for one, buffer in zip(found[:updates], signature.buffers_to_mutate.values(), strict=True):
+        torch.testing.assert_close(one, buffers[buffer], rtol=0, atol=0)
+
+
+def test_sizes_may_vary() -> None:
+    module = Block().eval()
+    ids = torch.randint(0, 11, (2, 5))
+    graph, _ = foregrad.aot_export_module(module, (ids,), trace_joint=False, pre_dispatch=True, dynamic_shapes=True)
+    ids = torch.randint(0, 11, (3, 7))
+    found = graph(*module.parameters(), *module.buffers(), ids)
+    torch.testing.assert_close(found[1], results(module, (ids,))[0])
+
+
+def test_arguments_may_be_fakes_and_keywords() -> None:
+    with FakeTensorMode():
+        module, ids = Block(), torch.zeros(2, 5, dtype=torch.int64)
+    graph, _ = foregrad.aot_export_module(
+        module, (), kwargs={"ids": ids, "scale": 3.0}, trace_joint=False, pre_dispatch=True
+    )
+    assert composites(graph)["aten.linear.default"] == 2
+    assert "3.0" in graph.code
+
+
+def test_a_decomposition_that_is_given_is_used() -> None:
+    table = {torch.ops.aten.linear.default: lambda x, w, b=None: x @ w.t() if b is None else x @ w.t() + b}
+    graph, _ = foregrad.aot_export_module(
+        nn.Sequential(nn.Linear(3, 2)), (torch.ones(1, 3),), trace_joint=False, pre_dispatch=True, decompositions=table
+    )
+    assert "aten.linear.default" not in composites(graph)
+
+
+class Cast(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return (x @ x,)
+
+
+class Counting(nn.Module):
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.calls += 1
+        return (x.sin(),)
+
+
+def test_what_no_graph_holds_is_refused_by_name() -> None:
+    x = torch.ones(3, 3)
+    with pytest.raises(foregrad.errors.UnsupportedError, match="autocast"):
+        foregrad.aot_export_module(Cast(), (x,), trace_joint=False, pre_dispatch=True)
+    counting = Counting()
+    with pytest.raises(foregrad.errors.UnsupportedError, match=r"writes .*calls"):
+        foregrad.aot_export_module(counting, (x,), trace_joint=False, pre_dispatch=True)
+    assert counting.calls == 0
+    with pytest.raises(RuntimeError, match="trace_joint=False"):
+        foregrad.aot_export_module(Gate(), (x,), trace_joint=True, output_loss_index=0, pre_dispatch=True)
