@@ -37,7 +37,7 @@ Decompositions = Mapping[Any, Callable[..., Any]] | None
 
 @dataclasses.dataclass
 class BackwardSignature:
-    """Which outputs are gradients of what, and which one is the loss; by the names of their nodes."""
+    """The outputs that are gradients, each with its input, and the loss; by the names of their nodes."""
 
     gradients_to_parameters: dict[str, str]
     gradients_to_user_inputs: dict[str, str]

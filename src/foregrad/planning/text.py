@@ -22,7 +22,7 @@ def seconds(value: float) -> str:
 
 
 def heading(plan: Plan) -> list[str]:
-    """What is planned, for which device, under which assumptions."""
+    """The plan's subject, device and assumptions."""
     device, ranks = plan.device, plan.ranks
     has = f", {in_bytes(device.memory)}" if device.memory else ""
     shares = device.shares

@@ -233,7 +233,7 @@ class Observed:
         return is_meant
 
     def asked(self, function: str, value: Any) -> None:
-        """Code that is looked at calls `id` or `hash`, which tell one object from another."""
+        """Observed code calls `id` or `hash`, and so tells objects apart."""
         if self.host.varies(value):
             self._refuse(
                 f"`{self.name}` calls `{function}` of an argument at {_line(sys._getframe(2))}: the object differs in "

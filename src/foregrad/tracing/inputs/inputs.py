@@ -170,7 +170,7 @@ class Inputs:
             raise CaptureAgain
 
     def meet_again(self) -> None:
-        """Before the arguments are made: those that the function reaches by itself are the real ones in this run."""
+        """Before the arguments are made: tensors that the function reaches by itself are real in this run."""
         if self.meets_again():
             self.reads.give(self.as_they_are)
 
