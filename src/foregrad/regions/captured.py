@@ -216,8 +216,9 @@ class EagerRegions(Aspect):
     def _check_aliases(self, region: Region, ran: Ran) -> None:
         """Raise where a result shares memory with anything but the inner autograd graph."""
         known = {*ran.memory, *(storage_key(tensor) for tensor in self.host.state.before.places.tensors())}
-        for output in ran.outputs[: len(ran.outputs) - len(region.written or ())]:
-            if storage_key(output) in known:
+        results = ran.outputs[: len(ran.outputs) - len(region.written or ())]
+        for output, view in zip(results, region.views, strict=False):
+            if view is None and storage_key(output) in known:
                 raise UnsupportedAliasError(
                     f"the eager region `{region.name}` called at {region.where} returns a tensor in memory that it "
                     "did not allocate, or two tensors that share memory. Return copies (`.clone()`)."
@@ -302,7 +303,10 @@ class _Linked(torch.autograd.Function):
     def forward(ctx: Any, call: _RegionCall, *inputs: torch.Tensor) -> Any:
         ctx.call = call
         ctx.set_materialize_grads(False)
-        values = call.values()
+        values = tuple(
+            value if view is None else inputs[view].view_as(inputs[view])
+            for value, view in zip(call.values(), call.region.views, strict=True)
+        )
         ctx.mark_non_differentiable(
             *(value for value, grad in zip(values, call.region.requires_grad, strict=True) if not grad)
         )
@@ -356,6 +360,9 @@ def _describe(region: Region, ran: Ran, inputs: Sequence[torch.Tensor]) -> None:
     region.layouts = tuple(map(layout_of, ran.outputs))
     region.requires_grad = tuple(output.requires_grad for output in ran.outputs)
     region.rest = ran.rest
+    is_of_class = isinstance(getattr(region.function, "owner", None), type)  # which gives the view a history of its own
+    whole = [next((at for at in found if at not in (region.written or ())), None) for found in ran.views]
+    region.views = tuple([at if is_of_class else None for at in whole])
     region.reached = tuple(reached_from(output, starts) if output.requires_grad else () for output in ran.outputs)
 
 
