@@ -321,7 +321,7 @@ def _owns_more(inputs: Inputs, group: list[_Member]) -> bool:
 
 
 def _separate(recorder: Recorder, root: Value) -> None:
-    """A value that `copy_` passed on unchanged belongs to its source and may be saved; the user may write to the copy."""
+    """A value that `copy_` passed on unchanged is its source's and may be saved; the user may write to the copy."""
     sources = {memory_root(entry) for entry in recorder.writes.copied.get(root, ())}
     if sources and memory_root(root.read(recorder.emit)) in sources:
         root.separate(recorder.emit)
