@@ -41,11 +41,11 @@ class _Unseen:
     modules = writes = called = given_back = named = ()
     given: frozenset[int] = frozenset()
     ran: Mapping[Any, Any] = types.MappingProxyType({})
-    compares_identity, taken, newborns = False, 0, None
+    compares_identity, is_partial, taken, newborns = False, False, 0, None
 
     def __init__(self, *known: Any) -> None:
         self.entered = self.ran
-        self.before = self.own = self.made = self.rebound = self
+        self.before = self.own = self.made = self.rebound = self.places = self
 
     # Of nothing there are no facts.
 
@@ -58,7 +58,7 @@ class _Unseen:
     def _empty(self, *_: Any, **__: Any) -> Sequence[Any]:
         return ()
 
-    names = reaches = knows = varies = stumbled = needs_another_run = _no
+    names = is_reached = knows = varies = stumbled = needs_another_run = _no
     source_of = walk = check = begin = unbind = runs = release = settle = give_up = raise_failed = _none
     pause = go_on = put_stand_ins = take_stand_ins = give = contents = guard_what_was_read = _none
     with_attributes = met = tensors = _empty
@@ -138,7 +138,7 @@ def _say() -> None:
     )
 
 
-def _begun(*_: Any) -> _Unseen:
+def _begun(*_: Any, **__: Any) -> _Unseen:
     _say()
     return _Unseen()
 

@@ -210,7 +210,7 @@ class RegionBackward(PythonCall):
 
 @dataclasses.dataclass(eq=False)
 class Ran:
-    """The results of one run of a region's function. `outputs` have their history, `starts` are the history's first
+    """The results of a run of a region's function. `outputs` have their history, `starts` are the history's first
     leaves, `memory` holds the storages of the arguments.
     """
 
@@ -245,7 +245,7 @@ class _Kept(bytearray):
 
 
 class _AbsentGradient(torch.autograd.Function):
-    """Stands for a result's absent gradient; eager's autograd reaches the result all the same."""
+    """Stands for a result's absent gradient; eager's autograd reaches the result nevertheless."""
 
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor) -> torch.Tensor:

@@ -100,7 +100,7 @@ class _Watch(ThreadDispatchMode):
 
 
 class EagerRegions(Aspect):
-    """The eager regions of one run of a capture. `records`: the inputs found so far."""
+    """The eager regions of a run of a capture. `records`: the inputs found so far."""
 
     def __init__(self, host: Host, recorder: Recorder, records: list[InputRecord]) -> None:
         self.host, self.recorder, self.records = host, recorder, records
@@ -491,7 +491,7 @@ class _At:
 
 
 def take_apart(result: Any, given: list[torch.Tensor]) -> tuple[list[torch.Tensor], tuple[Tree, list[Any]]]:
-    """The tensors among the leaves of a result, and the rest. Numbers, which may differ next time, are tensors."""
+    """The tensors among the leaves of a result, and the rest. Numbers are tensors: they may differ next time."""
     leaves, tree = flatten(result)
     check_leaves(leaves, tree.paths("result"), "the eager region's")
     arguments = ById((tensor, index) for index, tensor in enumerate(given))
