@@ -119,7 +119,7 @@ class CheckpointRegions(Aspect):
             if name is not None and not is_view:
                 raise UnsupportedMutationError(
                     f"a checkpoint's policy says MUST_RECOMPUTE for `{entry.target}` at {user_line(entry.origin)}; "
-                    f"it reads {name}, and the function overwrites {{name}} before the backward. Write to a copy, or "
+                    f"it reads {name}, and the function overwrites {name} before the backward. Write to a copy, or "
                     "let the policy say PREFER_RECOMPUTE."
                 )
 

@@ -322,7 +322,7 @@ class _ScoreWriter(ThreadDispatchMode):
     def _refused(self, why: str) -> UnsupportedOpError:
         return UnsupportedOpError(
             f"the {self.what} of `flex_attention` called at {self.recorder.where()} {why}; this can't be compiled. "
-            "Compute the values outside, and let the {self.what} look them up."
+            f"Compute the values outside, and let the {self.what} look them up."
         )
 
     def _adopted(self, value: Any) -> Any:

@@ -360,8 +360,8 @@ def _check_gradients(name: str, records: list[InputRecord], where: str) -> None:
 def _written_gradient(name: str, slot: Any, where: str, *, goes_on: bool = False) -> UnsupportedSideEffectError:
     if goes_on:
         return UnsupportedSideEffectError(
-            f"`backward()` in `{name}`{(' at ' + where if where else '')} reaches the graph of {slot} before the "
-            "call; a compiled call can't. Call it outside, or use `{slot}.detach()`."
+            f"`backward()` in `{name}`{' at ' + where if where else ''} reaches the graph of {slot} before "
+            f"the call; a compiled call can't. Call it outside, or use `{slot}.detach().requires_grad_()`."
         )
     return UnsupportedSideEffectError(
         f"`{name}` writes to `.grad` of {slot}{(' at ' + where if where else '')}; a compiled call can't repeat "
