@@ -193,7 +193,7 @@ class Contract:
             if tensor is not None and item.is_changed(tensor):
                 did = "resized or replaced" if item.has_moved(tensor) else "wrote to"
                 raise BackendError(
-                    f"{self._named()} {did} its input `{self.inputs[item.position]}`, but the graph only reads this input.\n"
+                    f"{self._named()} {did} its input `{self.inputs[item.position]}`, but the graph only reads it.\n"
                     "  A compiled graph has no hidden writes: write to memory of its own. A backward may write into "
                     "the inputs that its role calls donated, if its function says so (`writes_into`)."
                 )
