@@ -28,12 +28,16 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import foregrad
 from benchmarks.common import Section, write_results
+from benchmarks.eager_memory import recorded
 from foregrad.partitioners.policies import Policy
 from foregrad.planning import DEVICES
 from foregrad.planning.choices import borders_of, layer_of
+from foregrad.planning.kernels import AcceleratorKernels
+from foregrad.planning.replay import Script, reserved_by
 from foregrad.planning.step import loss_in, step_of
 from foregrad.planning.work import layers_of, work_of
 from tests.models.zoo import WITHOUT_ATTENTION, ZOO
@@ -126,9 +130,22 @@ class Attention(nn.Module):
         batch, length, _ = x.shape
         q, k, v = (layer(x).view(batch, length, -1, self.size) for layer in (self.wq, self.wk, self.wv))
         q, k = (turned(t, turns) for t in (q, k))
+        k, v = (repeated(t, q.shape[2] // t.shape[2]) for t in (k, v))
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        found = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        found = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.wo(found.transpose(1, 2).reshape(batch, length, -1))
+
+
+class Norm(nn.Module):
+    """torchtitan's: computed in single precision."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).type_as(x) * self.weight
 
 
 class FeedForward(nn.Module):
@@ -148,7 +165,7 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int, groups: int, inner: int) -> None:
         super().__init__()
-        self.before, self.between = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.before, self.between = Norm(width), Norm(width)
         self.attention, self.feed_forward = Attention(width, heads, groups), FeedForward(width, inner)
 
     def forward(self, x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
@@ -162,6 +179,12 @@ def turned(t: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(pairs * turns).flatten(3).type_as(t)
 
 
+def repeated(t: torch.Tensor, times: int) -> torch.Tensor:
+    """Keys or values, once for each head that reads them."""
+    batch, length, groups, size = t.shape
+    return t[:, :, :, None].expand(batch, length, groups, times, size).reshape(batch, length, groups * times, size)
+
+
 class Language(nn.Module):
     """A model of Llama's shape with its loss, in bfloat16."""
 
@@ -169,13 +192,16 @@ class Language(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
         self.layers = nn.ModuleList(Block(width, heads, 8, inner) for _ in range(layers))
-        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, vocabulary, bias=False)
+        self.norm, self.head = Norm(width), nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, tokens: torch.Tensor, labels: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens)
         for layer in self.layers:
             x = layer(x, turns)
-        logits = self.head(self.norm(x))
+        return self.loss(self.head(self.norm(x)), labels)
+
+    def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Cross entropy in single precision, as torchtitan computes it."""
         return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(0, 1))
 
 
@@ -251,52 +277,77 @@ def selective(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Policy:
     return Policy(answer)
 
 
-def kept_unread(size: str, batch: int) -> int:
-    """Bytes of the products that eager's selective checkpointing keeps by its rule, though no backward reads them: of each
-    layer's MLP the last.
-    """
-    layers, width = SIZES[size][:2]
-    return layers * batch * 8192 * width * 2
+_SAVED = {
+    "mm.default",
+    "_scaled_dot_product_flash_attention.default",
+    "_scaled_dot_product_efficient_attention.default",
+}
 
 
-PUBLISHED = (
-    ("8B", 8, "eager", 82.4),
-    ("8B", 8, "compiled", 77.0),
-    ("8B", 128, "eager", 67.0),
-    ("8B", 128, "compiled", 62.0),
-)
+def selective_contexts() -> Any:
+    """torchtitan's selective checkpointing, as it says it to PyTorch."""
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    counts: dict[bool, int] = {}
+
+    def choose(context: Any, func: Any, *_: Any, **__: Any) -> Any:
+        is_product = func is torch.ops.aten.mm.default
+        counts[context.is_recompute] = counts.get(context.is_recompute, 0) + is_product
+        every_second = is_product and counts[context.is_recompute] % 2 == 0
+        saved = str(func).removeprefix("aten.") in _SAVED and not every_second
+        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(choose)
+
+
+def checkpointed(module: nn.Module, x: torch.Tensor, turns: torch.Tensor, **settings: Any) -> Any:
+    """A layer under PyTorch's checkpointing, with the operators of a GPU."""
+
+    def layer(*args: Any) -> Any:
+        with AcceleratorKernels():
+            return module(*args)
+
+    return checkpoint(layer, x, turns, use_reentrant=False, preserve_rng_state=False, **settings)
+
+
+PUBLISHED = {("8B", 8): {"eager": 82.4, "compiled": 77.0}, ("8B", 128): {"eager": 67.0, "compiled": 62.0}}
 
 _PUBLISHED = (
     "GiB of a rank, beside benchmarks/llama3_h100_202412_torchtitan.md of pytorch/torchtitan: Llama 3.1, 8,192 tokens; 8B by "
     "FSDP, local batch 2, selective checkpointing; 70B by FSDP 32 and TP 8 (sequence parallel, loss parallel), local batch 16, "
-    "full checkpointing. The published figures are the most that the allocator has *reserved*; whether under expandable "
-    "segments is not said, so that both are here. `plan.reserved` replays the allocations by the allocator's rules, and "
-    "nothing is fitted. By stream, by default: computing, gathers, reductions. By name, and added, what "
-    "those runs hold and a graph does not: eager's selective checkpointing keeps each product that its rule names, the last "
-    "of each MLP too, which no backward reads; the loss of DTensor holds its operands in Python's variables while it "
-    "computes, one more of the size of the logits in single precision. Compiled layers fuse, float8 (70B) has copies of "
-    "weights in eight bits: neither is in the plan."
+    "full checkpointing. The published figures are the most that the allocator has *reserved*; torchtitan's script for one host "
+    "(8 ranks) sets expandable segments, its script for many does not, so that both are here. Nothing is fitted: allocations "
+    "are replayed by the allocator's rules, in two orders. The plan's: foregrad's halves, each value let go after its last "
+    "reader. Eager's: PyTorch's own step with its checkpointing and DTensor, recorded on `meta` (`benchmarks/eager_memory.py`), "
+    "where Python and autograd hold values longer. The compiled runs are eager outside of their layers: of 70B, in the loss, "
+    "which makes the peak. Float8 (70B) is in neither."
 )
 
 
 def published() -> Section:
-    """The table beside published runs, and what is in those and not in a plan, by name."""
-    columns = ["model, ranks", "run", "allocated", "reserved", "expandable", "by stream", "by name", "published", "off"]
+    """The table beside published runs: reserved in the plan's order, and in eager's."""
+    columns = ["model, ranks", "run", "order", "allocated", "reserved", "expandable", "by stream", "published", "off"]
     columns.append("off, expandable")
     section = Section("What plan foresees: published runs of torchtitan", _PUBLISHED, columns)
-    plans: dict[tuple[str, int], Any] = {}
-    for size, ranks, run, theirs in PUBLISHED:
-        if (size, ranks) not in plans:
-            model, inputs = absent(size, 2, 8192)
-            mesh = {"fsdp": ranks, "master_dtype": "float32", "reduce_dtype": "float32"}
-            policies = {"selective": selective(model, inputs)}
-            settings = {"device": "h100", "mesh": mesh, "policies": policies}
-            plans[size, ranks] = foregrad.plan(model, *inputs, optimizer=torch.optim.AdamW, **settings)
-        named = kept_unread(size, 2) if run == "eager" else 0
-        found = reserved_both(plans[size, ranks], "selective")
-        _published_row(section, (f"{size}, {ranks}", run), found, named, theirs)
-    _published_row(section, ("70B, 32 by 8", "compiled"), split_70b(), 16 * 8192 * 128256 // 8 * 4, 71.9)
+    for ranks in (8, 128):
+        model, inputs = absent("8B", 2, 8192)
+        mesh = {"fsdp": ranks, "master_dtype": "float32", "reduce_dtype": "float32"}
+        policies = {"selective": selective(model, inputs)}
+        settings = {"device": "h100", "mesh": mesh, "policies": policies}
+        plan = foregrad.plan(model, *inputs, optimizer=torch.optim.AdamW, **settings)
+        found = {"the plan's": reserved_both(plan, "selective")}
+        layer = functools.partial(checkpointed, context_fn=selective_contexts)
+        found["eager's"] = reserved_in(recorded(model, inputs, ranks, layer), plan)
+        for run, theirs in PUBLISHED["8B", ranks].items():
+            _published_rows(section, (f"8B, {ranks}", run), found, theirs)
+    _published_rows(section, ("70B, 32 by 8", "compiled, float8"), split_70b(), 71.9)
     return section
+
+
+def reserved_in(script: Script, plan: Any) -> list[Any]:
+    """Of a recorded step, under the allocator's default, and under expandable segments."""
+    standing = plan.standing.pieces
+    return [reserved_by(script, standing, plan.optimizer, expandable=expandable) for expandable in (False, True)]
 
 
 def reserved_both(plan: Any, choice: str) -> list[Any]:
@@ -304,16 +355,17 @@ def reserved_both(plan: Any, choice: str) -> list[Any]:
     return [plan.reserved(choice, expandable=expandable) for expandable in (False, True)]
 
 
-def _published_row(section: Section, title: tuple[str, str], found: list[Any], named: int, theirs: float) -> None:
-    ours = [(one.reserved + named) / GIB for one in found]
-    streams = " + ".join(f"{count / GIB:.1f}" for count in found[0].by_stream.values())
-    cells = [*title, f"{found[0].allocated / GIB:.1f}", *(f"{one.reserved / GIB:.1f}" for one in found)]
-    cells += [streams, f"{named / GIB:.1f}", f"{theirs:.1f}", *(f"{one / theirs - 1:+.1%}" for one in ours)]
-    section.add(cells, ours=ours, theirs=theirs)
-    print("    ", *cells, flush=True)
+def _published_rows(section: Section, title: tuple[str, str], found: dict[str, list[Any]], theirs: float) -> None:
+    for order, both in found.items():
+        ours = [one.reserved / GIB for one in both]
+        streams = " + ".join(f"{count / GIB:.1f}" for count in both[0].by_stream.values())
+        cells = [*title, order, f"{both[0].allocated / GIB:.1f}", *(f"{one:.1f}" for one in ours)]
+        cells += [streams, f"{theirs:.1f}", *(f"{one / theirs - 1:+.1%}" for one in ours)]
+        section.add(cells, ours=ours, theirs=theirs)
+        print("    ", *cells, flush=True)
 
 
-def split_70b(layers: int = 80) -> list[Any]:
+def split_70b(layers: int = 80) -> dict[str, list[Any]]:
     """What is reserved for a rank of 256: its parts of the operators by DTensor, and its shards of these."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import loss_parallel
@@ -325,7 +377,8 @@ def split_70b(layers: int = 80) -> list[Any]:
         ranks = {"fsdp": 32, "tp": 8, "master_dtype": "float32", "reduce_dtype": "float32"}
         with loss_parallel():
             found = foregrad.plan(model, *inputs, optimizer=torch.optim.AdamW, device="h100", mesh=ranks)
-        return reserved_both(found, "checkpoint each layer")
+            script = recorded(model, inputs, 32, checkpointed)
+        return {"the plan's": reserved_both(found, "checkpoint each layer"), "eager's": reserved_in(script, found)}
 
 
 def split(model: nn.Module, mesh: Any) -> None:

@@ -54,7 +54,7 @@ def main() -> None:
         "comparison": lambda: [comparison.collect()],
         "demo": lambda: [demo.collect(20 if quick else 200)],
         "import": lambda: [startup.collect(3 if quick else 7)],
-        "first-minute": lambda: [first_minute.collect(1 if quick else 3)],
+        "first-minute": lambda: first_minute.collect(1 if quick else 3),
         "overhead": lambda: [overhead.collect([], 20 if quick else 60)],
         "code": lambda: [graph_code.collect(20 if quick else 60)],
         "capture": lambda: capture.collect(models, 1 if quick else options.rounds),

@@ -18,6 +18,7 @@ import torch
 
 os.environ.setdefault("FOREGRAD_CHECK", "1")  # every stage's result is checked against its rules
 os.environ["FOREGRAD_BUILD_NATIVE"] = "0"  # no compiler runs beside the tests
+os.environ["FOREGRAD_BACKGROUND"] = "0"  # nor Inductor
 os.environ["FOREGRAD_CACHE_DIR"] = tempfile.mkdtemp(prefix="foregrad-tests-")  # of this process's own
 atexit.register(shutil.rmtree, os.environ["FOREGRAD_CACHE_DIR"], ignore_errors=True)
 # Inductor's kernels are kept between runs: to compile C++ takes seconds.

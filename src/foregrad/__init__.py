@@ -244,6 +244,7 @@ ANNEXES = {
     "values without a layout": ["foregrad.operators.sparse_passes:SPARSE_VALUES"],
     "attempts at a call": ["foregrad.regions.calls:ATTEMPTS"],
     "the cache on disk": ["foregrad.store.cache.keeper:keeper_for"],
+    "graphs compiled elsewhere": ["foregrad.later.successor:later_for"],
 }
 # As `foregrad.graph`, without an import of it.
 _PARTS = {"backends", "descriptors", "dynamo", "extend", "graph", "partitioners", "passes", "planning", "testing"}

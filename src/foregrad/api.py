@@ -159,7 +159,8 @@ def compile(
         fn_or_module: the function or module. Without it, `compile(...)` is a decorator.
         backend: a name from `list_backends()`, one compiler, or a pair (forward, backward) of compilers
             `(fx.GraphModule, example_inputs) -> callable`. "auto" is "inductor" where that can compile, else "eager";
-            only with "eager" are results eager's bit for bit.
+            on a CPU it begins with eager's kernels while a second process compiles. Only with "eager" are results
+            eager's bit for bit at all times.
         partition: "default" (save the values that the backward reads), "min_cut" (save the fewest bytes), "fused"
             (min-cut that prefers values written by kernels anyway), a `Policy` (`foregrad.dots_saveable`, ...) that
             decides on each value, or a function with the signature of `default_partition`; None for the backend's
@@ -263,6 +264,7 @@ def pipeline_for(
         keeper=next(keepers, None),
         regions=False if regions == "auto" and memory_budget is not None else regions,
         may_fail=True,
+        first=chosen.first if is_quick and decompositions is None else None,
     )
 
 

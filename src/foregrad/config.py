@@ -48,6 +48,9 @@ class Config:
     progress: bool | None = None
     """Say on stderr that a call compiles, if it takes over two seconds. None: in a terminal and in a notebook."""
 
+    background: bool = True
+    """Let `backend="auto"` begin with eager's kernels while a second process compiles."""
+
     full_tracebacks: bool = False
     """Show foregrad's own frames in the tracebacks of errors that the function raises."""
 
@@ -96,6 +99,7 @@ class _Holder:
         higher_order: bool
         on_unsupported: str
         progress: bool | None
+        background: bool
         full_tracebacks: bool
         native: bool
         cache: bool

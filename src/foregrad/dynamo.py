@@ -147,7 +147,7 @@ def compile_graph_module(gm: fx.GraphModule, example_inputs: Sequence[Any], pipe
         if plain is not None:
             return _of_plain(of_class, compile_graph_module(gm, plain, pipeline), gm)
     compiler, is_graph = _shielded_compiler(pipeline.bw_compiler), dynamo.is_dynamo_graph(gm)
-    pipeline = dataclasses.replace(pipeline, bw_compiler=compiler, of_dynamo=is_graph)
+    pipeline = dataclasses.replace(pipeline, bw_compiler=compiler, of_dynamo=is_graph, first=None)
     function = returning_sequence(gm, 'torch.compile(backend="foregrad")')
     if isinstance(gm, fx.GraphModule):  # or any module, with `aot_autograd`
         of_python().note_settings(function, gm.graph)

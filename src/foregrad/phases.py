@@ -184,6 +184,13 @@ def _wanted_at() -> tuple[TextIO, bool] | None:
     return (out, is_terminal) if wanted or (wanted is None and (is_terminal or is_notebook)) else None
 
 
+def say(text: str) -> None:
+    """A line about a compilation, where progress is shown."""
+    wanted = _wanted_at()
+    if wanted is not None:
+        print(f"foregrad: {text}", file=wanted[0], flush=True)
+
+
 @contextlib.contextmanager
 def _told(run: _Compilation, what: str, verb: str) -> Iterator[None]:
     wanted = _wanted_at()

@@ -43,6 +43,7 @@ ANNEXES: dict[str, tuple[str, ...]] = {
     ),
     "dynamo": ("dynamo.py", "backends/of_dynamo.py", "_torch/dynamo.py", "_torch/function_bodies.py"),
     "store": ("_torch/expressions.py",),
+    "later": (),
     "planning": ("_torch/plans.py",),
     "tools": (
         "testing.py",
@@ -68,6 +69,7 @@ NAMED_BY = {
     "inductor": r"inductor|repeat",
     "dynamo": r"dynamo",
     "store": r"artifact|(?<!functools\.)\bcached?\b|keeper",
+    "later": r"process that compiles",
     "planning": r"\bplanning\b|foregrad\.plan\b",
     "tools": r"explain|explanation|verif",
     "fusion": r"foregrad\.fusion|pictures? of graphs",
@@ -82,6 +84,10 @@ ALLOWED = {
     ("tools", "store"),
     ("joints", "dynamo"),  # a joint graph to be edited may come of Dynamo
     ("dynamo", "transforms"),
+    # What another process compiles goes there as the store's data, under the settings in force, for Inductor.
+    ("later", "store"),
+    ("later", "python"),
+    ("later", "inductor"),
     ("regions", "python"),
 }
 

@@ -135,7 +135,7 @@ def _(wrap):
         return (x * leaf).sum()
 
     wrap(function)(ONES(2)).backward()
-    return seen
+    return seen[0]
 
 
 @eager("`.grad` of an argument is an argument", errors.UnsupportedError)
@@ -147,10 +147,15 @@ def _(wrap):
 
 @eager("a hook that does something in Python", errors.UnsupportedSideEffectError)
 def _(wrap):
-    net, count = nn.Sequential(nn.Tanh(), nn.Tanh()), []
-    net[0].register_full_backward_hook(lambda *_: count.append(1))
-    wrap(net)(ONES(1, 2)).sum().backward()
-    return torch.tensor(count)
+    seen = []
+
+    def function(x):
+        y, z = x.sin(), x.cos()
+        y.register_hook(lambda g: seen.append((g * z).sum()))
+        return y * 2
+
+    wrap(function)(ONES(1, 2)).sum().backward()
+    return seen
 
 
 @eager("a hook on a node", errors.UnsupportedSideEffectError)

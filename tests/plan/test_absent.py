@@ -8,7 +8,13 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import foregrad
-from foregrad.errors import PlanError, UnsupportedDataDependentError, UnsupportedTensorError
+from foregrad.errors import (
+    PlanError,
+    UnsupportedDataDependentError,
+    UnsupportedSideEffectError,
+    UnsupportedTensorError,
+)
+from foregrad.planning.work import work_of
 
 
 class Net(nn.Module):
@@ -208,6 +214,45 @@ def test_a_value_that_is_asked_for_is_said_by_its_line(make, name, device):
     assert "has no values" in str(asked.value)
     found = foregrad.plan(function, x, layer, device=device, sizes={line: [32, 32] if name == "parts" else 32})
     assert found.total.flops >= 2 * 2 * 64 * 8 * 8
+
+
+@pytest.mark.parametrize("name", ASKING)
+@ABSENT
+def test_sizes_are_said_to_the_other_doors(make, name):
+    with torch.device("meta") if make is on_meta else FakeTensorMode():
+        x, layer = torch.empty(64, 8), nn.Linear(8, 8)
+    function = ASKING[name]
+    line = f"test_absent.py:{function.__code__.co_firstlineno}"
+    sizes = {line: [32, 32] if name == "parts" else 32}
+    said = foregrad.planning.with_sizes(function, sizes)
+    joint = foregrad.capture(said, x, layer)
+    planned = foregrad.plan(function, x, layer, device="cpu", sizes=sizes)
+    assert sum(one.flops for one in work_of(joint, planned.device).values()) == planned.total.flops
+    assert foregrad.partition(joint, "min_cut").report().peak > 0
+    assert foregrad.pareto(said, x, layer).points
+    assert foregrad.explain(said, x, layer, backend="eager").memory.predicted_peak > 0
+    with pytest.raises(UnsupportedSideEffectError, match=rf"values said by sizes= at {line}"):
+        foregrad.export(said, (x, layer))
+
+
+@pytest.mark.parametrize("name", ["a mask", "nonzero", "where", "masked_select", "repeats"])
+def test_a_graph_with_values_that_were_said_does_not_run(name):
+    x, layer = torch.ones(64, 8), nn.Linear(8, 8)
+    function = ASKING[name]
+    line = f"test_absent.py:{function.__code__.co_firstlineno}"
+    said = foregrad.planning.with_sizes(function, {line: 32})
+    with pytest.raises(PlanError, match=f"values that were said, at {line}: it foresees, and does not run"):
+        foregrad.compile(said, backend="eager")(x, layer)
+
+
+def test_sizes_of_a_module_name_its_parameters():
+    with torch.device("meta"):
+        model, x = Net(), torch.empty(8, 16)
+    said = foregrad.planning.with_sizes(model, {"other.py:3": 4})
+    assert said.__name__ == "Net"
+    assert operators(foregrad.capture(said, x)) == operators(foregrad.capture(model, x))
+    with pytest.raises(PlanError, match="sizes are numbers by the line"):
+        foregrad.planning.with_sizes(model, {"other.py": 4})
 
 
 def test_elements_that_a_mask_chooses_have_the_memory_of_so_many():

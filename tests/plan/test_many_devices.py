@@ -16,6 +16,7 @@ if not dist.is_available():
     pytest.skip("this PyTorch has no torch.distributed", allow_module_level=True)
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: E402
+from torch.distributed.tensor import Replicate  # noqa: E402
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  # noqa: E402
 
 WHOLE = {"optimizer": "AdamW", "device": "h100"}
@@ -30,6 +31,11 @@ def split(model, mesh):
     for layer in model.layers:
         parallelize_module(layer, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
     return model
+
+
+class Sum(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x).sum()
 
 
 def sharded(model, mesh, **settings):
@@ -105,6 +111,17 @@ def test_parts_of_operators_are_a_ranks_own():
     assert (reduced.name, reduced.count) == ("all reduce in the graph, 8 ranks", 8)
     assert reduced.nbytes == 8 * 2 * (64 * 64 * 4) * 7 // 8
     assert reduced.seconds == pytest.approx(reduced.nbytes / (450e9 * 0.75), rel=0.1)
+
+
+def test_a_parameter_whose_gradient_has_another_layout_is_trained():
+    """DTensor makes the gradient of an embedding that is split by rows whole."""
+    words, head = nn.Embedding(1024, 64, device="meta"), nn.Linear(64, 1, device="meta")
+    tokens = torch.zeros(32, dtype=torch.long, device="meta")
+    with fake_ranks(8, 0):
+        parallelize_module(words, init_device_mesh("cpu", (8,)), RowwiseParallel(input_layouts=Replicate()))
+        found = foregrad.plan(Sum(words, head), tokens, **WHOLE)
+    assert found.trained == 1024 * 64 + 65
+    assert found.standing.optimizer == 8 * (1024 * 64 // 8 + 65)
 
 
 def test_ranks_on_several_hosts_take_the_network():

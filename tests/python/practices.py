@@ -312,7 +312,7 @@ def hook_that_is_removed(wrap):
     return [*first, *train(model, sgd(model), call)]
 
 
-@practice(eager="backward")
+@practice()
 def full_backward_hook_that_counts(wrap):
     model = net()
     norms = []

@@ -64,7 +64,6 @@ EAGER = {  # those that may run eagerly
     "masked by an array",
     "masked by chance, in numbers",
     "legacy state",
-    "gradients appended by a backward hook",
 }
 
 

@@ -67,6 +67,15 @@ def _load() -> None:
     _count_kernels()
 
 
+def get_ready() -> None:
+    """Do the work that only the first compiled graph of a process waits for: the import, trials of the processor."""
+    _load()
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    pick_vec_isa()
+    importlib.import_module("torch.utils.cpp_extension")
+
+
 def _count_kernels() -> None:
     """Make Inductor's progress bar of kernels report to foregrad, in threads where foregrad compiles."""
     module: Any = importlib.import_module("torch._inductor.async_compile")

@@ -38,7 +38,8 @@ class Backend:
     own settings. `cache_key` gives, as JSON, all that results depend on besides the graph: versions, settings. Without
     it, or if it gives None, nothing is kept. `keeps_order`: whether operators run one by one in the graph's order; then
     a budget may replay random ones. `budget_settings`: the compiler's settings under a memory budget, unless the user
-    sets others. `why_not(devices)`: why the backend compiles nothing for these devices here; None if it compiles.
+    sets others. `first`: the backend whose graphs may serve calls while this backend compiles elsewhere.
+    `why_not(devices)`: why the backend compiles nothing for these devices here; None if it compiles.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Backend:
     cache_key: Callable[[], Any] | None = None
     keeps_order: bool = False
     budget_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    first: Backend | None = None
     why_not: Callable[[Sequence[torch.device]], str | None] | None = None
 
     def decomposition_table(self) -> dict[Any, Callable[..., Any]]:

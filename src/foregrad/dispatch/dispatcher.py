@@ -216,7 +216,7 @@ class Dispatcher:
         try:
             call = flatten_call(self.function, args, kwargs, objects=True)
             call = dataclasses.replace(call, fills_caches=self.fallbacks.may_fill)
-            made = self.specializer.specialize(call, [])
+            made = self.specializer.specialize(call, [], may_wait=False)
         except Exception:
             attempts().give_up()
             raise
@@ -236,7 +236,7 @@ class Dispatcher:
             function, name = forward_of(function), name or type(function).__name__
         watchers = self.pipeline.watchers if watcher is None else (watcher,)
         keeper = self.pipeline.keeper if cached else None
-        pipeline = dataclasses.replace(self.pipeline, keeper=keeper, watchers=watchers, _failures={})
+        pipeline = dataclasses.replace(self.pipeline, keeper=keeper, watchers=watchers, first=None, _failures={})
         return Dispatcher(function, pipeline, self.config, name, on_unsupported=on_unsupported)
 
     def all_specializations(self) -> Iterator[Specialization]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from .._torch.symbols import ClosedSizesError
+from ..annexes import given
 from ..config import Config
 from ..errors import EscapedTensorError, UnsupportedDataDependentError, UnsupportedSideEffectError
 from ..extend import CompileStage
@@ -24,7 +25,7 @@ from ..frontend.call import FlatCall, StatefulFunction
 from ..graph.signature import DecisionInfo, Signature
 from ..graph.source import Names, compile_source, source_of
 from ..identity import ById
-from ..interrupts import is_interrupt
+from ..interrupts import held, is_interrupt
 from ..locks import make_lock
 from ..phases import compiling, phase
 from ..runtime.compiled import Compiled
@@ -32,8 +33,9 @@ from ..runtime.decisions import Stop
 from ..runtime.node import NodeSource
 from ..runtime.render import RunLines
 from ..tracing.tape.again import ArgumentsDiffer, NumberVaries
+from ..tracing.tape.collection import paused_collection
 from .explain import Difference, OneWarning, decided, warn_user
-from .guard_list import MISS, GuardList, GuardMaker
+from .guard_list import MISS, GuardList, GuardMaker, KeptGuards
 from .guards import CallGuards
 from .pipeline import Pipeline, Product, is_of_capture
 from .varying import ConstantNumbers, SizesSeen, check_marked, fixed_numbers
@@ -108,11 +110,18 @@ class Graphs:
             self.calls = (noticing, *self.calls)
 
     def noticed(self, noticing: _Noticing) -> None:
-        """Replace the function that waited for a graph's second call by the graph's own."""
+        """Replace the function that waited for a graph's second call by the graph's own, or by its successor's."""
+        made = next((s for s in self.specializations if s.call is noticing.call), None)
+        new = made if made is None or made.successor is None else made.successor(made)
+        if made is not None and new is None:
+            return  # there may be a successor later
         with self._order:
             self._noticing.pop(noticing.call, None)
+            call = noticing.call if new is None else new.call
+            if made in self.specializations and new is not None:
+                self.specializations[self.specializations.index(made)] = new
             if noticing in self.calls:
-                self.calls = (noticing.call, *(c for c in self.calls if c is not noticing))
+                self.calls = (call, *(c for c in self.calls if c is not noticing))
 
     def in_a_row(self, place: Any) -> int:
         """The number of latest graphs that were made for differences in `place` and served a single call each."""
@@ -223,6 +232,8 @@ class Specialization:
     product: Product
     watch: Any  # a `Watch` of Python's state
     guards: GuardList
+    # After each call from the second on: the specialization for later calls (this one, if it stays), None to ask again.
+    successor: Callable[[Specialization], Specialization | None] | None = None
 
     @property
     def signature(self) -> Signature:
@@ -272,13 +283,19 @@ class Specializer:
     ) -> None:
         self.function, self.pipeline, self.config, self.name, self.sizes = function, pipeline, config, name, sizes
         self.ends = ends
+        self._now = pipeline  # of the capture at hand
         self._errors: set[tuple[type, str]] = set()  # that backwards raise without symbols too
         self._of_compiler = ""  # the error of a compiler where sizes or numbers were symbolic, in this capture
         self._once = OneWarning()
 
-    def specialize(self, call: FlatCall, decisions: Sequence[DecisionInfo]) -> Specialization:
-        """Capture, partition, compile and render for the call. `decisions`: of the graphs so far."""
+    def specialize(self, call: FlatCall, decisions: Sequence[DecisionInfo], *, may_wait: bool = True) -> Specialization:
+        """Capture, partition, compile and render for the call. `decisions`: of the graphs so far. `may_wait`: graphs of
+        the backend's `first` may serve calls meanwhile.
+        """
         self._of_compiler = ""
+        makers = given("graphs compiled elsewhere") if may_wait and self.pipeline.first is not None else ()
+        later = next((found for make in makers if (found := make(self.pipeline)) is not None), None)
+        self._now = self.pipeline if later is None else later.first
         with compiling(self.name):
             call = self.sizes.observe(call, decisions)
             while True:
@@ -298,13 +315,33 @@ class Specializer:
                 function, guards, node = rendered(self.name, product.compiled, make_guards, self.function, self.ends)
             joint, seconds = product.captured.joint, time.perf_counter() - begin
             self.pipeline.tell(CompileStage("guards", self.name, joint, source_of(function), seconds, joint))
-        return Specialization(function, node, product.without_tensors(), guards.watch, guards.list)
+        successor = None if later is None else functools.partial(later.after_call, self._anew, guards.kept())
+        return Specialization(function, node, product.without_tensors(), guards.watch, guards.list, successor)
+
+    def _anew(
+        self, pipeline: Pipeline, kept: Collection[str], guards: KeptGuards, made: Specialization
+    ) -> Specialization:
+        """The graph of a specialization, split and compiled once more, by a further pipeline. `kept`: its nodes with
+        values that are saved for further derivatives alone.
+        """
+        before, captured = made.product.compiled, made.product.captured
+        with held, paused_collection(), compiling(self.name):
+            with phase("partition"):
+                halves = pipeline.prepared_halves(pipeline.split(before.partitioned.joint), kept, self.config)
+            compiled = dataclasses.replace(
+                pipeline.compile(halves, captured.resumable, self.config, may_retry=False),
+                disable_autocast=before.disable_autocast,
+                needs_grad_mode=before.needs_grad_mode,
+            )
+            with phase("guards"):
+                function, _, node = rendered(self.name, compiled, lambda _: guards, self.function, self.ends)
+        return Specialization(function, node, Product(captured, compiled), made.watch, made.guards)
 
     def _build(self, call: FlatCall) -> tuple[FlatCall, Product]:
         """The pipeline's product for a call: with symbolic sizes and numbers if that works, else without."""
         while call.numbers:
             try:
-                product = self.pipeline.build(call, self.name, self.config)
+                product = self._now.build(call, self.name, self.config)
                 constants = fixed_numbers(product.captured.joint)
                 self.sizes.make_constant(call.paths[i] for i in constants)
                 if not self._is_of_symbols(product, call):
@@ -333,7 +370,7 @@ class Specializer:
                 product = attempt
                 break
         else:
-            tried, product = static, self.pipeline.build(static, self.name, self.config)
+            tried, product = static, self._now.build(static, self.name, self.config)
         if product.captured.joint.error is None:
             for failed, give_up in tries:
                 if failed is tried:
@@ -344,7 +381,7 @@ class Specializer:
     def _try_symbols(self, call: FlatCall) -> Product | None:
         """The pipeline's product for a call with symbolic sizes, or None if that does not work."""
         try:
-            product = self.pipeline.build(call, self.name, self.config)
+            product = self._now.build(call, self.name, self.config)
         except Exception as error:  # whatever is wrong apart from symbols, the next try raises
             self._note(error)
             return None
@@ -372,7 +409,7 @@ class Specializer:
             return False
         static = dataclasses.replace(call, sizes=None, dynamic={}, varied=None, numbers=frozenset())
         try:
-            plain = _error_of(self.pipeline.build(static, self.name, self.config))
+            plain = _error_of(self._now.build(static, self.name, self.config))
         except Exception as failure:
             self._note(failure)
             return True
@@ -410,7 +447,7 @@ def rendered(
         guards = make_guards(names)
         lines, num_guards = guards.lines(), joint.num_guards()
         around = guards.symbols, guards.wrappers, guards.containers
-        run = RunLines(compiled, guards.inputs, names, stop, *around, draws=draws)
+        run = RunLines(compiled, guards.inputs, guards.names, stop, *around, draws=draws)
         if joint.num_guards() == num_guards:  # rendering added no condition on symbolic sizes
             break
     body = "\n".join("    " + line for line in (*lines, *run.lines))

@@ -93,6 +93,11 @@ class GuardList:
         self.steps: list[Lines | Guard] = []
         self._first_difference: Callable[..., Difference | None] | None = None
 
+    def add(self, guard: Guard) -> None:
+        """One more guard, the last."""
+        self.steps.append(guard)
+        self._first_difference = None
+
     def code(self) -> list[str]:
         """Lines of a function of (args, kwargs). A lookup that fails on the way is a difference too."""
         lines = ["try:"]
@@ -175,6 +180,10 @@ class GuardMaker:
                 of, dtype = self.inputs[info.source.input], self.bind("dtype", info.spec.dtype)
                 lines.append(f"{name} = {self.bind('whole_memory', whole_memory)}({of}, {dtype})")
         return lines
+
+    def kept(self) -> KeptGuards:
+        """The guards to be rendered again, around other halves of the graph; they hold on to no tensor of the call."""
+        return KeptGuards(self)
 
     def bind(self, hint: str, value: Any) -> str:
         """A global name for a value."""
@@ -260,12 +269,20 @@ class GuardMaker:
 
     def sizes(self) -> dict[Any, str]:
         """Add guards on the symbolic sizes; the variable of each symbol."""
-        infos, table, inputs, slots = self.signature.symbols, self.joint.symbols, self.inputs, self.slots
-        if not infos:
+        if not self.signature.symbols:
             return {}
-        reads, symbols = size_reads(self.signature, inputs, self.names)
+        reads, symbols = size_reads(self.signature, self.inputs, self.names)
         self.let(*reads)
+        parts = self.size_tests(symbols)
+        self.list.steps.append(Guard(" and ".join(parts), parts=tuple(parts.values())))
+        return symbols
+
+    def size_tests(self, symbols: dict[Any, str]) -> dict[str, Guard]:
+        """The conditions on symbolic sizes so far, by their tests over the variables of the symbols."""
+        infos, table, inputs, slots = self.signature.symbols, self.joint.symbols, self.inputs, self.slots
         parts: dict[str, Guard] = {}
+        if not infos:
+            return parts
         for info in infos:
             name = slots[info.input] if info.dim is None else f"{slots[info.input]}.shape[{info.dim}]"
             low, high = table.limits(info.symbol)
@@ -282,8 +299,7 @@ class GuardMaker:
         for test in (*others, *(expression_text(guard, symbols, self.bind) for guard in relations)):
             expected, values = f"such that {test}, where {legend}", f"({', '.join(symbols.values())},)"
             parts.setdefault(test, Guard(test, "the relation between sizes", expected, values))
-        self.list.steps.append(Guard(" and ".join(parts), parts=tuple(parts.values())))
-        return symbols
+        return parts
 
     def history(self, sharing: Sharing | None, changed: Iterable[int]) -> None:
         """Add guards on offsets that the graph depends on, on inputs that must be no views, and on the `changed` inputs
@@ -323,6 +339,26 @@ class GuardMaker:
         for i, j, same in sharing.counters:
             now = f"{counters}({inputs[i]}, {inputs[j]})"
             self.require(f"{now} is {same}", f"whether {slots[i]} and {slots[j]} count writes together", same, now)
+
+
+class KeptGuards(GuardMaker):
+    """The guards of `maker` once more, with conditions on sizes that were found since."""
+
+    def __init__(self, maker: GuardMaker) -> None:
+        super().__init__(maker.joint, maker.tree, maker.names)
+        lines = maker.lines()
+        self.list, self.leaves, self.wrappers, self.containers = (
+            maker.list, maker.leaves, maker.wrappers, maker.containers
+        )  # fmt: skip
+        self.inputs, self.slots, self.symbols = maker.inputs, maker.slots, maker.symbols
+        self._after, self._known = lines[len(maker.list.code()) :], {*self.size_tests(self.symbols)}
+
+    def lines(self) -> list[str]:
+        new = {test: guard for test, guard in self.size_tests(self.symbols).items() if test not in self._known}
+        if new:
+            self._known.update(new)
+            self.list.add(Guard(" and ".join(new), parts=tuple(new.values())))
+        return [*self.list.code(), *self._after]
 
 
 # -------------------------------------------------------------------------------------------- sizes and offsets

@@ -73,6 +73,7 @@ class CallGuards(GuardMaker):
         self.tensors = captured.tensors
         self.paths = [user_name(call.function, path) for path in call.paths]
         self.wrapper_specs = captured.wrappers or FoundOpenings((), {})
+        self.floats: dict[int, str] = {}  # by input: the variable of the number
         self.with_gradients: dict[tuple[int, ...], str] = {}  # wrappers that require grad, by first equal leaves
         self.numbers = {i.argument: i.number for i in self.signature.inputs if i.number is not None}
         self.slots = [
@@ -84,7 +85,9 @@ class CallGuards(GuardMaker):
         lines = super().lines()
         for index, info in enumerate(self.signature.inputs):
             if info.number is float:
-                name, self.inputs[index] = self.inputs[index], self.names.fresh(f"{self.inputs[index]}_tensor")
+                name = self.floats.setdefault(index, self.inputs[index])
+                if self.inputs[index] == name:
+                    self.inputs[index] = self.names.fresh(f"{name}_tensor")
                 lines.append(f"{self.inputs[index]} = {self.bind('tensor_of', _tensor_of)}({name})")
         return lines
 

@@ -7,7 +7,7 @@ import functools
 import inspect
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -21,6 +21,7 @@ from .._torch.symbols import same_numbers
 from ..annexes import given
 from ..backends.boxed import as_boxed
 from ..backends.eager import eager_compiler
+from ..backends.registry import Backend
 from ..backends.results import Failures
 from ..config import Config
 from ..extend import CompileStage, Watcher, tell, wrapped
@@ -108,6 +109,7 @@ class Pipeline:
     watchers: tuple[Watcher, ...] = ()
     may_fail: bool = False  # a compiler's failure is treated by `on_unsupported`; else it is the caller's
     of_dynamo: bool = False  # the functions are graphs of Dynamo's, which ran the program with symbols itself
+    first: Backend | None = None  # see `Backend`
     _failures: dict[str, Failures] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def build(self, call: FlatCall, name: str, config: Config) -> Product:
@@ -142,16 +144,18 @@ class Pipeline:
             parts = self.split(joint, (call, captured.reads, captured.facts))
         seconds = time.perf_counter() - begin
         self.tell(CompileStage("partition", name, joint, parts, seconds, joint, compiler=self.partition))
-        partitioned: Partitioned = parts
-        if config.check and not joint.signature.is_inference:
-            partitioned.check()
-        if captured.resumable is not None:
-            partitioned = also_saved(partitioned, captured.resumable.read_again | results_read(joint))
-        if self.prepare_halves is not None and not joint.signature.is_inference:
-            partitioned = self.prepare_halves(partitioned)
-        self.tell(CompileStage("halves", name, parts, partitioned, 0.0, joint, captured.tensors))
         # Each half to its compiler; the backward only when it is first needed.
+        partitioned = self.prepared_halves(parts, kept_for_derivatives(joint, captured.resumable), config)
+        self.tell(CompileStage("halves", name, parts, partitioned, 0.0, joint, captured.tensors))
         return Product(captured, self.compile(partitioned, captured.resumable, config))
+
+    def prepared_halves(self, parts: Partitioned, kept: Collection[str], config: Config) -> Partitioned:
+        """The halves as they are compiled, with the values of the nodes called `kept` saved too."""
+        inference = parts.joint.signature.is_inference
+        if config.check and not inference:
+            parts.check()
+        halves = also_saved(parts, kept)
+        return self.prepare_halves(halves) if self.prepare_halves is not None and not inference else halves
 
     def tell(self, stage: CompileStage) -> None:
         """Tell the logs and the watchers that a stage ended."""
@@ -377,6 +381,11 @@ class Pipeline:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def kept_for_derivatives(joint: JointGraph, resumable: ResumableTrace | None) -> frozenset[str]:
+    """The nodes of a joint graph with values that are saved for further derivatives alone."""
+    return frozenset() if resumable is None else resumable.read_again | results_read(joint)
 
 
 def _compiled_alone(compiler: Compiler, joint: JointGraph, module: fx.GraphModule) -> Boxed:

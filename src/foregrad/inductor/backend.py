@@ -14,6 +14,7 @@ Known weakness: Inductor gives up bitwise equality with eager, as `torch.compile
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import operator
@@ -581,12 +582,12 @@ def auto() -> Backend:
     reason = why_not()
     if reason is None:
         _say_choice(logging.INFO, 'backend "auto" is Inductor')
-        return inductor_backend(name="auto")
+        return dataclasses.replace(inductor_backend(name="auto"), first=get_backend("eager"))
     _say_choice(logging.WARNING, f'backend="auto" uses "eager", since Inductor can\'t compile here: {reason}')
     return get_backend("eager")
 
 
 BACKENDS = {
     "inductor": Family(inductor_backend, None, "PyTorch's kernel compiler: C++ on a CPU, Triton on a GPU"),
-    "auto": Family(auto, None, "inductor where it can compile, else eager"),
+    "auto": Family(auto, None, "inductor, after eager's kernels while it compiles; or eager"),
 }

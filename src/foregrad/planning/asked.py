@@ -8,11 +8,15 @@ mask. A number that is known (of real tensors, of constants) is not asked for.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
 import re
 import sys
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -20,9 +24,79 @@ from torch.overrides import TorchFunctionMode
 
 from .._torch.nested import leaves
 from ..errors import PlanError, UnsupportedDataDependentError
+from ..extend import Aspect, CallEffect, CallPlace, EffectWriter, Settled, aspect
 
 _LINE = re.compile(r"read at (?:the backward of )?(\S+:\d+)")
+_LOCAL = threading.local()
 _FRAMES = 12  # of helpers between an operator and the line that the caller named
+
+
+def with_sizes(fn_or_module: Any, sizes: Mapping[str, Any]) -> Any:
+    """A function or module for which `sizes` says values that are not there, by line, as in `foregrad.plan`: for
+    `capture` (so `partition`), `pareto` and `explain`. The graph foresees memory and work. It does not run, and
+    `export` does not save it: a call raises `PlanError`.
+
+    Raises `PlanError` unless the sizes are numbers by line.
+
+    Examples:
+        >>> import torch, foregrad
+        >>> x = torch.empty(64, 8, device="meta", requires_grad=True)
+        >>> said = foregrad.planning.with_sizes(lambda x: x * x.sum().item(), {"<stdin>:1": 0.5})
+        >>> said.__name__
+        '<lambda>'
+    """
+    values = check_sizes(sizes)
+
+    def said(*args: Any, **kwargs: Any) -> Any:
+        with SaidValues(values):
+            return fn_or_module(*args, **kwargs)
+
+    name = getattr(fn_or_module, "__name__", type(fn_or_module).__name__)
+    wrapped = functools.wraps(getattr(fn_or_module, "forward", fn_or_module))(said)
+    wrapped.__name__ = name
+    return wrapped
+
+
+@aspect
+class _Said(Aspect):
+    """A capture in which values were said."""
+
+    def __init__(self, host: Any, recorder: Any) -> None:
+        self.lines: set[str] = set()
+
+    @contextlib.contextmanager
+    def around_function(self) -> Iterator[None]:
+        before, _LOCAL.capture = getattr(_LOCAL, "capture", None), self
+        try:
+            yield
+        finally:
+            _LOCAL.capture = before
+
+    def effects(self, run: Settled) -> Iterable[CallEffect]:
+        return [NotToRun(tuple(sorted(self.lines)))] if self.lines else []
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NotToRun(CallEffect):
+    """The graph has values that were said: it foresees, and must not run."""
+
+    said: tuple[str, ...]
+
+    place = CallPlace.FIRST
+    instead = "capture the function itself, with values that are there"
+
+    def lines(self, writer: EffectWriter) -> list[str]:
+        return [f"{writer.bind('refuse', _refuse)}({self.said!r})"]
+
+    def __str__(self) -> str:
+        return f"values said by sizes= at {', '.join(self.said)}"
+
+
+def _refuse(lines: tuple[str, ...]) -> NoReturn:
+    raise PlanError(
+        f"this graph has values that were said, at {', '.join(lines)}: it foresees, and does not run. Call the "
+        "function itself, with values that are there."
+    )
 
 
 class SaidValues(TorchFunctionMode):
@@ -59,6 +133,8 @@ class SaidValues(TorchFunctionMode):
             for name, value in self.sizes.items():
                 if _is_line(line, name):
                     self._asked[name] += 1
+                    if (capture := getattr(_LOCAL, "capture", None)) is not None:
+                        capture.lines.add(name)
                     many = isinstance(value, (list, tuple))
                     return value[(self._asked[name] - 1) % len(value)] if many else value
         return None

@@ -47,21 +47,17 @@ class Held:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TrainingStep:
-    """A captured step. `held`: what is there before and after it; `places`: by the number of a gradient in the graph's
-    signature, the tensor that it is of.
-    """
+    """A captured step. `held`: what is there before and after it."""
 
     name: str
     joint: JointGraph
     held: tuple[Held, ...]
-    places: Mapping[int, Held]
 
     def at(self, fn: Any, values: Mapping[Any, int], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TrainingStep:
         """The step at these values of its graph's symbols, the values of these arguments."""
         joint = at_sizes(self.joint, values)
         with _planned(fn) as plain:
-            held, places = _held_by(plain, joint, args, kwargs)
-        return TrainingStep(self.name, joint, held, places)
+            return TrainingStep(self.name, joint, _held_by(plain, joint, args, kwargs))
 
     def of_kind(self, kind: str) -> list[Held]:
         return [one for one in self.held if one.kind == kind]
@@ -99,8 +95,7 @@ def step_of(
                 f"`{name}` has no backward, so there is no training to plan: none of its parameters requires gradients"
             )
         forget_waits(joint)
-        held, places = _held_by(plain, joint, args, kwargs)
-    return TrainingStep(name, joint, held, places)
+        return TrainingStep(name, joint, _held_by(plain, joint, args, kwargs))
 
 
 def _plain(fn: Any) -> Any:
@@ -135,17 +130,15 @@ def loss_in(result: Any, name: str) -> torch.Tensor:
     return chosen[0]
 
 
-def _held_by(
-    plain: Any, joint: JointGraph, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[tuple[Held, ...], dict[int, Held]]:
+def _held_by(plain: Any, joint: JointGraph, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Held, ...]:
     module = plain if isinstance(plain, torch.nn.Module) else None
     state = [] if module is None else [*module.named_parameters(), *module.named_buffers()]
     parts = [
         (name, whole, part) for name, whole in state for part in (parts_of(whole) if is_wrapper(whole) else [whole])
     ]
     names = {id(part): (name, whole) for name, whole, part in parts}
+    made = _gradients_made(joint, state)
     arguments = [*leaves((args, dict(kwargs)))]
-    places: dict[int, Held] = {}
     found: dict[int, Held] = {}
     for number, info in enumerate(joint.signature.inputs):
         tensor = _part(info, state) if isinstance(info.source, PartOf) else _tensor_of(info, arguments)
@@ -154,15 +147,24 @@ def _held_by(
         name, whole = names.get(id(tensor), (None, tensor))
         kind = "argument" if info.argument is not None else _kind(info.slot, whole)
         name = name or getattr(info.slot, "name", None) or getattr(info.slot, "path", str(info.slot))
-        gets = bool(joint.signature.gradients.returned[number])
-        found[id(tensor)] = places[number] = Held(str(name), kind, tensor, gets, whole.numel())
+        gets = bool(joint.signature.gradients.returned[number]) or name in made
+        found[id(tensor)] = Held(str(name), kind, tensor, gets, whole.numel())
     for name, whole, tensor in parts:  # what no operator reads is there all the same
         kind = "parameter" if isinstance(whole, torch.nn.Parameter) else "buffer"
         found.setdefault(id(tensor), Held(name, kind, tensor, has_gradient=False, elements=whole.numel()))
     storages: dict[int, Held] = {}
     for one in found.values():  # each memory once
         storages.setdefault(one.tensor.untyped_storage()._cdata, one)
-    return tuple(storages.values()), places
+    return tuple(storages.values())
+
+
+def _gradients_made(joint: JointGraph, state: list[tuple[str, torch.Tensor]]) -> set[str]:
+    """The paths of wrappers whose gradients have a layout of their own (of DTensor's embedding: whole): the step makes
+    these as wrappers.
+    """
+    returned = zip(joint.signature.inputs, joint.signature.gradients.returned, strict=True)
+    slots = [str(getattr(info.slot, "name", "")).removeprefix("plain.") for info, given in returned if given]
+    return {path for path, _ in state if any(slot.startswith(f"{path}.grad.") for slot in slots)}
 
 
 def _part(info: Any, state: list[tuple[str, torch.Tensor]]) -> torch.Tensor | None:

@@ -157,6 +157,7 @@ class Observed:
         return REFUSED if isinstance(callee.__self__, torch.Generator) else kind_of_call(callee)
 
     def _trust(self, code: CodeType, frame: FrameType) -> int:
+        self.host.state.begins(code)
         found = self._found(code, frame)
         self.entered[code] = frame.f_globals  # what is refused before it begins has written nothing
         if frame.f_globals is vars(random):
@@ -250,7 +251,7 @@ class Observed:
         target = callee.__self__
         if isinstance(target, contextvars.ContextVar):
             self._variables[id(target)] = target
-        elif id(target) not in self._met and not self.host.met(target):
+        elif id(target) not in self._met and not self.host.state.before.has_met(target):
             self._track(target, callee, frame)
 
     def _track(self, target: Any, callee: Any, frame: FrameType) -> None:

@@ -44,6 +44,7 @@ class ProgramOutput(Aspect):
         self.stdout, self.filters = sys.stdout, warnings.filters
         facts = {} if host.learned is None else host.learned.facts
         self.texts = Texts(facts.setdefault(ProgramOutput, set()))
+        self.is_of_backward: Callable[[FrameType, str], bool] = lambda frame, message: False  # each backward warns
 
     @contextlib.contextmanager
     def around_function(self) -> Iterator[None]:
@@ -119,6 +120,8 @@ class ProgramOutput(Aspect):
         elif state.journals.are_installed and not self.recorder.in_backward and sys.stdout is self.stdout:
             said = self._said(kind, args, kwargs, frame)
         if said is None:
+            if kind == "warn" and self.is_of_backward(args[3], args[0]):
+                return True
             error = f"`{self.host.name}` {verb}, which a compiled call would not repeat. Do it outside the function."
             return bool(state.own.observed.fail(ProgramOutputError(error)))
         state.journals.said.append((CONSOLE, f"what it {verb}", *said))

@@ -4,6 +4,8 @@
 objects and containers, and copies each mutable holder it meets: one level each, so the copy of a large heap is cheap
 and every write is found by comparing identities. State that libraries keep for themselves is not looked at, but for the
 random generators of Python and NumPy. The walk runs no code of the user's.
+Functions of installed packages name thousands of objects and run few of them. Unless the walk is to be whole, a
+package's function is gone through when its code begins to run, see `enter`.
 
 Known weaknesses: output, writes to files, sent data and items taken from a queue are not put back; nor objects behind
 names made up at run time; objects of libraries' classes are taken for constant (but see `keeps_state`).
@@ -17,6 +19,7 @@ import collections
 import functools
 import gc
 import io
+import itertools
 import os
 import random
 import sys
@@ -31,9 +34,8 @@ from .._torch.guards import GLOBAL_HOOKS
 from .._torch.hooks import gradient_hooks
 from .._torch.recurrent import attributes_of
 from .._torch.stand_ins import is_stand_in
-from ..frontend.source import ABSENT, Source, table_of
+from ..frontend.source import ABSENT, table_of
 from ..frontend.values import PLAIN
-from ..graph.slots import Buffer, Closure, Param
 from . import holders as kinds
 from .code import Seen, imported_modules, look_at, stored_in
 from .expected import stored
@@ -44,6 +46,7 @@ from .libraries import (
     WEAK,
     is_class_outside,
     is_constant,
+    is_installed,
     is_of_library,
     is_of_operators,
     is_outside,
@@ -52,6 +55,7 @@ from .libraries import (
 from .objects import CODE_OF_CLASSES
 from .opaque import DRAWN, is_cached_function, is_random_generator, results_of, used_up
 from .reads import TABLES, VIEWS
+from .tensor_places import TensorPlaces
 
 _MOST_VISITS = 200_000
 _LARGE = 10_000  # items, from which on those of a container are not looked into
@@ -84,7 +88,8 @@ def _of_the_process() -> Iterator[tuple[Any, str]]:
 class ProgramState:
     """The present state that is reached from `roots`: pairs of a value and its name for people."""
 
-    def __init__(self, roots: Iterable[tuple[Any, str]]) -> None:
+    def __init__(self, roots: Iterable[tuple[Any, str]], *, is_whole: bool = True) -> None:
+        """Not `is_whole`: functions of installed packages wait until their code runs."""
         self.holders: list[Holder] = []
         self.ways: list[Holder] = []  # the holders, tuples and the like, as they were met
         self.empty: list[tuple[Any, Holder | None, Any]] = []  # containers with nothing in them, and where they are
@@ -93,15 +98,15 @@ class ProgramState:
         # What is in namespaces and classes, until code names it.
         self._unnamed: dict[str, list[tuple[Any, Holder]]] = collections.defaultdict(list)
         self._own_globals: dict[int, bool] = {}  # by the id of a namespace: whether it is the user's
-        self._tensors: dict[int, tuple[Holder, Any, torch.Tensor]] = {}  # by id: a place of it
-        self._tensors_met: dict[int, bool] = {}  # by id: whether anything holds it, or it is an argument alone
-        self._of_unnamed: tuple[int, dict[int, tuple[Holder, Any, torch.Tensor]]] = 0, {}
-        self._with_attributes: list[tuple[torch.Tensor, Holder]] = []
+        self.places = TensorPlaces(self.holders, self._unnamed)
         self.drawing: list[tuple[Holder | None, Any, Any]] = []  # where functions that draw are held, and which
         self.iterators: list[tuple[Any, Any]] = []  # and under which key, or as what argument, each was met first
         self._libraries: dict[int, Holder] = {}  # modules, classes, functions and objects of libraries
         self._written_outside: set[tuple[int, str]] = set()  # attributes of these that were not as before at some time
         self.caches: list[Holder] = []  # of functions under `functools.cache` and `lru_cache`
+        self._waiting: dict[types.CodeType, list[Any]] | None = None if is_whole else {}  # packages' functions, by code
+        self._entered: set[types.CodeType] = set()
+        self._late: tuple[list[Any], list[Any]] = [], []
         self._slots: dict[type, bool] = {}
         self._actions: dict[type, _Action | None] = {}
         self._queue: collections.deque[tuple[Any, Holder | None, Any]] = collections.deque()
@@ -111,6 +116,38 @@ class ProgramState:
         """Go on from the `roots`, the shortest ways first."""
         self._queue += [(value, None, name) for value, name in roots]
         self._walk()
+        self.is_partial, self._in_time = bool(self._waiting), self._for_arguments()
+
+    def enter(self, code: types.CodeType) -> tuple[list[Any], list[Any]]:
+        """Go through the functions of packages with this code, which is about to run. Returns the new items of
+        `drawing` and `iterators` since the last time.
+        """
+        self._entered.add(code)
+        if self._waiting and code in self._waiting:
+            self._go_through(self._waiting.pop(code))
+        found, self._late = self._late, ([], [])
+        return found
+
+    def enter_all(self) -> bool:
+        """Go through all waiting functions: unobserved code may run. Returns whether a function waited."""
+        waiting, self._waiting = self._waiting or {}, None
+        self._go_through(itertools.chain.from_iterable(waiting.values()))
+        return bool(waiting)
+
+    def _go_through(self, functions: Iterable[Any]) -> None:
+        drawing, iterators = len(self.drawing), len(self.iterators)
+        for function in functions:
+            self._body(function)
+        self._walk()
+        self._late[0].extend(self.drawing[drawing:])
+        self._late[1].extend(self.iterators[iterators:])
+
+    def is_late(self) -> bool:
+        """Whether the run reached tensors that only a whole walk finds in time."""
+        return self.is_partial and self._in_time != self._for_arguments()
+
+    def _for_arguments(self) -> tuple[int, bool]:
+        return sum(1 for _ in self.with_attributes()), self.names("functional_call")
 
     def meet(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
         """Code begins to run that no walk has reached, perhaps a library's: track the globals that it names."""
@@ -184,9 +221,8 @@ class ProgramState:
         return next((c for c in keepers if any(_keeps(kept, value) for kept in results_of(c)[1].values())), None)
 
     def references_to(self, target: Any) -> list[tuple[Holder, Any]]:
-        """Every (holder, key) of an object; empty if an immutable holder (tuple, partial, set, bound method) also
-        refers to the object.
-        """
+        """Every (holder, key) of an object; none if a tuple, partial, set or bound method, too, holds the object."""
+        self.enter_all()
         found = [(holder, key) for holder in self.holders for key, value in holder.items() if value is target]
         in_sets = (item for holder in self.holders if holder.kind is kinds.SET for item in holder.before)
         classes = {cls for cls in self._actions if issubclass(cls, _NEVER_WRITTEN)}
@@ -203,48 +239,21 @@ class ProgramState:
         """Whether code that was met names something so."""
         return name in self._names
 
-    def knows(self, value: Any) -> bool:
-        """Whether an object was met in the walk: it is older than the run."""
+    def has_met(self, value: Any) -> bool:
+        """Whether the walk has met an object so far."""
         return id(value) in self._seen
+
+    def knows(self, value: Any) -> bool:
+        """Whether an object is older than the run: the walk has met the object, the whole walk if need be."""
+        return id(value) in self._seen or (self.enter_all() and id(value) in self._seen)
 
     def met(self) -> Iterable[Any]:
         """All objects that were met in the walk."""
         return self._seen.values()
 
-    def source_of(self, tensor: torch.Tensor) -> Source | None:
-        """Where a tensor was before the run; None where nothing that was met held it."""
-        if (place := self._tensors.get(id(tensor)) or self._in_unnamed().get(id(tensor))) is None:
-            return None
-        holder, key, _ = place
-        root, steps = holder.way()
-        name = holder.path(key)
-        if isinstance(root, torch.nn.Module):  # of that which runs, people call a part by its own name
-            name = name.removeprefix("self.")
-        slot = (Param if holder.step == "_parameters" else Buffer)(name) if holder.is_table else Closure(name)
-        return Source(slot, root, (*steps, *holder.steps_to(key)))
-
-    def reaches(self, tensor: torch.Tensor) -> bool:
-        """Whether code can come by a tensor: it is in a global that code names, an object, a key, a weak reference."""
-        return self._tensors_met.get(id(tensor), False)
-
-    def tensors(self) -> list[torch.Tensor]:
-        """The strided tensors that were held somewhere."""
-        return [t for _, _, t in (self._tensors | self._in_unnamed()).values() if t.layout is torch.strided]
-
-    def _in_unnamed(self) -> dict[int, tuple[Holder, Any, torch.Tensor]]:
-        """The tensors in globals that no code names; `_unnamed` goes no further."""
-        count, tensors = self._of_unnamed
-        if count != len(self.holders):
-            named = ((name, *item) for name, items in self._unnamed.items() for item in items)
-            tensors = {id(value): (h, name, value) for name, value, h in named if isinstance(value, torch.Tensor)}
-            self._of_unnamed = len(self.holders), tensors
-        return tensors
-
     def with_attributes(self) -> Iterator[torch.Tensor]:
         """Tensors with attributes that code names."""
-        for tensor, holder in self._with_attributes:
-            if not self._names.isdisjoint(holder.before) and tensor.layout is torch.strided:
-                yield tensor
+        return self.places.with_attributes(self._names)
 
     # ---------------------------------------------------------------- the walk
 
@@ -258,8 +267,8 @@ class ProgramState:
             if cls in _ATOMS:
                 continue
             if id(value) in seen:
-                if id(value) in self._tensors_met:
-                    self._place(value, parent, step)
+                if value in self.places:
+                    self.places.add(value, parent, step)
                 continue
             seen[id(value)] = value
             if len(seen) > _MOST_VISITS:
@@ -465,20 +474,12 @@ class ProgramState:
     def _tensor(self, value: Any, parent: Holder | None, step: Any) -> None:
         if not is_stand_in(value) and type(table := table_of(value)) is dict:
             holder = self._hold(kinds.ATTRIBUTES, table, parent, step, "attr", value)
-            self._place(value, parent, step)
+            self.places.add(value, parent, step)
             self._class_of(value)
             if holder.before:
                 self._push(holder)
-                self._with_attributes.append((value, holder))
+                self.places.add_attributes(value, holder)
             self._queue += [(hook, parent, step) for hook in gradient_hooks(value).values()]
-
-    def _place(self, tensor: torch.Tensor, parent: Holder | None, step: Any) -> None:
-        """Note a place of a tensor, unless a better one is known: a module's table, else the nearest, as a key last."""
-        self._tensors_met[id(tensor)] = parent is not None or self.reaches(tensor)
-        if parent is not None and parent.leads_to(tensor, step):
-            place = self._tensors.get(id(tensor))
-            if place is None or place[0].style == "key" or (parent.is_table and not place[0].is_table):
-                self._tensors[id(tensor)] = parent, step, tensor
 
     def _cached_function(self, value: Any, parent: Holder | None, step: Any) -> None:
         self.caches.append(Holder(kinds.CACHE, value, parent, step, "", kinds.CACHE.read(value)))
@@ -526,7 +527,14 @@ class ProgramState:
         if not function.__dict__:
             self._seen[id(function.__dict__)] = function.__dict__
             self.empty.append((function.__dict__, None, function.__name__))
-        self._code(function.__code__, table)
+        waiting, code = self._waiting, function.__code__
+        if waiting is not None and code not in self._entered and is_installed(table):
+            waiting.setdefault(code, []).append(function)
+        else:
+            self._body(function)
+
+    def _body(self, function: Any) -> None:
+        self._code(function.__code__, function.__globals__)
         for defaults in (function.__defaults__, function.__kwdefaults__):
             if defaults:
                 self._queue.append((defaults, None, f"default of {function.__name__}"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator
+from types import CodeType
 from typing import Any, NoReturn
 
 import torch
@@ -77,7 +78,15 @@ class PythonState:
         iterators, and for containers that the run only adds to. `where` gives the running line.
         """
         self.journals.install()
-        for holder, key, value in self.before.drawing:
+        self._where = where
+        self._put_stand_ins(self.before.drawing, self.before.iterators)
+
+    def begins(self, code: CodeType) -> None:
+        """Put stand-ins for the draws and iterators that a walk finds through code about to run."""
+        self._put_stand_ins(*self.before.enter(code))
+
+    def _put_stand_ins(self, drawing: list[Any], iterators: list[Any]) -> None:
+        for holder, key, value in drawing:
             key = "cell_contents" if holder is not None and holder.kind is kinds.CELL else key
             if holder is None or holder.kind is kinds.PASSAGE or dict(holder.items()).get(key) is not value:
                 if not is_generator_of_numpy(value):  # of which it shows that they were drawn from
@@ -85,11 +94,11 @@ class PythonState:
                 continue
             stand_in: Any = stand_in_for(value)
             self._stand_in(holder, key, value, staticmethod(stand_in) if holder.kind is kinds.CLASS else stand_in)
-        for iterator, step in self.before.iterators:
+        for iterator, step in iterators:
             places = [] if self._is_argument(iterator) else self.before.references_to(iterator)
             if not places:
                 self._refuse_taking(str(step))
-            refuse = functools.partial(self._refuse_taking, places[0][0].path(places[0][1]), where)
+            refuse = functools.partial(self._refuse_taking, places[0][0].path(places[0][1]), self._where)
             for holder, key in places:
                 self._stand_in(holder, key, iterator, UntouchedIterator(iterator, refuse))
 
@@ -171,6 +180,8 @@ class PythonState:
         """
         if self.journals.are_read:
             self.forget_journals()
+            return True
+        if self.before.is_late():
             return True
         if stray := next(self._leave_strays(), None):
             raise EscapedTensorError(
@@ -283,6 +294,7 @@ class PythonState:
             UnsupportedSideEffectError: the function has changed something that the region would see in eager before
                 the call is over.
         """
+        self.before.enter_all()
         self.take_stand_ins()
         try:
             written = next(self.journals.calls(), None)

@@ -214,7 +214,7 @@ class EagerRegions(Aspect):
 
     def _check_aliases(self, region: Region, ran: Ran) -> None:
         """Raise where a result shares memory with anything but the inner autograd graph."""
-        known = {*ran.memory, *(storage_key(tensor) for tensor in self.host.state.before.tensors())}
+        known = {*ran.memory, *(storage_key(tensor) for tensor in self.host.state.before.places.tensors())}
         for output in ran.outputs[: len(ran.outputs) - len(region.written or ())]:
             if storage_key(output) in known:
                 raise UnsupportedAliasError(

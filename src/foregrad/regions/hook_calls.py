@@ -15,21 +15,33 @@ from ..graph.calls import PythonCall, Tensors
 @dataclasses.dataclass(eq=False)
 class GradientHook(PythonCall):
     """A hook on a gradient that no graph can hold, `name`d for messages; `where`: the user's line that registers it.
+    `module`: the hook is on the backward of a module, and gets `groups` of gradients, with None where there is none; it
+    may replace the first group.
 
-    The hook gets a copy of the gradient, and a copy of its result is the call's: a tensor that the hook keeps is in
+    The hook gets copies of the gradients, and copies of its results are the call's: a tensor that the hook keeps is in
     memory that no compiler reuses.
     """
 
-    hook: Callable[[torch.Tensor], Any]
+    hook: Callable[..., Any]
     name: str
     where: str
+    module: torch.nn.Module | None = None
+    groups: tuple[tuple[bool, ...], ...] = ((True,),)
 
     def run(self, inputs: Tensors, after: Tensors, sizes: Sequence[int]) -> list[torch.Tensor]:
-        gradient = inputs[0].clone()
-        result = self.hook(gradient)
-        if result is None:
-            result = gradient
-        elif not isinstance(result, torch.Tensor):
+        copies = iter([gradient.clone() for gradient in inputs])
+        groups = [tuple([next(copies) if there else None for there in group]) for group in self.groups]
+        found = self.hook(*(groups[0] if self.module is None else (self.module, *groups)))
+        results = groups[0] if found is None else found if self.module is not None else (found,)
+        if len(results) != len(groups[0]):
+            raise RuntimeError(
+                f"the backward hook `{self.name}` returned {len(results)} gradients, where {len(groups[0])} "
+                "are expected"
+            )
+        return [self._checked(g, result) for g, result in zip(groups[0], results, strict=True) if g is not None]
+
+    def _checked(self, gradient: torch.Tensor, result: Any) -> torch.Tensor:
+        if not isinstance(result, torch.Tensor):
             raise TypeError(f"the hook `{self.name}` returned a {type(result).__name__}, where a gradient is expected")
         metadata = [(t.shape, t.dtype, t.device, t.layout) for t in (result, gradient)]
         if metadata[0] != metadata[1]:
@@ -37,10 +49,10 @@ class GradientHook(PythonCall):
                 f"the hook `{self.name}` has changed the size or type of the gradient: it got {metadata[1]} and "
                 f"returned {metadata[0]}"
             )
-        return [torch.empty_like(gradient).copy_(result)]
+        return torch.empty_like(gradient).copy_(result)
 
     def fake(self, inputs: Tensors, sizes: Sequence[Any]) -> list[torch.Tensor]:
-        return [torch.empty_like(inputs[0].clone())]
+        return [torch.empty_like(gradient.clone()) for gradient in inputs[: sum(self.groups[0])]]
 
     def without(self, absent: Sequence[bool]) -> NoReturn:
         raise UnsupportedSideEffectError(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-
-import torch
 
 from ..tracing.effects.analysis import Analysis
 from ..tracing.parts import CalledPython, CaptureParts
 from .captured import EagerRegions
-from .python_in_backwards import CustomFunctions, EagerHooks, OwnHooks, check_module_hooks
+from .python_in_backwards import CustomFunctions, EagerHooks, OwnHooks
 
 
 class PythonOfRun(CalledPython):
@@ -42,9 +40,6 @@ class PythonOfRun(CalledPython):
         run = self.run
         self.hooks.settle(run.name, run.call.function, results, analysis, run.inputs, live=run.options.live_hooks)
         return bool(self.hooks)
-
-    def before_backward(self, modules: Iterable[torch.nn.Module]) -> None:
-        check_module_hooks(self.run.name, modules, self.run.knows)
 
     def after_backward(self) -> None:
         self.hooks.check_nodes(self.run.name)

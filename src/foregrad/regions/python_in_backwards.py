@@ -6,10 +6,12 @@ import collections
 import dataclasses
 import functools
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
+from torch.utils.hooks import BackwardHook
 
 from .._torch.engine import without_torch_functions
 from .._torch.stand_ins import is_stand_in
@@ -27,10 +29,12 @@ from ..graph.call_effects import CallPlace, EffectTarget, EffectWriter, TensorEf
 from ..graph.calls import CALL
 from ..graph.signature import Handle, OutputInfo
 from ..identity import ById, IdSet
+from ..locks import Bind
 from ..python.code import names_of
 from ..python.libraries import is_of_library
 from ..python.objects import CALLED_BY_AUTOGRAD
-from ..python.reads import Reads, hooks_of
+from ..python.output import ProgramOutput
+from ..python.reads import Reads
 from ..tracing.aspect import Aspect, Settled
 from ..tracing.effects.analysis import Analysis
 from ..tracing.heap.recording import Host
@@ -44,18 +48,6 @@ from .calls import differentiated_twice
 from .captured import Once
 from .hook_calls import GradientHook
 from .read_in_backwards import function_of, holds_state, reads_state
-
-
-def check_module_hooks(name: str, modules: Iterable[torch.nn.Module], knows: Callable[[Any], bool]) -> None:
-    """Raise where a hook in the backward of a module looks at state: a graph has the capture's state."""
-    for hook in hooks_of(modules, in_backward=True) if torch.is_grad_enabled() else ():
-        if reads_state(hook, knows):
-            raise UnsupportedSideEffectError(
-                f"`{name}` calls a module with the backward hook `{getattr(hook, '__name__', type(hook).__name__)}`, "
-                "which looks at Python's state, and that may be another by the time of the backward. Call `backward()` "
-                "inside the compiled function, or put the hook on what the module gives (`y.register_hook`)."
-            )
-
 
 # -------------------------------------------------------------------- custom Functions
 # Custom autograd Functions of the user's that no graph can hold: they run as eager regions, their backwards too. What
@@ -162,8 +154,9 @@ def codes_on_the_way(error: BaseException) -> Iterator[types.CodeType]:
 
 
 class EagerHooks(Aspect):
-    """The eager hooks of one run. `learned`: their functions, by a hook's key (see `_key`); `made`: the objects behind
-    the graph's operators.
+    """The eager hooks of one run. `learned`: their functions, by a hook's key (see `_key`), None for a hook that a
+    backward inside the function calls, which is a part of the function; `made`: the objects behind the graph's
+    operators.
     """
 
     def __init__(
@@ -173,40 +166,74 @@ class EagerHooks(Aspect):
         self._traced: list[Any] = []
         self.outside = outside_of(host.call.function)
         self._met: dict[Any, Any] = {}
+        self._warning: str | None = None
+        output = host.aspects.by_class.get(ProgramOutput)
+        if isinstance(output, ProgramOutput):
+            output.is_of_backward = self.warns
+
+    @staticmethod
+    def install(bind: Bind, current: Callable[[], Any]) -> None:
+        make = BackwardHook.__init__
+
+        def made(self: Any, module: Any, hooks: list[Any], pre_hooks: list[Any]) -> None:
+            eager: EagerHooks | None = current() if torch.is_grad_enabled() else None
+            if eager is not None:
+                hooks = [eager.warn, *map(eager.on_module, hooks)]
+                pre_hooks = list(map(eager.on_module, pre_hooks))
+            make(self, module, hooks, pre_hooks)
+
+        bind(BackwardHook, "__init__", made)
 
     def instead(self, hook: Any) -> Any:
         """The substitute to register for a hook."""
-        key = _key(hook)
         if not self.may_run or self.recorder.in_backward:
             return hook
-        if key is None:
+        return _HookCall(self, hook) if self._is_known(hook) else self.traced(hook)
+
+    def on_module(self, hook: Any) -> Any:
+        """The same for a hook of a module that is called."""
+        if self.may_run and not self.recorder.in_backward and self._is_known(hook):
+            return _HookCall(self, hook)
+        try:
             return self.traced(hook)
-        reads = reads_state(hook, self.host.met)
-        if key in differentiated_twice or not needs_nothing(hook, self.outside, self.host.knows):
-            return self.traced(hook)
+        except UnsupportedSideEffectError as error:
+            return functools.partial(_refused, error)  # if the backward comes there
+
+    def _is_known(self, hook: Any) -> bool:
+        """Whether the hook is eager, or one of the function's own backwards calls it."""
+        key = _key(hook)
+        if key is None or key in differentiated_twice or not needs_nothing(hook, self.outside, self.host.knows):
+            return False
         self._met[key] = hook
-        if reads and key not in self.learned:
+        if key not in self.learned and reads_state(hook, self.host.met):
             self.learned[key] = _function(hook)
             raise CaptureAgain  # what it looks at is not looked at before
-        if key not in self.learned:
-            return self.traced(hook)
-        called = GradientHook(hook, str(getattr(hook, "__name__", type(hook).__name__)), self.recorder.where())
-        self.made.append(called)
-        return _HookCall(self.recorder, called, key)
+        return key in self.learned
+
+    def warns(self, frame: types.FrameType, message: str) -> bool:
+        """Whether PyTorch's warning about hooks on a module in the backward is left to each backward."""
+        is_so = self.may_run and self.recorder.in_backward and frame.f_globals is vars(torch.utils.hooks)
+        self._warning = message if is_so else None
+        return is_so
+
+    def warn(self, module: torch.nn.Module, given: Any, out: Any) -> Any:
+        """The first hook of each module: the warning comes right before."""
+        message, self._warning = self._warning, None
+        return None if message is None else _HookCall(self, functools.partial(_warn, message))(module, given, out)
 
     def traced(self, hook: Any) -> Any:
         """A hook with its present actions in the graph."""
         if reads_state(hook, self.host.met):
-            raise self._looks(f"put on a tensor or a node at {self.recorder.where()}")
+            raise self.looks(f"put on a tensor or a node at {self.recorder.where()}")
         self._traced.append(hook)
         return hook
 
     def returned(self, results: Sequence[Any], paths: Sequence[str]) -> None:
         """Raise where a hook reads an object that the call makes and gives back."""
         if any(reads_state(hook, self.host.gives_back) for hook in self._traced):
-            raise self._looks("called in the backward")
+            raise self.looks("called in the backward")
 
-    def _looks(self, how: str) -> UnsupportedSideEffectError:
+    def looks(self, how: str) -> UnsupportedSideEffectError:
         return UnsupportedSideEffectError(
             f"a hook that is {how} looks at Python's state, which may be another by the time of the backward, and at "
             "what the call computes, is given or gives back: no graph holds both. Let the hook look at one of them."
@@ -233,38 +260,63 @@ def _function(hook: Any) -> Any:
     return getattr(called, "__func__", called)
 
 
+def _refused(error: UnsupportedSideEffectError, *_: Any) -> NoReturn:
+    raise error
+
+
+def _warn(message: str, *_: Any) -> None:
+    warnings.warn(message, stacklevel=2)
+
+
 class _HookCall:
     """In the place of a hook, while the backward is recorded."""
 
-    def __init__(self, recorder: Recorder, called: GradientHook, key: Any) -> None:
-        self.recorder, self.called, self.key = recorder, called, key
+    def __init__(self, hooks: EagerHooks, hook: Any) -> None:
+        self.hooks, self.hook, self.where = hooks, hook, hooks.recorder.where()
+        self.name = str(getattr(hook, "__name__", type(hook).__name__))
 
-    def __call__(self, gradient: torch.Tensor) -> Any:
-        return Once.apply(lambda: self.result(gradient), self.refuse, gradient)
+    def __call__(self, *args: Any) -> Any:
+        key, learned = _key(self.hook), self.hooks.learned
+        if not self.hooks.recorder.in_backward:
+            if learned.get(key) is None:
+                return self.hook(*args)
+            learned[key] = None
+            raise CaptureAgain
+        if key in learned and learned[key] is None:
+            raise self.hooks.looks(f"called in a backward inside of the function and outside, used at {self.where},")
+        module = args[0] if isinstance(args[0], torch.nn.Module) else None
+        groups = (args,) if module is None else args[1:]
+        there = tuple([tuple([gradient is not None for gradient in group]) for group in groups])
+        called = GradientHook(self.hook, self.name, self.where, module, there)
+        self.hooks.made.append(called)
+        gradients = [gradient for group in groups for gradient in group if gradient is not None]
+        results = iter(Once.apply(lambda: self._results(called, gradients), self.refuse, *gradients))
+        found = tuple([next(results) if is_there else None for is_there in there[0]])
+        return found[0] if module is None else found
 
-    def result(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The stand-in of the hook's result for a gradient."""
-        recorder = self.recorder
-        if is_wrapper(gradient):
-            raise UnsupportedTensorError(
-                f"the hook `{self.called.name}` registered at {self.called.where} does what no graph holds, with a "
-                f"{type(gradient).__qualname__}. Put it on what the compiled function returns."
-            )
-        if gradient.layout is not torch.strided:
-            recorder.value_of(gradient)  # raises
+    def _results(self, called: GradientHook, gradients: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The stand-ins of the hook's results."""
+        recorder = self.hooks.recorder
+        for gradient in gradients:
+            if is_wrapper(gradient):
+                raise UnsupportedTensorError(
+                    f"the hook `{self.name}` registered at {self.where} does what no graph holds, with a "
+                    f"{type(gradient).__qualname__}. Put it on what the compiled function returns."
+                )
+            if gradient.layout is not torch.strided:
+                recorder.value_of(gradient)  # raises
         with without_torch_functions():
-            spec = recorder.spec_of(recorder.run_fake(torch.ops.aten.clone.default, (gradient,), {}))
-            inputs: list[Any] = [recorder.to_entries(gradient)]
-            entry = recorder.entry(CALL, (self.called.key, inputs, [], []), {}, is_random=False)
-            results: list[torch.Tensor] = recorder.bind_results(entry, [recorder.fake_of(spec)], [spec])
-        return results[0]
+            firsts = gradients[: sum(called.groups[0])]
+            specs = [recorder.spec_of(recorder.run_fake(torch.ops.aten.clone.default, (g,), {})) for g in firsts]
+            entry = recorder.entry(CALL, (called.key, recorder.to_entries(gradients), [], []), {}, is_random=False)
+            return tuple(recorder.bind_results(entry, list(map(recorder.fake_of, specs)), specs))
 
     def refuse(self) -> NoReturn:
         """The hook's result is differentiated."""
-        differentiated_twice.add(self.key)
+        differentiated_twice.add(_key(self.hook))
         raise UnsupportedOpError(
-            f"the hook `{self.called.name}` registered at {self.called.where} is differentiated, and it does what no "
-            "graph holds. Compile the function again: its calls run eagerly then."
+            f"the hook `{self.name}` registered at {self.where} is differentiated, and it does what no graph holds. "
+            "Compile the function again: its calls run eagerly then."
         )
 
 

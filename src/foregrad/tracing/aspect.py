@@ -182,7 +182,7 @@ class Aspects(Subjects):
         self.by_class |= {type(part): part for part in parts}
 
     def installers(self) -> Mapping[type, Any]:
-        return {cls: cls.install for cls in aspect_classes()}
+        return {cls: cls.install for cls in self.by_class}
 
     def __iter__(self) -> Iterator[Aspect]:
         return iter(self.by_class.values())

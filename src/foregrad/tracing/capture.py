@@ -63,7 +63,9 @@ class CaptureRun(Assembly):
         what = "self" if isinstance(self.call.function, torch.nn.Module) else self.name
         classes = [(kind, kind.__name__) for kind in self.call.tree.types()]
         leaves_named = zip(self.call.leaves, self.call.paths, strict=True)
-        state = self.python.ProgramState([(self.call.function, what), *leaves_named, *classes])
+        roots = [(self.call.function, what), *leaves_named, *classes]
+        is_whole, self.learned.walks_all = self.learned.walks_all, True
+        state = self.python.ProgramState(roots, is_whole=is_whole)
         self.inputs.sources.state = state
         if state.names("functional_call"):  # it looks its tensors up
             self.inputs.meet_again()
@@ -85,6 +87,7 @@ class CaptureRun(Assembly):
             # Where it looks for an argument, it may have found no stand-in.
             is_again = is_sudden or isinstance(error, CaptureAgain)
             is_stumble = is_stumble or (not is_again and self.inputs.meets_again())
+            is_stumble = is_stumble or (not is_again and not is_foreign and state.is_partial)
             if isinstance(error, UnsupportedError) and self.inputs.apart:
                 is_stumble = self.learned.together = True
             asked = [] if is_stumble else [one.failed(error) for one in self.aspects]  # all of them learn
@@ -207,8 +210,6 @@ class CaptureRun(Assembly):
         """The backward, run on fakes; None: capture again, with the writes found."""
         recorder, records, backward = self.recorder, self.inputs.records, self.backward
         with_history = [fake for fake in analysis.fakes if fake is not None]
-        if with_history:
-            self.called.before_backward(self.code.modules)
         keep = self.options.higher_order
         described: Differentiated = self.observed.of(differentiate)(backward, analysis, keep=keep)
         self.observed.raise_failed()

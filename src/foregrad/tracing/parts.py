@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -83,9 +83,6 @@ class CalledPython:
         """Decide which hooks each call puts on tensors. Whether the backward, not traced yet, runs hooks."""
         return False
 
-    def before_backward(self, modules: Iterable[torch.nn.Module]) -> None:
-        """Raise where hooks of `modules` can't be in the backward."""
-
     def after_backward(self) -> None:
         """Raise where the backward did not come to a hook that eager's may call."""
 
@@ -118,7 +115,7 @@ class CaptureParts(Host):
         self.reads = inputs.reads
         self.inner = InnerGradients(inputs, recorder, self.name)
         self.facts = Facts(inputs, self.where)
-        apart = [*python.called_by_autograd(learned.regions), *learned.hooks.values()]
+        apart = [*python.called_by_autograd(learned.regions), *filter(None, learned.hooks.values())]
         self.code = python.SeenCode(call, self.name, self.reads, python.ReboundNames(), self.origins, apart)
         self.observed = python.Observed(self, self.code.rebound.runs)
         self.lifting = Lifting(self, recorder)

@@ -69,7 +69,8 @@ def keeper_for(chosen: Backend, split: Callable[..., Halves], decompositions: An
     if key is None:
         return None
     settings = config.value
-    in_force = {name: value for name, value in vars(settings).items() if not name.startswith(("cache", "progress"))}
+    aside = "cache", "progress", "background"
+    in_force = {name: value for name, value in vars(settings).items() if not name.startswith(aside)}
 
     def options() -> Any:
         backend_key = key()
@@ -93,12 +94,14 @@ class Keeper:
     """The cache of one pipeline.
 
     `options`: gives the options of its stages as JSON; called for each graph, since a backend's settings may change.
-    `reads_origins`: whether a stage reads the origins of nodes (lines, modules), as policies may.
+    `reads_origins`: whether a stage reads the origins of nodes (lines, modules), as policies may. `told`: a text
+    that stands for all that results depend on besides a graph itself, worked out elsewhere.
     """
 
     store: Store
     options: Callable[[], Any]
     reads_origins: bool = False
+    told: str = ""
 
     # ---------------------------------------------------------------- halves
 
@@ -157,6 +160,8 @@ class Keeper:
     # ---------------------------------------------------------------- both
 
     def _key(self, kind: str, joint: JointGraph, module: fx.GraphModule, more: Any) -> str:
+        if self.told:
+            return digest(self.told, kind, data_of(module, flags_of), more if kind == "sizes" else None)
         graph = data_of(module, _origins if self.reads_origins else flags_of)
         specs = (spec for node in module.graph.nodes for spec in leaves(spec_of(node)))
         used = {spec.device for spec in specs if isinstance(spec, TensorSpec)}

@@ -157,7 +157,7 @@ class Inputs:
         if compares_identity:
             self.check_again()
         inside = self.call.inside_wrappers() if compares_identity else ()
-        found = next((i for i in inside if self.sources.state.reaches(self.call.leaves[i])), None)
+        found = next((i for i in inside if self.sources.state.places.is_reached(self.call.leaves[i])), None)
         if found is not None:
             raise UnsupportedTensorError(
                 f"`{self.call.paths[found]}` is inside a tensor that the function is given and also reaches by itself, "
@@ -176,7 +176,7 @@ class Inputs:
 
     def meets_again(self) -> bool:
         """Whether the function reaches an argument by itself that was not the real one, and is from the next run on."""
-        reaches, inside = self.sources.state.reaches, self.call.inside_wrappers()
+        reaches, inside = self.sources.state.places.is_reached, self.call.inside_wrappers()
         lifted = of_python().lifted_paths(self.call.function)  # a stand-in is there
         paths = enumerate(self.call.paths)
         leaves = (self.call.leaves[i] for i, path in paths if i not in inside and not path.startswith(lifted))
@@ -379,7 +379,7 @@ class TensorSources:
     def known(self, real: torch.Tensor) -> Source | None:
         """Where the function can read a tensor; None for one that was made in the call."""
         # A tensor that the function has moved to another place is looked for where it was before.
-        return self._added.get(real) or self.state.source_of(real)
+        return self._added.get(real) or self.state.places.source_of(real)
 
     def find(self, real: torch.Tensor) -> Source | None:
         """The source of a tensor, also as a kept result of a function; None without any source."""

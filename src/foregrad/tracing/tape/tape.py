@@ -147,7 +147,8 @@ class Learned:
     `shared_bases`, `whole`, `viewed`, `as_they_are` and `together`: see `Inputs`; `late`: see `BackwardWrites`.
     `containers`: the places of containers that change their number of items, and whether the function reads each, see
     `Journals`. `regions`: custom Functions that use NumPy: they run as eager regions; `hooks`: see `EagerHooks`.
-    `samples`: see `Wrappers`. `disturbed`: see `OwnWrites`. `facts`: by aspect.
+    `samples`: see `Wrappers`. `disturbed`: see `OwnWrites`. `facts`: by aspect. `walks_all`: the
+    state of Python's is walked whole before the run, see `ProgramState`.
     """
 
     shared_bases: IdSet[torch.Tensor] = dataclasses.field(default_factory=IdSet)
@@ -162,6 +163,7 @@ class Learned:
     samples: Sampler = dataclasses.field(default_factory=new_samples)
     facts: dict[type, Any] = dataclasses.field(default_factory=dict)
     disturbed: list[str] = dataclasses.field(default_factory=list)
+    walks_all: bool = False
 
 
 # -------------------------------------------------------------------- value numbers
