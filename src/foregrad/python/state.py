@@ -389,8 +389,8 @@ def _defined(function: Any) -> str:
 
 
 def _written(changed: list[Holder], state: ProgramState, function: Any) -> list[Holder]:
-    """Changed holders, and holders with a lifted argument overwritten by the old value: the next call overwrites it by a
-    new number.
+    """Changed holders, and holders with a lifted argument overwritten by the old value: the next call does
+    so by a new number.
     """
     lifted: ById[Any, list[StatePlace]] = ById()
     for place in lifted_places(function):
