@@ -44,7 +44,7 @@ class _Unseen:
     ran: Mapping[Any, Any] = types.MappingProxyType({})
     compares_identity, taken, newborns = False, 0, None
 
-    def __init__(self, *known: Any) -> None:
+    def __init__(self, *known: Any, **_: Any) -> None:
         self.known, self.entered = known, self.ran
         self.before = self.own = self.made = self.rebound = self
 
@@ -148,7 +148,7 @@ def _say() -> None:
     )
 
 
-def _begun(*_: Any) -> _Unseen:
+def _begun(*_: Any, **__: Any) -> _Unseen:
     _say()
     return _Unseen()
 
