@@ -42,11 +42,12 @@ class _Unseen:
     modules = writes = called = given_back = named = ()
     given: frozenset[int] = frozenset()
     ran: Mapping[Any, Any] = types.MappingProxyType({})
-    compares_identity, taken, newborns = False, 0, None
+    compares_identity = is_partial = False
+    taken, newborns = 0, None
 
     def __init__(self, *known: Any, **_: Any) -> None:
         self.known, self.entered = known, self.ran
-        self.before = self.own = self.made = self.rebound = self
+        self.before = self.own = self.made = self.rebound = self.places = self
 
     # Of nothing there are no facts.
 
@@ -59,7 +60,7 @@ class _Unseen:
     def _empty(self, *_: Any, **__: Any) -> Sequence[Any]:
         return ()
 
-    names = reaches = knows = varies = stumbled = needs_another_run = _no
+    names = is_reached = knows = varies = stumbled = needs_another_run = _no
     source_of = walk = check = begin = unbind = runs = release = settle = give_up = raise_failed = _none
     pause = go_on = put_stand_ins = take_stand_ins = give = contents = guard_what_was_read = _none
     with_attributes = met = tensors = _empty
