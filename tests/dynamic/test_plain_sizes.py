@@ -83,3 +83,71 @@ def test_what_fakes_log_of_errors_is_not_shown(caplog):
             (grad,) = torch.autograd.grad(compiled(x).sum(), x)
             assert torch.equal(grad, (x.detach().abs() > 0.5).float())
     assert not [record for record in caplog.records if record.name.startswith("torch._subclasses")]
+
+
+# -------------------------------------------------------------------- len()
+
+
+def mean_by_length(x):
+    return x.sum() / len(x)
+
+
+def counted_by_length(x):
+    return (x * 2).sum() if len(x) > 1 else x.prod()
+
+
+def sliced_by_length(x):
+    return x[: len(x) // 2].square()
+
+
+def length_of_found(x):
+    (found,) = torch.where(x[:, 0] > -10)
+    return x[found].sum() / len(found)
+
+
+@pytest.mark.parametrize("function", [mean_by_length, counted_by_length, sliced_by_length, length_of_found])
+def test_the_length_of_a_tensor_has_one_graph_for_all_sizes(function):
+    compiled = foregrad.compile(function, backend="eager", on_unsupported="raise")
+    for n in range(4, 16):
+        x = torch.arange(3.0 * n).reshape(n, 3).requires_grad_()
+        ours, theirs = compiled(x), function(x)
+        assert torch.equal(ours, theirs)
+        assert torch.equal(*(torch.autograd.grad(y.sum(), x)[0] for y in (ours, theirs)))
+    assert len(list(compiled.foregrad.all_specializations())) <= 2
+
+
+def test_a_length_kept_in_the_state_is_an_integer():
+    seen = {"count": 0, "last": 0}
+
+    def step(x):
+        seen["count"] += len(x)
+        seen["last"] = len(x)
+        return x * 2
+
+    compiled = foregrad.compile(step, backend="eager", on_unsupported="raise")
+    for n in range(4, 14):
+        assert torch.equal(compiled(torch.ones(n, 2)), torch.full((n, 2), 2.0))
+        assert seen["last"] == n
+        assert type(seen["last"]) is int
+    assert seen["count"] == sum(range(4, 14))
+    assert len(list(compiled.foregrad.all_specializations())) <= 3
+    assert len.__module__ == "builtins"
+
+
+def test_the_length_of_what_is_no_tensor_or_has_none():
+    class Sized:
+        def __len__(self):
+            return 7
+
+    def lengths(x):
+        try:
+            len(x.sum())
+        except TypeError as error:
+            text = str(error)
+        return x * len([1, 2]) + len(Sized()), len(text), list(map(len, ("ab", [1])))
+
+    compiled, x = foregrad.compile(lengths, backend="eager", on_unsupported="raise"), torch.ones(3)
+    for _ in range(3):
+        ours, theirs = compiled(x), lengths(x)
+        assert torch.equal(ours[0], theirs[0])
+        assert ours[1:] == theirs[1:]

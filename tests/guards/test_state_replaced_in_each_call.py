@@ -1,5 +1,7 @@
 """Tensors that each call replaces in a table of the program's (averages of weights) are not compared by the slow way."""
 
+import enum
+
 import pytest
 import torch
 
@@ -129,3 +131,43 @@ def test_a_hidden_state_replaced_in_each_call_has_one_graph():
         assert all(map(torch.equal, function.hidden[0], eager.hidden[0]))
         assert all(torch.equal(a.grad, b.grad) for a, b in zip(function.parameters(), eager.parameters(), strict=True))
     assert len(list(compiled.foregrad.all_specializations())) <= 3
+
+
+class Kind(enum.Enum):
+    IMAGE = 1
+    MASK = 2
+
+
+KEPT = {
+    "members of an enumeration": lambda: [Kind.IMAGE, Kind.MASK],
+    "classes": lambda: [int, float],
+    "functions": lambda: (torch.sin, torch.cos),
+    "by name": lambda: {"first": Kind.MASK},
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_container_of_constants_replaced_in_each_call_has_two_graphs(name):
+    """As kornia's sequences do with the kinds of their inputs."""
+
+    class Sequence:
+        def __init__(self):
+            self.keys = KEPT[name]()
+
+        def __call__(self, x):
+            now = self.keys
+            self.keys = dict(now) if isinstance(now, dict) else type(now)(list(now))
+            first = next(iter(self.keys.values() if isinstance(self.keys, dict) else self.keys))
+            return x * (2 if first in (Kind.IMAGE, int, torch.sin) else 3)
+
+    eager, function = Sequence(), Sequence()
+    compiled, x = foregrad.compile(function, backend="eager", on_unsupported="raise"), torch.ones(3)
+    for _ in range(12):
+        before = function.keys
+        assert torch.equal(compiled(x), eager(x))
+        assert function.keys == eager.keys
+        assert function.keys is not before or isinstance(before, tuple)
+    assert len(list(compiled.foregrad.all_specializations())) <= 2
+    for each in (eager, function):
+        each.keys = [Kind.MASK, Kind.IMAGE]
+    assert torch.equal(compiled(x), eager(x)), "put there from outside"

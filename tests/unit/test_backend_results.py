@@ -52,6 +52,17 @@ def write(outs, inputs):
     return outs
 
 
+def replace(change):
+    """Gives the first input other data, by `change(input)`."""
+
+    def replacing(outs, inputs):
+        value = next(value for value in inputs if isinstance(value, torch.Tensor))
+        value.data = change(value)
+        return outs
+
+    return replacing
+
+
 def everywhere(outs, inputs):
     return [torch.zeros(()) if out is None else out for out in outs]
 
@@ -70,6 +81,8 @@ REFUSED = {
     "too few": (lambda outs, inputs: outs[:-1], "results, the graph has", "out["),
     "too many": (lambda outs, inputs: [*outs, outs[0]], "results, the graph has", "out["),
     "a written input": (write, "wrote to its input `args[0]`", "which the graph only reads"),
+    "a resized input": (replace(lambda _: torch.zeros(7)), "resized or replaced its input `args[0]`"),
+    "an input with other memory": (replace(torch.clone), "resized or replaced its input `args[0]`"),
 }
 
 

@@ -1,10 +1,11 @@
 """Effects that a compiled call would not repeat are refused while capturing."""
 
+import numpy as np
 import pytest
 import torch
 
 import foregrad
-from foregrad.errors import UnsupportedSideEffectError
+from foregrad.errors import UnknownLeafError, UnsupportedSideEffectError
 
 
 def test_seeding_inside_is_refused_and_leaves_the_generator_alone():
@@ -39,5 +40,13 @@ def test_backward_inside_leaves_a_gradient_on_a_leaf_and_is_refused_elsewhere():
     x = torch.ones(3, requires_grad=True)
     assert call(x) is x
     assert x.grad.tolist() == [2, 2, 2]
-    with pytest.raises(UnsupportedSideEffectError, match=r"goes on into what args\[0\] was computed from"):
+    with pytest.raises(UnsupportedSideEffectError, match=r"what args\[0\] was computed from.*requires_grad_\(\)` of"):
         call(x * 1)
+
+
+def test_an_array_of_numpy_as_a_result_is_refused_with_the_remedy():
+    def counted(x):
+        return {"twice": x * 2, "counts": np.zeros(3)}
+
+    with pytest.raises(UnknownLeafError, match=r"output `out\['counts'\]` is an array of NumPy: return a tensor"):
+        foregrad.compile(counted, backend="eager", on_unsupported="raise")(torch.ones(3))

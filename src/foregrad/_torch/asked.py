@@ -22,6 +22,7 @@ from ..house import is_house_module, is_program_module
 from ..locks import Bind, make_lock
 from . import generators
 from .stand_ins import is_stand_in
+from .symbols import TracedInt
 
 _C: Any = torch._C
 _capturing: Callable[[], bool] = bool
@@ -109,6 +110,14 @@ def _text_of_argument(self: Any, **kwargs: Any) -> str:
     if _capturing() and sys._getframe(2).f_code is _FINDS_OVERLOAD and is_stand_in(self):
         return "tensor(...)"
     return str(_text_of_tensor(self, **kwargs))
+
+
+def _length(value: Any) -> Any:
+    """Python's `len`, where code that runs asks a tensor: its answer may be symbolic."""
+    if is_asked() and isinstance(value, torch.Tensor) and value.dim():
+        size: Any = value.shape[0]
+        return TracedInt(size.node) if type(size) is torch.SymInt else size
+    return len(value)
 
 
 # (a module or class, a name in it, the replacement)
@@ -263,6 +272,7 @@ _Type.__module__ = type.__module__
 
 _answers: dict[type, Callable[[Any], type]] = {}
 tell("type", _Type)
+tell("len", _length)
 
 
 def tell_type(kind: type, answer: Callable[[Any], type]) -> None:

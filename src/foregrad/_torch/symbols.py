@@ -253,8 +253,8 @@ class SymbolTable:
         return number
 
     def computed_symbol(self, value: int, name: str, *, is_size: bool = True) -> Any:
-        """A symbol for an integer that the graph computes, without a value before the graph has run. Where it is no
-        size, it may be 0, 1 or negative.
+        """A symbol for an integer that the graph computes, without a value before the graph has run. Sizes are 2 or
+        more.
         """
         symbol, number = self._integer(value, name, is_size=is_size)
         if isinstance(number, torch.SymInt):

@@ -151,10 +151,10 @@ class Contract:
             )
         if inputs is None or not all(type(value) in _TENSORS or not isinstance(value, torch.Tensor) for value in out):
             return out, None  # of a transform, or of another dispatch mode
-        for i, expected in enumerate(self.results):
-            self._check(expected, out[i])
         if not self.is_own:
             self._check_untouched(inputs)
+        for i, expected in enumerate(self.results):
+            self._check(expected, out[i])
         repairs = self._repairs(out, inputs)
         if repairs:
             _copy(out, repairs)
@@ -190,9 +190,10 @@ class Contract:
     def _check_untouched(self, inputs: list[_Input]) -> None:
         for item in inputs:
             tensor = item.tensor()
-            if tensor is not None and item.version is not None and version_of(tensor) != item.version:
+            if tensor is not None and item.is_changed(tensor):
+                did = "resized or replaced" if item.has_moved(tensor) else "wrote to"
                 raise BackendError(
-                    f"{self._named()} wrote to its input `{self.inputs[item.position]}`, which the graph only reads.\n"
+                    f"{self._named()} {did} its input `{self.inputs[item.position]}`, which the graph only reads.\n"
                     "  A compiled graph has no hidden writes: write to memory of its own. A backward may write into "
                     "the inputs that its role calls donated, if its function says so (`writes_into`)."
                 )
@@ -280,6 +281,7 @@ class _Input:
 
     position: int
     tensor: weakref.ref[torch.Tensor]
+    shape: torch.Size
     version: int | None
     start: int
     stop: int
@@ -290,7 +292,13 @@ class _Input:
         version = None if value.is_inference() else version_of(value)
         start = value.data_ptr()
         stop = start + (_span(value) if start else 0)
-        return cls(position, weakref.ref(value), version, start, stop, value if hold else None)
+        return cls(position, weakref.ref(value), value.shape, version, start, stop, value if hold else None)
+
+    def has_moved(self, tensor: torch.Tensor) -> bool:
+        return tensor.shape != self.shape or tensor.data_ptr() != self.start
+
+    def is_changed(self, tensor: torch.Tensor) -> bool:
+        return self.has_moved(tensor) or (self.version is not None and version_of(tensor) != self.version)
 
 
 def _read_only(values: Sequence[Any], writes: Sequence[int], hold: set[int]) -> list[_Input] | None:

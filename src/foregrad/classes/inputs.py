@@ -170,7 +170,7 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 class InputsOfClasses(OpenInputs):
-    """The wrappers of one capture. `samples` are the plain tensors of wrappers that the function reaches by itself,
+    """The wrappers of a capture. `samples` are the plain tensors of wrappers that the function reaches by itself,
     equal objects in each run.
     """
 

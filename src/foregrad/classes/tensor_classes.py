@@ -20,7 +20,7 @@ from .function_classes import check_classes, serve_captures
 
 @aspect
 class TensorClasses(FunctionClasses, Aspect):
-    """The handles of one capture."""
+    """The handles of a capture."""
 
     def __init__(self, host: Host, recorder: Recording) -> None:
         self.host = host

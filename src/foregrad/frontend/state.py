@@ -42,8 +42,7 @@ class _Unseen:
     modules = writes = called = given_back = named = ()
     given: frozenset[int] = frozenset()
     ran: Mapping[Any, Any] = types.MappingProxyType({})
-    compares_identity = is_partial = False
-    taken, newborns = 0, None
+    compares_identity, is_partial, taken, newborns = False, False, 0, None
 
     def __init__(self, *known: Any, **_: Any) -> None:
         self.known, self.entered = known, self.ran

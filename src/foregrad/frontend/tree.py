@@ -25,7 +25,7 @@ from ..annexes import given
 from ..errors import UnknownLeafError
 from ..graph.source import key_text, key_texts
 from ..house import is_house_module
-from .arrays import is_number_of_numpy
+from .arrays import is_array, is_number_of_numpy
 from .openings import Opening, Unwrap, Wrap, new_samples, wrap
 
 _SCALARS = (int, float, str, bool, complex, bytes, type(None))
@@ -459,6 +459,8 @@ def check_leaves(leaves: list[Any], paths: list[str], what: str, others: tuple[t
         if is_leaf(leaf) or isinstance(leaf, others):
             continue
         cls = leaf.__class__ if is_house_module(type(leaf).__module__) else type(leaf)  # of what it stands for
+        if is_array(leaf) and what == "output":
+            raise UnknownLeafError(f"output `{path}` is an array of NumPy: return a tensor, or a list of numbers.")
         raise UnknownLeafError(
             f"{what} `{path}` is of the class {cls.__module__}.{cls.__qualname__}, which foregrad can't take apart: it "
             "takes tensors, plain values, tuples, lists, dicts, and objects that are nothing but their attributes. If "

@@ -1,4 +1,4 @@
-"""Values that a model asks of tensors that have none: numbers, and how many elements a mask chooses.
+"""Values asked of tensors without values: numbers, and how many elements a mask chooses.
 
 The caller says each by the line of the program that asks: `sizes={"model.py:41": 128}`, or a list of numbers for a line
 that asks several times (`tolist`). A number is returned as it is. An operator's result with a size that depends on
@@ -32,9 +32,9 @@ _FRAMES = 12  # of helpers between an operator and the line that the caller name
 
 
 def with_sizes(fn_or_module: Any, sizes: Mapping[str, Any]) -> Any:
-    """A function or module for which `sizes` says values that are not there, by line, as in `foregrad.plan`: for
-    `capture` (so `partition`), `pareto` and `explain`. The graph foresees memory and work. It does not run, and
-    `export` does not save it: a call raises `PlanError`.
+    """A function or module with missing values given by line, as `sizes` of `foregrad.plan`: for `capture` (so
+    `partition`), `pareto` and `explain`. The graph foresees memory and work. A call of the graph raises `PlanError`,
+    and `export` does not save the graph.
 
     Raises `PlanError` unless the sizes are numbers by line.
 
@@ -59,7 +59,7 @@ def with_sizes(fn_or_module: Any, sizes: Mapping[str, Any]) -> Any:
 
 @aspect
 class _Said(Aspect):
-    """A capture in which values were said."""
+    """A capture with said values."""
 
     def __init__(self, host: Any, recorder: Any) -> None:
         self.lines: set[str] = set()
@@ -78,7 +78,7 @@ class _Said(Aspect):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NotToRun(CallEffect):
-    """The graph has values that were said: it foresees, and must not run."""
+    """The graph has said values: the graph foresees, and must not run."""
 
     said: tuple[str, ...]
 

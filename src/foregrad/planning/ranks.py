@@ -144,8 +144,8 @@ def _of_fields(fields: dict[str, Any]) -> Ranks:
     if unknown := [name for name in fields if name not in known]:
         raise PlanError(
             f"the dimension {unknown[0]!r} of a mesh is not planned: dp (copies of the model), fsdp (shards of it) and "
-            "tp (DTensor's, by `parallelize_module`) are. Pipeline, context and expert parallelism change what a rank "
-            "computes: plan the part of the model that one rank has, as a module of its own."
+            "tp (DTensor's, by `parallelize_module`) are. Pipeline, context and expert parallelism change the "
+            "computation of a rank: plan its part of the model as a module of its own (`plan.in_flight`: a stage)."
         )
     for name in ("master_dtype", "reduce_dtype"):
         if isinstance(fields.get(name), str):

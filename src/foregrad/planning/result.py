@@ -16,7 +16,7 @@ from ..partitioners import Table, in_bytes
 from .allocator import Reserved
 from .choices import Choice
 from .devices import Device
-from .memory import Standing
+from .memory import Standing, StepMemory
 from .optimizers import Optimizer
 from .ranks import CollectiveCost, Ranks
 from .replay import reserved_by
@@ -139,10 +139,32 @@ class Plan:
         `PYTORCH_ALLOC_CONF=expandable_segments:True`. Raises `KeyError` for a choice that is not there, `PlanError` for
         one that does not exist for this model.
         """
+        return reserved_by(self._memory(choice).script, self.standing.pieces, self.optimizer, expandable=expandable)
+
+    def in_flight(self, micro_batches: int, choice: str | None = None) -> int:
+        """The peak in bytes of a pipeline's stage, of a plan for one micro-batch: so many micro-batches are between
+        forward and backward, and hold arguments and saved values; gradients add up beside.
+
+        Of `stages` with `n` micro-batches, the stage `at` (from 0) has `min(stages - at, n)` in flight by 1F1B, and
+        `n` by GPipe. Raises `KeyError` and `PlanError` as `reserved`, and `PlanError` for a number below one, and for
+        shards, since schedules differ in the moments of their gathers.
+        """
+        memory = self._memory(choice)
+        if micro_batches < 1 or self.ranks.fsdp > 1:
+            raise PlanError(
+                f"at least one micro-batch is in flight, not {micro_batches}"
+                if micro_batches < 1
+                else f"a pipeline's stage on {self.ranks} is not planned: plan it without shards"
+            )
+        *step, last = memory.alive
+        waiting = (micro_batches - 1) * (memory.saved + self.standing.arguments)
+        return max(max(step) + waiting + memory.gradients, last)
+
+    def _memory(self, choice: str | None) -> StepMemory:
         one = self.best if choice is None else self.choice(choice)
         if one is None or one.memory is None:
             raise PlanError("no choice fits" if one is None else f"there is no {one.name!r}: {one.why_not}")
-        return reserved_by(one.memory.script, self.standing.pieces, self.optimizer, expandable=expandable)
+        return one.memory
 
     def largest(self, *, batch: Any = 0, under: int | str | None = None, choice: str | None = None) -> Largest:
         """The largest batch that fits, found from a capture with symbols; see `foregrad.planning.largest`."""

@@ -159,8 +159,8 @@ def _held_by(plain: Any, joint: JointGraph, args: tuple[Any, ...], kwargs: Mappi
 
 
 def _gradients_made(joint: JointGraph, state: list[tuple[str, torch.Tensor]]) -> set[str]:
-    """The paths of wrappers whose gradients have a layout of their own (of DTensor's embedding: whole): the step makes
-    these as wrappers.
+    """The paths of wrappers whose gradients have a layout of their own (of DTensor's embedding: whole), and come as
+    wrappers.
     """
     returned = zip(joint.signature.inputs, joint.signature.gradients.returned, strict=True)
     slots = [str(getattr(info.slot, "name", "")).removeprefix("plain.") for info, given in returned if given]

@@ -230,7 +230,7 @@ class PythonWrites:
         if (holder := self._holders.get(before)) is not None:  # the run has written to it
             before, now = holder.before, holder.kind.read(now)
         (leaves, tree), (_, other) = flatten(before), flatten(now)
-        return tree.kind != "leaf" and tree == other and all(isinstance(x, torch.Tensor) or is_plain(x) for x in leaves)
+        return tree.kind != "leaf" and tree == other and all(map(is_leaf, leaves))
 
     def _check_growth(self, holder: Holder, written: list[Any]) -> None:
         """A container with a new length after each call differs for each: no graph is right twice. An emptied container

@@ -55,8 +55,9 @@ class Region(PythonCall):
     the call ("changes" or "keeps or returns"). The inputs are its tensor arguments, then the leaves that it reached by
     itself (`leaves`). `differentiable` and `is_leaf` describe the arguments, `written` has the positions of written
     arguments. `decided`: the values that the program branched on before. `layouts`, `requires_grad` and `rest` describe
-    the results; `reached` has for each result the inputs that its gradient reaches. `materializes`: the inputs of
-    traced custom Functions that take an absent gradient for zeros.
+    the results; `views` has for each result the argument with the same memory and sizes; `reached` has the inputs
+    that its gradient reaches. `materializes`: the inputs of traced custom Functions that take an absent gradient for
+    zeros.
     """
 
     function: Callable[..., Any]
@@ -73,6 +74,7 @@ class Region(PythonCall):
     layouts: tuple[Layout, ...] = ()
     requires_grad: tuple[bool, ...] = ()
     rest: Any = None
+    views: tuple[int | None, ...] = ()
     reached: tuple[tuple[int, ...], ...] = ()
     backwards: dict[tuple[bool | None, ...], RegionBackward] = dataclasses.field(default_factory=dict)
     materializes: tuple[bool, ...] = ()
@@ -208,7 +210,7 @@ class RegionBackward(PythonCall):
 
 @dataclasses.dataclass(eq=False)
 class Ran:
-    """The results of one run of a region's function. `outputs` have their history, `starts` are the history's first
+    """The results of a run of a region's function. `outputs` have their history, `starts` are the history's first
     leaves, `memory` holds the storages of the arguments.
     """
 
@@ -216,6 +218,7 @@ class Ran:
     outputs: list[torch.Tensor]
     rest: Any
     leaves: list[torch.Tensor]
+    views: list[list[int]]  # the arguments with the same memory and sizes, by result
     memory: frozenset[int]
     left: str  # see `Region.call`
 
@@ -242,7 +245,7 @@ class _Kept(bytearray):
 
 
 class _AbsentGradient(torch.autograd.Function):
-    """Stands for a result's absent gradient; eager's autograd reaches the result all the same."""
+    """Stands for a result's absent gradient; eager's autograd reaches the result nevertheless."""
 
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor) -> torch.Tensor:
@@ -431,7 +434,16 @@ def _run(region: Region, inputs: list[torch.Tensor]) -> Ran:
         )
     outputs += [arguments[i] for i in region.written or ()]
     memory = frozenset(storage_key(t) for t in arguments if t.layout is torch.strided)
-    return Ran(leaves, outputs, rest, _leaves_behind(outputs, leaves), memory, left)
+    views = [[i for i, argument in enumerate(arguments) if _is_whole(output, argument)] for output in outputs]
+    return Ran(leaves, outputs, rest, _leaves_behind(outputs, leaves), views, memory, left)
+
+
+def _is_whole(output: torch.Tensor, argument: torch.Tensor) -> bool:
+    """Whether a result is a view of all of an argument: `x.view_as(x)`."""
+    if output is argument or argument.layout is not torch.strided or output.layout is not torch.strided:
+        return False
+    one, other = [(storage_key(t), t.storage_offset(), t.shape, t.stride(), t.dtype) for t in (output, argument)]
+    return one == other
 
 
 def _is_written(now: torch.Tensor, then: torch.Tensor) -> bool:
@@ -482,6 +494,7 @@ def _check_same(region: Region, ran: Ran, sizes: Sequence[int]) -> None:
         and [size for output in ran.outputs for size in output.shape] == list(sizes)
         and [output.requires_grad for output in ran.outputs] == list(region.requires_grad)
         and _same_rest(ran.rest, region.rest)
+        and all(at is None or at in found for at, found in zip(region.views, ran.views, strict=True))
         and all(any(leaf is one for one in leaves) for leaf in ran.leaves)
     )
     if not same:

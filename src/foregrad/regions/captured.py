@@ -100,7 +100,7 @@ class _Watch(ThreadDispatchMode):
 
 
 class EagerRegions(Aspect):
-    """The eager regions of one run of a capture. `records`: the inputs found so far."""
+    """The eager regions of a run of a capture. `records`: the inputs found so far."""
 
     def __init__(self, host: Host, recorder: Recorder, records: list[InputRecord]) -> None:
         self.host, self.recorder, self.records = host, recorder, records
@@ -215,8 +215,9 @@ class EagerRegions(Aspect):
     def _check_aliases(self, region: Region, ran: Ran) -> None:
         """Raise where a result shares memory with anything but the inner autograd graph."""
         known = {*ran.memory, *(storage_key(tensor) for tensor in self.host.state.before.places.tensors())}
-        for output in ran.outputs[: len(ran.outputs) - len(region.written or ())]:
-            if storage_key(output) in known:
+        results = ran.outputs[: len(ran.outputs) - len(region.written or ())]
+        for output, view in zip(results, region.views, strict=False):
+            if view is None and storage_key(output) in known:
                 raise UnsupportedAliasError(
                     f"the eager region `{region.name}` called at {region.where} returns a tensor in memory that it did "
                     "not allocate, or two in one memory. Return copies (`.clone()`)."
@@ -301,7 +302,10 @@ class _Linked(torch.autograd.Function):
     def forward(ctx: Any, call: _RegionCall, *inputs: torch.Tensor) -> Any:
         ctx.call = call
         ctx.set_materialize_grads(False)
-        values = call.values()
+        values = tuple(
+            value if view is None else inputs[view].view_as(inputs[view])
+            for value, view in zip(call.values(), call.region.views, strict=True)
+        )
         ctx.mark_non_differentiable(
             *(value for value, grad in zip(values, call.region.requires_grad, strict=True) if not grad)
         )
@@ -355,6 +359,9 @@ def _describe(region: Region, ran: Ran, inputs: Sequence[torch.Tensor]) -> None:
     region.layouts = tuple(map(layout_of, ran.outputs))
     region.requires_grad = tuple(output.requires_grad for output in ran.outputs)
     region.rest = ran.rest
+    is_of_class = isinstance(getattr(region.function, "owner", None), type)  # which gives the view a history of its own
+    whole = [next((at for at in found if at not in (region.written or ())), None) for found in ran.views]
+    region.views = tuple([at if is_of_class else None for at in whole])
     region.reached = tuple(reached_from(output, starts) if output.requires_grad else () for output in ran.outputs)
 
 
@@ -483,7 +490,7 @@ class _At:
 
 
 def take_apart(result: Any, given: list[torch.Tensor]) -> tuple[list[torch.Tensor], tuple[Tree, list[Any]]]:
-    """The tensors among the leaves of a result, and the rest. Numbers, which may differ next time, are tensors."""
+    """The tensors among the leaves of a result, and the rest. Numbers are tensors: they may differ next time."""
     leaves, tree = flatten(result)
     check_leaves(leaves, tree.paths("result"), "the eager region's")
     arguments = ById((tensor, index) for index, tensor in enumerate(given))

@@ -15,8 +15,8 @@ from ..graph.calls import PythonCall, Tensors
 @dataclasses.dataclass(eq=False)
 class GradientHook(PythonCall):
     """A hook on a gradient that no graph can hold, `name`d for messages; `where`: the user's line that registers it.
-    `module`: the hook is on the backward of a module, and gets `groups` of gradients, with None where there is none; it
-    may replace the first group.
+    `module`: the hook is on the backward of a module, and gets `groups` of gradients, or None where no gradient is; the
+    first group may be replaced.
 
     The hook gets copies of the gradients, and copies of its results are the call's: a tensor that the hook keeps is in
     memory that no compiler reuses.

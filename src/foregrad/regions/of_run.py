@@ -1,4 +1,4 @@
-"""Python that the graph of one run calls: the parts of the subject, as a capture asks them."""
+"""Python that a run's graph calls: the parts of the subject, as a capture asks them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .python_in_backwards import CustomFunctions, EagerHooks, OwnHooks
 
 
 class PythonOfRun(CalledPython):
-    """Eager regions, custom Functions and hooks of one run of a capture."""
+    """Eager regions, custom Functions and hooks of a run."""
 
     def __init__(self, run: CaptureParts) -> None:
         self.run, learned, recorder = run, run.learned, run.recorder

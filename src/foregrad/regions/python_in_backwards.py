@@ -154,8 +154,8 @@ def codes_on_the_way(error: BaseException) -> Iterator[types.CodeType]:
 
 
 class EagerHooks(Aspect):
-    """The eager hooks of one run. `learned`: their functions, by a hook's key (see `_key`), None for a hook that a
-    backward inside the function calls, which is a part of the function; `made`: the objects behind the graph's
+    """The eager hooks of one run. `learned`: their functions, by a hook's key (see `_key`), None for a hook of a
+    backward inside the function, a part of the function; `made`: the objects behind the graph's
     operators.
     """
 
@@ -191,7 +191,7 @@ class EagerHooks(Aspect):
         return _HookCall(self, hook) if self._is_known(hook) else self.traced(hook)
 
     def on_module(self, hook: Any) -> Any:
-        """The same for a hook of a module that is called."""
+        """The substitute for a hook of a module."""
         if self.may_run and not self.recorder.in_backward and self._is_known(hook):
             return _HookCall(self, hook)
         try:
@@ -200,7 +200,7 @@ class EagerHooks(Aspect):
             return functools.partial(_refused, error)  # if the backward comes there
 
     def _is_known(self, hook: Any) -> bool:
-        """Whether the hook is eager, or one of the function's own backwards calls it."""
+        """Whether the hook is eager, or is called in a backward inside the function."""
         key = _key(hook)
         if key is None or key in differentiated_twice or not needs_nothing(hook, self.outside, self.host.knows):
             return False
@@ -217,7 +217,7 @@ class EagerHooks(Aspect):
         return is_so
 
     def warn(self, module: torch.nn.Module, given: Any, out: Any) -> Any:
-        """The first hook of each module: the warning comes right before."""
+        """The first hook of each module, right behind the warning."""
         message, self._warning = self._warning, None
         return None if message is None else _HookCall(self, functools.partial(_warn, message))(module, given, out)
 

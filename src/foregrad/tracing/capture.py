@@ -361,7 +361,8 @@ def _written_gradient(name: str, slot: Any, where: str, *, goes_on: bool = False
     if goes_on:
         return UnsupportedSideEffectError(
             f"`backward()` in `{name}`{' at ' + where if where else ''} goes on into what {slot} was computed from, "
-            f"before the call; a compiled call can't. Call it outside, or use `.detach()` of {slot}."
+            f"before the call; a compiled call can't. Call it outside, or use `.detach().requires_grad_()` of "
+            f"{slot}."
         )
     return UnsupportedSideEffectError(
         f"`{name}` writes to `.grad` of {slot}{' at ' + where if where else ''}, which a compiled call can't repeat; "

@@ -80,7 +80,7 @@ class CalledPython:
     def applied(self, cls: Any, context: dict[str, Any]) -> None: ...
 
     def settle(self, results: Sequence[Any], analysis: Any) -> bool:
-        """Decide which hooks each call puts on tensors. Whether the backward, not traced yet, runs hooks."""
+        """Divide hooks between the backward and each call. Whether the backward, not traced yet, runs hooks."""
         return False
 
     def after_backward(self) -> None:

@@ -122,7 +122,7 @@ class Decisions:
         return (known or self.add(Decided(entry, value, where, is_tensor=False))).value
 
     def found_or_decided(self, entry: Entry, value: Any, where: str) -> Any:
-        """The result of arithmetic on numbers: an integer is a symbol where it can be one, and decided on otherwise."""
+        """The result of arithmetic on numbers: a symbol for an integer in the range of symbols; else decided on."""
         is_known = type(value) is not int or self.varied is None or entry in self._by_entry
         number = None if is_known else self.numbers.integer(value, where)
         if number is None:
