@@ -1,6 +1,7 @@
 """`backend="auto"` begins with eager's kernels; another process compiles, and its graph takes over between two calls."""
 
 import copy
+import json
 import os
 import subprocess
 import sys
@@ -165,6 +166,37 @@ def test_effects_and_settings_are_the_same_after_the_change():
     check()
     for one, two in zip(net.buffers(), other.buffers(), strict=True):
         torch.testing.assert_close(one, two)
+
+
+def test_a_whole_step_that_reads_numbers_from_tensors_goes_there_as_data_and_back():
+    net = network()
+    optimizer = torch.optim.AdamW(net.parameters())
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    compiled, x = foregrad.compile(step, backend="eager"), torch.randn(4, 8)
+    for _ in range(3):
+        compiled(x)
+    joint = graphs(compiled)[-1].product.captured.joint
+    data = json.loads(json.dumps(job.graph_as_data(joint)))
+    assert data["floats"]
+    assert str(job.graph_from_data(data).module.graph) == str(joint.module.graph)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_graph_called_again_in_a_forked_process_stays_on_eagers_kernels():
+    compiled, x = foregrad.compile(lambda x: x.exp() + 0.625), torch.randn(5)
+    compiled(x)
+    child = os.fork()
+    if not child:
+        compiled(x)
+        os._exit(is_waiting(compiled) or not torch.equal(compiled(x), x.exp() + 0.625))
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_several_threads_call_through_the_change():

@@ -8,8 +8,10 @@ expression's value is bounded before anything is computed. Checked on torch 2.13
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+import torch
 
 from .symbols import SymbolTable
 
@@ -183,6 +185,25 @@ def restored_table(data: Any) -> tuple[SymbolTable, dict[str, Any]]:
         if not bool(table.env.evaluate_expr(expression)):
             raise ValueError("a condition on sizes that is false for the sizes at capture")
     return table, symbols
+
+
+def floats_to(numbers: Iterable[Any]) -> list[list[Any]]:
+    """The symbols of floats that a graph reads from tensors: name, source, value at capture."""
+    found = {}
+    for number in numbers:
+        symbol, table = raw_expression(number), SymbolTable(number.node.shape_env)
+        if symbol.is_Symbol:
+            found[str(symbol)] = [str(symbol), _source(table, symbol), float(number.node.hint)]
+    return [found[name] for name in sorted(found)]
+
+
+def restored_float(table: SymbolTable, entry: Any) -> Any:
+    """A symbolic float from an entry of `floats_to`, with a symbol of an equal name."""
+    name, source, value = entry
+    number = torch.SymFloat(table.float_node(float(value), str(source)))
+    if str(raw_expression(number)) != name:
+        raise ValueError(f"the symbol {name!r} has a new name")
+    return number
 
 
 def restored_number(table: SymbolTable, expression: Any, kind: type = int) -> Any:

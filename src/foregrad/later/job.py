@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch.expressions import restored_table, table_to
+from .._torch.expressions import floats_to, restored_float, restored_table, table_to
 from .._torch.fakes import FakeTensorMode
 from .._torch.settings import apply_settings, settings
+from .._torch.symbols import SymbolTable
 from ..errors import ArtifactError
 from ..graph.joint import JointGraph
 from ..graph.signature import BaseOf, EffectInfo, MemoryOf, Signature, StopInfo, StructureInfo
@@ -45,6 +46,7 @@ def graph_as_data(joint: JointGraph) -> dict[str, Any]:
     writer = Writer()
     try:
         table = None if joint.symbols is None else table_to(joint.symbols)
+        floats = floats_to(n for node in joint.graph.nodes if isinstance(n := node.meta.get("val"), torch.SymFloat))
         constants = [StateEntry(name, "constant", value) for name, value in constants_of(joint.module).items()]
         data, layouts, content = dump_tensors(constants) if constants else ([], [], b"")
         described = {
@@ -55,10 +57,12 @@ def graph_as_data(joint: JointGraph) -> dict[str, Any]:
             "tables": writer.tables(),
             "graph": halves_to([joint.module], joint),
             "constants": [data, layouts, base64.b64encode(content).decode()],
+            "floats": floats,
         }
     except Exception as error:  # whatever has no description
         raise StaysError(str(error)) from error
-    if symbols_of(joint).keys() - {entry["name"] for entry in (table or {"symbols": ()})["symbols"]}:
+    known = [*(entry["name"] for entry in (table or {"symbols": ()})["symbols"]), *(entry[0] for entry in floats)]
+    if symbols_of(joint).keys() - set(known):
         raise StaysError("it computes with numbers that it reads from tensors")
     if len(content) > _MOST_CONSTANTS:
         raise StaysError("it holds large constants")
@@ -71,12 +75,14 @@ def graph_from_data(data: Any) -> JointGraph:
         table, symbols = (None, {}) if data["symbols"] is None else restored_table(data["symbols"])
         if any(str(symbol) != name for name, symbol in symbols.items()):
             raise StaysError("its symbols have other names here")
-        mode = FakeTensorMode(shape_env=None if table is None else table.env)
+        env = table or (SymbolTable() if data["floats"] else None)
+        numbers = [restored_float(env, entry) for entry in data["floats"]] if env is not None else []
+        mode = FakeTensorMode(shape_env=None if env is None else env.env)
         mode.cache_enabled = False
         signature = record_from(data["signature"], Signature, Reader(data["tables"], table, symbols))
         described, layouts, content = data["constants"]
         entries = read_tensors(described, layouts, base64.b64decode(content)) if described else []
-        held = _holding({entry.name: entry.tensor for entry in entries})
+        held = _holding({entry.name: entry.tensor for entry in entries}, numbers)
         error = None if data["has_backward"] else RuntimeError("of the graph's backward")
         empty = JointGraph(data["name"], held, signature, mode, error, table)
         (module,) = halves_from(data["graph"], empty, ["JointGraph"])
@@ -85,8 +91,10 @@ def graph_from_data(data: Any) -> JointGraph:
     return dataclasses.replace(empty, module=module)
 
 
-def _holding(constants: dict[str, torch.Tensor]) -> fx.GraphModule:
+def _holding(constants: dict[str, torch.Tensor], numbers: list[Any]) -> fx.GraphModule:
     root, graph = torch.nn.Module(), fx.Graph()
+    for place, number in enumerate(numbers):
+        graph.placeholder(f"number_{place}").meta = {"val": number, "spec": None}
     for name, value in constants.items():
         root.register_buffer(name, value, persistent=False)
         graph.get_attr(name)

@@ -83,8 +83,13 @@ class Later:
             return None
         try:
             if task is None:
+                if not may_work():
+                    return made
                 task = self._task = _Task(self._pipeline, made)
             return self._compiled(task, anew, guards, made) if task.is_over else None
+        except Exception as error:  # the call has its result
+            log.warning("`%s` stays on eager's kernels: %s", made.product.captured.joint.name, error)
+            return made
         finally:
             self._lock.release()
 
@@ -96,11 +101,7 @@ class Later:
             log.info("a graph of `%s` is compiled in this process: %s", task.name, task.why)
         options, keeper = compiled_later(self._pipeline.partition)
         options["keeper"] = dataclasses.replace(keeper, told=task.key) if task.key else None
-        try:
-            new = anew(dataclasses.replace(self._pipeline, **options), task.kept, guards, made)
-        except Exception as error:
-            log.warning("`%s` stays on eager's kernels: %s", task.name, error)
-            return made
+        new = anew(dataclasses.replace(self._pipeline, **options), task.kept, guards, made)
         say(f"`{task.name}` runs with Inductor's kernels now (after {time.perf_counter() - task.start:.0f} s)")
         return new
 

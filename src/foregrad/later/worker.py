@@ -40,9 +40,9 @@ class Task(Protocol):
 
 def may_work() -> bool:
     """Whether a process may compile beside the program, and no result depends on the moment of the change."""
-    if os.getpid() != _PID or multiprocessing.current_process().daemon or sys.is_finalizing() or not sys.executable:
-        return False
-    if torch.utils.data.get_worker_info() is not None or torch.are_deterministic_algorithms_enabled():
+    if os.getpid() != _PID or multiprocessing.parent_process() is not None:
+        return False  # forked, or a worker
+    if torch.are_deterministic_algorithms_enabled() or sys.is_finalizing() or not sys.executable:
         return False
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return False  # all ranks run equal graphs
