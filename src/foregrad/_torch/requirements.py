@@ -71,7 +71,7 @@ class Requirement:
 
     @property
     def falls_back(self) -> str:
-        """The feature that takes another way without the name."""
+        """The feature that has a detour without the name."""
         return "; ".join(dict.fromkeys(FALLS_BACK.get(file, _IN_ALL) for file in self.files))
 
     def fault(self) -> str | None:

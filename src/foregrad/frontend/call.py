@@ -265,7 +265,7 @@ def arrays_in(tree: Tree, first: int = 0) -> Iterator[tuple[int, int]]:
 def are_apart(arrays: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
     """Whether the `arrays`, tensors over NumPy's memory, overlap neither with each other nor with `others`.
 
-    Tensors over one array, or over views of it, do not know of each other.
+    Tensors over one array, or over its views, do not know of each other.
     """
     ends = sorted((start, end) for start, end in map(_extent, arrays) if start < end)
     if any(before[1] > after[0] for before, after in itertools.pairwise(ends)):

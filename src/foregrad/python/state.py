@@ -164,7 +164,7 @@ class PythonState:
             self._strays[module] = holders
 
     def _leave_strays(self) -> Iterator[str]:
-        """Take the tensors of the capture out of these modules; returns the places' names for people."""
+        """Take the tensors of the capture out of the modules; returns the places' names for people."""
         for module, holders in self._strays.items():
             for holder in holders:
                 for key, value in kinds.DICT.read(holder.target).items():
@@ -218,7 +218,7 @@ class PythonState:
         self.containers.update(dict.fromkeys(self._only_written(), True))
 
     def outputs(self, result: Any, unwrap: Unwrap, more: _Named) -> tuple[list[Any], list[str], Tree]:
-        """The leaves of the result, then those of the written values and of `more` outputs; their names for people; the
+        """The leaves of the result, of the written values, and of `more` outputs; the leaves' names for people; the
         structure of the result.
         """
         self.own.after = {holder: now_in(holder) for holder in self._changed}
@@ -389,8 +389,8 @@ def _defined(function: Any) -> str:
 
 
 def _written(changed: list[Holder], state: ProgramState, function: Any) -> list[Holder]:
-    """Changed holders, and holders whose lifted argument was overwritten with the old value: the next call does so with
-    a new number.
+    """Changed holders, and holders with a lifted argument overwritten by the old value: the next call does
+    so by a new number.
     """
     lifted: ById[Any, list[StatePlace]] = ById()
     for place in lifted_places(function):
